@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 import grpc
-from headrace.client.admin import steps as admin_steps
+from headrace.client.admin import operations as admin_operations
 from headrace.client.consumer import consumer
 from headrace.client.fetch import fetching
 from headrace.client.fetch import fetching_async as aio_fetching
@@ -195,13 +195,14 @@ def clients_in_virtual_time() -> Iterator[None]:
     logger, handler = logging.getLogger("headrace"), _Failures(logging.WARNING)
     with ExitStack() as stack:
         for module in (
-            admin_steps, bootstrap_client, sender, producer, fetching, aio_fetching, aio_producer, security, transfer,
+            admin_operations, bootstrap_client, sender, producer, fetching, aio_fetching, aio_producer, security,
+            transfer,
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(module, "time", clock))
         stack.enter_context(mock.patch.object(consumer, "monotonic", _seconds))
         for module in (sender, producer, fetching, aio_fetching, consumer):
             stack.enter_context(mock.patch.object(module, "monotonic_ms", _milliseconds))
-        for module in (admin_steps, sender, fetching):
+        for module in (admin_operations, sender, fetching):
             stack.enter_context(mock.patch.object(module, "random", chance))
         stack.enter_context(mock.patch.object(connection, "grpc", SimpleNamespace(aio=channels)))
         before = logger.propagate

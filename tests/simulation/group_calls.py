@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from headrace.client.base.steps import Call
+from headrace.client.base.operations import Call
 from headrace.wire.errors import HeadraceError, UnknownMemberError
 
 from tests.simulation.world import Event, Process

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.client.base.config import ConsumerConfig, build
-from headrace.client.base.steps import Pause, Steps
+from headrace.client.base.operations import Operation, Pause
 from headrace.client.group.member import GroupMember
 from headrace.wire.errors import HeadraceError, UnknownTopicError, UnknownTopicIdError
 from headrace.wire.ids import TopicPartition
@@ -136,7 +136,7 @@ class MemberLife:
             self._leave()
             return
         self.member.on_poll_begin()
-        self.shell.drive(self.member.follow(), lambda _: self._read(), self._follow_failed)
+        self.shell.execute(self.member.follow(), lambda _: self._read(), self._follow_failed)
 
     def _finish(self) -> None:
         """What was given is handled: the application asks for more."""
@@ -201,7 +201,7 @@ class MemberLife:
             return None
         return self._commit_before()
 
-    def _commit_before(self) -> Steps[None]:
+    def _commit_before(self) -> Operation[None]:
         with contextlib.suppress(HeadraceError):
             yield from self.member.commit(None, 2.0)
 
@@ -229,7 +229,7 @@ class MemberLife:
 
     def _leave(self) -> None:
         self.world.note(self.process.name, "closes")
-        self.shell.drive(
+        self.shell.execute(
             self.member.closing(CLOSE_TIMEOUT_S, finish=True), lambda _: self.die(), lambda error: self.die()
         )
 
@@ -264,7 +264,7 @@ class _Admin:
 
     def find_offsets(
         self, topic: str, reset: str, *, partitions: list[int], timeout: float, topic_id: bytes
-    ) -> Steps[tuple[bytes, dict[TopicPartition, Any]]]:
+    ) -> Operation[tuple[bytes, dict[TopicPartition, Any]]]:
         """Answer after a moment, of this life of the topic alone."""
         yield Pause(0.002)
         known = self._life.cluster.topics.get(topic)
@@ -290,8 +290,8 @@ class _Fetcher:
         self.delivery_paused: Any = None
         self.raise_on_unknown_topic = True
 
-    def perform(self, step: Any) -> Any:
-        """Not asked: the shell performs all steps."""
+    def run_step(self, step: Any) -> Any:
+        """Not called: the session runs all steps."""
         raise AssertionError(step)
 
     def wake(self) -> None:

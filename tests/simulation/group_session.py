@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 from headrace.client.base.config import ConsumerConfig
+from headrace.client.base.operations import Call, Operation, Pause
 from headrace.client.base.retry import Backoff
-from headrace.client.base.steps import Call, Pause, Steps
 from headrace.client.group import loops as group_loops
 from headrace.client.group import member as group_member
 from headrace.client.group.loops import AwaitCommit, GroupLoops, InvokeCallback, LongPollCall, WaitEvent
@@ -76,14 +76,14 @@ class VirtualEvent:
 
 
 class Shell:
-    """Performs steps for one process."""
+    """Executes operations for one process."""
 
     def __init__(self, cluster: GroupCluster, process: Process) -> None:
         self.cluster = cluster
         self.world: World = cluster.world
         self.process = process
         self.session: SimulatedSession
-        self._open: dict[Steps[Any], None] = {}
+        self._open: dict[Operation[Any], None] = {}
         cluster.shells.append(self)
 
     def soon(self, call: Callable[[], object]) -> None:
@@ -94,41 +94,41 @@ class Shell:
         """Do it then."""
         return self.world.after(max(0, round(seconds * 1000)), self.process, "", call)
 
-    def drive(
+    def execute(
         self,
-        steps: Steps[Any],
+        operation: Operation[Any],
         done: Callable[[Any], object] = lambda result: None,
         failed: Callable[[Exception], object] | None = None,
     ) -> None:
-        """Run steps to their end; `failed` takes what they raise."""
+        """Run an operation to its end; `failed` takes what it raises."""
 
         def advance(outcome: Any, error: BaseException | None = None) -> None:
             try:
-                step = steps.send(outcome) if error is None else steps.throw(error)
+                step = operation.send(outcome) if error is None else operation.throw(error)
             except StopIteration as stop:
-                self._open.pop(steps, None)
+                self._open.pop(operation, None)
                 done(stop.value)
                 return
             except Exception as raised:
-                self._open.pop(steps, None)
+                self._open.pop(operation, None)
                 if failed is None:
                     raise
                 failed(raised)
                 return
-            self.perform(step, advance)
+            self.run_step(step, advance)
 
-        self._open[steps] = None
+        self._open[operation] = None
         advance(None)
 
     def close(self) -> None:
         """Throw away what the process had under way."""
-        for steps in self._open:
+        for operation in self._open:
             for _ in range(2):  # The first time it may want to leave the group.
                 with contextlib.suppress(RuntimeError):
-                    steps.close()
+                    operation.close()
         self._open.clear()
 
-    def perform(self, step: Any, advance: Advance) -> None:
+    def run_step(self, step: Any, advance: Advance) -> None:
         """Do one step and go on with what came of it."""
         session = self.session
         match step:
@@ -145,7 +145,7 @@ class Shell:
                 if nested is None:
                     self.soon(lambda: advance(None))
                 else:
-                    self.drive(nested, advance, lambda error: advance(None, error))  # type: ignore[arg-type]
+                    self.execute(nested, advance, lambda error: advance(None, error))  # type: ignore[arg-type]
             case AwaitCommit():
                 session.await_commit(step, advance)
             case Ended():
@@ -179,7 +179,7 @@ class SimulatedSession(GroupLoops):
         """Begin."""
         for loop in (self.heartbeats, self.committing, self.starting):
             self._running += 1
-            self._shell.drive(loop(), self._loop_ended)
+            self._shell.execute(loop(), self._loop_ended)
 
     def _loop_ended(self, _: Any) -> None:
         self._running -= 1
@@ -229,7 +229,7 @@ class SimulatedSession(GroupLoops):
         for waiter in list(getattr(self, "_waiters", ())):
             self._shell.soon(waiter)
 
-    def shutting(self, seconds: float) -> Steps[None]:
+    def shutting(self, seconds: float) -> Operation[None]:
         """End the loops, then leave."""
         self._ends = True
         self._interrupt()

@@ -45,7 +45,9 @@ class StoredRows:
         """
         who = self._identity
         client_id = self._settings.get("client_id", "")
-        asked = producer_offsets(self._admin._steps, client_id, topic, who.producer_id, who.batch_id, family=all_tasks)
+        asked = producer_offsets(
+            self._admin._operations, client_id, topic, who.producer_id, who.batch_id, family=all_tasks
+        )
         try:
             return self._admin._run(asked)
         except InvalidRequestError as error:

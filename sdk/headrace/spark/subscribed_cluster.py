@@ -11,11 +11,11 @@ from typing import Any
 
 from headrace.client.admin.admin import Admin
 from headrace.client.admin.epoch_ends import record_epochs, truncation_points
+from headrace.client.admin.operations import AdminOperations
 from headrace.client.admin.rpc import OffsetAt, TopicDescription
-from headrace.client.admin.steps import AdminSteps
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.errors import ConfigError, NoBrokersAvailableError
-from headrace.client.base.steps import Steps
+from headrace.client.base.operations import Operation
 from headrace.spark.options import SERVERS, Subscription
 from headrace.spark.starting_offsets import EARLIEST, LATEST, OffsetBound
 from headrace.wire.errors import UnknownTopicError, UnknownTopicIdError
@@ -148,7 +148,7 @@ class SubscribedCluster:
 
     def _look_up(
         self,
-        steps: Callable[[AdminSteps, str, str, Any, bytes], Steps[dict[int, int]]],
+        operation: Callable[[AdminOperations, str, str, Any, bytes], Operation[dict[int, int]]],
         asked: Mapping[TopicPartition, Any],
         topic_ids: Mapping[str, str],
     ) -> dict[TopicPartition, int]:
@@ -158,7 +158,7 @@ class SubscribedCluster:
             wanted = {number: asked[TopicPartition(topic, number)] for number in numbers}
             topic_id = bytes.fromhex(topic_ids.get(topic, ""))
             with contextlib.suppress(UnknownTopicError, UnknownTopicIdError):
-                answer = self.admin._run(steps(self.admin._steps, self._client_id, topic, wanted, topic_id))
+                answer = self.admin._run(operation(self.admin._operations, self._client_id, topic, wanted, topic_id))
                 found.update({TopicPartition(topic, number): each for number, each in answer.items()})
         return found
 

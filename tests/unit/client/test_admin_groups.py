@@ -3,14 +3,14 @@
 import grpc
 import pytest
 from headrace import TopicPartition
-from headrace.client.admin import group_steps as admin_group_steps
+from headrace.client.admin import group_operations
 from headrace.client.admin import groups as admin_groups
-from headrace.client.admin.group_steps import AdminGroupSteps
+from headrace.client.admin.group_operations import AdminGroupOperations
+from headrace.client.admin.operations import AdminOperations
 from headrace.client.admin.record_times import timestamp_of
-from headrace.client.admin.steps import AdminSteps
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.errors import ConfigError
-from headrace.client.base.steps import Pause, drive
+from headrace.client.base.operations import Pause, execute
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.group_routing import coordinators_for
 from headrace.v1 import broker_pb2, cluster_pb2, errors_pb2, groups_pb2
@@ -76,7 +76,7 @@ class Servers:
         self.errors = {}
         config = build(AdminConfig, {"bootstrap_servers": "c:1", "request_timeout_ms": 200, "retry_backoff_ms": 1})
         calls = BootstrapClient(config)
-        self.steps = AdminGroupSteps(config, calls, AdminSteps(config, calls))
+        self.operations = AdminGroupOperations(config, calls, AdminOperations(config, calls))
 
     def __call__(self, step):
         if isinstance(step, Pause):
@@ -126,13 +126,13 @@ class Servers:
             topic.partitions.add(partition=asked.partition, batches=data)
         return answer
 
-    def run(self, steps):
-        return drive(steps, self)
+    def run(self, operation):
+        return execute(operation, self)
 
 
 @pytest.fixture
 def servers(monkeypatch):
-    monkeypatch.setattr(admin_group_steps.time, "time_ns", lambda: NOW_MS * 1_000_000)
+    monkeypatch.setattr(group_operations.time, "time_ns", lambda: NOW_MS * 1_000_000)
     return Servers()
 
 
@@ -182,7 +182,7 @@ def test_another_coordinator_answers_where_the_first_is_down(servers):
     first, second, _ = coordinators_for("g", COORDINATORS)
     servers.down = {first}
     servers.answers["DescribeGroup"] = described(unowned=[0])
-    assert servers.run(servers.steps.describe_group("g", None)).listing.group_id == "g"
+    assert servers.run(servers.operations.describe_group("g", None)).listing.group_id == "g"
     assert [(call.address, call.service) for call in servers.asked] == [(first, "groups"), (second, "groups")]
     assert servers.asked[-1].request.client_id
 
@@ -192,7 +192,7 @@ def test_a_description_says_who_owns_what_since_when(servers):
     answer = described(offsets=[(3, 30), (0, 7)], owned=[(0, 5), (1, 8)], unowned=[2])
     answer.members[0].target.add(topic_id=TOPIC_ID, name="t", partitions=[0, 1])
     servers.answers["DescribeGroup"] = answer
-    found = servers.run(servers.steps.describe_group("g", None))
+    found = servers.run(servers.operations.describe_group("g", None))
     (member,) = found.members
     assert (member.name, member.host, member.live) == ("i1", "h", True)
     assert member.owned == {TopicPartition("t", 0): 5, TopicPartition("t", 1): 8}
@@ -211,7 +211,7 @@ def test_two_topics_of_one_name_are_not_mixed_up(servers):
     for name, topic_id in (("t", b"u" * 16), ("", b"w" * 16)):
         answer.offsets.add(topic_id=topic_id, name=name).partitions.add(partition=0, offset=90)
     servers.answers["DescribeGroup"] = answer
-    found = servers.run(servers.steps.describe_group("g", None))
+    found = servers.run(servers.operations.describe_group("g", None))
     assert {where.topic: each.offset for where, each in found.offsets.items()} == {
         "t": 7,
         (b"u" * 16).hex(): 90,
@@ -224,7 +224,7 @@ def test_a_member_without_a_place_goes_by_its_id(servers):
     answer = described(owned=[(0, 1)])
     answer.members[0].instance_id = ""
     servers.answers["DescribeGroup"] = answer
-    (member,) = servers.run(servers.steps.describe_group("g", None)).members
+    (member,) = servers.run(servers.operations.describe_group("g", None)).members
     assert (member.name, member.member_id) == ("6d6d6d6d", b"m" * 16)
 
 
@@ -234,7 +234,7 @@ def test_groups_are_listed_by_id_readers_among_them(servers):
     for group_id, state in (("z", 1), ("b", 2), ("c", 3), ("a", 4), ("d", 99)):
         answer.groups.add(group_id=group_id, state=state, members=2, partitions=3, assignor="uniform", empty_since_ms=1)
     servers.answers["ListGroups"] = answer
-    found = servers.run(servers.steps.list_groups(observed=True, timeout=None))
+    found = servers.run(servers.operations.list_groups(observed=True, timeout=None))
     assert [(each.group_id, each.state) for each in found] == [
         ("a", "observed"),
         ("b", "rebalancing"),
@@ -261,7 +261,7 @@ def test_a_reset_goes_in_parts_and_tells_each_partition(servers, monkeypatch):
 
     servers.answers["CommitOffsets"] = commit
     offsets = {TopicPartition("u", 0): 4, TopicPartition("t", 1): -1, TopicPartition("t", 0): 3}
-    results = servers.run(servers.steps.reset_group_offsets("g", offsets, None))
+    results = servers.run(servers.operations.reset_group_offsets("g", offsets, None))
     assert [(each.topic, each.partition, each.offset, type(each.error)) for each in results] == [
         ("t", 0, 3, type(None)),
         ("t", 1, -1, type(None)),
@@ -278,10 +278,10 @@ def test_a_live_group_is_not_reset_and_nonsense_is_not_sent(servers):
     """The coordinator's refusal is the caller's error; an offset below -1 never leaves."""
     servers.answers["CommitOffsets"] = refused(GroupNotEmptyError("group g has 2 members"))
     with pytest.raises(GroupNotEmptyError):
-        servers.run(servers.steps.reset_group_offsets("g", {TopicPartition("t", 0): 1}, None))
+        servers.run(servers.operations.reset_group_offsets("g", {TopicPartition("t", 0): 1}, None))
     servers.asked.clear()
     with pytest.raises(ConfigError, match="-2 is negative"):
-        servers.run(servers.steps.reset_group_offsets("g", {TopicPartition("t", 0): -2}, None))
+        servers.run(servers.operations.reset_group_offsets("g", {TopicPartition("t", 0): -2}, None))
     assert servers.asked == []
 
 
@@ -290,8 +290,8 @@ def test_a_reset_says_at_which_epoch_it_saw_the_group(servers):
     servers.answers["CommitOffsets"] = groups_pb2.CommitOffsetsResponse()
     servers.answers["DeleteGroups"] = groups_pb2.DeleteGroupsResponse()
     for epoch in (None, 0, 7):
-        servers.run(servers.steps.reset_group_offsets("g", {TopicPartition("t", 0): 1}, None, epoch))
-    servers.run(servers.steps.delete_groups(["g", "h"], None, {"h": 3}))
+        servers.run(servers.operations.reset_group_offsets("g", {TopicPartition("t", 0): 1}, None, epoch))
+    servers.run(servers.operations.delete_groups(["g", "h"], None, {"h": 3}))
     *resets, first, second = [call.request for call in servers.asked]
     assert [r.HasField("expected_group_epoch") and r.expected_group_epoch for r in resets] == [False, 0, 7]
     assert (dict(first.expected_group_epochs), dict(second.expected_group_epochs)) == ({}, {"h": 3})
@@ -305,10 +305,10 @@ def test_a_lost_answer_is_asked_for_again_but_for_a_deletion(servers):
         return LOST if step.address in lose else groups_pb2.CommitOffsetsResponse()
 
     servers.answers["CommitOffsets"] = servers.answers["DeleteGroups"] = answer
-    assert servers.run(servers.steps.reset_group_offsets("g", {TopicPartition("t", 0): 1}, None)) == []
+    assert servers.run(servers.operations.reset_group_offsets("g", {TopicPartition("t", 0): 1}, None)) == []
     servers.asked.clear()
     with pytest.raises(TransportError):
-        servers.run(servers.steps.delete_groups(["g"], None))
+        servers.run(servers.operations.delete_groups(["g"], None))
     assert len(servers.asked) == 1
 
 
@@ -326,7 +326,7 @@ def test_deletions_are_told_one_by_one(servers):
         return answer
 
     servers.answers["DeleteGroups"] = delete
-    results = servers.run(servers.steps.delete_groups(["live", "old", "cut", "older"], None))
+    results = servers.run(servers.operations.delete_groups(["live", "old", "cut", "older"], None))
     assert [(each.group_id, type(each.error)) for each in results] == [
         ("live", GroupNotEmptyError),
         ("old", type(None)),
@@ -339,7 +339,7 @@ def test_positions_are_reported_under_the_readers_name(servers):
     """By topic and partition, with the time after which they are forgotten."""
     servers.answers["ReportPositions"] = groups_pb2.ReportPositionsResponse()
     servers.run(
-        servers.steps.report_positions("r", {TopicPartition("t", 1): 5, TopicPartition("t", 0): 4}, 9_000, None)
+        servers.operations.report_positions("r", {TopicPartition("t", 1): 5, TopicPartition("t", 0): 4}, 9_000, None)
     )
     (call,) = servers.asked
     assert (call.request.reader_id, call.request.expire_ms) == ("r", 9_000)
@@ -352,7 +352,7 @@ def test_lag_is_exact_in_records_and_by_the_first_unread_record_in_time(servers)
     servers.bounds = {0: (0, 10), 1: (0, 10), 2: (0, 10), 3: (5, 10), 4: (0, 10)}
     servers.batches = {0: batch(6, [1_000, 1_000, 2_000, 3_000]), 3: batch(5, [NOW_MS + 5_000])}
     servers.answers["DescribeGroup"] = described(offsets=[(0, 8), (1, 10), (2, 12), (3, 2)], unowned=[4])
-    lags = servers.run(servers.steps.group_lag("g", times=True, timeout=None))
+    lags = servers.run(servers.operations.group_lag("g", times=True, timeout=None))
     assert [(each.records, each.behind_ms, each.missed_records, each.problem) for each in lags] == [
         (2, NOW_MS - 2_000, 0, ""),
         (0, 0, 0, ""),
@@ -369,7 +369,7 @@ def test_lag_without_times_fetches_nothing(servers):
     """The description may be given, which saves a call; records are known, ages not."""
     servers.bounds = {0: (0, 10)}
     description = admin_groups.description(described(offsets=[(0, 8)]))
-    (lag,) = servers.run(servers.steps.group_lag(description, times=False, timeout=None))
+    (lag,) = servers.run(servers.operations.group_lag(description, times=False, timeout=None))
     assert (lag.records, lag.behind_ms) == (2, None)
     assert {call.method for call in servers.asked} == {"ListOffsets"}
 
@@ -381,21 +381,21 @@ def test_what_cannot_be_learnt_of_a_partition_hides_no_other(servers):
     answer = described(offsets=[(0, 10), (1, 5)])
     answer.offsets.add(topic_id=b"g" * 16, name="gone").partitions.add(partition=0, offset=3)
     servers.answers["DescribeGroup"] = answer
-    lags = servers.run(servers.steps.group_lag("g", times=True, timeout=None))
+    lags = servers.run(servers.operations.group_lag("g", times=True, timeout=None))
     assert [(each.topic, each.partition, each.records, each.problem) for each in lags] == [
         ("gone", 0, None, "there is no such topic now"),
         ("t", 0, 0, ""),
         ("t", 1, None, "the partition has no leader now"),
     ]
     servers.topic_id = b"n" * 16
-    lags = servers.run(servers.steps.group_lag("g", times=True, timeout=None))
+    lags = servers.run(servers.operations.group_lag("g", times=True, timeout=None))
     assert {each.problem for each in lags if each.topic == "t"} == {"the topic was deleted and created again"}
     servers.topic_id = TOPIC_ID
     servers.errors = {0: OffsetOutOfRangeError("gone")}
-    lag = servers.run(servers.steps.group_lag("g", times=True, timeout=None))[1]
+    lag = servers.run(servers.operations.group_lag("g", times=True, timeout=None))[1]
     assert (lag.records, "gone" in lag.problem) == (None, True)
     servers.errors = {0: LeaderNotAvailableError("not now")}
-    lag = servers.run(servers.steps.group_lag("g", times=True, timeout=0.01))[1]
+    lag = servers.run(servers.operations.group_lag("g", times=True, timeout=0.01))[1]
     assert "not now" in lag.problem
 
 
@@ -405,7 +405,7 @@ def test_partitions_that_do_not_fit_into_an_answer_are_asked_for_again(servers):
     servers.batches = {n: batch(0, [1_000 * (n + 1)] * 10) for n in range(4)} | {3: b""}
     servers.room = 2
     servers.answers["DescribeGroup"] = described(offsets=[(n, 0) for n in range(4)])
-    lags = servers.run(servers.steps.group_lag("g", times=True, timeout=None))
+    lags = servers.run(servers.operations.group_lag("g", times=True, timeout=None))
     assert [each.behind_ms for each in lags] == [NOW_MS - 1_000, NOW_MS - 2_000, NOW_MS - 3_000, None]
     assert len([call for call in servers.asked if call.method == "Fetch"]) == 3
 
@@ -431,15 +431,15 @@ def test_what_is_read_is_as_new_as_what_was_changed(servers):
     }
 
     def asked_for():
-        servers.run(servers.steps.list_groups(observed=True, timeout=None))
-        servers.run(servers.steps.describe_group("g", None))
-        servers.run(servers.steps.group_offsets("g", None))
+        servers.run(servers.operations.list_groups(observed=True, timeout=None))
+        servers.run(servers.operations.describe_group("g", None))
+        servers.run(servers.operations.group_offsets("g", None))
         return [call.request.min_revision for call in servers.asked[-3:]]
 
     assert asked_for() == [0, 0, 0]
-    servers.run(servers.steps.report_positions("r", {TopicPartition("t", 0): 1}, 5_000, None))
+    servers.run(servers.operations.report_positions("r", {TopicPartition("t", 0): 1}, 5_000, None))
     assert asked_for() == [5, 5, 5]
-    servers.run(servers.steps.delete_groups(["g"], None))
+    servers.run(servers.operations.delete_groups(["g"], None))
     assert asked_for() == [7, 7, 7]
-    servers.run(servers.steps.reset_group_offsets("g", {TopicPartition("t", 0): 1}, None))
+    servers.run(servers.operations.reset_group_offsets("g", {TopicPartition("t", 0): 1}, None))
     assert asked_for() == [9, 9, 9]

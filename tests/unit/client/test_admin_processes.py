@@ -3,7 +3,7 @@
 import pytest
 from headrace.client.admin.processes import LogLevelResult, ProcessSteps
 from headrace.client.base.config import ClientConfig
-from headrace.client.base.steps import drive
+from headrace.client.base.operations import execute
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.v1 import cluster_pb2, process_pb2
 
@@ -17,9 +17,9 @@ class Servers:
         self.names = {SHARED: behind, OWN: "broker-1"}
         self.changed = []
         config = ClientConfig(bootstrap_servers=(SHARED,))
-        self.steps = ProcessSteps(config, BootstrapClient(config))
+        self.operations = ProcessSteps(config, BootstrapClient(config))
 
-    def perform(self, step):
+    def run_step(self, step):
         if step.method == "GetMetadata":
             return cluster_pb2.GetMetadataResponse(cluster_id="c", coordinators=[SHARED])
         if step.method == "DescribeCluster":
@@ -42,7 +42,7 @@ class Servers:
 def test_who_shares_an_address_is_not_taken_for_who_answers(behind, other):
     """One of the two is described, and of the other it is said who answered in its place."""
     servers = Servers(behind)
-    found = drive(servers.steps.describe(measure_disk=False, timeout=1.0), servers.perform)
+    found = execute(servers.operations.describe(measure_disk=False, timeout=1.0), servers.run_step)
     assert {each.name: each.answered_by for each in found} == {"broker-1": "", behind: "", other: behind}
     (missed,) = [each for each in found if each.answered_by]
     assert missed.error == f"{behind} answers at {SHARED}"
@@ -52,10 +52,10 @@ def test_who_shares_an_address_is_not_taken_for_who_answers(behind, other):
 def test_the_level_of_one_is_not_set_in_place_of_anothers():
     """Nothing is changed, and a sentence says who answered."""
     servers = Servers("coordinator-a")
-    results = drive(servers.steps.set_log_level("debug", ("coordinator-b",), 0, 1.0), servers.perform)
+    results = execute(servers.operations.set_log_level("debug", ("coordinator-b",), 0, 1.0), servers.run_step)
     assert servers.changed == []
     error = f"coordinator-a answers at its address {SHARED}; nothing was changed"
     assert results == [LogLevelResult("coordinator-b", "", error)]
-    results = drive(servers.steps.set_log_level("debug", None, 0, 1.0), servers.perform)
+    results = execute(servers.operations.set_log_level("debug", None, 0, 1.0), servers.run_step)
     assert servers.changed == ["coordinator-a", "broker-1"]
     assert [each.name for each in results if not each.error] == servers.changed

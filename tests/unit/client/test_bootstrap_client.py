@@ -5,7 +5,7 @@ import pytest
 from headrace.client.admin.rpc import by_name
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.errors import NoBrokersAvailableError
-from headrace.client.base.steps import drive
+from headrace.client.base.operations import execute
 from headrace.client.net import bootstrap_client
 from headrace.client.net.bootstrap_client import METADATA_PROBE_S, BootstrapClient, error_of_call
 from headrace.v1 import cluster_pb2, errors_pb2
@@ -46,7 +46,7 @@ class Servers:
         monkeypatch.setattr(bootstrap_client.time, "monotonic", lambda: self.now)
         self.calls = BootstrapClient(ClientConfig(bootstrap_servers=tuple(self.answers)))
 
-    def perform(self, step):
+    def run_step(self, step):
         self.asked.append((step.address, round(step.timeout, 3)))
         answer = self.answers[step.address]
         if answer is SILENT:
@@ -56,7 +56,7 @@ class Servers:
         return answer
 
     def metadata(self, timeout=30.0):
-        return drive(self.calls.metadata(cluster_pb2.GetMetadataRequest(), timeout), self.perform)
+        return execute(self.calls.metadata(cluster_pb2.GetMetadataRequest(), timeout), self.run_step)
 
 
 @pytest.mark.parametrize("failure", [REFUSED, SILENT, STOPPING])
@@ -135,7 +135,7 @@ OLD, NEW = {"t": b"o" * 16}, {"t": b"n" * 16}
 
 def ask(servers, *names):
     request = cluster_pb2.GetMetadataRequest(topics=[by_name(name) for name in names])
-    return drive(servers.calls.metadata(request, 30.0), servers.perform)
+    return execute(servers.calls.metadata(request, 30.0), servers.run_step)
 
 
 @pytest.mark.parametrize("stale", [metadata_of(90, {}), metadata_of(90, OLD)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from headrace import OffsetAndMetadata, TopicPartition
 from headrace.client.base.config import ConsumerConfig
-from headrace.client.base.steps import drive
+from headrace.client.base.operations import execute
 from headrace.client.group.initial_offsets import InitialOffsets
 from headrace.client.group.membership import InitialPosition, OwnedPartition
 from headrace.v1 import groups_pb2
@@ -49,7 +49,7 @@ def test_what_comes_back_in_the_same_term_starts_at_our_own_commit(assignment_ep
     initial_offsets.remember(OwnedPartition(P0, TOPIC, 3, 7), OffsetAndMetadata(40, 5))
     holding = OwnedPartition(P0, TOPIC, assignment_epoch, 9)
     coordinator = Coordinator(10)
-    assert drive(initial_offsets.find(coordinator, [holding]), coordinator.answer) == [(holding, start)]
+    assert execute(initial_offsets.find(coordinator, [holding]), coordinator.answer) == [(holding, start)]
 
 
 def test_what_was_remembered_counts_once():
@@ -58,5 +58,5 @@ def test_what_was_remembered_counts_once():
     initial_offsets.remember(holding, OffsetAndMetadata(40))
     coordinator = Coordinator(50)
     for offset in (40, 50):
-        ((_, start),) = drive(initial_offsets.find(coordinator, [holding]), coordinator.answer)
+        ((_, start),) = execute(initial_offsets.find(coordinator, [holding]), coordinator.answer)
         assert start.offset == offset

@@ -12,7 +12,7 @@ import pytest
 from headrace import TopicPartition
 from headrace.client.base.config import ReaderConfig, build
 from headrace.client.base.errors import ClosedError, ConfigError
-from headrace.client.base.steps import drive
+from headrace.client.base.operations import execute
 from headrace.client.fetch.position_reports import EXPIRE_MS, UNCHANGED_INTERVALS, PositionReports
 from headrace.v1 import cluster_pb2, groups_pb2, groups_pb2_grpc
 from headrace.wire.columns import encode_batch
@@ -24,7 +24,7 @@ WAIT = 20
 
 
 class Coordinator:
-    """Performs the steps of one `PositionReports`."""
+    """Runs the operations of one `PositionReports`."""
 
     def __init__(self):
         self.reports = PositionReports(build(ReaderConfig, {"report_positions_as": "scan"}))
@@ -41,7 +41,7 @@ class Coordinator:
         return groups_pb2.ReportPositionsResponse()
 
     def look(self, positions):
-        drive(self.reports.look(positions, IDS), self)
+        execute(self.reports.look(positions, IDS), self)
         return len(self.sent)
 
 

@@ -6,8 +6,8 @@ from concurrent import futures
 
 import grpc
 import pytest
-from headrace.client.base.request_ids import metadata_of, new_request_id, operation, operation_metadata
-from headrace.client.base.steps import drive, drive_async, drive_on
+from headrace.client.base.operations import aexecute, execute, execute_loop
+from headrace.client.base.request_ids import metadata_of, new_request_id, operation_metadata, request_id_scope
 from headrace.wire.errors import REQUEST_ID_KEY, HeadraceError, InvalidTopicNameError
 
 
@@ -20,38 +20,38 @@ def names(count):
 
 
 def test_all_calls_of_an_operation_have_one_name_and_the_next_has_another():
-    """Blocking and asyncio; steps that go on and on give each call its own."""
+    """Blocking and asyncio; a loop gives each call its own."""
 
-    def perform(_step):
+    def run_step(_step):
         ((key, name),) = operation_metadata()
         assert key == REQUEST_ID_KEY
         return name
 
-    async def perform_async(step):
-        return perform(step)
+    async def arun_step(step):
+        return run_step(step)
 
-    first, second = drive(names(3), perform), asyncio.run(drive_async(names(3), perform_async))
+    first, second = execute(names(3), run_step), asyncio.run(aexecute(names(3), arun_step))
     assert len(set(first)) == len(set(second)) == 1
     assert first[0] != second[0]
-    assert len(set(drive_on(names(3), perform))) == 3
+    assert len(set(execute_loop(names(3), run_step))) == 3
 
 
 def test_an_operation_within_another_is_a_part_of_it():
     """A consumer's poll that looks up metadata."""
-    with operation():
+    with request_id_scope():
         outer = operation_metadata()
-        with operation():
+        with request_id_scope():
             assert operation_metadata() == outer
     assert operation_metadata() != outer
 
 
 def test_an_error_says_the_name_once_a_call_has_left():
     """What is refused before anything was sent has none; the name of an inner error stays."""
-    with pytest.raises(HeadraceError) as early, operation():
+    with pytest.raises(HeadraceError) as early, request_id_scope():
         raise InvalidTopicNameError("bad")
     assert early.value.request_id == ""
     assert "request" not in str(early.value)
-    with pytest.raises(HeadraceError) as late, operation():
+    with pytest.raises(HeadraceError) as late, request_id_scope():
         operation_metadata()
         raise InvalidTopicNameError("bad")
     assert late.value.request_id

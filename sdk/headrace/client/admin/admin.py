@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import grpc
 
 from headrace.client.admin import rpc
-from headrace.client.admin.group_steps import AdminGroupSteps
+from headrace.client.admin.group_operations import AdminGroupOperations
 from headrace.client.admin.groups import (
     CommittedOffset,
     GroupDescription,
@@ -16,6 +16,7 @@ from headrace.client.admin.groups import (
     OffsetResult,
     PartitionLag,
 )
+from headrace.client.admin.operations import AdminOperations
 from headrace.client.admin.processes import LogLevelResult, ProcessDescription, ProcessSteps
 from headrace.client.admin.replication import (
     DiskInfo,
@@ -33,11 +34,10 @@ from headrace.client.admin.rpc import (
     OffsetAt,
     TopicDescription,
 )
-from headrace.client.admin.steps import AdminSteps
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.errors import ForkedError
 from headrace.client.base.forking import ForkGuard
-from headrace.client.base.steps import Steps, drive
+from headrace.client.base.operations import Operation, execute
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.connection import Connections
 from headrace.wire.errors import from_rpc_error
@@ -63,8 +63,8 @@ class Admin:
         self._config = build(AdminConfig, settings)
         self._connections = Connections("Admin", self._config)
         calls = BootstrapClient(self._config)
-        self._steps = AdminSteps(self._config, calls)
-        self._groups = AdminGroupSteps(self._config, calls, self._steps)
+        self._operations = AdminOperations(self._config, calls)
+        self._groups = AdminGroupOperations(self._config, calls, self._operations)
         self._processes = ProcessSteps(self._config, calls)
         self._fork = ForkGuard(self._forked)
         self._is_forked = False
@@ -110,7 +110,7 @@ class Admin:
             it.
         """
         return self._run(
-            self._steps.create_topic(
+            self._operations.create_topic(
                 name,
                 partitions,
                 replication_factor,
@@ -128,7 +128,7 @@ class Admin:
         Raises:
             UnknownTopicError: there is none of that name.
         """
-        self._run(self._steps.delete_topic(name, validate_only=validate_only, timeout=timeout))
+        self._run(self._operations.delete_topic(name, validate_only=validate_only, timeout=timeout))
 
     def delete_unclaimed_logs(
         self, topic_id: bytes, *, validate_only: bool = False, timeout: float | None = None
@@ -141,7 +141,7 @@ class Admin:
             ConflictError: a topic has this id.
             InvalidRequestError: it is not 16 bytes.
         """
-        self._run(self._steps.delete_unclaimed_logs(topic_id, validate_only=validate_only, timeout=timeout))
+        self._run(self._operations.delete_unclaimed_logs(topic_id, validate_only=validate_only, timeout=timeout))
 
     def list_topics(self, *, timeout: float | None = None) -> list[str]:
         """Return the names of all topics, ascending."""
@@ -163,7 +163,7 @@ class Admin:
         Raises:
             UnknownTopicError: one of the names is not there.
         """
-        return self._run(self._steps.describe_topics(names, timeout))
+        return self._run(self._operations.describe_topics(names, timeout))
 
     def create_partitions(
         self,
@@ -176,7 +176,7 @@ class Admin:
     ) -> list[str]:
         """Raise the number of a topic's partitions to `total_partitions`; gives warnings. Keys map anew."""
         return self._run(
-            self._steps.create_partitions(
+            self._operations.create_partitions(
                 name, total_partitions, assignments, validate_only=validate_only, timeout=timeout
             )
         )
@@ -195,15 +195,15 @@ class Admin:
         Raises:
             InvalidConfigError: an unknown setting or a value out of range.
         """
-        self._run(self._steps.alter_config(name, set, unset, validate_only=validate_only, timeout=timeout))
+        self._run(self._operations.alter_config(name, set, unset, validate_only=validate_only, timeout=timeout))
 
     def describe_config(self, name: str, *, timeout: float | None = None) -> dict[str, ConfigValue]:
         """Return every setting of a topic: value, whether it is set or the default, and what it does."""
-        return self._run(self._steps.describe_config(name, timeout))
+        return self._run(self._operations.describe_config(name, timeout))
 
     def describe_cluster(self, *, timeout: float | None = None) -> ClusterDescription:
         """Return the cluster's id, controller, brokers, coordinators and counts."""
-        return self._run(self._steps.describe_cluster(timeout))
+        return self._run(self._operations.describe_cluster(timeout))
 
     def list_offsets(
         self,
@@ -223,7 +223,7 @@ class Admin:
             partitions: which; None for all.
             timeout: in seconds.
         """
-        return self._run(self._steps.find_offsets(topic, at, by=by, partitions=partitions, timeout=timeout))[1]
+        return self._run(self._operations.find_offsets(topic, at, by=by, partitions=partitions, timeout=timeout))[1]
 
     def delete_records(
         self, topic: str, before: Mapping[int, int], *, timeout: float | None = None
@@ -237,7 +237,7 @@ class Admin:
             NotEnoughReplicasError: fewer than `min_insync_replicas` are in sync.
             TimedOutError: a replica has not deleted them in time; call again.
         """
-        return self._run(self._steps.delete_records(topic, before, timeout))
+        return self._run(self._operations.delete_records(topic, before, timeout))
 
     def describe_logs(
         self, topic: str | None = None, *, brokers: Sequence[int] | None = None, timeout: float | None = None
@@ -252,11 +252,11 @@ class Admin:
         Raises:
             UnknownBrokerError: one of `brokers` is not registered.
         """
-        return self._run(self._steps.describe_logs(topic, brokers, timeout))
+        return self._run(self._operations.describe_logs(topic, brokers, timeout))
 
     def describe_disks(self, *, brokers: Sequence[int] | None = None, timeout: float | None = None) -> list[DiskInfo]:
         """Return size and free space of the volumes that hold the brokers' data, of all brokers or of some."""
-        return self._run(self._steps.describe_disks(brokers, timeout))
+        return self._run(self._operations.describe_disks(brokers, timeout))
 
     def reassign_partitions(
         self,
@@ -282,20 +282,22 @@ class Admin:
             ConfigError: a partition without a replica, or a negative speed.
         """
         return self._run(
-            self._steps.reassign_partitions(moves, copy_bytes_per_second, validate_only=validate_only, timeout=timeout)
+            self._operations.reassign_partitions(
+                moves, copy_bytes_per_second, validate_only=validate_only, timeout=timeout
+            )
         )
 
     def cancel_reassignment(
         self, partitions: Sequence[TopicPartition], *, validate_only: bool = False, timeout: float | None = None
     ) -> list[PartitionChange]:
         """Take moves back: the replicas are again where they were. Gives what became of each partition, in order."""
-        return self._run(self._steps.cancel_reassignment(partitions, validate_only=validate_only, timeout=timeout))
+        return self._run(self._operations.cancel_reassignment(partitions, validate_only=validate_only, timeout=timeout))
 
     def list_reassignments(
         self, topics: Sequence[str] | None = None, *, timeout: float | None = None
     ) -> list[Reassignment]:
         """Return the partitions that move, of all topics or of some."""
-        return self._run(self._steps.list_reassignments(topics, timeout))
+        return self._run(self._operations.list_reassignments(topics, timeout))
 
     def elect_leaders(
         self,
@@ -320,16 +322,16 @@ class Admin:
             ConfigError: these arguments do not go together.
         """
         return self._run(
-            self._steps.elect_leaders(kind, partitions, broker_id, validate_only=validate_only, timeout=timeout)
+            self._operations.elect_leaders(kind, partitions, broker_id, validate_only=validate_only, timeout=timeout)
         )
 
     def drain_broker(self, broker_id: int, *, timeout: float | None = None) -> DrainResult:
         """Take leadership and new replicas away from a broker, which goes on copying. Lasts until `undrain_broker`."""
-        return self._run(self._steps.drain_broker(broker_id, drain=True, timeout=timeout))
+        return self._run(self._operations.drain_broker(broker_id, drain=True, timeout=timeout))
 
     def undrain_broker(self, broker_id: int, *, timeout: float | None = None) -> DrainResult:
         """Let a broker lead and take new replicas again. It leads after the next election that prefers it."""
-        return self._run(self._steps.drain_broker(broker_id, drain=False, timeout=timeout))
+        return self._run(self._operations.drain_broker(broker_id, drain=False, timeout=timeout))
 
     def list_groups(self, *, observed: bool = False, timeout: float | None = None) -> list[GroupListing]:
         """List the consumer groups, by id.
@@ -469,17 +471,17 @@ class Admin:
 
     def dump(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[MetadataEntry]:
         """Yield every key of the cluster in etcd with its decoded value, for administrators."""
-        stream = self._run(self._steps.dump(prefix, timeout))
+        stream = self._run(self._operations.dump(prefix, timeout))
         try:
             for entry in stream:
                 yield rpc.metadata_entry(entry)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 
-    def _run(self, steps: Steps[Result]) -> Result:
+    def _run(self, operation: Operation[Result]) -> Result:
         if self._is_forked:
             raise ForkedError("Admin")
-        return drive(steps, self._connections.perform)
+        return execute(operation, self._connections.run_step)
 
     def _forked(self) -> None:
         self._is_forked = True

@@ -1,6 +1,6 @@
 """The asyncio `Admin`: topics, settings, offsets, replicas, logs, groups. One event loop.
 
-The same steps as the blocking class's, awaited. Arguments, results and errors are documented at `headrace.Admin`.
+The same operations as the blocking class, awaited. Arguments, results and errors are documented at `headrace.Admin`.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc
 
 from headrace.client.admin import rpc
-from headrace.client.admin.group_steps import AdminGroupSteps
+from headrace.client.admin.group_operations import AdminGroupOperations
 from headrace.client.admin.groups import (
     CommittedOffset,
     GroupDescription,
@@ -19,6 +19,7 @@ from headrace.client.admin.groups import (
     OffsetResult,
     PartitionLag,
 )
+from headrace.client.admin.operations import AdminOperations
 from headrace.client.admin.processes import LogLevelResult, ProcessDescription, ProcessSteps
 from headrace.client.admin.replication import (
     DiskInfo,
@@ -36,9 +37,8 @@ from headrace.client.admin.rpc import (
     OffsetAt,
     TopicDescription,
 )
-from headrace.client.admin.steps import AdminSteps
 from headrace.client.base.config import AdminConfig, build
-from headrace.client.base.steps import Steps, drive_async
+from headrace.client.base.operations import Operation, aexecute
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.connection_async import AsyncConnections
 from headrace.wire.errors import from_rpc_error
@@ -62,8 +62,8 @@ class Admin:
         config = build(AdminConfig, settings)
         self._connections = AsyncConnections("Admin", config)
         calls = BootstrapClient(config)
-        self._steps = AdminSteps(config, calls)
-        self._groups = AdminGroupSteps(config, calls, self._steps)
+        self._operations = AdminOperations(config, calls)
+        self._groups = AdminGroupOperations(config, calls, self._operations)
         self._processes = ProcessSteps(config, calls)
 
     async def __aenter__(self) -> "Admin":
@@ -90,7 +90,7 @@ class Admin:
     ) -> TopicDescription:
         """Create a topic and give what was created."""
         return await self._run(
-            self._steps.create_topic(
+            self._operations.create_topic(
                 name,
                 partitions,
                 replication_factor,
@@ -104,13 +104,13 @@ class Admin:
 
     async def delete_topic(self, name: str, *, validate_only: bool = False, timeout: float | None = None) -> None:
         """Delete a topic and all its records."""
-        await self._run(self._steps.delete_topic(name, validate_only=validate_only, timeout=timeout))
+        await self._run(self._operations.delete_topic(name, validate_only=validate_only, timeout=timeout))
 
     async def delete_unclaimed_logs(
         self, topic_id: bytes, *, validate_only: bool = False, timeout: float | None = None
     ) -> None:
         """Let brokers delete the logs that they keep of an id (16 bytes) that no topic has."""
-        await self._run(self._steps.delete_unclaimed_logs(topic_id, validate_only=validate_only, timeout=timeout))
+        await self._run(self._operations.delete_unclaimed_logs(topic_id, validate_only=validate_only, timeout=timeout))
 
     async def list_topics(self, *, timeout: float | None = None) -> list[str]:
         """Return the names of all topics, ascending."""
@@ -124,7 +124,7 @@ class Admin:
         self, names: Sequence[str] | None = None, *, timeout: float | None = None
     ) -> list[TopicDescription]:
         """Describe some topics in the order given, or all by name."""
-        return await self._run(self._steps.describe_topics(names, timeout))
+        return await self._run(self._operations.describe_topics(names, timeout))
 
     async def create_partitions(
         self,
@@ -137,7 +137,7 @@ class Admin:
     ) -> list[str]:
         """Raise the number of a topic's partitions to `total_partitions`; gives warnings. Keys map anew."""
         return await self._run(
-            self._steps.create_partitions(
+            self._operations.create_partitions(
                 name, total_partitions, assignments, validate_only=validate_only, timeout=timeout
             )
         )
@@ -152,15 +152,15 @@ class Admin:
         timeout: float | None = None,
     ) -> None:
         """Change a topic's settings; `unset` names go back to their defaults."""
-        await self._run(self._steps.alter_config(name, set, unset, validate_only=validate_only, timeout=timeout))
+        await self._run(self._operations.alter_config(name, set, unset, validate_only=validate_only, timeout=timeout))
 
     async def describe_config(self, name: str, *, timeout: float | None = None) -> dict[str, ConfigValue]:
         """Return every setting of a topic: value, whether it is set or the default, and what it does."""
-        return await self._run(self._steps.describe_config(name, timeout))
+        return await self._run(self._operations.describe_config(name, timeout))
 
     async def describe_cluster(self, *, timeout: float | None = None) -> ClusterDescription:
         """Return the cluster's id, controller, brokers, coordinators and counts."""
-        return await self._run(self._steps.describe_cluster(timeout))
+        return await self._run(self._operations.describe_cluster(timeout))
 
     async def list_offsets(
         self,
@@ -172,26 +172,26 @@ class Admin:
         timeout: float | None = None,
     ) -> dict[TopicPartition, OffsetAt]:
         """Find offsets of a topic's partitions."""
-        steps = self._steps.find_offsets(topic, at, by=by, partitions=partitions, timeout=timeout)
-        return (await self._run(steps))[1]
+        operation = self._operations.find_offsets(topic, at, by=by, partitions=partitions, timeout=timeout)
+        return (await self._run(operation))[1]
 
     async def delete_records(
         self, topic: str, before: Mapping[int, int], *, timeout: float | None = None
     ) -> list[DeletedRecords]:
         """Delete the records of partitions below offsets; -1 stands for the high watermark."""
-        return await self._run(self._steps.delete_records(topic, before, timeout))
+        return await self._run(self._operations.delete_records(topic, before, timeout))
 
     async def describe_logs(
         self, topic: str | None = None, *, brokers: Sequence[int] | None = None, timeout: float | None = None
     ) -> list[LogInfo]:
         """Return size and offsets of every replica, or of one topic's, and what leaders know of their followers."""
-        return await self._run(self._steps.describe_logs(topic, brokers, timeout))
+        return await self._run(self._operations.describe_logs(topic, brokers, timeout))
 
     async def describe_disks(
         self, *, brokers: Sequence[int] | None = None, timeout: float | None = None
     ) -> list[DiskInfo]:
         """Return size and free space of the volumes that hold the brokers' data, of all brokers or of some."""
-        return await self._run(self._steps.describe_disks(brokers, timeout))
+        return await self._run(self._operations.describe_disks(brokers, timeout))
 
     async def reassign_partitions(
         self,
@@ -203,7 +203,9 @@ class Admin:
     ) -> list[PartitionChange]:
         """Move partitions to other brokers; gives what became of each, in order. Copying goes on after the answer."""
         return await self._run(
-            self._steps.reassign_partitions(moves, copy_bytes_per_second, validate_only=validate_only, timeout=timeout)
+            self._operations.reassign_partitions(
+                moves, copy_bytes_per_second, validate_only=validate_only, timeout=timeout
+            )
         )
 
     async def cancel_reassignment(
@@ -211,14 +213,14 @@ class Admin:
     ) -> list[PartitionChange]:
         """Take moves back: the replicas are again where they were. Gives what became of each partition, in order."""
         return await self._run(
-            self._steps.cancel_reassignment(partitions, validate_only=validate_only, timeout=timeout)
+            self._operations.cancel_reassignment(partitions, validate_only=validate_only, timeout=timeout)
         )
 
     async def list_reassignments(
         self, topics: Sequence[str] | None = None, *, timeout: float | None = None
     ) -> list[Reassignment]:
         """Return the partitions that move, of all topics or of some."""
-        return await self._run(self._steps.list_reassignments(topics, timeout))
+        return await self._run(self._operations.list_reassignments(topics, timeout))
 
     async def elect_leaders(
         self,
@@ -231,16 +233,16 @@ class Admin:
     ) -> list[PartitionChange]:
         """Change who leads; gives what became of each partition, with its `error` where it was refused."""
         return await self._run(
-            self._steps.elect_leaders(kind, partitions, broker_id, validate_only=validate_only, timeout=timeout)
+            self._operations.elect_leaders(kind, partitions, broker_id, validate_only=validate_only, timeout=timeout)
         )
 
     async def drain_broker(self, broker_id: int, *, timeout: float | None = None) -> DrainResult:
         """Take leadership and new replicas away from a broker, which goes on copying. Lasts until `undrain_broker`."""
-        return await self._run(self._steps.drain_broker(broker_id, drain=True, timeout=timeout))
+        return await self._run(self._operations.drain_broker(broker_id, drain=True, timeout=timeout))
 
     async def undrain_broker(self, broker_id: int, *, timeout: float | None = None) -> DrainResult:
         """Let a broker lead and take new replicas again. It leads after the next election that prefers it."""
-        return await self._run(self._steps.drain_broker(broker_id, drain=False, timeout=timeout))
+        return await self._run(self._operations.drain_broker(broker_id, drain=False, timeout=timeout))
 
     async def list_groups(self, *, observed: bool = False, timeout: float | None = None) -> list[GroupListing]:
         """List the consumer groups, by id."""
@@ -312,12 +314,12 @@ class Admin:
 
     async def dump(self, prefix: str = "", *, timeout: float | None = None) -> AsyncIterator[MetadataEntry]:
         """Yield every key of the cluster in etcd with its decoded value, for administrators."""
-        stream = await self._run(self._steps.dump(prefix, timeout))
+        stream = await self._run(self._operations.dump(prefix, timeout))
         try:
             async for entry in stream:
                 yield rpc.metadata_entry(entry)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 
-    async def _run(self, steps: Steps[Result]) -> Result:
-        return await drive_async(steps, self._connections.perform)
+    async def _run(self, operation: Operation[Result]) -> Result:
+        return await aexecute(operation, self._connections.run_step)

@@ -6,9 +6,9 @@ I/O.
 
 from collections.abc import Mapping
 
+from headrace.client.admin.operations import AdminOperations
 from headrace.client.admin.record_times import batches_at
-from headrace.client.admin.steps import AdminSteps
-from headrace.client.base.steps import Steps
+from headrace.client.base.operations import Operation
 from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire.batch import iter_batches
 from headrace.wire.errors import CorruptBatchError, OffsetOutOfRangeError
@@ -18,8 +18,8 @@ _NO_RECORD = 2**62
 
 
 def truncation_points(
-    admin: AdminSteps, client_id: str, topic: str, read: Mapping[int, tuple[int, int]], topic_id: bytes
-) -> Steps[dict[int, int]]:
+    admin: AdminOperations, client_id: str, topic: str, read: Mapping[int, tuple[int, int]], topic_id: bytes
+) -> Operation[dict[int, int]]:
     """Return, by partition, the offset from which on records that were read are lost or replaced; absent: none are.
 
     Where retention has taken the epoch nothing can be said, and nothing is.
@@ -67,8 +67,8 @@ def truncation_points(
 
 
 def record_epochs(
-    admin: AdminSteps, client_id: str, topic: str, offsets: Mapping[int, int], topic_id: bytes
-) -> Steps[dict[int, int]]:
+    admin: AdminOperations, client_id: str, topic: str, offsets: Mapping[int, int], topic_id: bytes
+) -> Operation[dict[int, int]]:
     """Return the leader epochs of the records at offsets, by partition; absent: the record is gone, or damaged."""
     found: dict[int, int] = {}
     for partition, batches in (yield from batches_at(admin, client_id, topic, offsets, None, topic_id)).items():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import grpc
 
 from headrace.client.base.config import ClientConfig
-from headrace.client.base.steps import Call, Steps
+from headrace.client.base.operations import Call, Operation
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.v1 import cluster_pb2, process_pb2
 from headrace.wire.errors import InvalidRequestError, from_rpc_error
@@ -108,7 +108,7 @@ class ProcessSteps:
         self._config = config
         self._calls = calls
 
-    def describe(self, *, measure_disk: bool, timeout: float | None) -> Steps[list[ProcessDescription]]:
+    def describe(self, *, measure_disk: bool, timeout: float | None) -> Operation[list[ProcessDescription]]:
         """Ask every broker and coordinator, each by itself."""
         found = []
         for name, address in (yield from self._processes(timeout)):
@@ -127,7 +127,7 @@ class ProcessSteps:
 
     def set_log_level(
         self, level: str, servers: tuple[str, ...] | None, duration_ms: int, timeout: float | None
-    ) -> Steps[list[LogLevelResult]]:
+    ) -> Operation[list[LogLevelResult]]:
         """Set the level of some processes, or of all."""
         processes = yield from self._processes(timeout)
         known = {name for name, _ in processes}
@@ -159,7 +159,7 @@ class ProcessSteps:
     def _seconds(self, timeout: float | None) -> float:
         return self._config.request_timeout_ms / 1000 if timeout is None else timeout
 
-    def _processes(self, timeout: float | None) -> Steps[list[tuple[str, str]]]:
+    def _processes(self, timeout: float | None) -> Operation[list[tuple[str, str]]]:
         """Name and address of every registered process, coordinators first."""
         request = cluster_pb2.DescribeClusterRequest()
         cluster = yield from self._calls.coordinator("DescribeCluster", request, self._seconds(timeout))

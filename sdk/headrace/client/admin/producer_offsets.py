@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from headrace.client.admin import rpc
-from headrace.client.admin.steps import AdminSteps
-from headrace.client.base.steps import Steps
+from headrace.client.admin.operations import AdminOperations
+from headrace.client.base.operations import Operation
 from headrace.v1 import broker_pb2
 from headrace.wire.ids import TopicPartition
 
@@ -19,8 +19,8 @@ class StoredOffsets(NamedTuple):
 
 
 def producer_offsets(
-    admin: AdminSteps, client_id: str, topic: str, producer_id: int, producer_epoch: int, *, family: bool
-) -> Steps[dict[TopicPartition, StoredOffsets]]:
+    admin: AdminOperations, client_id: str, topic: str, producer_id: int, producer_epoch: int, *, family: bool
+) -> Operation[dict[TopicPartition, StoredOffsets]]:
     """Look up what a producer id has stored in its epoch, by partition, all partitions of the topic.
 
     Leaders know it as long as they remember the producer's sequences (`producer_expiry_ms`).

@@ -5,9 +5,9 @@ There is no look-up of a time by an offset; the batch that holds the record is f
 
 from collections.abc import Mapping, Sequence
 
-from headrace.client.admin.steps import AdminSteps
+from headrace.client.admin.operations import AdminOperations
 from headrace.client.base.config import MAX_MESSAGE_BYTES
-from headrace.client.base.steps import Steps
+from headrace.client.base.operations import Operation
 from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire.batch import check_batch, iter_batches
 from headrace.wire.columns import decode_batch
@@ -22,8 +22,8 @@ MAX_RECORDS = 2**31 - 1
 
 
 def record_times(
-    admin: AdminSteps, client_id: str, topic: str, offsets: Mapping[int, int], timeout: float | None
-) -> Steps[dict[int, int]]:
+    admin: AdminOperations, client_id: str, topic: str, offsets: Mapping[int, int], timeout: float | None
+) -> Operation[dict[int, int]]:
     """Return the timestamps of records in ms since 1970, partition by partition.
 
     A partition is absent where the record is gone meanwhile, its batch is damaged or too large, or its codec is not
@@ -45,13 +45,13 @@ def record_times(
 
 
 def batches_at(
-    admin: AdminSteps,
+    admin: AdminOperations,
     client_id: str,
     topic: str,
     offsets: Mapping[int, int],
     timeout: float | None,
     topic_id: bytes = b"",
-) -> Steps[dict[int, bytes]]:
+) -> Operation[dict[int, bytes]]:
     """Return the batch that holds a record, or the first one after it, partition by partition; absent: there is none.
 
     Arguments as of `record_times`; `topic_id` is that of the life of the topic that is meant, empty: any.

@@ -1,6 +1,6 @@
 """The name that every operation has in the logs of clients, coordinators and brokers, and in the texts of errors.
 
-An operation is what `drive` runs (all its tries, and what it looks up on the way), or one Produce or Fetch. Its calls
+An operation is what `execute` runs (all its tries, and what it looks up on the way), or one Produce or Fetch. Its calls
 carry the name as metadata; servers write it into their logs and give it back with what they refuse. Any thread.
 """
 
@@ -49,7 +49,7 @@ def new_request_id() -> str:
 
 
 @contextlib.contextmanager
-def operation() -> Iterator[None]:
+def request_id_scope() -> Iterator[None]:
     """Everything called within belongs together; inside another operation it is a part of that one.
 
     An error that it raises after a call has left says the name.

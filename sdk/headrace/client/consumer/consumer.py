@@ -15,8 +15,8 @@ from headrace.client.base.call_counts import CallStats
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.config import ConsumerConfig, build
 from headrace.client.base.errors import ConfigError, WakeupError
+from headrace.client.base.operations import Operation, execute
 from headrace.client.base.records import DecodedBatch, Record, RecordBatch
-from headrace.client.base.steps import Steps, drive
 from headrace.client.consumer.record_cursor import RecordCursor
 from headrace.client.fetch.corrupt_batches import pass_corrupt_batch
 from headrace.client.fetch.decoding import decoded_batches_of, deserializers_of
@@ -100,7 +100,7 @@ class Consumer:
         self._rest: DecodedBatch | None = None
         self._current: RecordCursor | None = None
 
-    def _open(self) -> Steps[None]:
+    def _open(self) -> Operation[None]:
         """Find where to start."""
         if self._group is not None:
             yield from self._fetcher.read_metadata(set())
@@ -117,8 +117,8 @@ class Consumer:
         """Close it; leaving the block without an error says that everything received was dealt with."""
         self._close(CLOSE_TIMEOUT_S, finish=kind is None)
 
-    def _do(self, steps: Steps[Any]) -> Any:
-        return drive(steps, self._fetcher.perform if self._group is None else self._session.perform)
+    def _do(self, operation: Operation[Any]) -> Any:
+        return execute(operation, self._fetcher.run_step if self._group is None else self._session.run_step)
 
     @property
     def _session(self) -> GroupSession:
@@ -133,7 +133,7 @@ class Consumer:
         while True:
             yield from self._do(self._next_records())
 
-    def _next_records(self) -> Steps[Iterator[Record]]:
+    def _next_records(self) -> Operation[Iterator[Record]]:
         """Wait for the next records; the iterator is at their first, and `position` moves with it."""
         self._settle()  # Also what an earlier loop was left in the middle of.
         self._poll_begins()
@@ -164,7 +164,7 @@ class Consumer:
         batch: RecordBatch = self._do(self._poll(timeout, max_records))
         return batch
 
-    def _poll(self, timeout: float | None, max_records: int | None) -> Steps[RecordBatch]:
+    def _poll(self, timeout: float | None, max_records: int | None) -> Operation[RecordBatch]:
         if max_records is not None and max_records < 1:
             raise ConfigError(f"max_records={max_records} is not at least 1")
         self._settle()
@@ -209,7 +209,7 @@ class Consumer:
         """
         self._do(self._assign_only(partitions))
 
-    def _assign_only(self, partitions: Sequence[TopicPartition] | Mapping[TopicPartition, int]) -> Steps[None]:
+    def _assign_only(self, partitions: Sequence[TopicPartition] | Mapping[TopicPartition, int]) -> Operation[None]:
         if self._group is not None:
             raise ConfigError("this consumer reads what its group assigns", action="Leave out group_id to assign.")
         if self._topics:
@@ -393,12 +393,12 @@ class Consumer:
             raise NotOwnerError(f"{where} is not this consumer's")
         return holding.assignment_epoch
 
-    def _commit(self, offsets: Mapping[TopicPartition, Any] | None, timeout: float) -> Steps[None]:
+    def _commit(self, offsets: Mapping[TopicPartition, Any] | None, timeout: float) -> Operation[None]:
         group = self._in_group()
         self._settle()
         yield from group.commit(offsets, timeout)
 
-    def _committed(self, partitions: Sequence[TopicPartition], timeout: float) -> Steps[Any]:
+    def _committed(self, partitions: Sequence[TopicPartition], timeout: float) -> Operation[Any]:
         return (yield from self._in_group().committed(partitions or self.assignment(), timeout))
 
     def _in_group(self) -> GroupMember:
@@ -455,7 +455,7 @@ class Consumer:
 
     def _next_decoded_batch(
         self, timeout: float | None, most: int | None, *, first: bool = True
-    ) -> Steps[DecodedBatch | None]:
+    ) -> Operation[DecodedBatch | None]:
         """The next records, at most `most`; waits for the first only; None: nothing came in time."""
         group = self._group
         deadline = None if timeout is None else monotonic() + timeout
@@ -496,7 +496,7 @@ class Consumer:
             )
 
     @staticmethod
-    def _next_fetch_of_group(timeout: float | None, delivery_paused: bool) -> Steps[CompletedFetch | None]:
+    def _next_fetch_of_group(timeout: float | None, delivery_paused: bool) -> Operation[CompletedFetch | None]:
         """The next completed fetch; None: not yet, and the group may have news. A deleted topic is taken away by the
         group.
         """
@@ -518,7 +518,7 @@ class Consumer:
         with self._fetcher.changing() as positions:
             return bool(positions.has_completed_fetches())
 
-    def _decode_next(self) -> Steps[DecodedBatch | None]:
+    def _decode_next(self) -> Operation[DecodedBatch | None]:
         completed = self._completed
         if completed is None:
             return None
@@ -588,7 +588,7 @@ class Consumer:
 
     def _assign(
         self, wanted: Sequence[TopicPartition], offsets: Mapping[TopicPartition, int] | None = None
-    ) -> Steps[None]:
+    ) -> Operation[None]:
         ids = {topic: self._fetcher.topic_id(topic) for topic in {where.topic for where in wanted}}
         starts = {where: (offset, ids[where.topic]) for where, offset in (offsets or {}).items()}
         missing = [where for where in wanted if where not in starts]
@@ -605,7 +605,7 @@ class Consumer:
 
     def _look_up(
         self, partitions: Sequence[TopicPartition], at: str | float | datetime
-    ) -> Steps[dict[TopicPartition, tuple[int, bytes]]]:
+    ) -> Operation[dict[TopicPartition, tuple[int, bytes]]]:
         """Find offsets, each with the id of the topic that it is of."""
         found: dict[TopicPartition, tuple[int, bytes]] = {}
         for topic in dict.fromkeys(where.topic for where in partitions):
@@ -614,11 +614,11 @@ class Consumer:
             found.update({where: (answer.offset, topic_id) for where, answer in answers.items()})
         return found
 
-    def _seek_to(self, at: str | float | datetime, partitions: Sequence[TopicPartition]) -> Steps[None]:
+    def _seek_to(self, at: str | float | datetime, partitions: Sequence[TopicPartition]) -> Operation[None]:
         for where, (offset, topic_id) in (yield from self._look_up(partitions or self.assignment(), at)).items():
             self._seek(where, offset, topic_id)
 
-    def _take_new_partitions(self, topic: str, partitions: int) -> Steps[None]:
+    def _take_new_partitions(self, topic: str, partitions: int) -> Operation[None]:
         """Read partitions that were added to a topic, from their beginning: nothing in them is skipped."""
         if topic not in self._topics or self._group is not None:
             return

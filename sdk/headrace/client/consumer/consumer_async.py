@@ -1,7 +1,7 @@
 """The asyncio `Consumer`: an endless stream of the records of some partitions. One event loop, one task that reads.
 
-The blocking class's steps, driven on the loop: the position is that of the records which the task has received,
-exactly, also in the middle of `async for`; a wait that is cancelled has received nothing.
+It executes the operations of the blocking class on the loop. The position is exactly that of the records that the task
+has received, also in the middle of `async for`; a wait that is cancelled has received nothing.
 """
 
 import contextlib
@@ -11,8 +11,8 @@ from typing import Any
 
 from headrace.client.base.call_counts import CallStats
 from headrace.client.base.errors import ConfigError
+from headrace.client.base.operations import Operation, aexecute
 from headrace.client.base.records import Record, RecordBatch
-from headrace.client.base.steps import Steps, drive_async
 from headrace.client.consumer.consumer import Consumer as BlockingConsumer
 from headrace.client.fetch.fetching_async import AsyncFetcher
 from headrace.client.group.consumer_health import ConsumerHealth
@@ -214,43 +214,43 @@ class Consumer:
             if self._is_open and core._group is not None and core._group.begins_to_close():
                 core._settle()
                 assert core.session is not None
-                await drive_async(core._group.closing(timeout, finish=finish), core.session.perform)
+                await aexecute(core._group.closing(timeout, finish=finish), core.session.run_step)
         finally:
             if core.session is not None:
                 core.session.end()
                 await core.session.ended()
             await core.engine.shut()
 
-    async def _read(self, steps: Steps[Any]) -> Any:
-        """Drive steps that receive records: one task's at a time, else each would receive what the other should."""
+    async def _read(self, operation: Operation[Any]) -> Any:
+        """Execute an operation that receives records; one task at a time, since two would share one position."""
         if self._reads:
-            steps.close()
+            operation.close()
             raise ConfigError("another task is reading with this Consumer", action="Make a Consumer for each task.")
         self._reads = True
         try:
-            return await self._run(steps)
+            return await self._run(operation)
         finally:
             self._reads = False
 
-    async def _run(self, steps: Steps[Any]) -> Any:
+    async def _run(self, operation: Operation[Any]) -> Any:
         if not self._is_open:
-            with contextlib.closing(steps):
+            with contextlib.closing(operation):
                 self._core._fetcher.check()
                 raise ConfigError("this Consumer is not open", action="Write `async with Consumer(...) as consumer:`.")
         if self._core.session is not None:
-            return await drive_async(steps, self._core.session.perform)
-        return await self._core.engine.run(steps)
+            return await aexecute(operation, self._core.session.run_step)
+        return await self._core.engine.run(operation)
 
 
 class _Core(BlockingConsumer):
-    """The blocking consumer over the loop's engine; only its steps and what does not wait are used."""
+    """The blocking consumer over the loop's engine; only its operations and what does not wait are used."""
 
     def __init__(self, topics: Sequence[str], settings: Mapping[str, Any]) -> None:
         self._set_up(topics, settings, AsyncFetcher, self._make_session)
 
-    def _make_session(self, *arguments: Any, perform: Any, **rest: Any) -> AsyncGroupSession:
+    def _make_session(self, *arguments: Any, run_step: Any, **rest: Any) -> AsyncGroupSession:
         engine = self.engine
-        return AsyncGroupSession(*arguments, perform=engine.perform_async, answer=engine.answer, **rest)
+        return AsyncGroupSession(*arguments, run_step=engine.arun_step, answer=engine.answer, **rest)
 
     @property
     def session(self) -> AsyncGroupSession | None:

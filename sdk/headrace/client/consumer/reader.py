@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 from headrace.client.base.call_counts import CallStats
 from headrace.client.base.config import ReaderConfig, build
 from headrace.client.base.errors import ConfigError
+from headrace.client.base.operations import Operation, execute
 from headrace.client.base.records import DecodedBatch, Record, RecordBatch
-from headrace.client.base.steps import Steps, drive
 from headrace.client.fetch.corrupt_batches import pass_corrupt_batch
 from headrace.client.fetch.decoding import decoded_batches_of, deserializers_of
 from headrace.client.fetch.fetching import Fetcher, NextFetch
@@ -57,7 +57,7 @@ class Reader:
         """
         self._set_up(settings, start, last, Fetcher)
         try:
-            drive(self._open(topic, start, end, last, partitions), self._fetcher.perform)
+            execute(self._open(topic, start, end, last, partitions), self._fetcher.run_step)
             self._fetcher.start()
         except BaseException:
             self._fetcher.close()
@@ -90,7 +90,7 @@ class Reader:
         end: OffsetPoint | Mapping[int, OffsetPoint],
         last: int | None,
         partitions: Sequence[int] | None,
-    ) -> Steps[None]:
+    ) -> Operation[None]:
         """Find where to start and to end."""
         count = (yield from self._fetcher.read_metadata({topic}))[topic]
         numbers = list(range(count)) if partitions is None else list(dict.fromkeys(partitions))
@@ -163,10 +163,10 @@ class Reader:
                 yield decoded_batches.pop()
 
     def _fetched_batches(self, timeout: float | None) -> Iterator[list[DecodedBatch]]:
-        while (decoded_batches := drive(self._next_decoded_batches(timeout), self._fetcher.perform)) is not None:
+        while (decoded_batches := execute(self._next_decoded_batches(timeout), self._fetcher.run_step)) is not None:
             yield decoded_batches
 
-    def _next_decoded_batches(self, timeout: float | None) -> Steps[list[DecodedBatch] | None]:
+    def _next_decoded_batches(self, timeout: float | None) -> Operation[list[DecodedBatch] | None]:
         """Wait for decoded batches of one completed fetch, at least one, at most `max_poll_bytes`; None: the end is
         reached.
         """
@@ -229,7 +229,7 @@ class Reader:
         start: OffsetPoint | Mapping[int, OffsetPoint],
         end: OffsetPoint | Mapping[int, OffsetPoint],
         last: int | None,
-    ) -> Steps[None]:
+    ) -> Operation[None]:
         """Find start and end of every partition, once."""
         earliest = yield from self._offsets(topic, numbers, "earliest")
         self._ends = yield from self._resolve(topic, numbers, end, "end")
@@ -246,7 +246,7 @@ class Reader:
 
     def _resolve(
         self, topic: str, numbers: Sequence[int], point: OffsetPoint | Mapping[int, OffsetPoint], what: str
-    ) -> Steps[dict[TopicPartition, int]]:
+    ) -> Operation[dict[TopicPartition, int]]:
         if not isinstance(point, Mapping):
             return (yield from self._resolve_one(topic, numbers, point, what))
         missing = [number for number in numbers if number not in point]
@@ -259,7 +259,7 @@ class Reader:
 
     def _resolve_one(
         self, topic: str, numbers: Sequence[int], point: OffsetPoint, what: str
-    ) -> Steps[dict[TopicPartition, int]]:
+    ) -> Operation[dict[TopicPartition, int]]:
         if isinstance(point, bool) or not isinstance(point, str | int | datetime | timedelta):
             raise ConfigError(f"{what}={point!r} is not a word, an offset or a time")
         if isinstance(point, int):
@@ -276,7 +276,7 @@ class Reader:
             point = words[point]
         return (yield from self._offsets(topic, numbers, point))
 
-    def _offsets(self, topic: str, numbers: Sequence[int], at: str | datetime) -> Steps[dict[TopicPartition, int]]:
+    def _offsets(self, topic: str, numbers: Sequence[int], at: str | datetime) -> Operation[dict[TopicPartition, int]]:
         _, found = yield from self._fetcher.admin.find_offsets(
             topic, at, partitions=numbers, topic_id=self._fetcher.topic_id(topic)
         )

@@ -115,7 +115,7 @@ class Reader:
 
 
 class _Core(BlockingReader):
-    """The blocking reader over the loop's engine; only its steps are used."""
+    """The blocking reader over the loop's engine; only its operations are used."""
 
     def __init__(
         self, settings: Mapping[str, Any], start: OffsetPoint | Mapping[int, OffsetPoint], last: int | None

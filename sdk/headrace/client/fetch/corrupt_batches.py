@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.client.base.config import FetchConfig
-from headrace.client.base.steps import Steps
+from headrace.client.base.operations import Operation
 from headrace.client.fetch.dead_letters import DeadLetter, batch_letters
 from headrace.client.fetch.partition_fetch_state import CompletedFetch
 from headrace.wire.errors import CorruptBatchError
@@ -30,7 +30,7 @@ class WriteLetters(NamedTuple):
 
 def pass_corrupt_batch(
     fetcher: "Fetcher", config: FetchConfig, completed: CompletedFetch, error: CorruptBatchError, group_id: str = ""
-) -> Steps[bool]:
+) -> Operation[bool]:
     """Go on behind a corrupt batch where `on_corrupt_batch` says so; False: the error is the application's.
 
     Raises:

@@ -19,17 +19,17 @@ from typing import Any, NamedTuple, Protocol
 
 import grpc
 
+from headrace.client.admin.operations import AdminOperations
 from headrace.client.admin.rpc import by_name
-from headrace.client.admin.steps import AdminSteps
 from headrace.client.base.call_counts import CallStats
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.config import FetchConfig
 from headrace.client.base.errors import ClosedError, ForkedError, TopicRecreatedError, WakeupError
 from headrace.client.base.forking import ForkGuard
+from headrace.client.base.operations import Operation, Pause, execute
 from headrace.client.base.records import DecodedBatch
 from headrace.client.base.request_ids import operation_metadata
 from headrace.client.base.retry import OVERDUE_MS, Backoff
-from headrace.client.base.steps import Pause, Steps, drive
 from headrace.client.fetch.corrupt_batches import WriteLetters
 from headrace.client.fetch.dead_letters import producer_settings
 from headrace.client.fetch.fetch_plan import FetchPlan
@@ -60,9 +60,9 @@ class NextFetch(NamedTuple):
 
 
 class NewPartitions(Protocol):
-    """The steps that the engine takes when it has read how many partitions a topic has."""
+    """The operation of the engine when it has read how many partitions a topic has."""
 
-    def __call__(self, topic: str, partitions: int) -> Steps[None]:
+    def __call__(self, topic: str, partitions: int) -> Operation[None]:
         """`partitions` is the topic's number now."""
 
 
@@ -115,7 +115,7 @@ class Fetcher:
         self._letters: Any = None
         """The producer of dead letters, from the first one on."""
         self.positions = SubscriptionState(config, self._backoff)
-        self.admin = AdminSteps(config, self._bootstrap)
+        self.admin = AdminOperations(config, self._bootstrap)
         self.delivery_paused: Callable[[], bool] | None = None
         """While it says so, nothing is delivered."""
         self.raise_on_unknown_topic = True
@@ -128,7 +128,7 @@ class Fetcher:
 
     # --- for the application's thread ---
 
-    def read_metadata(self, topics: set[str]) -> Steps[dict[str, int]]:
+    def read_metadata(self, topics: set[str]) -> Operation[dict[str, int]]:
         """Read metadata of `topics` and give their numbers of partitions.
 
         Raises:
@@ -148,13 +148,13 @@ class Fetcher:
             topic_leaders = self._cluster_metadata.topic(topic)
             return b"" if topic_leaders is None else topic_leaders.topic_id
 
-    def perform(self, step: Any) -> Any:
+    def run_step(self, step: Any) -> Any:
         """Do one step, and give what came of it."""
         if isinstance(step, NextFetch):
             return self.next_fetch(step.timeout, delivery_paused=step.delivery_paused)
         if isinstance(step, WriteLetters):
             return self._write_letters(step)
-        return self._connections.perform(step)
+        return self._connections.run_step(step)
 
     def _write_letters(self, step: WriteLetters) -> None:
         if self._letters is None:
@@ -315,7 +315,7 @@ class Fetcher:
                     self._work.wait(self._idle_seconds(now))
                     continue
             with contextlib.suppress(ClosedError):  # The loop ends at its next turn.
-                drive(self._turn(refresh, resets), self.perform)
+                execute(self._turn(refresh, resets), self.run_step)
 
     def _guard_thread(self, target: Callable[[], None]) -> None:
         """Run a thread of the engine; an error that nobody foresaw is the application's, which would wait for ever."""
@@ -338,7 +338,7 @@ class Fetcher:
         if self.positions.give_up_overdue(self._cluster_metadata, now):
             self._wake_application()
 
-    def _turn(self, refresh: bool, resets: list[TopicPartition]) -> Steps[None]:
+    def _turn(self, refresh: bool, resets: list[TopicPartition]) -> Operation[None]:
         """Ask the servers what the engine wants to know."""
         if refresh:
             yield from self._refresh()
@@ -381,7 +381,7 @@ class Fetcher:
                     if self._closed or self._failure is not None:
                         return
                     now = self._positions_now()
-                drive(reports.look(*now), self.perform)
+                execute(reports.look(*now), self.run_step)
                 with self._lock:
                     self._report_due.wait_for(lambda: self._closed, INTERVAL_S)
         except ClosedError:
@@ -452,7 +452,7 @@ class Fetcher:
         if news:
             self._wake_application()
 
-    def _refresh(self) -> Steps[None]:
+    def _refresh(self) -> Operation[None]:
         with self._lock:
             topics = set(self._topics)
         try:
@@ -492,13 +492,13 @@ class Fetcher:
                 self.positions.fail(where, error, monotonic_ms())
                 self._wake_application()
 
-    def _ask_metadata(self, topics: set[str]) -> Steps[cluster_pb2.GetMetadataResponse]:
+    def _ask_metadata(self, topics: set[str]) -> Operation[cluster_pb2.GetMetadataResponse]:
         request = cluster_pb2.GetMetadataRequest(
             topics=[by_name(name) for name in sorted(topics)], brokers_only=not topics
         )
         return self._bootstrap.metadata(request, self._config.request_timeout_ms / 1000)
 
-    def _find_position(self, where: TopicPartition) -> Steps[None]:
+    def _find_position(self, where: TopicPartition) -> Operation[None]:
         """Find where to go on in a partition whose position is not in its log."""
         with self._lock:
             ids = self.positions.replaced(where)
@@ -524,7 +524,7 @@ class Fetcher:
             "%s: offset %d is not in the log (%d to %d); going on at %d", where, position, earliest, latest, target
         )
 
-    def _find_position_anew(self, where: TopicPartition, ids: tuple[bytes, bytes]) -> Steps[None]:
+    def _find_position_anew(self, where: TopicPartition, ids: tuple[bytes, bytes]) -> Operation[None]:
         """Find where to go on in a topic that was created again; a group does so itself, by another assignment."""
         old_id, new_id = ids
         if not self.raise_on_unknown_topic or self._auto_offset_reset == "error":
@@ -551,10 +551,10 @@ class Fetcher:
             where, position, old_id.hex(), target, new_id.hex(),
         )  # fmt: skip
 
-    def _guarded(self, steps: Steps[None], where: TopicPartition | None = None) -> Steps[None]:
-        """Run `steps`; back off on retriable errors, report others to the application."""
+    def _guarded(self, operation: Operation[None], where: TopicPartition | None = None) -> Operation[None]:
+        """Run `operation`; back off on retriable errors, report others to the application."""
         try:
-            yield from steps
+            yield from operation
         except ClosedError:
             raise
         except HeadraceError as error:

@@ -14,8 +14,8 @@ import grpc
 
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.errors import ClosedError
+from headrace.client.base.operations import Operation, aexecute
 from headrace.client.base.request_ids import operation_metadata
-from headrace.client.base.steps import Steps, drive_async
 from headrace.client.fetch.corrupt_batches import WriteLetters
 from headrace.client.fetch.dead_letters import producer_settings
 from headrace.client.fetch.fetch_plan import FetchPlan
@@ -48,17 +48,17 @@ class AsyncFetcher(Fetcher):
         if self._config.report_positions_as:
             self._own(self._report_positions_async())
 
-    async def run(self, steps: Steps[Any]) -> Any:
-        """Drive steps of the owner."""
-        return await drive_async(steps, self.perform_async)
+    async def run(self, operation: Operation[Any]) -> Any:
+        """Execute an operation of the owner."""
+        return await aexecute(operation, self.arun_step)
 
-    async def perform_async(self, step: Any) -> Any:
+    async def arun_step(self, step: Any) -> Any:
         """Do one step, and give what came of it."""
         if isinstance(step, NextFetch):
             return await self.wait_fetch(step.timeout, delivery_paused=step.delivery_paused)
         if isinstance(step, WriteLetters):
             return await self._write_letters_async(step)
-        return await self._channels.perform(step)
+        return await self._channels.run_step(step)
 
     async def _write_letters_async(self, step: WriteLetters) -> None:
         if self._letters is None:

@@ -1,8 +1,8 @@
 """Where to go on in a partition whose position is not in its log. Used by the engines of readers; no I/O."""
 
-from headrace.client.admin.steps import AdminSteps
+from headrace.client.admin.operations import AdminOperations
 from headrace.client.base.errors import LogTruncationError
-from headrace.client.base.steps import Steps
+from headrace.client.base.operations import Operation
 from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError
 from headrace.wire.ids import TopicPartition
 
@@ -11,8 +11,8 @@ LOOK_UP_TIMEOUT_S = 5.0
 
 
 def log_bounds(
-    admin: AdminSteps, where: TopicPartition, timeout: float, topic_id: bytes = b""
-) -> Steps[tuple[int, int]]:
+    admin: AdminOperations, where: TopicPartition, timeout: float, topic_id: bytes = b""
+) -> Operation[tuple[int, int]]:
     """Ask for the log start and for where the next visible record will be; `timeout` is seconds for each.
 
     `topic_id` is that of the life of the topic that is asked about; empty: any.

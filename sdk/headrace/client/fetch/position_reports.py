@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from headrace.client.admin.groups import report_request
 from headrace.client.base.config import FetchConfig
 from headrace.client.base.errors import ClosedError
-from headrace.client.base.steps import Steps
+from headrace.client.base.operations import Operation
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.wire.errors import ConflictError, HeadraceError, InvalidRequestError
 from headrace.wire.ids import TopicPartition
@@ -38,7 +38,7 @@ class PositionReports:
         self.is_over = False
         """The name cannot be used: there is nothing more to report."""
 
-    def look(self, positions: Mapping[TopicPartition, int], topic_ids: Mapping[str, bytes]) -> Steps[None]:
+    def look(self, positions: Mapping[TopicPartition, int], topic_ids: Mapping[str, bytes]) -> Operation[None]:
         """Report the positions of this moment where that is due.
 
         Raises:

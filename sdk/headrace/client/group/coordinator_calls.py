@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.errors import NoBrokersAvailableError
-from headrace.client.base.steps import Call, Steps
+from headrace.client.base.operations import Call, Operation
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.group_routing import coordinators_for
 from headrace.v1 import cluster_pb2
@@ -24,7 +24,7 @@ class CoordinatorSelector:
         self.failures = 0
         """In a row."""
 
-    def call(self, method: str, request: Any, timeout: float) -> Steps[Call]:
+    def call(self, method: str, request: Any, timeout: float) -> Operation[Call]:
         """Make the call to be sent next; asks for the coordinators where they are not known or have all failed.
 
         Raises:

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 
 import grpc
 
-from headrace.client.admin.steps import AdminSteps
+from headrace.client.admin.operations import AdminOperations
 from headrace.client.base.config import ConsumerConfig
 from headrace.client.base.errors import ClosedError
-from headrace.client.base.steps import Steps
+from headrace.client.base.operations import Operation
 from headrace.client.fetch.offset_resets import LOOK_UP_TIMEOUT_S
 from headrace.client.group.coordinator_calls import CoordinatorSelector
 from headrace.client.group.membership import InitialPosition, OwnedPartition
@@ -29,7 +29,7 @@ FETCH_TIMEOUT_S = 5.0
 class InitialOffsets:
     """Owned by one session, whose loop drives it."""
 
-    def __init__(self, config: ConsumerConfig, admin: AdminSteps) -> None:
+    def __init__(self, config: ConsumerConfig, admin: AdminOperations) -> None:
         self._config = config
         self._admin = admin
         self._remembered: dict[tuple[bytes, int], tuple[int, OffsetAndMetadata]] = {}
@@ -43,7 +43,7 @@ class InitialOffsets:
 
     def find(
         self, selector: CoordinatorSelector, holdings: Sequence[OwnedPartition]
-    ) -> Steps[list[tuple[OwnedPartition, InitialPosition]]]:
+    ) -> Operation[list[tuple[OwnedPartition, InitialPosition]]]:
         """Look up starts; partitions whose start cannot be found now are left out.
 
         Raises:
@@ -99,7 +99,7 @@ class InitialOffsets:
 
     def _reset(
         self, holdings: Iterable[OwnedPartition], at: str
-    ) -> Steps[list[tuple[OwnedPartition, InitialPosition]]]:
+    ) -> Operation[list[tuple[OwnedPartition, InitialPosition]]]:
         """Look up where the log starts or ends, a topic at a time, and partition by partition where that fails."""
         by_topic: dict[str, list[OwnedPartition]] = {}
         for holding in holdings:
@@ -123,7 +123,7 @@ class InitialOffsets:
 
     def _look_up(
         self, holdings: Sequence[OwnedPartition], at: str
-    ) -> Steps[list[tuple[OwnedPartition, InitialPosition]] | None]:
+    ) -> Operation[list[tuple[OwnedPartition, InitialPosition]] | None]:
         timeout = min(self._config.request_timeout_ms / 1000, LOOK_UP_TIMEOUT_S)
         try:
             _, answers = yield from self._admin.find_offsets(

@@ -1,8 +1,8 @@
 """A consumer's session with its group: heartbeats, commits and look-ups of starts, each in the background.
 
-Three loops, written as steps: one heartbeats, one commits, one finds where to start in what was assigned. A shell runs
-each on a thread (`group_session`) or as a task (`aio.group_session`). The application's thread is told by `on_events`
-that there is something for it, takes `pending_events`, and is never called from here.
+Three loops, written as operations: one sends heartbeats, one commits, one finds the initial offsets of what was
+assigned. Each runs on a thread (`session`) or as a task (`session_async`). `on_events` tells the application's thread
+that there is something for it, which takes `pending_events`, and is never called from here.
 """
 
 import logging
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from headrace.client.admin.steps import AdminSteps
+from headrace.client.admin.operations import AdminOperations
 from headrace.client.base.config import ConsumerConfig, RebalanceCallback
 from headrace.client.base.errors import ClosedError
+from headrace.client.base.operations import Call, Operation, Pause
 from headrace.client.base.retry import Backoff
-from headrace.client.base.steps import Call, Pause, Steps
 from headrace.client.group.coordinator_calls import CoordinatorSelector
 from headrace.client.group.initial_offsets import InitialOffsets
 from headrace.client.group.membership import Membership, Phase
@@ -71,24 +71,24 @@ class AwaitCommit(NamedTuple):
 
 
 class GroupLoops:
-    """Owned by one consumer. Its parts are used under `lock`. A shell makes the events and performs the steps."""
+    """Owned by one consumer. Its parts are used under `lock`. Its session makes the events and runs the steps."""
 
     def __init__(
         self,
         config: ConsumerConfig,
         topics: Iterable[str],
         *,
-        perform: Callable[[Any], Any],
-        admin: AdminSteps,
+        run_step: Callable[[Any], Any],
+        admin: AdminOperations,
         committable_offsets: Callable[[], Mapping[TopicPartition, OffsetAndMetadata]],
         on_events: Callable[[], None],
         stalled: Callable[[], bool],
     ) -> None:
-        """`perform` does steps that are not this module's own; `committable_offsets` returns what the application is
+        """`run_step` runs steps that are not this module's own; `committable_offsets` returns what the application is
         done with; `stalled` says that it has stopped asking, and the member is to leave.
         """
         self._config = config
-        self._perform = perform
+        self._run_step = run_step
         self._committable_offsets = committable_offsets
         self._on_events = on_events
         self._stalled = stalled
@@ -175,7 +175,7 @@ class GroupLoops:
 
     # --- the loops ---
 
-    def heartbeats(self) -> Steps[None]:
+    def heartbeats(self) -> Operation[None]:
         """Join, and stay a member until the end."""
         selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
         while not self._has_ended():
@@ -227,7 +227,7 @@ class GroupLoops:
 
     def _heartbeat_failed(
         self, selector: CoordinatorSelector, error: HeadraceError, request: groups_pb2.HeartbeatRequest
-    ) -> Steps[None]:
+    ) -> Operation[None]:
         is_final = not error.retriable
         with self.lock:
             self.coordinator_reachable = is_final or isinstance(error, MetastoreUnavailableError)
@@ -248,7 +248,7 @@ class GroupLoops:
         delay_ms = self._backoff.delay_ms(selector.failures, error.retry_after_ms)
         yield WaitEvent(self._heartbeat_due, delay_ms / 1000)
 
-    def committing(self) -> Steps[None]:
+    def committing(self) -> Operation[None]:
         """Commit what is queued, and what the application has finished with, until the end."""
         selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
         while not self._has_ended():
@@ -287,7 +287,7 @@ class GroupLoops:
 
     def _commit_failed(
         self, selector: CoordinatorSelector, error: HeadraceError, request: groups_pb2.CommitOffsetsRequest
-    ) -> Steps[None]:
+    ) -> Operation[None]:
         with self.lock:
             if not self.commits.is_flying(request):
                 return
@@ -305,7 +305,7 @@ class GroupLoops:
         log.info("group %s: offsets are not committed yet (%d): %s", self._config.group_id, selector.failures, error)
         yield WaitEvent(self._commit_due, self._backoff.delay_ms(selector.failures, error.retry_after_ms) / 1000)
 
-    def starting(self) -> Steps[None]:
+    def starting(self) -> Operation[None]:
         """Find where to start in what was assigned, until the end."""
         selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
         while not self._has_ended():
@@ -333,7 +333,7 @@ class GroupLoops:
             if waits:
                 yield WaitEvent(self._look_up_due, self._backoff.delay_ms(max(1, selector.failures + 1)) / 1000)
 
-    def _become_stale(self, selector: CoordinatorSelector) -> Steps[None]:
+    def _become_stale(self, selector: CoordinatorSelector) -> Operation[None]:
         """Leave until the application comes back."""
         with self.lock:
             member_id = self.membership.member_id
@@ -349,7 +349,7 @@ class GroupLoops:
             self.membership.phase = Phase.JOINING
             self._heartbeat_due.set()
 
-    def leaving(self, seconds: float) -> Steps[None]:
+    def leaving(self, seconds: float) -> Operation[None]:
         """Tell the group that this member is gone; one that names its place keeps it until its session is over."""
         with self.lock:
             was_member = self.membership.phase in (Phase.MEMBER, Phase.JOINING)
@@ -359,7 +359,7 @@ class GroupLoops:
             selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
             yield from self._leave(selector, member_id, seconds)
 
-    def _leave(self, selector: CoordinatorSelector, member_id: bytes, seconds: float) -> Steps[None]:
+    def _leave(self, selector: CoordinatorSelector, member_id: bytes, seconds: float) -> Operation[None]:
         request = groups_pb2.LeaveGroupRequest(
             client_id=self._config.client_id, group_id=self._config.group_id, member_id=member_id
         )
@@ -370,7 +370,7 @@ class GroupLoops:
         except HeadraceError as error:
             log.info("group %s: left without an answer: %s", self._config.group_id, error)
 
-    def ask(self, method: str, request: Any, seconds: float) -> Steps[Any]:
+    def ask(self, method: str, request: Any, seconds: float) -> Operation[Any]:
         """Make a call that may be repeated, of whichever coordinator answers in time.
 
         Raises:
@@ -379,7 +379,7 @@ class GroupLoops:
         selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
         return (yield from self._ask(selector, method, request, seconds))
 
-    def _ask(self, selector: CoordinatorSelector, method: str, request: Any, seconds: float) -> Steps[Any]:
+    def _ask(self, selector: CoordinatorSelector, method: str, request: Any, seconds: float) -> Operation[Any]:
         deadline = time.monotonic() + seconds
         while True:
             left = max(0.1, deadline - time.monotonic())
@@ -406,7 +406,7 @@ class GroupLoops:
     def _has_ended(self) -> bool:
         return self._ends
 
-    def shutting(self, seconds: float) -> Steps[None]:
+    def shutting(self, seconds: float) -> Operation[None]:
         """End the loops, then leave."""
         raise NotImplementedError
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from headrace.client.base.config import ConsumerConfig
-from headrace.client.base.steps import Steps
+from headrace.client.base.operations import Operation
 from headrace.client.fetch.fetching import Fetcher
 from headrace.client.group.consumer_health import ConsumerHealth
 from headrace.client.group.loops import AwaitCommit, GroupLoops, InvokeCallback, boot_ms
@@ -84,7 +84,7 @@ class GroupMember:
         self.session = make_session(
             config,
             topics,
-            perform=fetcher.perform,
+            run_step=fetcher.run_step,
             admin=fetcher.admin,
             committable_offsets=self.committable_offsets,
             on_events=self.wake,
@@ -169,7 +169,7 @@ class GroupMember:
             self._interrupt.append(None)
         self._fetcher.wake()
 
-    def follow(self) -> Steps[None]:
+    def follow(self) -> Operation[None]:
         """Take in what the group has changed; nothing, and at once, where it has not.
 
         Raises:
@@ -193,7 +193,7 @@ class GroupMember:
                 self._interrupt.append(None)  # Nothing is delivered but the next error.
                 raise failure or problem  # type: ignore[misc]
 
-    def _lose(self, lost: list[TopicPartition]) -> Steps[None]:
+    def _lose(self, lost: list[TopicPartition]) -> Operation[None]:
         if not lost:
             return
         self._stop_reading(lost)
@@ -204,7 +204,7 @@ class GroupMember:
         if self._config.on_lost is not None:
             yield InvokeCallback(self._config.on_lost, lost)
 
-    def _revoke(self, revoked: list[OwnedPartition]) -> Steps[None]:
+    def _revoke(self, revoked: list[OwnedPartition]) -> Operation[None]:
         if self.work is not None and revoked:
             revoked = self.work.may_give_up(revoked)
         if not revoked:
@@ -222,7 +222,7 @@ class GroupMember:
                 self.membership.acknowledge_revoked(revoked)
                 self.session.settle()
 
-    def _take(self, assigned: list[OwnedPartition]) -> Steps[None]:
+    def _take(self, assigned: list[OwnedPartition]) -> Operation[None]:
         if not assigned:
             return
         with self.session.lock:
@@ -278,7 +278,7 @@ class GroupMember:
 
     # --- offsets ---
 
-    def commit(self, offsets: Mapping[TopicPartition, Any] | None, timeout: float) -> Steps[None]:
+    def commit(self, offsets: Mapping[TopicPartition, Any] | None, timeout: float) -> Operation[None]:
         """Store offsets and wait for it; None: of all that was received.
 
         Raises:
@@ -319,7 +319,7 @@ class GroupMember:
                 self.wake()
             return ticket
 
-    def committed(self, partitions: Iterable[TopicPartition], timeout: float) -> Steps[Any]:
+    def committed(self, partitions: Iterable[TopicPartition], timeout: float) -> Operation[Any]:
         """Ask what is stored of some partitions; None where nothing is."""
         wanted = [TopicPartition(*where) for where in partitions]
         request = groups_pb2.FetchOffsetsRequest(
@@ -343,7 +343,7 @@ class GroupMember:
 
     # --- life ---
 
-    def closing(self, timeout: float, *, finish: bool) -> Steps[None]:
+    def closing(self, timeout: float, *, finish: bool) -> Operation[None]:
         """Release all partitions and report it; `finish` means that all received records are processed."""
         deadline = time.monotonic() + timeout
         try:
@@ -359,7 +359,7 @@ class GroupMember:
         finally:
             yield from self.session.shutting(max(0.5, deadline - time.monotonic()))
 
-    def _give_up(self, owned: list[OwnedPartition], deadline: float) -> Steps[None]:
+    def _give_up(self, owned: list[OwnedPartition], deadline: float) -> Operation[None]:
         partitions = [holding.where for holding in owned]
         with self.session.lock:
             if self._config.enable_auto_commit:

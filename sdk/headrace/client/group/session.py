@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from headrace.client.base.errors import ClosedError
-from headrace.client.base.steps import Call, Steps, drive_on
+from headrace.client.base.operations import Call, Operation, execute_loop
 from headrace.client.group.loops import AwaitCommit, GroupLoops, InvokeCallback, LongPollCall, WaitEvent
 
 STOP_TIMEOUT_S = 5.0
@@ -32,15 +32,15 @@ class GroupSession(GroupLoops):
             self._threads.append(thread)
             thread.start()
 
-    def _run(self, what: Callable[[], Steps[None]]) -> None:
+    def _run(self, what: Callable[[], Operation[None]]) -> None:
         try:
-            drive_on(what(), self.perform)
+            execute_loop(what(), self.run_step)
         except ClosedError:
             return
         except Exception as error:
             self._fail(error)
 
-    def perform(self, step: Any) -> Any:
+    def run_step(self, step: Any) -> Any:
         """Do one step, and give what came of it."""
         match step:
             case WaitEvent():
@@ -54,11 +54,11 @@ class GroupSession(GroupLoops):
             case AwaitCommit():
                 with self.lock:
                     return self._resolved.wait_for(lambda: step.ticket.is_done or self._ends, step.timeout)
-        return self._perform(step)
+        return self._run_step(step)
 
     def _long_poll(self, call: Call) -> Any:
         """Make a call that `_interrupt` ends."""
-        future = self._perform(call._replace(starts=True))
+        future = self._run_step(call._replace(starts=True))
         with self.lock:
             self._flying = future
             if self.membership.needs_heartbeat or self._ends:
@@ -79,7 +79,7 @@ class GroupSession(GroupLoops):
     def _tell_waiters(self) -> None:
         self._resolved.notify_all()
 
-    def shutting(self, seconds: float) -> Steps[None]:
+    def shutting(self, seconds: float) -> Operation[None]:
         """End the loops, then leave."""
         self.end()
         yield from self.leaving(seconds)

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from headrace.client.base.errors import ClosedError
-from headrace.client.base.steps import Call, Steps, drive_on_async
+from headrace.client.base.operations import Call, Operation, aexecute_loop
 from headrace.client.group.loops import AwaitCommit, GroupLoops, InvokeCallback, LongPollCall, WaitEvent
 
 
@@ -18,12 +18,12 @@ class AsyncGroupSession(GroupLoops):
     def __init__(
         self,
         *arguments: Any,
-        perform: Callable[[Any], Any],
+        run_step: Callable[[Any], Any],
         answer: Callable[[Any], Any],
         **rest: Any,
     ) -> None:
         """As `GroupLoops`; `answer` awaits a call that was only started."""
-        super().__init__(*arguments, perform=perform, **rest)
+        super().__init__(*arguments, run_step=run_step, **rest)
         self._answer = answer
         self._tasks: set[asyncio.Task[None]] = set()
         self._flying: Any = None
@@ -36,15 +36,15 @@ class AsyncGroupSession(GroupLoops):
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, what: Callable[[], Steps[None]]) -> None:
+    async def _run(self, what: Callable[[], Operation[None]]) -> None:
         try:
-            await drive_on_async(what(), self.perform)
+            await aexecute_loop(what(), self.run_step)
         except ClosedError:
             return
         except Exception as error:
             self._fail(error)
 
-    async def perform(self, step: Any) -> Any:
+    async def run_step(self, step: Any) -> Any:
         """Do one step, and give what came of it."""
         match step:
             case WaitEvent():
@@ -59,7 +59,7 @@ class AsyncGroupSession(GroupLoops):
             case AwaitCommit():
                 await self._await_resolved(step)
                 return step.ticket.is_done
-        return await self._perform(step)
+        return await self._run_step(step)
 
     async def _await_resolved(self, step: AwaitCommit) -> None:
         try:
@@ -72,7 +72,7 @@ class AsyncGroupSession(GroupLoops):
 
     async def _long_poll(self, call: Call) -> Any:
         """Make a call that `_interrupt` ends."""
-        flying = self._flying = await self._perform(call._replace(starts=True))
+        flying = self._flying = await self._run_step(call._replace(starts=True))
         if self.membership.needs_heartbeat or self._ends:
             flying.cancel()
         try:
@@ -96,7 +96,7 @@ class AsyncGroupSession(GroupLoops):
     def _tell_waiters(self) -> None:
         self._resolved.set()
 
-    def shutting(self, seconds: float) -> Steps[None]:
+    def shutting(self, seconds: float) -> Operation[None]:
         """End the loops, then leave."""
         self.end()
         yield from self.leaving(seconds)

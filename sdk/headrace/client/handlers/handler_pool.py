@@ -18,9 +18,9 @@ from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.config import ConsumerConfig
 from headrace.client.base.config_text import nearest
 from headrace.client.base.errors import ConfigError, HandlerError
+from headrace.client.base.operations import Operation
 from headrace.client.base.records import DecodedBatch, Deserializers, Record, RecordBatch
 from headrace.client.base.serializers import deserialize
-from headrace.client.base.steps import Steps
 from headrace.client.fetch.dead_letters import DeadLetter, dead_letter
 from headrace.client.fetch.decoding import deserializers_of
 from headrace.client.group.loops import AwaitCommit
@@ -297,7 +297,7 @@ class HandlerPool:
 
     # --- begin and end ---
 
-    def begin(self) -> Steps[None]:
+    def begin(self) -> Operation[None]:
         """Take over the partitions that the consumer reads already."""
         self._group.on_poll_begin()
         with self._group.session.lock:
@@ -314,7 +314,7 @@ class HandlerPool:
         """Whether nothing runs any more."""
         return self.queue.running == 0
 
-    def finish(self) -> Steps[RunSummary]:
+    def finish(self) -> Operation[RunSummary]:
         """Commit what is finished, and set the consumer to what is not."""
         with self.lock:
             self.queue.revoke_all()

@@ -18,7 +18,7 @@ import grpc
 
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.errors import NoBrokersAvailableError
-from headrace.client.base.steps import Call, Steps
+from headrace.client.base.operations import Call, Operation
 from headrace.client.net.group_routing import coordinators_for
 from headrace.client.net.topic_versions import OLDEST, TopicVersions, version_of
 from headrace.v1 import cluster_pb2, handshake_pb2
@@ -49,7 +49,7 @@ class _OlderAnswerError(Exception):
 
 
 class BootstrapClient:
-    """Knows the servers of a cluster. Owned by one client, which drives its steps; any thread."""
+    """Knows the servers of a cluster. Owned by one client, which executes its operations; any thread."""
 
     def __init__(self, config: ClientConfig) -> None:
         self._config = config
@@ -68,7 +68,7 @@ class BootstrapClient:
 
     def metadata(
         self, request: cluster_pb2.GetMetadataRequest, timeout: float
-    ) -> Steps[cluster_pb2.GetMetadataResponse]:
+    ) -> Operation[cluster_pb2.GetMetadataResponse]:
         """Read metadata from the first server whose answer takes nothing back; learn the other servers' addresses.
 
         Where every answer is older than what was seen before, the topics that it refutes are given an error that a
@@ -90,7 +90,7 @@ class BootstrapClient:
         older: list[cluster_pb2.GetMetadataResponse] = []
         lists_all = not request.topics and not request.brokers_only
 
-        def ask(address: str, left: float) -> Steps[Any]:
+        def ask(address: str, left: float) -> Operation[Any]:
             answer = yield from self._metadata_at(address, request, left)
             problem = self._problem_of(answer, lists_all)
             if problem:
@@ -152,7 +152,7 @@ class BootstrapClient:
             corrected.topics.add(name=name, error=to_detail(error))
         return corrected
 
-    def coordinator(self, method: str, request: Any, timeout: float, *, repeatable: bool = True) -> Steps[Any]:
+    def coordinator(self, method: str, request: Any, timeout: float, *, repeatable: bool = True) -> Operation[Any]:
         """Call `ClusterService.method` at the first coordinator that answers.
 
         Args:
@@ -170,14 +170,16 @@ class BootstrapClient:
             yield from self.metadata(cluster_pb2.GetMetadataRequest(brokers_only=True), timeout)
         request.client_id = self._config.client_id
 
-        def ask(address: str, left: float) -> Steps[Any]:
+        def ask(address: str, left: float) -> Operation[Any]:
             return (yield Call(address, "cluster", method, request, left))
 
         brokers = set(self._brokers)
         known = [*self._coordinators, *(address for address in self._config.addresses if address not in brokers)]
         return (yield from self._first(dict.fromkeys(known), ask, timeout, repeatable))
 
-    def group(self, method: str, group_id: str, request: Any, timeout: float, *, repeatable: bool = True) -> Steps[Any]:
+    def group(
+        self, method: str, group_id: str, request: Any, timeout: float, *, repeatable: bool = True
+    ) -> Operation[Any]:
         """Call `GroupService.method` about a group at the first coordinator that answers; as `coordinator`.
 
         `group_id` decides who is asked first; the request names the group itself.
@@ -186,7 +188,7 @@ class BootstrapClient:
             yield from self.metadata(cluster_pb2.GetMetadataRequest(brokers_only=True), timeout)
         request.client_id = self._config.client_id
 
-        def ask(address: str, left: float) -> Steps[Any]:
+        def ask(address: str, left: float) -> Operation[Any]:
             return (yield Call(address, "groups", method, request, left))
 
         brokers = set(self._brokers)
@@ -196,7 +198,7 @@ class BootstrapClient:
         ]
         return (yield from self._first(dict.fromkeys(known), ask, timeout, repeatable))
 
-    def _metadata_at(self, address: str, request: cluster_pb2.GetMetadataRequest, timeout: float) -> Steps[Any]:
+    def _metadata_at(self, address: str, request: cluster_pb2.GetMetadataRequest, timeout: float) -> Operation[Any]:
         known = self._kinds.get(address)
         kinds = [known] if known else ["cluster", "broker"]
         for kind in kinds:
@@ -215,11 +217,11 @@ class BootstrapClient:
     def _first(
         self,
         addresses: Iterable[str],
-        ask: Callable[[str, float], Steps[Any]],
+        ask: Callable[[str, float], Operation[Any]],
         timeout: float,
         repeatable: bool,
         probe: float | None = None,
-    ) -> Steps[Any]:
+    ) -> Operation[Any]:
         """Try addresses in order until one answers, sharing the time, or with at most `probe` seconds for each."""
         deadline = time.monotonic() + timeout
         causes: dict[str, str] = {}

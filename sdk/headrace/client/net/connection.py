@@ -1,4 +1,4 @@
-"""Channels to brokers and coordinators, one an address, and what performs steps over them. Blocking; any thread."""
+"""Channels to brokers and coordinators, one an address, and what runs steps over them. Blocking; any thread."""
 
 import threading
 import time
@@ -8,8 +8,8 @@ import grpc
 
 from headrace.client.base.config import MAX_MESSAGE_BYTES, ClientConfig
 from headrace.client.base.errors import ClosedError
+from headrace.client.base.operations import Call, Pause
 from headrace.client.base.request_ids import operation_metadata
-from headrace.client.base.steps import Call, Pause
 from headrace.client.net.security import ChannelSecurity, ClientCertificates, Options, credentials_of
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc, process_pb2_grpc
 from headrace.wire.zero_copy import parse_fetch_response
@@ -114,8 +114,8 @@ class Connections:
         for endpoint in endpoints:
             endpoint.channel.close()
 
-    def perform(self, step: Any) -> Any:
-        """Do one step of `headrace.client.base.steps` and give what came of it.
+    def run_step(self, step: Any) -> Any:
+        """Do one step of `headrace.client.base.operations` and give what came of it.
 
         Raises:
             grpc.RpcError: the call failed.

@@ -1,4 +1,4 @@
-"""Channels of the running loop, one an address, and what performs steps over them. One event loop."""
+"""Channels of the running loop, one an address, and what runs steps over them. One event loop."""
 
 import asyncio
 from typing import Any
@@ -7,8 +7,8 @@ import grpc
 
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.errors import ClosedError
+from headrace.client.base.operations import Call, Pause
 from headrace.client.base.request_ids import operation_metadata
-from headrace.client.base.steps import Call, Pause
 from headrace.client.net.connection import CHANNEL_OPTIONS, FETCH, PRODUCE
 from headrace.client.net.security import ChannelSecurity, ClientCertificates, Options, credentials_of
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc, process_pb2_grpc
@@ -83,8 +83,8 @@ class AsyncConnections:
             closing.add_done_callback(lambda done: self._closing.pop(done, None))
         self._retired[endpoint.address] = endpoint
 
-    async def perform(self, step: Any) -> Any:
-        """Do one step of `headrace.client.base.steps` and give what came of it.
+    async def run_step(self, step: Any) -> Any:
+        """Do one step of `headrace.client.base.operations` and give what came of it.
 
         Raises:
             grpc.RpcError: the call failed.

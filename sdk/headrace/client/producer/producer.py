@@ -29,10 +29,10 @@ from headrace.client.base.config import ProducerConfig, build
 from headrace.client.base.errors import BufferFullError, ClosedError, ForkedError
 from headrace.client.base.forking import ForkGuard
 from headrace.client.base.interrupts import DeferredKeyboardInterrupt
+from headrace.client.base.operations import Operation, Pause, execute
 from headrace.client.base.partitioner import check_partition, next_sticky, partition_for_key
 from headrace.client.base.records import RecordMetadata
 from headrace.client.base.serializers import resolve_serializer, serialize
-from headrace.client.base.steps import Pause, Steps, drive
 from headrace.client.interceptors.audit_interceptor import AuditInterceptor, publisher_settings
 from headrace.client.interceptors.interceptor import Interceptors, ProducerInterceptor
 from headrace.client.net.bootstrap_client import BootstrapClient
@@ -209,7 +209,7 @@ class Producer(Sender):
         Raises:
             As `send`. When it raises, records before the one that failed may have been taken.
         """
-        return drive(self._send_many(topic, values, keys, headers, timestamps_ms, partition), self._perform)
+        return execute(self._send_many(topic, values, keys, headers, timestamps_ms, partition), self._run_step)
 
     def _send_many(
         self,
@@ -219,10 +219,10 @@ class Producer(Sender):
         headers: Sequence[Headers | None] | None,
         timestamps_ms: Any,
         partition: int | None,
-    ) -> Steps[ManyReceipt]:
+    ) -> Operation[ManyReceipt]:
         bulk = bulk_of(values, keys, headers, timestamps_ms, self._key_serializer, self._value_serializer)
         parts: list[tuple[Receipt, int]] = []
-        found = yield from self._topic_steps(topic)
+        found = yield from self._topic_operation(topic)
         count = len(found.buffers)
         if partition is not None:
             self._check_partition(found, partition)
@@ -401,12 +401,14 @@ class Producer(Sender):
             self._buffer_pool.release(amount)
             raise ClosedError("Producer")
 
-    def _send_bulk(self, topic: str, chosen: int | None, bulk: Bulk, parts: list[tuple[Receipt, int]]) -> Steps[None]:
+    def _send_bulk(
+        self, topic: str, chosen: int | None, bulk: Bulk, parts: list[tuple[Receipt, int]]
+    ) -> Operation[None]:
         """Turn columns into batches without a step a record, behind what is open in the partition."""
         deadline = time.monotonic() + self._config.max_block_ms / 1000
         start = 0
         while start < len(bulk):
-            found = yield from self._topic_steps(topic)
+            found = yield from self._topic_operation(topic)
             buffer = found.buffers[found.sticky if chosen is None else chosen]
             end, cost = bulk.cut(start, buffer.batch_limit, buffer.run_records)
             if cost > buffer.largest:
@@ -526,14 +528,14 @@ class Producer(Sender):
         """Return a topic's buffers; the first time, ask for its metadata."""
         self._check_usable()
         found = self._topics.get(name)
-        return drive(self._find_topic(name), self._perform) if found is None else found
+        return execute(self._find_topic(name), self._run_step) if found is None else found
 
-    def _topic_steps(self, name: str) -> Steps[_Topic]:
+    def _topic_operation(self, name: str) -> Operation[_Topic]:
         self._check_usable()
         found = self._topics.get(name)
         return (yield from self._find_topic(name)) if found is None else found
 
-    def _find_topic(self, name: str) -> Steps[_Topic]:
+    def _find_topic(self, name: str) -> Operation[_Topic]:
         """Ask for a topic's metadata until it is there, or is not for longer than a new topic may take."""
         deadline = time.monotonic() + self._config.max_block_ms / 1000
         grace = time.monotonic() + min(TOPIC_GRACE_S, self._config.max_block_ms / 1000)
@@ -558,13 +560,13 @@ class Producer(Sender):
                 continue
             return self._install(topic_leaders)
 
-    def _perform(self, step: Any) -> Any:
+    def _run_step(self, step: Any) -> Any:
         """Do one step; a pause ends with the producer."""
         if isinstance(step, Pause):
             return self._maintenance.pause(step.seconds)
         if isinstance(step, ReserveMemory):
             return self._take_memory(*step)
-        return self._connections.perform(step)
+        return self._connections.run_step(step)
 
     def _require_leaders(self, name: str) -> TopicLeaders:
         with self._lock:
@@ -649,7 +651,7 @@ class Producer(Sender):
 
     # Metadata and the producer id, run by `ProducerMaintenance` or by the first sender to a topic.
 
-    def _read_metadata(self, names: list[str], timeout: float) -> Steps[None]:
+    def _read_metadata(self, names: list[str], timeout: float) -> Operation[None]:
         refs = [topics_pb2.TopicRef(name=name) for name in names]
         request = cluster_pb2.GetMetadataRequest(topics=refs, brokers_only=not refs)
         response = yield from self._bootstrap.metadata(request, timeout)
@@ -660,9 +662,9 @@ class Producer(Sender):
         self._look_after(monotonic_ms())
 
     def _refresh(self) -> bool:
-        return drive(self._refresh_steps(), self._perform)
+        return execute(self._refresh_operation(), self._run_step)
 
-    def _refresh_steps(self) -> Steps[bool]:
+    def _refresh_operation(self) -> Operation[bool]:
         """Read metadata and the producer id where they are wanted; whether nothing is wanted any more."""
         timeout = self._config.request_timeout_ms / 1000
         with self._lock:

@@ -18,11 +18,11 @@ import grpc
 from headrace.client.base.call_counts import CallStats
 from headrace.client.base.config import ProducerConfig, build
 from headrace.client.base.errors import BufferFullError, ClosedError, ConfigError
+from headrace.client.base.operations import aexecute
 from headrace.client.base.records import RecordMetadata
 from headrace.client.base.request_ids import metadata_of
 from headrace.client.base.retry import Backoff
 from headrace.client.base.serializers import serialize
-from headrace.client.base.steps import drive_async
 from headrace.client.interceptors.audit_interceptor import publisher_settings
 from headrace.client.interceptors.audit_interceptor_async import AsyncAuditInterceptor
 from headrace.client.interceptors.interceptor import ProducerInterceptor
@@ -177,8 +177,8 @@ class Producer:
 
         When it raises or is cancelled, the first records may have been taken: some whole batches.
         """
-        steps = self._core._send_many(topic, values, keys, headers, timestamps_ms, partition)
-        return ManyReceipt((await drive_async(steps, self._core.perform)).parts)
+        operation = self._core._send_many(topic, values, keys, headers, timestamps_ms, partition)
+        return ManyReceipt((await aexecute(operation, self._core.run_step)).parts)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send everything that was taken so far and wait until it is acknowledged. Cancelling ends the wait alone.
@@ -212,7 +212,7 @@ class Producer:
         Raises:
             UnknownTopicError, NoBrokersAvailableError: as `send`.
         """
-        return len((await drive_async(self._core._topic_steps(topic), self._core.perform)).buffers)
+        return len((await aexecute(self._core._topic_operation(topic), self._core.run_step)).buffers)
 
 
 class _Core(BlockingProducer):
@@ -248,7 +248,7 @@ class _Core(BlockingProducer):
             self._check_usable()
             found = self._topics.get(topic)
             if found is None:
-                found = await drive_async(self._find_topic(topic), self.perform)
+                found = await aexecute(self._find_topic(topic), self.run_step)
             buffer = found.buffers[self._choose(found, key_data, partition)]
             done = self._append_now(buffer, data, key_data, headers, timestamp_ms, cost, sticky=False)
             if isinstance(done, BatchReceipt):
@@ -259,11 +259,11 @@ class _Core(BlockingProducer):
             else:
                 await asyncio.sleep(0)  # A batch was sealed: a loop that only sends lets its call start.
 
-    async def perform(self, step: Any) -> Any:
+    async def run_step(self, step: Any) -> Any:
         """Do one step."""
         if isinstance(step, ReserveMemory):
             return await self.take_memory(*step)
-        return await self._channels.perform(step)
+        return await self._channels.run_step(step)
 
     async def take_memory(self, amount: int, deadline: float) -> None:
         """Take bytes from the buffer pool, waiting until `deadline`. They are the caller's when this returns."""
@@ -357,7 +357,7 @@ class _Core(BlockingProducer):
 
     async def refresh(self) -> bool:
         """Read metadata and the producer id; whether nothing is wanted any more."""
-        return await drive_async(self._refresh_steps(), self.perform)
+        return await aexecute(self._refresh_operation(), self.run_step)
 
     @property
     def config(self) -> ProducerConfig:

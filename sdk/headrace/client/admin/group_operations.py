@@ -17,10 +17,10 @@ from headrace.client.admin.groups import (
     OffsetResult,
     PartitionLag,
 )
+from headrace.client.admin.operations import AdminOperations
 from headrace.client.admin.record_times import record_times
-from headrace.client.admin.steps import AdminSteps
 from headrace.client.base.config import ClientConfig
-from headrace.client.base.steps import Steps
+from headrace.client.base.operations import Operation
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.v1 import cluster_pb2, groups_pb2, topics_pb2
@@ -28,25 +28,25 @@ from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 
 
-class AdminGroupSteps:
+class AdminGroupOperations:
     """Owned by one client; any thread. `timeout` is seconds for all tries together, None for request_timeout_ms.
 
     Arguments, results and errors are documented at the methods of `headrace.client.admin.admin.Admin`.
     """
 
-    def __init__(self, config: ClientConfig, calls: BootstrapClient, admin: AdminSteps) -> None:
+    def __init__(self, config: ClientConfig, calls: BootstrapClient, admin: AdminOperations) -> None:
         self._config = config
         self._calls = calls
         self._admin = admin
         self._revision = 0
         """Of etcd, after the last change: reads are at least as new, whichever coordinator answers."""
 
-    def list_groups(self, *, observed: bool, timeout: float | None) -> Steps[list[GroupListing]]:
+    def list_groups(self, *, observed: bool, timeout: float | None) -> Operation[list[GroupListing]]:
         """List the groups, and the readers that report positions."""
         request = groups_pb2.ListGroupsRequest(observed=observed, min_revision=self._revision)
         return groups.listings((yield from self._calls.group("ListGroups", "", request, self._timeout(timeout))))
 
-    def describe_group(self, group: str, timeout: float | None) -> Steps[GroupDescription]:
+    def describe_group(self, group: str, timeout: float | None) -> Operation[GroupDescription]:
         """Describe one group or reader."""
         request = groups_pb2.DescribeGroupRequest(group_id=group, min_revision=self._revision)
         return groups.description(
@@ -55,7 +55,7 @@ class AdminGroupSteps:
 
     def delete_groups(
         self, ids: Sequence[str], timeout: float | None, expected_group_epochs: Mapping[str, int] | None = None
-    ) -> Steps[list[GroupResult]]:
+    ) -> Operation[list[GroupResult]]:
         """Delete groups, each at the coordinator that all ask about it."""
         results: list[GroupResult] = []
         for group in ids:
@@ -75,7 +75,7 @@ class AdminGroupSteps:
             results += groups.group_results(response)
         return results
 
-    def group_offsets(self, group: str, timeout: float | None) -> Steps[dict[TopicPartition, CommittedOffset]]:
+    def group_offsets(self, group: str, timeout: float | None) -> Operation[dict[TopicPartition, CommittedOffset]]:
         """Read a group's offsets."""
         request = groups_pb2.FetchOffsetsRequest(group_id=group, min_revision=self._revision)
         response = yield from self._calls.group("FetchOffsets", group, request, self._timeout(timeout))
@@ -87,7 +87,7 @@ class AdminGroupSteps:
         offsets: Mapping[TopicPartition, int],
         timeout: float | None,
         expected_group_epoch: int | None = None,
-    ) -> Steps[list[OffsetResult]]:
+    ) -> Operation[list[OffsetResult]]:
         """Store offsets of a group without members. The same twice is as once, so a lost answer is asked for again."""
         results: list[OffsetResult] = []
         for request, some in list(groups.commit_requests(group, offsets, expected_group_epoch)):
@@ -98,7 +98,7 @@ class AdminGroupSteps:
 
     def report_positions(
         self, reader_id: str, positions: Mapping[TopicPartition, int], expire_ms: int, timeout: float | None
-    ) -> Steps[None]:
+    ) -> Operation[None]:
         """Say where a reader stands."""
         request = groups.report_request(reader_id, positions, expire_ms)
         response = yield from self._calls.group("ReportPositions", reader_id, request, self._timeout(timeout))
@@ -106,7 +106,7 @@ class AdminGroupSteps:
 
     def group_lag(
         self, group: str | GroupDescription, *, times: bool, timeout: float | None
-    ) -> Steps[list[PartitionLag]]:
+    ) -> Operation[list[PartitionLag]]:
         """Say how far behind a group is in each partition."""
         known = group if isinstance(group, GroupDescription) else (yield from self.describe_group(group, timeout))
         of_topic: dict[str, list[int]] = {}
@@ -138,7 +138,7 @@ class AdminGroupSteps:
         committed: Mapping[int, int],
         times: bool,
         timeout: float | None,
-    ) -> Steps[list[PartitionLag]]:
+    ) -> Operation[list[PartitionLag]]:
         """One topic. What cannot be learnt of it hides no other topic."""
         led = [number for number in partitions if cluster_metadata.leader(TopicPartition(topic, number)) is not None]
         starts: dict[int, int] = {}

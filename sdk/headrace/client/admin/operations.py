@@ -1,4 +1,4 @@
-"""What `Admin` does, written once for both classes: each method is the steps that a shell drives. No I/O."""
+"""The operations of `Admin`, written once for the blocking and the asyncio class. No I/O."""
 
 import itertools
 import random
@@ -19,8 +19,8 @@ from headrace.client.admin.rpc import (
     TopicDescription,
 )
 from headrace.client.base.config import ClientConfig
+from headrace.client.base.operations import Call, Operation, Pause
 from headrace.client.base.retry import Backoff
-from headrace.client.base.steps import Call, Pause, Steps
 from headrace.client.net.bootstrap_client import BootstrapClient, status_of
 from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.v1 import broker_pb2, cluster_pb2, topics_pb2
@@ -40,7 +40,7 @@ BuildRequest = Callable[[list[tuple[int, int]], bytes], Any]
 """Makes a request for some partitions of one leader, [(partition, leader epoch)], from the topic's id."""
 
 
-class AdminSteps:
+class AdminOperations:
     """Owned by one client; any thread. `timeout` is seconds for all tries together, None for request_timeout_ms.
 
     Arguments, results and errors are documented at the methods of `headrace.client.admin.admin.Admin`.
@@ -62,7 +62,7 @@ class AdminSteps:
         validate_only: bool,
         exist_ok: bool,
         timeout: float | None,
-    ) -> Steps[TopicDescription]:
+    ) -> Operation[TopicDescription]:
         """Create a topic, or describe the one that is there where `exist_ok`."""
         request = rpc.create_topic_request(
             name,
@@ -77,23 +77,23 @@ class AdminSteps:
         created = rpc.created_topic(response, exist_ok)
         return created or (yield from self.describe_topics([name], timeout))[0]
 
-    def delete_topic(self, name: str, *, validate_only: bool, timeout: float | None) -> Steps[None]:
+    def delete_topic(self, name: str, *, validate_only: bool, timeout: float | None) -> Operation[None]:
         """Delete a topic."""
         request = cluster_pb2.DeleteTopicsRequest(topics=[rpc.by_name(name)], validate_only=validate_only)
         yield from self._delete(request, timeout)
 
-    def delete_unclaimed_logs(self, topic_id: bytes, *, validate_only: bool, timeout: float | None) -> Steps[None]:
+    def delete_unclaimed_logs(self, topic_id: bytes, *, validate_only: bool, timeout: float | None) -> Operation[None]:
         """Let brokers delete the logs that they keep of an id that no topic has."""
         reference = topics_pb2.TopicRef(topic_id=topic_id)
         request = cluster_pb2.DeleteTopicsRequest(topics=[reference], validate_only=validate_only, unclaimed=True)
         yield from self._delete(request, timeout)
 
-    def _delete(self, request: cluster_pb2.DeleteTopicsRequest, timeout: float | None) -> Steps[None]:
+    def _delete(self, request: cluster_pb2.DeleteTopicsRequest, timeout: float | None) -> Operation[None]:
         response = yield from self._coordinator("DeleteTopics", request, timeout, repeatable=request.validate_only)
         for result in response.topics:
             rpc.raise_for(result)
 
-    def describe_topics(self, names: Sequence[str] | None, timeout: float | None) -> Steps[list[TopicDescription]]:
+    def describe_topics(self, names: Sequence[str] | None, timeout: float | None) -> Operation[list[TopicDescription]]:
         """Describe some topics, or all."""
         if names is not None and not names:
             return []
@@ -109,7 +109,7 @@ class AdminSteps:
         *,
         validate_only: bool,
         timeout: float | None,
-    ) -> Steps[list[str]]:
+    ) -> Operation[list[str]]:
         """Raise the number of a topic's partitions; gives warnings."""
         request = cluster_pb2.CreatePartitionsRequest(
             topic=rpc.by_name(name),
@@ -129,7 +129,7 @@ class AdminSteps:
         *,
         validate_only: bool,
         timeout: float | None,
-    ) -> Steps[None]:
+    ) -> Operation[None]:
         """Change a topic's settings."""
         request = cluster_pb2.AlterConfigsRequest(
             topic=rpc.by_name(name), set=rpc.config_strings(changes), unset=unset, validate_only=validate_only
@@ -137,12 +137,12 @@ class AdminSteps:
         response = yield from self._coordinator("AlterConfigs", request, timeout)
         rpc.raise_for(response.result)
 
-    def describe_config(self, name: str, timeout: float | None) -> Steps[dict[str, ConfigValue]]:
+    def describe_config(self, name: str, timeout: float | None) -> Operation[dict[str, ConfigValue]]:
         """Return every setting of a topic."""
         request = cluster_pb2.DescribeConfigsRequest(topics=[rpc.by_name(name)])
         return rpc.config_values((yield from self._coordinator("DescribeConfigs", request, timeout)))
 
-    def describe_cluster(self, timeout: float | None) -> Steps[ClusterDescription]:
+    def describe_cluster(self, timeout: float | None) -> Operation[ClusterDescription]:
         """Describe the cluster."""
         request = cluster_pb2.DescribeClusterRequest()
         return rpc.cluster_description((yield from self._coordinator("DescribeCluster", request, timeout)))
@@ -156,7 +156,7 @@ class AdminSteps:
         partitions: Sequence[int] | None = None,
         timeout: float | None = None,
         topic_id: bytes = b"",
-    ) -> Steps[tuple[bytes, dict[TopicPartition, OffsetAt]]]:
+    ) -> Operation[tuple[bytes, dict[TopicPartition, OffsetAt]]]:
         """Find offsets of one life of a topic, that of `topic_id` if it is given; also return the life's id.
 
         Raises:
@@ -182,7 +182,7 @@ class AdminSteps:
 
     def delete_records(
         self, topic: str, before: Mapping[int, int], timeout: float | None
-    ) -> Steps[list[DeletedRecords]]:
+    ) -> Operation[list[DeletedRecords]]:
         """Delete the records of partitions below offsets; -1 is looked up first, since it means more each time."""
         to_end = [partition for partition, offset in before.items() if offset == -1]
         topic_id = b""
@@ -204,13 +204,13 @@ class AdminSteps:
 
     def describe_logs(
         self, topic: str | None, brokers: Sequence[int] | None, timeout: float | None
-    ) -> Steps[list[LogInfo]]:
+    ) -> Operation[list[LogInfo]]:
         """Describe every replica on every broker, or on some."""
         responses = yield from self._broker_logs(rpc.by_name(topic) if topic is not None else None, brokers, timeout)
         found = [log for response in responses for log in replication.log_infos(response)]
         return sorted(found, key=lambda log: (log.topic, log.partition, log.broker_id))
 
-    def describe_disks(self, brokers: Sequence[int] | None, timeout: float | None) -> Steps[list[DiskInfo]]:
+    def describe_disks(self, brokers: Sequence[int] | None, timeout: float | None) -> Operation[list[DiskInfo]]:
         """Describe the volumes that hold the brokers' data."""
         responses = yield from self._broker_logs(None, brokers, timeout)
         return sorted(replication.disk_info(response) for response in responses)
@@ -222,7 +222,7 @@ class AdminSteps:
         *,
         validate_only: bool,
         timeout: float | None,
-    ) -> Steps[list[PartitionChange]]:
+    ) -> Operation[list[PartitionChange]]:
         """Move replicas. Naming the same replicas twice is the same as once, so a lost answer is asked for again."""
         if not moves:
             return []
@@ -231,14 +231,14 @@ class AdminSteps:
 
     def cancel_reassignment(
         self, partitions: Sequence[TopicPartition], *, validate_only: bool, timeout: float | None
-    ) -> Steps[list[PartitionChange]]:
+    ) -> Operation[list[PartitionChange]]:
         """Take moves back."""
         if not partitions:
             return []
         request = replication.cancel_request(partitions, validate_only=validate_only)
         return replication.partition_changes((yield from self._coordinator("ReassignPartitions", request, timeout)))
 
-    def list_reassignments(self, topics: Sequence[str] | None, timeout: float | None) -> Steps[list[Reassignment]]:
+    def list_reassignments(self, topics: Sequence[str] | None, timeout: float | None) -> Operation[list[Reassignment]]:
         """Return the moves under way."""
         if topics is not None and not topics:
             return []
@@ -253,7 +253,7 @@ class AdminSteps:
         *,
         validate_only: bool,
         timeout: float | None,
-    ) -> Steps[list[PartitionChange]]:
+    ) -> Operation[list[PartitionChange]]:
         """Elect leaders. A second unclean election is refused where the first was done: its answer would mislead."""
         request = replication.elect_request(kind, partitions, broker_id, validate_only=validate_only)
         if partitions is not None and not request.topics:
@@ -262,20 +262,20 @@ class AdminSteps:
         response = yield from self._coordinator("ElectLeaders", request, timeout, repeatable=repeatable)
         return replication.partition_changes(response)
 
-    def drain_broker(self, broker_id: int, *, drain: bool, timeout: float | None) -> Steps[DrainResult]:
+    def drain_broker(self, broker_id: int, *, drain: bool, timeout: float | None) -> Operation[DrainResult]:
         """Take leadership and new replicas away from a broker, or end that."""
         request = cluster_pb2.DrainBrokerRequest(broker_id=broker_id, drain=drain)
         response = yield from self._coordinator("DrainBroker", request, timeout)
         return DrainResult(response.leaders, response.unchanged)
 
-    def dump(self, prefix: str, timeout: float | None) -> Steps[Any]:
+    def dump(self, prefix: str, timeout: float | None) -> Operation[Any]:
         """Start the dump; gives the stream of its entries."""
         request = cluster_pb2.DumpMetadataRequest(prefix=prefix)
         return (yield from self._coordinator("DumpMetadata", request, timeout))
 
     def _broker_logs(
         self, topic: Any | None, brokers: Sequence[int] | None, timeout: float | None
-    ) -> Steps[list[broker_pb2.DescribeLogsResponse]]:
+    ) -> Operation[list[broker_pb2.DescribeLogsResponse]]:
         """Ask brokers for their logs, one after the other.
 
         Raises:
@@ -297,10 +297,12 @@ class AdminSteps:
     def _timeout(self, timeout: float | None) -> float:
         return self._config.request_timeout_ms / 1000 if timeout is None else timeout
 
-    def _coordinator(self, method: str, request: Any, timeout: float | None, *, repeatable: bool = True) -> Steps[Any]:
+    def _coordinator(
+        self, method: str, request: Any, timeout: float | None, *, repeatable: bool = True
+    ) -> Operation[Any]:
         return self._calls.coordinator(method, request, self._timeout(timeout), repeatable=repeatable)
 
-    def _broker(self, address: str, method: str, request: Any, timeout: float | None) -> Steps[Any]:
+    def _broker(self, address: str, method: str, request: Any, timeout: float | None) -> Operation[Any]:
         try:
             return (yield Call(address, "broker", method, request, self._timeout(timeout)))
         except grpc.RpcError as error:
@@ -316,7 +318,7 @@ class AdminSteps:
         build_request: BuildRequest,
         timeout: float | None,
         topic_id: bytes = b"",
-    ) -> Steps[tuple[bytes, list[Any]]]:
+    ) -> Operation[tuple[bytes, list[Any]]]:
         """Ask each partition's leader. What was definitely not done and may succeed later is asked again, with fresh
         metadata and back-off, until the time is up: a new topic's leaders are just being elected, another's moves.
 
@@ -357,7 +359,7 @@ class AdminSteps:
         timeout: float,
         cluster_metadata: ClusterMetadata,
         results: list[Any],
-    ) -> Steps[tuple[Sequence[int] | None, HeadraceError | None]]:
+    ) -> Operation[tuple[Sequence[int] | None, HeadraceError | None]]:
         """One round: adds to `results`; gives the partitions to ask again and why, or (nothing, None)."""
         try:
             plan = rpc.by_leader(cluster_metadata, topic, wanted)

@@ -1,0 +1,93 @@
+"""What a client does, written once for the blocking and asyncio classes: generators that yield what to wait for.
+
+An `Operation` yields steps: a `Call`, a `Pause` or another one that its caller knows. It is resumed with the result, or
+with the exception, which is raised at the `yield`. It holds the decisions (which server to ask, what to retry, when to
+stop); `execute` does the waiting on a thread, `aexecute` on an event loop. Operations compose by `yield from`.
+"""
+
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from headrace.client.base.request_ids import request_id_scope
+
+Result = TypeVar("Result")
+
+Operation: TypeAlias = Generator[Any, Any, Result]
+"""Yields steps, is sent their results, and returns its own."""
+
+
+class Call(NamedTuple):
+    """One RPC. Answered with its response, or with the call itself where the method streams.
+
+    Raises at the `yield`:
+        grpc.RpcError: it failed.
+        ClosedError: the client was closed before or meanwhile.
+    """
+
+    address: str
+    """host:port"""
+    service: str
+    """`broker`, `cluster`, `groups` or `process`: which service of that address."""
+    method: str
+    request: Any
+    timeout: float
+    """In seconds."""
+    starts: bool = False
+    """Whether it is only started: answered with a future (blocking) or the call (asyncio), which can be cancelled."""
+
+
+class Pause(NamedTuple):
+    """Wait; answered with None."""
+
+    seconds: float
+
+
+def execute(operation: Operation[Result], run_step: Callable[[Any], Any]) -> Result:
+    """Run an operation to its end, under one request id; `run_step` does one step and blocks."""
+    with request_id_scope():
+        return execute_loop(operation, run_step)
+
+
+def execute_loop(operation: Operation[Result], run_step: Callable[[Any], Any]) -> Result:
+    """Run a loop as `execute` does, with a request id for each of its calls."""
+    try:
+        step = next(operation)
+        while True:
+            try:
+                outcome = run_step(step)
+            except Exception as error:
+                step = operation.throw(error)
+            else:
+                step = operation.send(outcome)
+    except StopIteration as done:
+        result: Result = done.value
+        return result
+    finally:
+        operation.close()
+
+
+async def aexecute(operation: Operation[Result], run_step: Callable[[Any], Awaitable[Any]]) -> Result:
+    """Run an operation to its end, under one request id; `run_step` does one step and is awaited.
+
+    Cancelling closes the operation where it waits.
+    """
+    with request_id_scope():
+        return await aexecute_loop(operation, run_step)
+
+
+async def aexecute_loop(operation: Operation[Result], run_step: Callable[[Any], Awaitable[Any]]) -> Result:
+    """Run a loop as `aexecute` does, with a request id for each of its calls."""
+    try:
+        step = next(operation)
+        while True:
+            try:
+                outcome = await run_step(step)
+            except Exception as error:
+                step = operation.throw(error)
+            else:
+                step = operation.send(outcome)
+    except StopIteration as done:
+        result: Result = done.value
+        return result
+    finally:
+        operation.close()
