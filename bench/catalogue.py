@@ -82,12 +82,12 @@ def producing() -> list[Case]:
     send = Produce(way="send")
     cases = [
         Case("produce/send", send, limit="limit/in", daily=True),
-        Case("produce/send, receipts=False", replace(send, receipts=False), limit="limit/in", daily=True),
+        Case("produce/send, return_futures=False", replace(send, return_futures=False), limit="limit/in", daily=True),
         Case("produce/send_many", Produce(), limit="limit/in", daily=True),
         Case("produce/arrow", Produce(way="arrow"), limit="limit/in", daily=True),
         Case(
             "produce/send, batch 1, acks 0",
-            replace(send, batch_records=1, acks=0, receipts=False, share=SLOW),
+            replace(send, batch_records=1, acks=0, return_futures=False, share=SLOW),
             daily=True,
         ),
         Case("produce/send, batch 1", replace(send, batch_records=1, share=SLOW)),

@@ -47,7 +47,10 @@ class Latency:
                 durability=self.durability,
             ) as target,
             headrace.Producer(
-                bootstrap_servers=target.bootstrap_servers, acks=self.acks, linger_ms=self.linger_ms, receipts=False
+                bootstrap_servers=target.bootstrap_servers,
+                acks=self.acks,
+                linger_ms=self.linger_ms,
+                return_futures=False,
             ) as sender,
         ):
             sender.send(target.topic, bytes(STAMP_BYTES))

@@ -27,7 +27,7 @@ class Produce:
     batch_records: int | None = None
     """How many records a batch has, and how many a call of `send_many` gives; None: a batch of 1 MiB."""
     acks: str | int = 1
-    receipts: bool = True
+    return_futures: bool = True
     replication: int = 1
     durability: str = "async"
     codec: str = "none"
@@ -73,7 +73,7 @@ class Produce:
         return headrace.Producer(
             bootstrap_servers=target.bootstrap_servers,
             acks=self.acks,
-            receipts=self.receipts,
+            return_futures=self.futures,
             compression_type=self.codec,
             **batch,
         )

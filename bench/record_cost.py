@@ -17,8 +17,8 @@ import typer
 from headrace.client.base.records import DecodedBatch, Deserializers
 from headrace.client.consumer.record_cursor import RecordCursor
 from headrace.client.producer.accumulator import ClosedBatch
+from headrace.client.producer.futures import PendingBatch
 from headrace.client.producer.partition_queue import PartitionQueue, SealedBatch
-from headrace.client.producer.receipts import PendingBatch
 from headrace.v1 import cluster_pb2
 from headrace.wire.batch import check_batch
 from headrace.wire.columns import decode_batch
@@ -36,8 +36,8 @@ NO_LIMIT = 2**31 - 1
 class Unsent(headrace.Producer):
     """A producer whose sealed batches go nowhere."""
 
-    def __init__(self, *, receipts: bool) -> None:
-        super().__init__(bootstrap_servers="127.0.0.1:1", receipts=receipts, linger_ms=10_000)
+    def __init__(self, *, return_futures: bool) -> None:
+        super().__init__(bootstrap_servers="127.0.0.1:1", return_futures=return_futures, linger_ms=10_000)
         topic = cluster_pb2.TopicMetadata(name=TOPIC, topic_id=bytes(16), max_batch_bytes=1 << 20)
         topic.partitions.add(partition=0, leader_id=1, leader_epoch=0)
         broker = cluster_pb2.BrokerMetadata(broker_id=1, address="127.0.0.1:1")
@@ -105,8 +105,8 @@ def measure(value_bytes: int, repeat: int) -> dict[str, float]:
 
     steps: dict[str, Callable[[], Any]] = {
         "a method call with the parameters of send": sending(Named().send, values),
-        "send, receipts=False": sending(Unsent(receipts=False).send, values),
-        "send": sending(Unsent(receipts=True).send, values),
+        "send, return_futures=False": sending(Unsent(return_futures=False).send, values),
+        "send": sending(Unsent(return_futures=True).send, values),
         "encoding a batch": lambda: batch_parts(values, **stamp),
         "- of which joining the values": lambda: b"".join(values),
         "- of which their lengths": lambda: deque(map(len, values), maxlen=0),

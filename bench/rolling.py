@@ -236,8 +236,8 @@ def send(bootstrap_servers: str, rate: int, value_bytes: int, directory: Path) -
     with headrace.Producer(bootstrap_servers=bootstrap_servers, acks="all") as producer:
 
         def watch(number: int, due: float) -> None:
-            def note(receipt: headrace.Receipt) -> None:
-                error = receipt.exception(0)
+            def note(future: headrace.RecordFuture) -> None:
+                error = future.exception(0)
                 if error is not None:
                     failures.append(f"{number}: {error}")
                     return

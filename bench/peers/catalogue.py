@@ -95,11 +95,11 @@ def other_cases() -> list[Case]:
 CALLBACKS = "in/Kafka, confluent-kafka, batch 10000, callbacks"
 CONSUME = "out/Kafka, confluent-kafka consume(500), fetch.queue.backoff.ms=1"
 TARGETS = [
-    ratio("send with receipts: of confluent-kafka with callbacks", "produce/send", CALLBACKS, 3.0),
-    ratio("send with receipts: of librdkafka, batch 50", "produce/send", "in/Kafka, librdkafka (C), batch 50", 1.0),
+    ratio("send with futures: of confluent-kafka with callbacks", "produce/send", CALLBACKS, 3.0),
+    ratio("send with futures: of librdkafka, batch 50", "produce/send", "in/Kafka, librdkafka (C), batch 50", 1.0),
     ratio(
-        "send, receipts=False: of confluent-kafka without callbacks",
-        "produce/send, receipts=False",
+        "send, return_futures=False: of confluent-kafka without callbacks",
+        "produce/send, return_futures=False",
         "in/Kafka, confluent-kafka, batch 10000",
         3.0,
     ),

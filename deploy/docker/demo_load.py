@@ -28,7 +28,7 @@ class Counts:
 def produce(servers: str, rate: float, stop: threading.Event, counts: Counts) -> None:
     """Send `rate` records a second, by users who come back, until `stop`."""
     draw = random.Random(1)
-    with headrace.Producer(bootstrap_servers=servers, client_id="demo-producer", receipts=False) as producer:
+    with headrace.Producer(bootstrap_servers=servers, client_id="demo-producer", return_futures=False) as producer:
         begun = time.monotonic()
         while not stop.wait(ROUND_SECONDS):
             for _ in range(round((time.monotonic() - begun) * rate) - counts.sent):

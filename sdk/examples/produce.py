@@ -10,10 +10,10 @@ def main(cluster: str = "localhost:7170", topic: str = "example-produce") -> Non
     with headrace.Admin(bootstrap_servers=cluster) as admin:
         admin.create_topic(topic, partitions=3, exist_ok=True)
     with headrace.Producer(bootstrap_servers=cluster) as producer:
-        receipts = [producer.send(topic, b"value %d" % number) for number in range(9)]
-        receipts.append(producer.send(topic, b"last", key=b"user-1", headers=[("trace", b"42")]))
-        for receipt in receipts:
-            where = receipt.result(timeout=60)
+        futures = [producer.send(topic, b"value %d" % number) for number in range(9)]
+        futures.append(producer.send(topic, b"last", key=b"user-1", headers=[("trace", b"42")]))
+        for future in futures:
+            where = future.result(timeout=60)
             print(f"{where.topic}-{where.partition} offset {where.offset}")
 
 

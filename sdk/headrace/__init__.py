@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from headrace.client.handlers.work_queue import RetryPolicy as RetryPolicy
     from headrace.client.interceptors.interceptor import ProducedBatch as ProducedBatch
     from headrace.client.interceptors.interceptor import ProducerInterceptor as ProducerInterceptor
+    from headrace.client.producer.futures import BatchFuture as BatchFuture
+    from headrace.client.producer.futures import RecordFuture as RecordFuture
     from headrace.client.producer.producer import Producer as Producer
-    from headrace.client.producer.receipts import ManyReceipt as ManyReceipt
-    from headrace.client.producer.receipts import Receipt as Receipt
     from headrace.wire.allocator import keep_large_buffers as keep_large_buffers
     from headrace.wire.errors import ErrorCode as ErrorCode
     from headrace.wire.errors import HeadraceError as HeadraceError
@@ -49,8 +49,8 @@ _MODULES = {
     "OffsetAndMetadata": "headrace.client.group.offsets",
     "Producer": "headrace.client.producer.producer",
     "Reader": "headrace.client.consumer.reader",
-    "ManyReceipt": "headrace.client.producer.receipts",
-    "Receipt": "headrace.client.producer.receipts",
+    "BatchFuture": "headrace.client.producer.futures",
+    "RecordFuture": "headrace.client.producer.futures",
     "Record": "headrace.client.base.records",
     "RecordBatch": "headrace.client.base.records",
     "RecordMetadata": "headrace.client.base.records",

@@ -129,8 +129,8 @@ def test_a_killed_broker_loses_nothing(cluster: Engine, figure: Figure) -> None:
                 if stop.wait(0.01):
                     return
                 sent = [b"%d" % number for number in range(begin, begin + 20)]
-                for value, receipt in [(value, producer.send(topic, value, key=value)) for value in sent]:
-                    receipt.result(timeout=SECONDS)
+                for value, future in [(value, producer.send(topic, value, key=value)) for value in sent]:
+                    future.result(timeout=SECONDS)
                     acknowledged.append(value)
 
     writer = threading.Thread(target=write)

@@ -63,7 +63,7 @@ def loaded_cluster(prometheus_program: str) -> Iterator[LocalCluster]:
 
 
 def _produce(servers: str, stop: threading.Event) -> None:
-    with headrace.Producer(bootstrap_servers=servers, receipts=False) as producer:
+    with headrace.Producer(bootstrap_servers=servers, return_futures=False) as producer:
         while not stop.wait(0.05):
             for number in range(20):
                 producer.send(TOPIC, b"%d" % number, key=b"%d" % number)

@@ -88,21 +88,21 @@ class Sender(Client):
         self.sent.add(value)
         return count % PARTITIONS, value
 
-    def note(self, value: bytes, receipt: headrace.Receipt) -> None:
-        self.outcomes[value] = receipt.exception(0) or receipt.result(0)
+    def note(self, value: bytes, future: headrace.RecordFuture) -> None:
+        self.outcomes[value] = future.exception(0) or future.result(0)
 
     def work(self) -> None:
-        with contextlib.suppress(headrace.DeliveryError):  # Each receipt says it, too.
+        with contextlib.suppress(headrace.DeliveryError):  # Each future says it, too.
             with headrace.Producer(bootstrap_servers=self.servers, linger_ms=5) as producer:
                 while not self.stopped.wait(PAUSE_SECONDS):
                     with self.stamp.lock:
                         partition, value = self.next_value()
                         try:
-                            receipt = producer.send(NAME, value, partition=partition)
+                            future = producer.send(NAME, value, partition=partition)
                         except headrace.HeadraceError as error:
                             self.outcomes[value] = error
                             continue
-                    receipt.add_done_callback(partial(self.note, value))
+                    future.add_done_callback(partial(self.note, value))
 
     def acknowledged(self, word: bytes) -> dict[bytes, tuple[int, int]]:
         """Partition and offset of what was acknowledged, of records with this stamp."""
@@ -135,17 +135,17 @@ class AsyncioSender(Sender):
                     with self.stamp.lock:
                         partition, value = self.next_value()
                         try:
-                            receipt = await producer.send(NAME, value, partition=partition)
+                            future = await producer.send(NAME, value, partition=partition)
                         except headrace.HeadraceError as error:
                             self.outcomes[value] = error
                             continue
-                    waiting.append(asyncio.create_task(self._settle(value, receipt)))
+                    waiting.append(asyncio.create_task(self._settle(value, future)))
                     await asyncio.sleep(PAUSE_SECONDS)
         await asyncio.gather(*waiting)
 
-    async def _settle(self, value: bytes, receipt: aio.Receipt) -> None:
+    async def _settle(self, value: bytes, future: aio.RecordFuture) -> None:
         try:
-            self.outcomes[value] = await receipt
+            self.outcomes[value] = await future
         except headrace.HeadraceError as error:
             self.outcomes[value] = error
 

@@ -1,5 +1,5 @@
 """What the replication tests share: a replicated cluster with short times, looks at every replica, a writer whose
-receipts are kept, a follower that says on the wire what it is told to.
+futures are kept, a follower that says on the wire what it is told to.
 
 Every wait here looks again until a deadline; nothing is slept through.
 """
@@ -309,7 +309,7 @@ LOCAL_CHANNEL = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_messa
 
 
 class Writer:
-    """An idempotent producer in a thread, numbers from 0 on over all partitions; every receipt is kept.
+    """An idempotent producer in a thread, numbers from 0 on over all partitions; every future is kept.
 
     `window`: how many may be unacknowledged. Stops by itself at the first record that failed for good.
     """
@@ -317,7 +317,7 @@ class Writer:
     def __init__(self, servers: str, topic: str, partitions: int, *, window: int = 120, **settings: Any) -> None:
         self.topic, self.partitions = topic, partitions
         self.servers = servers
-        self.receipts: list[headrace.Receipt] = []
+        self.futures: list[headrace.RecordFuture] = []
         self.acknowledged_at: list[float] = []
         self._stop = threading.Event()
         self._window = window
@@ -341,10 +341,10 @@ class Writer:
                 number = 0
                 while not self._stop.is_set():
                     if number >= self._window:
-                        self.receipts[number - self._window].result(self._patience)
-                    receipt = producer.send(self.topic, b"%d" % number, partition=number % self.partitions)
-                    receipt.add_done_callback(self._note)
-                    self.receipts.append(receipt)
+                        self.futures[number - self._window].result(self._patience)
+                    future = producer.send(self.topic, b"%d" % number, partition=number % self.partitions)
+                    future.add_done_callback(self._note)
+                    self.futures.append(future)
                     number += 1
                     if number % PACE == 0:
                         self._stop.wait(0.01)
@@ -352,8 +352,8 @@ class Writer:
         except BaseException as error:
             self.failure = error
 
-    def _note(self, receipt: headrace.Receipt) -> None:
-        if receipt.exception(0) is None:
+    def _note(self, future: headrace.RecordFuture) -> None:
+        if future.exception(0) is None:
             self.acknowledged_at.append(time.monotonic())
 
     def wait_for(self, acknowledged: int) -> None:
@@ -377,9 +377,9 @@ class Writer:
         `starts`: where the partitions begin, whose records below were deleted; nothing of them has come back.
         """
         assert self.failure is None, self.failure
-        offsets = [receipt.result(SECONDS).offset for receipt in self.receipts]
+        offsets = [future.result(SECONDS).offset for future in self.futures]
         for partition in range(self.partitions):
-            sent = [b"%d" % number for number in range(partition, len(self.receipts), self.partitions)]
+            sent = [b"%d" % number for number in range(partition, len(self.futures), self.partitions)]
             with headrace.Reader(self.topic, partitions=[partition], bootstrap_servers=self.servers) as reader:
                 found = [(record.offset, record.value) for record in reader]
             start = (starts or {}).get(partition, 0)
@@ -432,7 +432,7 @@ class Follower:
         """I21: every record that was sent came once, in the order of its partition."""
         assert self.failure is None, self.failure
         for number, values in self.values.items():
-            assert values == [b"%d" % n for n in range(number, len(writer.receipts), len(self.values))]
+            assert values == [b"%d" % n for n in range(number, len(writer.futures), len(self.values))]
 
 
 def batch(*values: bytes, **fields: Any) -> bytes:

@@ -25,9 +25,9 @@ assert decode_batch(batch, max_payload_bytes=1 << 20).values() == values
 with headrace.Admin(bootstrap_servers=bootstrap_servers) as admin:
     admin.create_topic(topic, partitions=2)
 with headrace.Producer(bootstrap_servers=bootstrap_servers, compression_type="gzip") as producer:
-    receipts = [producer.send(topic, value, key=b"one", headers=[("n", b"1")]) for value in values]
-    assert [receipt.result(30).offset for receipt in receipts] == list(range(len(values)))
-    producer.send_many(topic, values, partition=1 - receipts[0].result().partition)
+    futures = [producer.send(topic, value, key=b"one", headers=[("n", b"1")]) for value in values]
+    assert [future.result(30).offset for future in futures] == list(range(len(values)))
+    producer.send_many(topic, values, partition=1 - futures[0].result().partition)
     producer.flush(timeout=30)
 with headrace.Reader(topic, bootstrap_servers=bootstrap_servers) as reader:
     read = list(reader)

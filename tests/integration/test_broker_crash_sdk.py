@@ -16,12 +16,12 @@ WINDOW = 3_000
 DEADLINE_SECONDS = 60
 
 
-def send_all(producer: headrace.Producer, topic: str, receipts: list[headrace.Receipt]) -> None:
+def send_all(producer: headrace.Producer, topic: str, futures: list[headrace.RecordFuture]) -> None:
     """Send the numbers from 0 on, at most WINDOW of them unacknowledged; a failure ends the thread, and the test."""
     for number in range(RECORDS):
         if number >= WINDOW:
-            receipts[number - WINDOW].result(DEADLINE_SECONDS)
-        receipts.append(producer.send(topic, b"%d" % number, partition=number % PARTITIONS))
+            futures[number - WINDOW].result(DEADLINE_SECONDS)
+        futures.append(producer.send(topic, b"%d" % number, partition=number % PARTITIONS))
 
 
 @pytest.mark.parametrize("durability", ["fsync", "async"])
@@ -31,23 +31,23 @@ def test_kill_and_restart_under_the_producer(own_cluster: Callable[..., LocalClu
     servers = cluster.bootstrap_servers
     with headrace.Admin(bootstrap_servers=servers) as admin:
         admin.create_topic("crash", partitions=PARTITIONS, config={"durability": durability})
-    receipts: list[headrace.Receipt] = []
+    futures: list[headrace.RecordFuture] = []
     with headrace.Producer(bootstrap_servers=servers, acks="all", batch_bytes=2_000, linger_ms=1) as producer:
-        sender = threading.Thread(target=send_all, args=(producer, "crash", receipts), daemon=True)
+        sender = threading.Thread(target=send_all, args=(producer, "crash", futures), daemon=True)
         sender.start()
-        while len(receipts) <= BEFORE_KILL:
+        while len(futures) <= BEFORE_KILL:
             sender.join(0.001)
             assert sender.is_alive()
-        receipts[BEFORE_KILL].result(DEADLINE_SECONDS)
+        futures[BEFORE_KILL].result(DEADLINE_SECONDS)
         cluster.broker(1).kill()
         # Everything else was not sent or not answered when the broker died.
-        acknowledged_before = [receipt.done() for receipt in tuple(receipts)].count(True)
+        acknowledged_before = [future.done() for future in tuple(futures)].count(True)
         assert BEFORE_KILL / PARTITIONS < acknowledged_before < RECORDS
         cluster.restart(cluster.broker(1))
         sender.join(DEADLINE_SECONDS)
         assert not sender.is_alive()
-        assert len(receipts) == RECORDS
-        metadata = [receipt.result(DEADLINE_SECONDS) for receipt in receipts]
+        assert len(futures) == RECORDS
+        metadata = [future.result(DEADLINE_SECONDS) for future in futures]
     for partition in range(PARTITIONS):
         with headrace.Reader("crash", partitions=[partition], bootstrap_servers=servers) as reader:
             found = [(record.offset, record.value) for record in reader]

@@ -51,7 +51,7 @@ def test_an_upgrade_of_every_broker_costs_no_record(replicated: Replicated) -> N
                 replicated.wait_in_sync("upgraded")
             writer.wait_for(200)
         until(lambda: not draining(replicated), "the end of the drains")
-        follower.wait_for(len(writer.receipts))
+        follower.wait_for(len(writer.futures))
     writer.check(replicated)
     follower.check(writer)
 

@@ -174,8 +174,8 @@ def test_a_request_id_goes_through_client_and_servers(cluster: LocalCluster) -> 
     with headrace.Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
         with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
             admin.create_topic("small", config={"max_batch_bytes": 2048})
-            receipt = producer.send("small", b"x")
-            receipt.result(timeout=SECONDS)
+            future = producer.send("small", b"x")
+            future.result(timeout=SECONDS)
     logged = "\n".join(part.log_file.read_text() for part in cluster.brokers)
     assert any("Produce" in line and "request_id=" in line for line in logged.splitlines())
 

@@ -245,7 +245,7 @@ def test_whatever_befalls_a_group_every_record_is_delivered(seed: int, totals: d
                 faults.append(world.strike())
                 print(f"seed {seed}: {faults[-1]}")
         assert writer.failure is None, writer.failure
-        wanted = {number: {*range(len(writer.receipts[number::PARTITIONS]))} for number in range(PARTITIONS)}
+        wanted = {number: {*range(len(writer.futures[number::PARTITIONS]))} for number in range(PARTITIONS)}
         healed = time.monotonic()
         until(lambda: world.has_delivered(wanted), "every record", CATCH_UP_SECONDS)
         caught_up = time.monotonic() - healed
@@ -257,8 +257,8 @@ def test_whatever_befalls_a_group_every_record_is_delivered(seed: int, totals: d
     deliveries = sum(line.end - line.first for m in world.past for line in m.lines if line.what == "deliver")
     found = {
         "faults": len(faults),
-        "records": len(writer.receipts),
-        "delivered again": deliveries - len(writer.receipts),
+        "records": len(writer.futures),
+        "delivered again": deliveries - len(writer.futures),
         "commits in etcd": registries.commits,
         "grants": registries.grants,
         "revisions": registries.revisions,

@@ -21,10 +21,10 @@ GROUP = "goes-on"
 def send(servers: str, topic: str, values: range) -> list[bytes]:
     """Send with acks=all to partition 0 and give what was acknowledged."""
     with headrace.Producer(bootstrap_servers=servers, acks="all") as producer:
-        receipts = [(b"%d" % value, producer.send(topic, b"%d" % value, partition=0)) for value in values]
-        for _, receipt in receipts:
-            receipt.result(30)
-        return [value for value, _ in receipts]
+        futures = [(b"%d" % value, producer.send(topic, b"%d" % value, partition=0)) for value in values]
+        for _, future in futures:
+            future.result(30)
+        return [value for value, _ in futures]
 
 
 def read(servers: str, topic: str) -> list[bytes | None]:

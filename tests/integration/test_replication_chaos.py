@@ -86,7 +86,7 @@ def test_faults_at_random(
                     print(f"seed {SEED}: {done}; {len(nemesis.writer.acknowledged_at)} acknowledged")
                 replicated.wait_in_sync("chaos")
                 nemesis.writer.wait_for(200)
-            nemesis.follower.wait_for(len(nemesis.writer.receipts))
+            nemesis.follower.wait_for(len(nemesis.writer.futures))
         nemesis.writer.check(replicated, nemesis.starts)
         nemesis.follower.check(nemesis.writer)
         lives.check()

@@ -46,7 +46,7 @@ def test_kill_of_a_leader(replicated: Replicated, durability: str) -> None:
             print(f"longest time without an acknowledgement: {writer.longest_gap(killed_at - 1):.2f} s")
             replicated.cluster.restart(replicated.broker(1))
             writer.wait_for(1_000)
-        follower.wait_for(len(writer.receipts))
+        follower.wait_for(len(writer.futures))
     writer.check(replicated)
     follower.check(writer)
 
@@ -83,7 +83,7 @@ def test_ten_moves_of_leadership(replicated: Replicated) -> None:
                 )
                 replicated.admin.undrain_broker(before.leader_id)
             writer.wait_for(200)
-        follower.wait_for(len(writer.receipts))
+        follower.wait_for(len(writer.futures))
     writer.check(replicated)
     follower.check(writer)
 

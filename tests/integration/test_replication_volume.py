@@ -22,8 +22,8 @@ BEFORE, SINCE = range(10), range(10, 1_000)
 def send(servers: str, values: range) -> None:
     """Send, and wait until all in sync have it on their disks."""
     with headrace.Producer(bootstrap_servers=servers, acks="all") as producer:
-        for receipt in [producer.send("rolled-back", b"%d" % value, partition=0) for value in values]:
-            receipt.result(30)
+        for future in [producer.send("rolled-back", b"%d" % value, partition=0) for value in values]:
+            future.result(30)
 
 
 @pytest.mark.timeout(180)

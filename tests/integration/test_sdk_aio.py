@@ -21,7 +21,7 @@ def test_a_round_trip_of_all_four_classes(headrace_cluster, topic_name):
             async with aio.Producer(**settings, compression_type="zstd") as producer:
                 first = [await producer.send(topic_name, b"%d" % n, partition=n % 2) for n in range(RECORDS)]
                 await producer.flush(WAIT)
-                assert [(await receipt).offset for receipt in first] == [n // 2 for n in range(RECORDS)]
+                assert [(await future).offset for future in first] == [n // 2 for n in range(RECORDS)]
                 many = await producer.send_many(topic_name, [b"many"] * 1000, partition=1)
                 assert sum(records for _, records in await many) == 1000
                 assert (await producer.send_and_wait(topic_name, b"end", partition=0)).offset == RECORDS // 2

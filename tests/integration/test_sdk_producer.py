@@ -26,12 +26,12 @@ def create(cluster, topic):
 
 
 @pytest.mark.parametrize("acks", ["all", 1])
-def test_receipts_name_the_offsets_that_a_reader_finds(one_broker, acks):
-    topic = f"receipts-{acks}"
+def test_futures_name_the_offsets_that_a_reader_finds(one_broker, acks):
+    topic = f"futures-{acks}"
     create(one_broker, topic)
     with headrace.Producer(bootstrap_servers=one_broker.bootstrap_servers, acks=acks) as producer:
-        receipts = [producer.send(topic, b"%d" % number) for number in range(5000)]
-        assert [receipt.result(WAIT).offset for receipt in receipts] == list(range(5000))
+        futures = [producer.send(topic, b"%d" % number) for number in range(5000)]
+        assert [future.result(WAIT).offset for future in futures] == list(range(5000))
     values = [b"%d" % number for number in range(5000)]
     if acks == 1:
         until(lambda: read_values(one_broker, topic) == values, "what may be acknowledged before it is committed")
@@ -39,16 +39,16 @@ def test_receipts_name_the_offsets_that_a_reader_finds(one_broker, acks):
 
 
 def test_a_broker_killed_while_it_takes_records_loses_and_doubles_nothing(one_broker):
-    """kill -9 during produce, restarted: every record is there once, in order, at the offset of its receipt."""
+    """kill -9 during produce, restarted: every record is there once, in order, at the offset of its future."""
     create(one_broker, "killed")
     broker = one_broker.broker(1)
     with headrace.Producer(bootstrap_servers=one_broker.bootstrap_servers, batch_records=50, linger_ms=0) as producer:
-        receipts = [producer.send("killed", b"%d" % number) for number in range(2000)]
-        receipts[500].result(WAIT)
+        futures = [producer.send("killed", b"%d" % number) for number in range(2000)]
+        futures[500].result(WAIT)
         broker.kill()
-        receipts += [producer.send("killed", b"%d" % number) for number in range(2000, 4000)]
+        futures += [producer.send("killed", b"%d" % number) for number in range(2000, 4000)]
         one_broker.restart(broker)
-        offsets = [receipt.result(WAIT).offset for receipt in receipts]
+        offsets = [future.result(WAIT).offset for future in futures]
     values = read_values(one_broker, "killed")
     assert values == [b"%d" % number for number in range(4000)]
     assert all(offset in (-1, number) for number, offset in enumerate(offsets))

@@ -63,7 +63,7 @@ def test_asyncio_clients_follow_the_leader(racked, fate):
 
     async def work():
         seen = {0: [], 1: [], 2: []}
-        receipts = []
+        futures = []
 
         async def read(consumer, records):
             while sum(map(len, seen.values())) < records:
@@ -71,8 +71,8 @@ def test_asyncio_clients_follow_the_leader(racked, fate):
                     seen[record.partition].append((record.offset, record.value))
 
         async def write(producer, records):
-            for number in range(len(receipts), len(receipts) + records):
-                receipts.append(await producer.send(topic, b"%d" % number, partition=number % 3))
+            for number in range(len(futures), len(futures) + records):
+                futures.append(await producer.send(topic, b"%d" % number, partition=number % 3))
 
         async with (
             headrace.aio.Producer(**settings, batch_bytes=2_000) as producer,
@@ -84,7 +84,7 @@ def test_asyncio_clients_follow_the_leader(racked, fate):
             started = time.monotonic()
             await asyncio.to_thread(fate, racked)
             await write(producer, 900)
-            offsets = [(await receipt).offset for receipt in receipts]
+            offsets = [(await future).offset for future in futures]
             print(f"acknowledged {time.monotonic() - started:.2f} s later")
             await read(consumer, 2_700)
             print(f"read {time.monotonic() - started:.2f} s later")
@@ -112,9 +112,9 @@ def test_a_leader_that_hangs_under_blocking_clients(racked):
             print(f"longest time without an acknowledgement: {writer.longest_gap(paused_at - 1):.2f} s")
             racked.broker(1).resume()
             writer.wait_for(1_000)
-        follower.wait_for(len(writer.receipts))
+        follower.wait_for(len(writer.futures))
     for number, values in follower.values.items():
-        assert values == [b"%d" % n for n in range(number, len(writer.receipts), 3)]
+        assert values == [b"%d" % n for n in range(number, len(writer.futures), 3)]
     writer.check(racked)
 
 

@@ -179,7 +179,7 @@ def test_the_command_line_ends_with_both_ids(topic):
 
 
 def told_at_the_end():
-    """Closing a producer raises what it could not deliver, besides what each receipt says."""
+    """Closing a producer raises what it could not deliver, besides what each future says."""
     return contextlib.suppress(headrace.DeliveryError)
 
 
@@ -194,10 +194,10 @@ def test_a_producer_sends_nothing_of_the_old_life_to_the_new_one(topic, is_async
     def send_all(producer, word, count):
         return [(value, producer.send(topic.name, value, partition=0)) for value in values(word, count)]
 
-    def settle(receipts):
-        for value, receipt in receipts:
+    def settle(futures):
+        for value, future in futures:
             try:
-                note(value, receipt.result(WAIT))
+                note(value, future.result(WAIT))
             except headrace.HeadraceError as error:
                 note(value, error)
 
@@ -209,9 +209,9 @@ def test_a_producer_sends_nothing_of_the_old_life_to_the_new_one(topic, is_async
                 await asyncio.to_thread(topic.make_anew, 1)
                 while True:
                     after = [(value, await producer.send(topic.name, value, partition=0)) for value in values(b"b", 5)]
-                    for value, receipt in [*before, *after]:
+                    for value, future in [*before, *after]:
                         try:
-                            note(value, await receipt)
+                            note(value, await future)
                         except headrace.HeadraceError as error:
                             note(value, error)
                     if not any(isinstance(outcomes[value], headrace.HeadraceError) for value, _ in after):

@@ -118,8 +118,8 @@ class Load:
                     done = functools.partial(self._done, value=value, begun=begun)
                     producer.send(self._topic, value, key=value).add_done_callback(done)
 
-    def _done(self, receipt: headrace.Receipt, value: bytes, begun: float) -> None:
-        error = receipt.exception()
+    def _done(self, future: headrace.RecordFuture, value: bytes, begun: float) -> None:
+        error = future.exception()
         if error is None:
             self.acknowledged.append(value)
             self.seconds.append(time.perf_counter() - begun)

@@ -118,7 +118,7 @@ BATCHES = (
         "letter-not-awaited",
         "H147",
         f"{CLIENT}/fetch/fetching.py",
-        "        for receipt in receipts:\n            receipt.result()\n",
+        "        for future in futures:\n            future.result()\n",
         "",
         "A batch is passed before its dead letter is stored.",
         Test(f"{PASSING}::test_letter_that_is_refused_is_written_again", FAKE),

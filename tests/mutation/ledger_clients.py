@@ -240,7 +240,7 @@ CLIENTS = (
         "another-tries-records-taken-for-ones-own",
         "H144",
         f"{SPARK}/task_writer.py",
-        "            if self._options.idempotent_retries and receipt.batch.repeated:\n",
+        "            if self._options.idempotent_retries and future.batch.repeated:\n",
         "            if False:\n",
         "A task believes that its rows are stored where another try of it has stored others under their sequences.",
         Test(f"{RETRIES}::test_a_task_is_tried_again_while_the_first_try_is_still_at_work", NO_SPARK),

@@ -267,7 +267,7 @@ def test_section_3_2_partitions_random_or_by_key(servers: str, make_topic: Calla
     keys = [b"user-%d" % number for number in range(30)]
     with headrace.Producer(bootstrap_servers=servers, linger_ms=0) as producer:
         keyed = [(key, producer.send(topic, key, key=key)) for key in keys]
-        assert all(receipt.result(SECONDS).partition == zlib.crc32(key) % 3 for key, receipt in keyed)
+        assert all(future.result(SECONDS).partition == zlib.crc32(key) % 3 for key, future in keyed)
         keyless = {producer.send(topic, b"keyless").result(SECONDS).partition for _ in range(60)}
         assert keyless == {0, 1, 2}
     with headrace.Producer(bootstrap_servers=servers, partitioner=lambda topic, key, partitions: len(key) % 3) as own:
@@ -318,8 +318,8 @@ def test_section_5_producers_need_not_wait(servers: str, make_topic: Callable[..
     """Section 5: the producer does not wait for acknowledgements from the broker: acks=0."""
     topic = make_topic()
     with headrace.Producer(bootstrap_servers=servers, acks=0) as producer:
-        receipt = producer.send(topic, b"unasked")
+        future = producer.send(topic, b"unasked")
         producer.flush(SECONDS)
-        assert receipt.result(SECONDS).offset == -1
+        assert future.result(SECONDS).offset == -1
     wait_until(lambda: latest(servers, topic) == 1)
     assert values_of(servers, topic) == {0: [b"unasked"]}

@@ -11,9 +11,9 @@ import random
 
 from headrace.client.base.retry import Backoff
 from headrace.client.net.cluster_metadata import ClusterMetadata
+from headrace.client.producer.futures import PendingBatch
 from headrace.client.producer.inflight import InFlightRequests
 from headrace.client.producer.partition_queue import PartitionQueue, PartitionResponse, SealedBatch
-from headrace.client.producer.receipts import PendingBatch
 from headrace.v1 import cluster_pb2
 from headrace.wire.batch import read_header
 from headrace.wire.columns import decode_batch

@@ -140,7 +140,7 @@ class Producer(Client):
                 await self._rest(self.period_ms)
                 await self._send_to(self._producer, self._chance.randrange(self.cluster.plan.partitions))
             if until_ms is not None:
-                with suppress(HeadraceError):  # What was not delivered its receipts say, too.
+                with suppress(HeadraceError):  # What was not delivered its futures say, too.
                     await self._producer.close()
                 self.world.count("producers ended")
 
@@ -175,8 +175,8 @@ class Producer(Client):
         done = 0
         try:
             if as_batch:
-                for receipt, records in (await producer.send_many(TOPIC, values, partition=number)).parts:
-                    self._wait(producer, number, tuple(names[done : done + records]), receipt)
+                for future, records in (await producer.send_many(TOPIC, values, partition=number)).parts:
+                    self._wait(producer, number, tuple(names[done : done + records]), future)
                     done += records
             else:
                 for name, value in zip(names, values, strict=True):
@@ -187,16 +187,16 @@ class Producer(Client):
             key = LogId(self.cluster.newest_topic_id, number)
             self._end(key, tuple(names[done:]), FAIL, -1, self.cluster.next_order())
 
-    def _wait(self, producer: aio.Producer, number: int, names: tuple[str, ...], receipt: aio.Receipt) -> None:
+    def _wait(self, producer: aio.Producer, number: int, names: tuple[str, ...], future: aio.RecordFuture) -> None:
         topic = producer._core._topics.get(TOPIC)
         key = LogId(self.cluster.newest_topic_id if topic is None else topic.topic_leaders.topic_id, number)
         self._open[number] += 1
-        self._own(self._await(key, names, receipt, self.cluster.next_order()))
+        self._own(self._await(key, names, future, self.cluster.next_order()))
 
-    async def _await(self, key: LogId, names: tuple[str, ...], receipt: aio.Receipt, order: int) -> None:
+    async def _await(self, key: LogId, names: tuple[str, ...], future: aio.RecordFuture, order: int) -> None:
         outcome, offset = OK, -1
         try:
-            offset = (await receipt).offset
+            offset = (await future).offset
             self.world.count("acknowledged")
         except HeadraceError as error:
             outcome = FAIL if error.outcome is Outcome.NOT_APPLIED else UNKNOWN

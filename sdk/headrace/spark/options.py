@@ -35,7 +35,7 @@ PREFIX = "headrace."
 SERVERS = "headrace.bootstrap.servers"
 _NOT_FOR_SPARK = frozenset(
     {"key_deserializer", "value_deserializer", "report_positions_as", "key_serializer", "value_serializer"}
-    | {"partitioner", "receipts", "producer_id", "producer_epoch"}
+    | {"partitioner", "interceptors", "return_futures", "producer_id", "producer_epoch"}
 )
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 """Spark's own, which it hands to sources and sinks as well."""

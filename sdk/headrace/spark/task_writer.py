@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from headrace.client.admin.admin import Admin
 from headrace.client.base.config import AdminConfig
+from headrace.client.producer.futures import BatchFuture
 from headrace.client.producer.producer import Producer
-from headrace.client.producer.receipts import ManyReceipt
 from headrace.spark.errors import DataLossError, OtherRowsError
 from headrace.spark.held_rows import HeldRows
 from headrace.spark.identity import TaskIdentity
@@ -96,7 +96,7 @@ class _Target:
 
 class _Sent(NamedTuple):
     share: Share
-    receipt: ManyReceipt
+    future: BatchFuture
 
 
 class TaskWriter:
@@ -152,7 +152,7 @@ class TaskWriter:
                 else:
                     target.held.add(share)
         self._turn += 1
-        while self._sent and self._sent[0].receipt.done():
+        while self._sent and self._sent[0].future.done():
             self._settle(self._sent.popleft())
 
     def finish(self) -> None:
@@ -244,11 +244,11 @@ class TaskWriter:
         rows, start = sent.share.rows, 0
         where = TopicPartition(sent.share.topic, sent.share.partition)
         try:
-            placed = sent.receipt.result()
+            placed = sent.future.result()
         except OutOfOrderSequenceError as error:
             raise _other_try(where, self._identity.task) from error
-        for (receipt, _), (place, count) in zip(sent.receipt.parts, placed, strict=True):
-            if self._options.idempotent_retries and receipt.batch.repeated:
+        for (future, _), (place, count) in zip(sent.future.parts, placed, strict=True):
+            if self._options.idempotent_retries and future.batch.repeated:
                 if place.offset < 0:
                     raise _other_try(where, self._identity.task)
                 self._check_same(OffsetRange(where, place.offset, place.offset + count), rows.slice(start, count))
@@ -271,7 +271,7 @@ class TaskWriter:
             raise _other_try(stored.where, self._identity.task)
 
 
-def send_share(producer: Producer, share: Share) -> ManyReceipt:
+def send_share(producer: Producer, share: Share) -> BatchFuture:
     """Send rows to their partition."""
     names = share.rows.schema.names
     column = share.rows.column

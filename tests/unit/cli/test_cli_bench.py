@@ -29,7 +29,7 @@ from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.records.record_json import OutgoingRecord
 from headrace.client.base.errors import DeliveryError
 from headrace.client.base.partitioner import partition_for_key
-from headrace.client.producer.receipts import ManyReceipt, PendingBatch, receipt_for
+from headrace.client.producer.futures import BatchFuture, PendingBatch, future_for
 from headrace.wire.errors import NotEnoughReplicasError
 from headrace.wire.ids import TopicPartition
 
@@ -282,9 +282,9 @@ def test_a_wait_is_of_what_was_acknowledged() -> None:
     """A part that failed has not been acknowledged late: it counts nowhere."""
     batches: list[PendingBatch] = []
 
-    def send(part: RecordColumns) -> ManyReceipt:
+    def send(part: RecordColumns) -> BatchFuture:
         batches.append(PendingBatch(TopicPartition("clicks", 0), 0, lambda _: None))
-        return ManyReceipt([(receipt_for(batches[-1], 0), part.records)])
+        return BatchFuture([(future_for(batches[-1], 0), part.records)])
 
     clock = Clock()
     progress = send_paced(evenly(3, 100.0), send, clock, clock.sleep)

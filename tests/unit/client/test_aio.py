@@ -14,8 +14,8 @@ PARTITION = headrace.TopicPartition("t", 0)
 async def test_records_go_out_and_come_back(fake_cluster):
     fake_cluster.create_topic("t", 2)
     async with headrace.aio.Producer(bootstrap_servers=fake_cluster.address) as producer:
-        receipts = [await producer.send("t", b"%d" % number, partition=number % 2) for number in range(1000)]
-        places = [await receipt for receipt in receipts]
+        futures = [await producer.send("t", b"%d" % number, partition=number % 2) for number in range(1000)]
+        places = [await future for future in futures]
         assert [place.offset for place in places] == [number // 2 for number in range(1000)]
         assert (await producer.send_and_wait("t", b"last", partition=0)).offset == 500
         many = await producer.send_many("t", [b"m"] * 100, partition=1)
@@ -112,7 +112,7 @@ async def test_what_is_not_open_says_how_to_open_it(fake_cluster):
     with pytest.raises(headrace.ConfigError, match="async with"):
         await headrace.aio.Consumer("t").poll()
     with pytest.raises(headrace.ConfigError, match="blocking"):
-        headrace.aio.Producer(receipts=False)
+        headrace.aio.Producer(return_futures=False)
 
 
 async def test_admin_describes_topics(fake_cluster):

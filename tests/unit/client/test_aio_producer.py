@@ -53,26 +53,26 @@ async def test_a_cancelled_send_that_waited_for_room_was_not_taken(fake_cluster)
     async with producer_for(fake_cluster, **settings) as producer:
         await producer.send_and_wait("t", b"warm")
         fake_cluster.hold.clear()
-        receipts = []
+        futures = []
 
         async def fill():
             for number in range(1000):
-                receipts.append(await producer.send("t", b"%04d" % number + b"x" * 1000))
+                futures.append(await producer.send("t", b"%04d" % number + b"x" * 1000))
 
         filling = asyncio.create_task(fill())
         await until(lambda: producer._core._waiting_for_room)
         filling.cancel()
         with pytest.raises(asyncio.CancelledError):
             await filling
-        waiting = asyncio.ensure_future(receipts[0])
+        waiting = asyncio.ensure_future(futures[0])
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         fake_cluster.hold.set()
         await producer.flush(WAIT)
-        assert 0 < len(receipts) < 1000
-        assert (await receipts[0]).offset == 1
+        assert 0 < len(futures) < 1000
+        assert (await futures[0]).offset == 1
         assert producer._core._buffer_pool.used == 0
     values = topic.partitions[0].values()[1:]
     assert [value[:4] for value in values] == [b"%04d" % number for number in range(len(values))]
@@ -128,17 +128,17 @@ async def test_the_buffer_is_bounded_and_says_so(fake_cluster):
         await producer.flush(WAIT)
 
 
-async def test_close_returns_while_the_broker_hangs_and_resolves_every_receipt(fake_cluster):
+async def test_close_returns_while_the_broker_hangs_and_resolves_every_future(fake_cluster):
     """Also what waits for room ends, and closing again waits for nothing."""
     fake_cluster.create_topic("t")
     producer = producer_for(fake_cluster, buffer_memory=64 * 1024, batch_bytes=16 * 1024)
     await producer.send_and_wait("t", b"warm")
     fake_cluster.hold.clear()
-    receipts = []
+    futures = []
 
     async def fill():
         while True:
-            receipts.append(await producer.send("t", b"x" * 1000))
+            futures.append(await producer.send("t", b"x" * 1000))
 
     filling = asyncio.create_task(fill())
     await until(lambda: producer._core._waiting_for_room)
@@ -146,9 +146,9 @@ async def test_close_returns_while_the_broker_hangs_and_resolves_every_receipt(f
         await producer.close(timeout=0.1)
     with pytest.raises(headrace.ClosedError):
         await filling
-    for receipt in receipts:
+    for future in futures:
         with pytest.raises(headrace.HeadraceError):
-            await receipt
+            await future
     with pytest.raises(headrace.ClosedError):
         await producer.send("t", b"late")
     await producer.close()
@@ -160,14 +160,14 @@ async def test_a_cancelled_close_has_closed(fake_cluster):
     producer = producer_for(fake_cluster)
     await producer.send_and_wait("t", b"warm")
     fake_cluster.hold.clear()
-    receipt = await producer.send("t", b"stuck")
+    future = await producer.send("t", b"stuck")
     closing = asyncio.create_task(producer.close())
     await until(lambda: producer._core._calls)
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
     with pytest.raises(headrace.ClosedError):
-        await receipt
+        await future
     await producer.close()
     fake_cluster.hold.set()
 
@@ -195,9 +195,9 @@ async def test_a_coordinator_that_is_away_is_waited_for(fake_cluster):
     topic = fake_cluster.create_topic("t")
     fake_cluster.coordinator_down = True
     async with producer_for(fake_cluster) as producer:
-        receipt = await producer.send("t", b"x")
+        future = await producer.send("t", b"x")
         await until(lambda: fake_cluster.calls["InitProducerId"] >= 3)
-        assert not receipt.done()
+        assert not future.done()
         fake_cluster.coordinator_down = False
-        assert (await receipt).offset == 0
+        assert (await future).offset == 0
     assert topic.partitions[0].values() == [b"x"]

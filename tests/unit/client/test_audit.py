@@ -186,8 +186,8 @@ def test_records_that_were_refused_are_claimed_as_failed(fake_cluster, faults):
     fake_cluster.faults.append(faults.refused_with(BatchTooLargeError("no", outcome=Outcome.NOT_APPLIED)))
     settings = {**FAST, "audit_topic": "audit", "enable_idempotence": False}
     producer = headrace.Producer(bootstrap_servers=fake_cluster.address, **settings)
-    receipt = producer.send("t", b"x")
-    assert receipt.exception(WAIT) is not None
+    future = producer.send("t", b"x")
+    assert future.exception(WAIT) is not None
     with pytest.raises(headrace.DeliveryError):
         producer.close()
     ((counts, settled),) = totals(claims_in(fake_cluster)).values()

@@ -15,9 +15,9 @@ from headrace.client.base.serializers import deserialize, resolve_serializer, se
 from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.client.producer.accumulator import BATCH_OVERHEAD, PIECE_BYTES, BufferPool, PartitionBuffer, record_cost
 from headrace.client.producer.bulk import bulk_of
+from headrace.client.producer.futures import PendingBatch
 from headrace.client.producer.partition_queue import PartitionQueue, Request, RequestPart, SealedBatch
 from headrace.client.producer.produce_rpc import produce_request
-from headrace.client.producer.receipts import PendingBatch
 from headrace.client.producer.sequences import MAX_EPOCH, SEQUENCES, ProducerStamp, SequenceState, restamp
 from headrace.v1 import broker_pb2, cluster_pb2
 from headrace.wire.batch import check_batch, read_header
@@ -199,16 +199,16 @@ def make_buffer(batch_bytes=10_000, records=100):
     return buffer
 
 
-@pytest.mark.parametrize("receipts", [True, False])
-def test_an_appender_appends_until_there_is_no_room_and_leaves_a_true_count(receipts):
+@pytest.mark.parametrize("futures", [True, False])
+def test_an_appender_appends_until_there_is_no_room_and_leaves_a_true_count(futures):
     buffer = make_buffer(batch_bytes=1000)
     assert buffer.reserved_bytes == 1000
-    append = buffer.start_appender(receipts=receipts)
+    append = buffer.start_appender(return_futures=futures)
     given = [append(b"x" * 26) for _ in range(20)]
     with pytest.raises(StopIteration):
         append(b"x")
     buffer.stop_appender()
-    assert [receipt.index for receipt in given] == list(range(20)) if receipts else given == [None] * 20
+    assert [future.index for future in given] == list(range(20)) if futures else given == [None] * 20
     assert buffer.room == 0
     assert buffer.is_full_for(25)
     closed, unused = buffer.drain()
@@ -227,7 +227,7 @@ def test_an_appender_lets_one_thread_in_at_a_time_and_says_so():
                 append(b"y")
             return 1
 
-    append = buffer.start_appender(receipts=True)
+    append = buffer.start_appender(return_futures=True)
     append(Value(b"x"))
     buffer.stop_appender()
     assert buffer.values == [b"x"]
@@ -243,7 +243,7 @@ def test_an_appender_that_never_ends_is_an_error_and_not_a_hang(monkeypatch):
                 buffer.stop_appender()
             return 1
 
-    buffer.start_appender(receipts=True)(Value(b"x"))
+    buffer.start_appender(return_futures=True)(Value(b"x"))
 
 
 def test_a_buffer_takes_memory_in_pieces_within_bytes_and_records():
@@ -270,13 +270,13 @@ def test_a_piece_is_as_large_as_what_the_batch_has():
     assert buffer.reserved_bytes == buffer.batch_limit
 
 
-@pytest.mark.parametrize("receipts", [True, False])
-def test_a_whole_batch_goes_where_its_partition_is_idle_and_grows_into_a_run_where_it_is_not(receipts):
+@pytest.mark.parametrize("futures", [True, False])
+def test_a_whole_batch_goes_where_its_partition_is_idle_and_grows_into_a_run_where_it_is_not(futures):
     buffer = make_buffer(batch_bytes=1 << 20, records=3)
 
     def fill(value):
         buffer.extend(buffer.piece_for(30))
-        append = buffer.start_appender(receipts=receipts)
+        append = buffer.start_appender(return_futures=futures)
         taken = 0
         with contextlib.suppress(StopIteration):
             while True:

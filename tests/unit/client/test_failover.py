@@ -68,10 +68,10 @@ def test_a_producer_follows_the_leader_in_order_once(brokers, fate):
         while first.arrived.acquire(blocking=False):
             pass
         first.hold.clear()
-        receipts = [producer.send("t", value) for value in numbers(200)[1:]]
+        futures = [producer.send("t", value) for value in numbers(200)[1:]]
         assert first.arrived.acquire(timeout=WAIT)
         fate(first, second)
-        assert [receipt.result(WAIT).offset for receipt in receipts] == list(range(1, 200))
+        assert [future.result(WAIT).offset for future in futures] == list(range(1, 200))
         first.hold.set()
         producer.send("t", b"200").result(WAIT)
     assert values(second) == numbers(201)
@@ -86,10 +86,10 @@ async def test_an_asyncio_producer_follows_the_leader_in_order_once(brokers, fat
         while first.arrived.acquire(blocking=False):
             pass
         first.hold.clear()
-        receipts = [await producer.send("t", value) for value in numbers(200)[1:]]
+        futures = [await producer.send("t", value) for value in numbers(200)[1:]]
         assert await asyncio.to_thread(first.arrived.acquire, timeout=WAIT)
         await asyncio.to_thread(fate, first, second)
-        assert [(await receipt).offset for receipt in receipts] == list(range(1, 200))
+        assert [(await future).offset for future in futures] == list(range(1, 200))
         first.hold.set()
     assert values(second) == numbers(200)
 
@@ -142,7 +142,7 @@ def test_while_there_is_no_leader_one_thread_asks_for_metadata(brokers):
     first.create_topic("many", 20)
     first.leaderless.update(("many", number) for number in range(20))
     with headrace.Producer(**both(brokers)) as producer:
-        receipts = [producer.send("many", b"%d" % number, partition=number) for number in range(20)]
+        futures = [producer.send("many", b"%d" % number, partition=number) for number in range(20)]
         asked = threading.Event()
         before = first.calls["GetMetadata"]
 
@@ -156,7 +156,7 @@ def test_while_there_is_no_leader_one_thread_asks_for_metadata(brokers):
             producer._seal_now(buffer)
         assert asked.wait(WAIT)
         first.leaderless.clear()
-        assert [receipt.result(WAIT).offset for receipt in receipts] == [0] * 20
+        assert [future.result(WAIT).offset for future in futures] == [0] * 20
     assert len(first.requests) == 1, "all partitions went out together"
 
 
@@ -189,9 +189,9 @@ def test_a_bug_in_reading_an_answer_is_the_records_error(brokers, monkeypatch):
 
     with headrace.Producer(**both(brokers)) as producer:
         monkeypatch.setattr(headrace.client.producer.sender, "answers_of", bug)
-        receipt = producer.send("t", b"a")
+        future = producer.send("t", b"a")
         with pytest.raises(InternalError, match="a bug") as caught:
-            receipt.result(WAIT)
+            future.result(WAIT)
         assert caught.value.outcome == Outcome.UNKNOWN
         monkeypatch.undo()
         producer.send("t", b"more").result(WAIT)

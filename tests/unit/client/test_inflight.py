@@ -5,9 +5,9 @@ import random
 import pytest
 from headrace.client.base.retry import OVERDUE_MS, Backoff
 from headrace.client.net.cluster_metadata import ClusterMetadata
+from headrace.client.producer.futures import PendingBatch
 from headrace.client.producer.inflight import MAX_BATCHES_IN_FLIGHT, InFlightRequests
 from headrace.client.producer.partition_queue import PartitionQueue, PartitionResponse, SealedBatch
-from headrace.client.producer.receipts import PendingBatch
 from headrace.client.producer.sequences import MAX_EPOCH, ProducerStamp
 from headrace.v1 import cluster_pb2
 from headrace.wire.batch import read_header

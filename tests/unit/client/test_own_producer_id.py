@@ -45,9 +45,9 @@ def test_a_refused_sequence_is_an_error_and_no_new_epoch(fake_cluster, faults, e
     topic = fake_cluster.create_topic("t")
     fake_cluster.faults.append(faults.refused_with(error))
     sending = producer(fake_cluster, delivery_timeout_ms=300)
-    receipt = sending.send_many("t", [b"a"], partition=0)
+    future = sending.send_many("t", [b"a"], partition=0)
     with pytest.raises(type(error)):
-        receipt.result(timeout=10)
+        future.result(timeout=10)
     behind = sending.send_many("t", [b"b"], partition=0)
     with pytest.raises(headrace.HeadraceError):
         behind.result(timeout=10)

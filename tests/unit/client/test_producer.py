@@ -33,15 +33,15 @@ def producer_for(fake, **settings):
     return headrace.Producer(bootstrap_servers=fake.address, **{**FAST, **settings})
 
 
-def test_a_receipt_says_where_the_record_went(fake_cluster):
+def test_a_future_says_where_the_record_went(fake_cluster):
     fake_cluster.create_topic("t")
     with producer_for(fake_cluster) as producer:
-        receipts = [producer.send("t", b"%d" % number, timestamp_ms=1000 + number) for number in range(10)]
-        found = [receipt.result(WAIT) for receipt in receipts]
+        futures = [producer.send("t", b"%d" % number, timestamp_ms=1000 + number) for number in range(10)]
+        found = [future.result(WAIT) for future in futures]
     assert [where.offset for where in found] == list(range(10))
     assert [where.timestamp_ms for where in found] == list(range(1000, 1010))
     assert {where[:2] for where in found} == {("t", 0)}
-    assert all(receipt.done() for receipt in receipts)
+    assert all(future.done() for future in futures)
 
 
 def test_a_key_decides_the_partition_and_keeps_its_order(fake_cluster):
@@ -82,17 +82,17 @@ def test_records_without_a_key_stick_to_a_partition_until_its_batch_is_sealed(fa
 @pytest.mark.parametrize("acks", ["all", 0])
 @pytest.mark.parametrize("bulk", [True, False])
 def test_small_batches_share_a_request(fake_cluster, acks, bulk):
-    """Each batch has its records and its sequence, each receipt its offset, and hundreds of batches take few calls."""
+    """Each batch has its records and its sequence, each future its offset, and hundreds of batches take few calls."""
     topic = fake_cluster.create_topic("t")
     values = [b"%d" % number for number in range(500)]
     with producer_for(fake_cluster, acks=acks, batch_records=3) as producer:
         if bulk:
             parts = producer.send_many("t", values).parts
             assert [records for _, records in parts] == [3] * 166 + [2]
-            receipts = [receipt for receipt, _ in parts]
+            futures = [future for future, _ in parts]
         else:
-            receipts = [producer.send("t", value) for value in values][::3]
-        offsets = [receipt.result(WAIT).offset for receipt in receipts]
+            futures = [producer.send("t", value) for value in values][::3]
+        offsets = [future.result(WAIT).offset for future in futures]
         assert producer.stats().sent_batches == sum(len(each.batches) for each in topic.partitions)
     assert offsets == (list(range(0, 500, 3)) if acks else [-1] * 167)
     headers = [header for header, _ in topic.partitions[0].batches]
@@ -123,7 +123,7 @@ def test_every_level_of_acks_delivers_in_order(fake_cluster, acks):
 
 
 def test_a_lost_answer_neither_loses_nor_doubles(fake_cluster, faults):
-    """The retry sends the exact bytes, and its receipt has the first append's offset (PROTOCOL H48, I20)."""
+    """The retry sends the exact bytes, and its future has the first append's offset (PROTOCOL H48, I20)."""
     topic = fake_cluster.create_topic("t")
     with producer_for(fake_cluster) as producer:
         producer.send("t", b"first").result(WAIT)
@@ -228,7 +228,7 @@ def test_batches_grow_and_share_a_request_while_one_is_in_flight(fake_cluster):
             pass
         held += [producer.send("t", b"%d" % number, partition=0) for number in range(500)]
         fake_cluster.hold.set()
-        assert [receipt.result(WAIT).offset for receipt in held] == list(range(1, 502))
+        assert [future.result(WAIT).offset for future in held] == list(range(1, 502))
     assert len(fake_cluster.requests) - before <= 4
 
 
@@ -296,8 +296,8 @@ def test_a_call_that_cannot_be_started_is_tried_again(fake_cluster, monkeypatch,
             raise RuntimeError("can't start new thread")
 
         monkeypatch.setattr(connections, "endpoint", out_of_threads)
-        receipts = [producer.send("t", b"%d" % number) for number in (1, 2)]
-        assert [receipt.result(WAIT).offset for receipt in receipts] == [1, 2]
+        futures = [producer.send("t", b"%d" % number) for number in (1, 2)]
+        assert [future.result(WAIT).offset for future in futures] == [1, 2]
     assert "a call could not be started" in caplog.text
 
 
@@ -360,12 +360,12 @@ def test_records_wait_for_a_leader_and_for_a_producer_id(fake_cluster):
     fake_cluster.leaderless.add(("t", 0))
     fake_cluster.coordinator_down = True
     with producer_for(fake_cluster) as producer:
-        receipt = producer.send("t", b"patient")
+        future = producer.send("t", b"patient")
         with pytest.raises(TimeoutError):
-            receipt.result(0.05)
+            future.result(0.05)
         fake_cluster.coordinator_down = False
         fake_cluster.leaderless.clear()
-        assert receipt.result(WAIT).offset == 0
+        assert future.result(WAIT).offset == 0
 
 
 def test_many_threads_share_a_producer(fake_cluster):
@@ -373,8 +373,8 @@ def test_many_threads_share_a_producer(fake_cluster):
     found = {}
 
     def work(name):
-        receipts = [producer.send("t", b"%d.%d" % (name, number)) for number in range(2000)]
-        found[name] = [receipt.result(WAIT) for receipt in receipts]
+        futures = [producer.send("t", b"%d.%d" % (name, number)) for number in range(2000)]
+        found[name] = [future.result(WAIT) for future in futures]
 
     with producer_for(fake_cluster, batch_records=50) as producer:
         threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
@@ -423,19 +423,19 @@ def test_callbacks_run_once_and_one_that_raises_hurts_nobody(fake_cluster, caplo
     called = []
     seen = threading.Event()
     with producer_for(fake_cluster) as producer:
-        receipt = producer.send("t", b"x")
-        receipt.add_done_callback(lambda done: 1 / 0)
-        receipt.add_done_callback(lambda done: called.append(done.result().offset))
-        receipt.add_done_callback(lambda done: seen.set())
+        future = producer.send("t", b"x")
+        future.add_done_callback(lambda done: 1 / 0)
+        future.add_done_callback(lambda done: called.append(done.result().offset))
+        future.add_done_callback(lambda done: seen.set())
         producer.flush(WAIT)
         assert seen.wait(WAIT)
-        receipt.add_done_callback(lambda done: called.append("late"))
+        future.add_done_callback(lambda done: called.append("late"))
     assert called == [0, "late"]
 
 
-def test_without_receipts_send_gives_none_and_flush_still_tells(fake_cluster, faults):
+def test_without_futures_send_gives_none_and_flush_still_tells(fake_cluster, faults):
     fake_cluster.create_topic("t")
-    producer = producer_for(fake_cluster, receipts=False)
+    producer = producer_for(fake_cluster, return_futures=False)
     assert [producer.send("t", b"x") for _ in range(10)] == [None] * 10
     producer.flush(WAIT)
     fake_cluster.faults.append(faults.refused_with(CorruptBatchError("bad")))
@@ -445,16 +445,16 @@ def test_without_receipts_send_gives_none_and_flush_still_tells(fake_cluster, fa
     producer.close(WAIT)
 
 
-def test_close_returns_while_the_broker_hangs_and_resolves_every_receipt(fake_cluster):
+def test_close_returns_while_the_broker_hangs_and_resolves_every_future(fake_cluster):
     fake_cluster.create_topic("t")
     producer = producer_for(fake_cluster)
     producer.send("t", b"warm").result(WAIT)
     fake_cluster.hold.clear()
-    receipts = [producer.send("t", b"stuck") for _ in range(10)]
+    futures = [producer.send("t", b"stuck") for _ in range(10)]
     with pytest.raises(headrace.DeliveryError) as caught:
         producer.close(timeout=0.2)
     assert caught.value.pending_records == 10
-    assert all(receipt.exception(WAIT) is not None for receipt in receipts)
+    assert all(future.exception(WAIT) is not None for future in futures)
     with pytest.raises(headrace.ClosedError):
         producer.send("t", b"late")
     producer.close()
@@ -472,7 +472,7 @@ def test_ctrl_c_in_a_wait_leaves_a_producer_that_closes(fake_cluster):
     producer = producer_for(fake_cluster)
     producer.send("t", b"warm").result(WAIT)
     fake_cluster.hold.clear()
-    receipt = producer.send("t", b"stuck")
+    future = producer.send("t", b"stuck")
     main = threading.main_thread().ident
 
     def interrupt():
@@ -482,9 +482,9 @@ def test_ctrl_c_in_a_wait_leaves_a_producer_that_closes(fake_cluster):
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        receipt.result(WAIT)
+        future.result(WAIT)
     fake_cluster.hold.set()
-    assert receipt.result(WAIT).offset == 1
+    assert future.result(WAIT).offset == 1
     producer.close(WAIT)
 
 

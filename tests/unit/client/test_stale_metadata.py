@@ -5,9 +5,9 @@ import random
 import pytest
 from headrace.client.base.retry import Backoff
 from headrace.client.net.cluster_metadata import ClusterMetadata
+from headrace.client.producer.futures import PendingBatch
 from headrace.client.producer.inflight import InFlightRequests
 from headrace.client.producer.partition_queue import PartitionQueue, SealedBatch
-from headrace.client.producer.receipts import PendingBatch
 from headrace.v1 import cluster_pb2
 from headrace.wire.encoding import batch_parts
 from headrace.wire.errors import MetastoreUnavailableError, Outcome, UnknownTopicError, to_detail

@@ -32,7 +32,7 @@ def test_the_silence_ends_with_the_new_leaders_first_acknowledgement(
     assert silence_end_ns(acknowledged, KILLED, now) == end
 
 
-def receipt(partition: int, error: Exception | None = None) -> SimpleNamespace:
+def future(partition: int, error: Exception | None = None) -> SimpleNamespace:
     where = SimpleNamespace(topic="t", partition=partition)
     return SimpleNamespace(exception=lambda _timeout: error, result=lambda _timeout: where)
 
@@ -40,7 +40,7 @@ def receipt(partition: int, error: Exception | None = None) -> SimpleNamespace:
 def test_only_what_was_delivered_is_an_acknowledgement() -> None:
     """A batch that failed is none; each partition has its own times, in order."""
     acknowledgements = AcknowledgementTimes({"t": 2})
-    for done in (receipt(1), receipt(1), receipt(0, RuntimeError("not delivered"))):
+    for done in (future(1), future(1), future(0, RuntimeError("not delivered"))):
         acknowledgements.note(done)  # type: ignore[arg-type]
     times = acknowledgements.times_ns("t", 1)
     assert len(times) == 2

@@ -14,12 +14,12 @@ import numpy as np
 from headrace.cli.bench.records import Block, RecordColumns
 
 if TYPE_CHECKING:
-    from headrace.client.producer.receipts import ManyReceipt, Receipt
+    from headrace.client.producer.futures import BatchFuture, RecordFuture
 
 LONGEST_SLEEP_S = 0.001
 SHORTEST_SLEEP_S = 0.00001
 
-Send = Callable[[RecordColumns], "ManyReceipt | None"]
+Send = Callable[[RecordColumns], "BatchFuture | None"]
 
 
 @dataclass(slots=True)
@@ -84,17 +84,17 @@ def send_paced(
 
 
 def _note_acknowledgement(
-    receipt: "ManyReceipt | None", progress: Progress, clock: Callable[[], float], due: float
+    future: "BatchFuture | None", progress: Progress, clock: Callable[[], float], due: float
 ) -> None:
-    if receipt is None or not receipt.parts:
+    if future is None or not future.parts:
         return
 
-    def landed(part: "Receipt") -> None:
+    def landed(part: "RecordFuture") -> None:
         if part.exception() is None:
             with progress.lock:
                 progress.waits_s.append(clock() - due)
 
-    receipt.parts[-1][0].add_done_callback(landed)
+    future.parts[-1][0].add_done_callback(landed)
 
 
 def percentiles_ms(seconds: Sequence[float]) -> dict[str, float | None]:

@@ -137,7 +137,12 @@ def produce(
             for _ in _records(lines, block, tally):
                 pass
     else:
-        settings = {**session.settings(), "acks": acks.value, "compression_type": compression.value, "receipts": False}
+        settings = {
+            **session.settings(),
+            "acks": acks.value,
+            "compression_type": compression.value,
+            "return_futures": False,
+        }
         with session.clients.producer(**settings) as producer, ExitStack() as stack:
             advance = _progress(session, names, stack)
             _send_all(

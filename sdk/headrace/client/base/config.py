@@ -149,7 +149,9 @@ class ProducerConfig(ClientConfig):
     )
     compression_type: str = _setting("none", "How batches are compressed.", one_of=CODECS)
     compression_level: int | None = _setting(None, "The codec's own level; None for its default.")
-    receipts: bool = _setting(True, "Whether `send` returns a Receipt; without, it is faster and returns None.")
+    return_futures: bool = _setting(
+        True, "Whether `send` returns a RecordFuture; without, it is faster and returns None."
+    )
     key_serializer: str | Serializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for keys.")
     value_serializer: str | Serializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for values.")
     interceptors: tuple[Any, ...] = _setting(

@@ -161,11 +161,11 @@ class Fetcher:
             from headrace.client.producer.producer import Producer
 
             self._letters = Producer(**producer_settings(self._config))
-        receipts = [
+        futures = [
             self._letters.send(step.topic, letter.value, letter.key, headers=letter.headers) for letter in step.letters
         ]
-        for receipt in receipts:
-            receipt.result()
+        for future in futures:
+            future.result()
 
     def read_topics(self, topics: set[str]) -> None:
         """Keep the metadata of these topics from now on; asks for what is new soon."""

@@ -1,6 +1,6 @@
 """Sends a producer's claims to the audit topic: a thread, and a small producer of its own.
 
-Of its own, so that a full buffer delays no claim, and a claim that cannot be sent shows in no receipt, flush or close:
+Of its own, so that a full buffer delays no claim, and a claim that cannot be sent shows in no future, flush or close:
 records are never worse off for being counted. What could not be sent is kept and tried again.
 """
 
@@ -134,8 +134,8 @@ class AuditInterceptor:
                 self._producer = self._make_producer()
             for claim in self._ledger.claims(time.time_ns() // 1_000_000, closed=closed):
                 sent.append((claim, self._producer.send(self._topic, claim.value, claim.key)))
-            for claim, receipt in sent:
-                receipt.result(max(0.0, deadline - time.monotonic()))
+            for claim, future in sent:
+                future.result(max(0.0, deadline - time.monotonic()))
                 taken.append(claim)
             self._complaints.worked()
         except (HeadraceError, TimeoutError) as error:

@@ -81,8 +81,8 @@ class AsyncAuditInterceptor:
                     self._producer = self._make_producer()
                 claims = self._ledger.claims(time.time_ns() // 1_000_000, closed=closed)
                 sent = [(claim, await self._producer.send(self._topic, claim.value, claim.key)) for claim in claims]
-                for claim, receipt in sent:
-                    await receipt
+                for claim, future in sent:
+                    await future
                     taken.append(claim)
             self._complaints.worked()
         except (HeadraceError, TimeoutError) as error:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Generator, Sequence
 from copy import copy
 from typing import Any
 
+from headrace.client.producer.futures import PendingBatch, RecordFuture
 from headrace.client.producer.partition_queue import PartitionQueue
-from headrace.client.producer.receipts import PendingBatch, Receipt
 from headrace.wire.errors import InternalError
 from headrace.wire.ids import TopicPartition
 
@@ -161,7 +161,7 @@ class PartitionBuffer:
         self.batch_records = batch_records
         self.run_records = batch_records * run_batches
         self.retired = False
-        self.appender: Generator[Receipt | None, bytes, None] | None = None
+        self.appender: Generator[RecordFuture | None, bytes, None] | None = None
         self._empty()
 
     def _empty(self) -> None:
@@ -183,16 +183,16 @@ class PartitionBuffer:
         self.opened_ms = now_ms
         self.room = self.reserved_bytes = taken
 
-    def start_appender(self, *, receipts: bool) -> Callable[[bytes], Receipt | None]:
+    def start_appender(self, *, return_futures: bool) -> Callable[[bytes], RecordFuture | None]:
         """Return a function that appends one value without a lock, until the piece is full or the appender is stopped.
 
         It raises StopIteration where it has not appended, and ValueError while another thread is in it: then take the
         lock. That a generator runs in one thread at a time is the interpreter's own promise, and costs nothing: 250 ns
-        a record in place of 440 with a lock (Python 3.11), most of the rest being the receipt.
+        a record in place of 440 with a lock (Python 3.11), most of the rest being the future.
         """
         assert self.appender is None
         assert self.pending is not None
-        appender = _append_with_receipts(self, self.pending) if receipts else _append_without(self)
+        appender = _append_with_futures(self, self.pending) if return_futures else _append_without(self)
         next(appender)
         self.appender = appender
         return appender.send
@@ -280,30 +280,30 @@ class PartitionBuffer:
         return closed, unused
 
 
-def _append_with_receipts(buffer: PartitionBuffer, pending: PendingBatch) -> Generator[Receipt | None, bytes, None]:
-    """Append each value sent and give its receipt; ends where there is no room. All it touches a record is local."""
+def _append_with_futures(buffer: PartitionBuffer, pending: PendingBatch) -> Generator[RecordFuture | None, bytes, None]:
+    """Append each value sent and give its future; ends where there is no room. All it touches a record is local."""
     values = buffer.values
     append = values.append
     room = buffer.room
-    receipt: Receipt | None = None
+    future: RecordFuture | None = None
     try:
         for index in range(len(values), buffer.limit):
-            value = yield receipt
+            value = yield future
             cost = len(value) + RECORD_OVERHEAD
             if cost > room:
                 return
             room -= cost
-            receipt = Receipt()
-            receipt.batch = pending
-            receipt.index = index
+            future = RecordFuture()
+            future.batch = pending
+            future.index = index
             append(value)
-        yield receipt  # The value sent next is not taken.
+        yield future  # The value sent next is not taken.
     finally:
         buffer.room = room
 
 
-def _append_without(buffer: PartitionBuffer) -> Generator[Receipt | None, bytes, None]:
-    """As `_append_with_receipts`, without receipts."""
+def _append_without(buffer: PartitionBuffer) -> Generator[RecordFuture | None, bytes, None]:
+    """As `_append_with_futures`, without futures."""
     append = buffer.values.append
     room = buffer.room
     try:

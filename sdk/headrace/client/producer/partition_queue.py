@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from headrace.client.base.request_ids import new_request_id
-from headrace.client.producer.receipts import PendingBatch
+from headrace.client.producer.futures import PendingBatch
 from headrace.client.producer.sequences import ProducerStamp, SequenceState, restamp
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition

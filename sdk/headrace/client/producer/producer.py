@@ -39,9 +39,9 @@ from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.cluster_metadata import TopicLeaders
 from headrace.client.producer.accumulator import RECORD_OVERHEAD, ClosedBatch, Headers, PartitionBuffer, record_cost
 from headrace.client.producer.bulk import Bulk, EncodePart, bulk_of
+from headrace.client.producer.futures import BatchFuture, PendingBatch, RecordFuture, future_for
 from headrace.client.producer.inflight import MAX_BATCHES_IN_FLIGHT
 from headrace.client.producer.partition_queue import PartitionQueue, SealedBatch
-from headrace.client.producer.receipts import ManyReceipt, PendingBatch, Receipt, receipt_for
 from headrace.client.producer.sender import Sender
 from headrace.v1 import cluster_pb2, topics_pb2
 from headrace.wire.errors import BatchTooLargeError, HeadraceError, Outcome, UnknownPartitionError
@@ -82,7 +82,7 @@ class Producer(Sender):
     """Sends records.
 
     `send` returns at once, and blocks only while the buffer is full or a topic is new. What cannot be delivered shows
-    in receipts, and in `flush` and `close`. Use it as a context manager, from any number of threads; make it after
+    in futures, and in `flush` and `close`. Use it as a context manager, from any number of threads; make it after
     forking.
     """
 
@@ -98,8 +98,8 @@ class Producer(Sender):
         self._key_serializer = resolve_serializer(config.key_serializer, "key_serializer")
         self._value_serializer = resolve_serializer(config.value_serializer, "value_serializer")
         self._plain = config.partitioner is None and self._value_serializer is None and self._key_serializer is None
-        self._receipts = config.receipts
-        self._open: dict[str, Callable[[bytes], Receipt | None]] = {}
+        self._return_futures = config.return_futures
+        self._open: dict[str, Callable[[bytes], RecordFuture | None]] = {}
         self._keyed: dict[str, list[PartitionBuffer]] = {}
         self._topics: dict[str, _Topic] = {}
         self._topics_lock = threading.Lock()
@@ -132,7 +132,7 @@ class Producer(Sender):
         headers: Headers | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-    ) -> Receipt:
+    ) -> RecordFuture:
         """Take one record; it is on its way when this returns.
 
         Args:
@@ -144,7 +144,7 @@ class Producer(Sender):
             timestamp_ms: ms since 1970; None for now.
 
         Returns:
-            A receipt; with `receipts=False` it is None.
+            A future; with `return_futures=False` it is None.
 
         Raises:
             BufferFullError: the buffer stayed full for max_block_ms; the record was not taken.
@@ -180,7 +180,7 @@ class Producer(Sender):
                         values.append(value)
                         pending = buffer.pending
                         assert pending is not None, "there is room: a batch is open"
-                        return receipt_for(pending, index) if self._receipts else None  # type: ignore[return-value]
+                        return future_for(pending, index) if self._return_futures else None  # type: ignore[return-value]
         return self._send(topic, value, key, headers, partition, timestamp_ms)
 
     def send_many(
@@ -192,7 +192,7 @@ class Producer(Sender):
         headers: Sequence[Headers | None] | None = None,
         timestamps_ms: Any = None,
         partition: int | None = None,
-    ) -> ManyReceipt:
+    ) -> BatchFuture:
         """Take many records at once: the bulk path.
 
         Args:
@@ -204,7 +204,7 @@ class Producer(Sender):
             partition: all records go there, in order. Without it and without keys they fill the sticky partition.
 
         Returns:
-            One receipt a batch.
+            One future a batch.
 
         Raises:
             As `send`. When it raises, records before the one that failed may have been taken.
@@ -219,9 +219,9 @@ class Producer(Sender):
         headers: Sequence[Headers | None] | None,
         timestamps_ms: Any,
         partition: int | None,
-    ) -> Operation[ManyReceipt]:
+    ) -> Operation[BatchFuture]:
         bulk = bulk_of(values, keys, headers, timestamps_ms, self._key_serializer, self._value_serializer)
-        parts: list[tuple[Receipt, int]] = []
+        parts: list[tuple[RecordFuture, int]] = []
         found = yield from self._topic_operation(topic)
         count = len(found.buffers)
         if partition is not None:
@@ -233,7 +233,7 @@ class Producer(Sender):
             plan = [(None, bulk)]
         for chosen, share in plan:
             yield from self._send_bulk(topic, chosen, share, parts)
-        return ManyReceipt(parts)
+        return BatchFuture(parts)
 
     def flush(self, timeout: float | None = None) -> None:
         """Send everything that was taken so far and wait until it is acknowledged.
@@ -301,7 +301,7 @@ class Producer(Sender):
         headers: Headers | None,
         partition: int | None,
         timestamp_ms: int | None,
-    ) -> Receipt:
+    ) -> RecordFuture:
         data = serialize(self._value_serializer, value, "value")
         key_data = serialize(self._key_serializer, key, "key")
         deadline = time.monotonic() + self._config.max_block_ms / 1000
@@ -309,9 +309,9 @@ class Producer(Sender):
             found = self._topic(topic)
             chosen = self._choose(found, key_data, partition)
             sticky = partition is None and key_data is None
-            receipt = self._append(found.buffers[chosen], data, key_data, headers, timestamp_ms, deadline, sticky)
-            if receipt is not None:
-                return receipt if self._receipts else None  # type: ignore[return-value]
+            future = self._append(found.buffers[chosen], data, key_data, headers, timestamp_ms, deadline, sticky)
+            if future is not None:
+                return future if self._return_futures else None  # type: ignore[return-value]
 
     def _append(
         self,
@@ -322,7 +322,7 @@ class Producer(Sender):
         timestamp_ms: int | None,
         deadline: float,
         sticky: bool,
-    ) -> Receipt | None:
+    ) -> RecordFuture | None:
         """Append one record, sealing and waiting for room as needed.
 
         None: look for a buffer again; this one is out of use, or was sealed and records that are `sticky` move on.
@@ -330,7 +330,7 @@ class Producer(Sender):
         cost = record_cost(value, key, headers)
         while True:
             done = self._append_now(buffer, value, key, headers, timestamp_ms, cost, sticky)
-            if isinstance(done, Receipt):
+            if isinstance(done, RecordFuture):
                 return done
             if done:
                 self._take_memory(done, deadline)
@@ -348,7 +348,7 @@ class Producer(Sender):
         timestamp_ms: int | None,
         cost: int,
         sticky: bool,
-    ) -> Receipt | int:
+    ) -> RecordFuture | int:
         """Append one record without waiting, or give how many bytes must be taken from the buffer pool first.
 
         0: nothing was appended; the buffer is retired, or it was full and is sealed now.
@@ -364,10 +364,10 @@ class Producer(Sender):
             if not buffer.is_full_for(cost):
                 if buffer.has_room_for(cost):
                     assert buffer.pending is not None
-                    receipt = receipt_for(buffer.pending, buffer.append(value, key, headers, timestamp_ms, cost))
+                    future = future_for(buffer.pending, buffer.append(value, key, headers, timestamp_ms, cost))
                     if sticky and self._plain:
-                        self._open[buffer.where.topic] = buffer.start_appender(receipts=self._receipts)
-                    return receipt
+                        self._open[buffer.where.topic] = buffer.start_appender(return_futures=self._return_futures)
+                    return future
                 return buffer.piece_for(cost)
         self._seal_now(buffer, cost)
         return 0
@@ -402,7 +402,7 @@ class Producer(Sender):
             raise ClosedError("Producer")
 
     def _send_bulk(
-        self, topic: str, chosen: int | None, bulk: Bulk, parts: list[tuple[Receipt, int]]
+        self, topic: str, chosen: int | None, bulk: Bulk, parts: list[tuple[RecordFuture, int]]
     ) -> Operation[None]:
         """Turn columns into batches without a step a record, behind what is open in the partition."""
         deadline = time.monotonic() + self._config.max_block_ms / 1000
@@ -424,7 +424,7 @@ class Producer(Sender):
                 if not self._ship_bulk(buffer, pending, range(start, end), cost, encode):
                     continue
             for first in range(start, end, buffer.batch_records):
-                parts.append((receipt_for(pending, first - start), min(buffer.batch_records, end - first)))
+                parts.append((future_for(pending, first - start), min(buffer.batch_records, end - first)))
             if chosen is None:
                 self._move_sticky(buffer)
             start = end

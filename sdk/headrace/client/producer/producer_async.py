@@ -3,7 +3,7 @@
 A second shell over the parts of the blocking one: `_Core` is that producer with its calls on the loop's channels, its
 clock and its questions to coordinators as the loop's timers and tasks, and its waits awaited. No thread, no hop a
 record: `send` appends and returns unless it must wait. No await stands between taking memory and using it, nor between
-appending and returning the receipt: so a cancelled await loses no record that was taken, and takes none that was not.
+appending and returning the future: so a cancelled await loses no record that was taken, and takes none that was not.
 """
 
 import asyncio
@@ -28,30 +28,30 @@ from headrace.client.interceptors.audit_interceptor_async import AsyncAuditInter
 from headrace.client.interceptors.interceptor import ProducerInterceptor
 from headrace.client.net.connection_async import AsyncConnections
 from headrace.client.producer.accumulator import Headers, record_cost
+from headrace.client.producer.futures import PendingBatch
+from headrace.client.producer.futures import RecordFuture as SyncRecordFuture
 from headrace.client.producer.maintenance import ProducerMaintenance, refresh_delay_ms
 from headrace.client.producer.partition_queue import Finished, Request
 from headrace.client.producer.produce_rpc import GRACE_MS, produce_request
 from headrace.client.producer.producer import Producer as BlockingProducer
 from headrace.client.producer.producer import ReserveMemory, _live
-from headrace.client.producer.receipts import PendingBatch
-from headrace.client.producer.receipts import Receipt as BatchReceipt
 from headrace.client.producer.sender import ProducerStats
 from headrace.wire.errors import HeadraceError, Outcome, TimedOutError
 
 _log = logging.getLogger("headrace.client")
 
 
-class Receipt:
-    """What became of one record: `await receipt` gives where it went, any number of times."""
+class RecordFuture:
+    """What became of one record: `await future` gives where it went, any number of times."""
 
-    __slots__ = ("_receipt",)
+    __slots__ = ("_future",)
 
-    def __init__(self, receipt: BatchReceipt) -> None:
-        self._receipt = receipt
+    def __init__(self, future: SyncRecordFuture) -> None:
+        self._future = future
 
     def done(self) -> bool:
         """Whether the record was delivered or has failed."""
-        return self._receipt.done()
+        return self._future.done()
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         """Wait for the acknowledgement. Cancelling ends the wait, not the delivery.
@@ -59,32 +59,32 @@ class Receipt:
         Raises:
             HeadraceError: why it failed; `outcome` says whether it may be read later.
         """
-        if not self._receipt.done():
-            yield from _until_done(self._receipt.batch).__await__()
-        return self._receipt.result(0)
+        if not self._future.done():
+            yield from _until_done(self._future.batch).__await__()
+        return self._future.result(0)
 
     def __repr__(self) -> str:
-        return repr(self._receipt)
+        return repr(self._future)
 
 
-class ManyReceipt:
+class BatchFuture:
     """What became of the records of one `send_many`; `await` it.
 
     Attributes:
-        parts: (receipt of the batch's first record, how many records), in the order in which they were sealed.
+        parts: (future of the batch's first record, how many records), in the order in which they were sealed.
     """
 
     __slots__ = ("parts",)
 
-    def __init__(self, parts: Sequence[tuple[BatchReceipt, int]]) -> None:
-        self.parts = [(Receipt(receipt), records) for receipt, records in parts]
+    def __init__(self, parts: Sequence[tuple[SyncRecordFuture, int]]) -> None:
+        self.parts = [(RecordFuture(future), records) for future, records in parts]
 
     def __len__(self) -> int:
         return sum(records for _, records in self.parts)
 
     def done(self) -> bool:
         """Whether every record was delivered or has failed."""
-        return all(receipt.done() for receipt, _ in self.parts)
+        return all(future.done() for future, _ in self.parts)
 
     def __await__(self) -> Generator[Any, None, list[tuple[RecordMetadata, int]]]:
         """Wait for every acknowledgement; give where the first record of each run went, and how long the run is.
@@ -95,7 +95,7 @@ class ManyReceipt:
         return self._all().__await__()
 
     async def _all(self) -> list[tuple[RecordMetadata, int]]:
-        return [(await receipt, records) for receipt, records in self.parts]
+        return [(await future, records) for future, records in self.parts]
 
 
 class Producer:
@@ -105,14 +105,14 @@ class Producer:
     """
 
     def __init__(self, **settings: Any) -> None:
-        """See `ProducerConfig` for the settings; `receipts` is always on here. Connects when first used.
+        """See `ProducerConfig` for the settings; `return_futures` is always on here. Connects when first used.
 
         Raises:
             ConfigError: an unknown setting, a value out of range, or settings that contradict each other.
             UnsupportedCodecError: the compression's package is not installed; the message names it.
         """
-        if not build(ProducerConfig, settings).receipts:
-            raise ConfigError("receipts=False is for the blocking Producer", action="Leave it out.")
+        if not build(ProducerConfig, settings).return_futures:
+            raise ConfigError("return_futures=False is for the blocking Producer", action="Leave it out.")
         self._core = _Core(settings)
 
     async def __aenter__(self) -> "Producer":
@@ -135,15 +135,15 @@ class Producer:
         headers: Headers | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-    ) -> Receipt:
+    ) -> RecordFuture:
         """Take one record; it is on its way when this returns. Waits for room or metadata, at most max_block_ms.
 
         Args and errors are those of `headrace.Producer.send`. Cancelled while it waits, it has not taken the record.
 
         Returns:
-            A receipt, to be awaited or not.
+            A future, to be awaited or not.
         """
-        return Receipt(await self._core.send_one(topic, value, key, headers, partition, timestamp_ms))
+        return RecordFuture(await self._core.send_one(topic, value, key, headers, partition, timestamp_ms))
 
     async def send_and_wait(
         self,
@@ -160,8 +160,8 @@ class Producer:
         Raises:
             HeadraceError: why it failed; `outcome` says whether it may be read later.
         """
-        receipt = await self.send(topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
-        return await receipt
+        future = await self.send(topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
+        return await future
 
     async def send_many(
         self,
@@ -172,13 +172,13 @@ class Producer:
         headers: Sequence[Headers | None] | None = None,
         timestamps_ms: Any = None,
         partition: int | None = None,
-    ) -> ManyReceipt:
+    ) -> BatchFuture:
         """Take many records at once, lists or Arrow arrays; see `headrace.Producer.send_many`.
 
         When it raises or is cancelled, the first records may have been taken: some whole batches.
         """
         operation = self._core._send_many(topic, values, keys, headers, timestamps_ms, partition)
-        return ManyReceipt((await aexecute(operation, self._core.run_step)).parts)
+        return BatchFuture((await aexecute(operation, self._core.run_step)).parts)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send everything that was taken so far and wait until it is acknowledged. Cancelling ends the wait alone.
@@ -239,7 +239,7 @@ class _Core(BlockingProducer):
         headers: Headers | None,
         partition: int | None,
         timestamp_ms: int | None,
-    ) -> BatchReceipt:
+    ) -> SyncRecordFuture:
         data = serialize(self._value_serializer, value, "value")
         key_data = serialize(self._key_serializer, key, "key")
         cost = record_cost(data, key_data, headers)
@@ -251,7 +251,7 @@ class _Core(BlockingProducer):
                 found = await aexecute(self._find_topic(topic), self.run_step)
             buffer = found.buffers[self._choose(found, key_data, partition)]
             done = self._append_now(buffer, data, key_data, headers, timestamp_ms, cost, sticky=False)
-            if isinstance(done, BatchReceipt):
+            if isinstance(done, SyncRecordFuture):
                 return done
             if done:
                 await self.take_memory(done, deadline)

@@ -25,11 +25,11 @@ from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.client.net.connection import Connections
 from headrace.client.producer.accumulator import BufferPool, ClosedBatch
 from headrace.client.producer.bulk import EncodePart
+from headrace.client.producer.futures import PendingBatch
 from headrace.client.producer.inflight import InFlightRequests
 from headrace.client.producer.maintenance import ProducerMaintenance
 from headrace.client.producer.partition_queue import Finished, PartitionQueue, Request, SealedBatch
 from headrace.client.producer.produce_rpc import GRACE_MS, answers_of, produce_request
-from headrace.client.producer.receipts import PendingBatch
 from headrace.client.producer.sequences import ProducerStamp
 from headrace.wire.compression import Codec, compress
 from headrace.wire.crc import ReadableBuffer

@@ -73,10 +73,10 @@ class AcknowledgementTimes:
             (topic, number): [] for topic, count in topics.items() for number in range(count)
         }
 
-    def note(self, receipt: headrace.Receipt) -> None:
+    def note(self, future: headrace.RecordFuture) -> None:
         """Enter one batch that is done; for `add_done_callback`."""
-        if receipt.exception(0) is None:
-            where = receipt.result(0)
+        if future.exception(0) is None:
+            where = future.result(0)
             self._times_ns[where.topic, where.partition].append(time.monotonic_ns())
 
     def times_ns(self, topic: str, partition: int) -> list[int]:

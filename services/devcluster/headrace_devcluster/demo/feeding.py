@@ -36,7 +36,7 @@ class MetricsFeed(threading.Thread):
         self._producer = producer
         self._acknowledgements = acknowledgements
         self._finish = threading.Event()
-        self._sent: list[tuple[headrace.Receipt, bytes, int]] = []
+        self._sent: list[tuple[headrace.RecordFuture, bytes, int]] = []
 
     def run(self) -> None:
         """Until `finish`, and LEAST_SAMPLES at least."""
@@ -48,9 +48,9 @@ class MetricsFeed(threading.Thread):
                 time.sleep(SAMPLE_SECONDS)
                 for key, value in sampler.sample():
                     at_ns = time.monotonic_ns()
-                    receipt = self._producer.send(METRICS, value, key=key)
-                    receipt.add_done_callback(self._acknowledgements.note)
-                    self._sent.append((receipt, value, at_ns))
+                    future = self._producer.send(METRICS, value, key=key)
+                    future.add_done_callback(self._acknowledgements.note)
+                    self._sent.append((future, value, at_ns))
                     self.key_bytes += len(key)
                 samples += 1
         except BaseException as error:
@@ -62,13 +62,13 @@ class MetricsFeed(threading.Thread):
         self.join()
 
     def enter_into(self, ledger: Ledger) -> None:
-        """Account for what was sent, by the receipts. A partition's receipts must ascend in the order of sending.
+        """Account for what was sent, by the futures. A partition's futures must ascend in the order of sending.
 
         Raises:
             HeadraceError: a record was not delivered.
         """
-        for receipt, value, at_ns in self._sent:
-            where = receipt.result(FLUSH_TIMEOUT_SECONDS)
+        for future, value, at_ns in self._sent:
+            where = future.result(FLUSH_TIMEOUT_SECONDS)
             part = ledger.partitions[METRICS, where.partition]
             if where.offset != part.records:
                 part.out_of_order += 1
@@ -91,8 +91,8 @@ def feed(
         for partition, values in chunk:
             ledger.partitions[ACTIVITY, partition].add_values(values, time.monotonic_ns())
             sent = producer.send_many(ACTIVITY, values, partition=partition)
-            for receipt, _ in sent.parts:
-                receipt.add_done_callback(acknowledgements.note)
+            for future, _ in sent.parts:
+                future.add_done_callback(acknowledgements.note)
         if stop.is_set():
             break
     producer.flush(timeout=FLUSH_TIMEOUT_SECONDS)

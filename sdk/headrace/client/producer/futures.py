@@ -1,7 +1,7 @@
 """What `send` gives back: a promise that resolves through its batch's one completion.
 
 A `PendingBatch` is made when a batch is opened and completed exactly once: by gRPC's thread, or by whoever gives up.
-Receipts are two words each; whatever they know they look up in their batch.
+Futures are two words each; whatever they know they look up in their batch.
 """
 
 import logging
@@ -121,7 +121,7 @@ def _run(callback: Callable[[], None]) -> None:
         _log.exception("a delivery callback raised")
 
 
-class Receipt:
+class RecordFuture:
     """What became of one record. Any thread."""
 
     __slots__ = ("batch", "index")
@@ -155,27 +155,27 @@ class Receipt:
             return error
         return None
 
-    def add_done_callback(self, callback: Callable[["Receipt"], Any]) -> None:
-        """Call `callback(receipt)` once the record is delivered or has failed: on another thread, or now.
+    def add_done_callback(self, callback: Callable[["RecordFuture"], Any]) -> None:
+        """Call `callback(future)` once the record is delivered or has failed: on another thread, or now.
 
         It must be quick: nothing else is acknowledged meanwhile.
         """
         self.batch.call_when_done(lambda: callback(self))
 
     def __repr__(self) -> str:
-        return f"Receipt({self.batch.where}, {'done' if self.done() else 'pending'})"
+        return f"RecordFuture({self.batch.where}, {'done' if self.done() else 'pending'})"
 
 
-class ManyReceipt:
-    """What became of the records of one `send_many`: one receipt a batch. Any thread.
+class BatchFuture:
+    """What became of the records of one `send_many`: one future a batch. Any thread.
 
     Attributes:
-        parts: (receipt of the batch's first record, how many records), in the order in which they were sealed.
+        parts: (future of the batch's first record, how many records), in the order in which they were sealed.
     """
 
     __slots__ = ("parts",)
 
-    def __init__(self, parts: list[tuple[Receipt, int]]) -> None:
+    def __init__(self, parts: list[tuple[RecordFuture, int]]) -> None:
         self.parts = parts
 
     def __len__(self) -> int:
@@ -183,7 +183,7 @@ class ManyReceipt:
 
     def done(self) -> bool:
         """Whether every record was delivered or has failed."""
-        return all(receipt.done() for receipt, _ in self.parts)
+        return all(future.done() for future, _ in self.parts)
 
     def result(self, timeout: float | None = None) -> list[tuple[RecordMetadata, int]]:
         """Wait for every acknowledgement; give where the first record of each run went, and how long the run is.
@@ -194,15 +194,15 @@ class ManyReceipt:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         found = []
-        for receipt, records in self.parts:
+        for future, records in self.parts:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            found.append((receipt.result(left), records))
+            found.append((future.result(left), records))
         return found
 
 
-def receipt_for(batch: PendingBatch, index: int) -> Receipt:
-    """Make a receipt. The hot path does the same inline: an `__init__` would double what a receipt costs there."""
-    receipt = Receipt()
-    receipt.batch = batch
-    receipt.index = index
-    return receipt
+def future_for(batch: PendingBatch, index: int) -> RecordFuture:
+    """Make a future. The hot path does the same inline: an `__init__` would double what a future costs there."""
+    future = RecordFuture()
+    future.batch = batch
+    future.index = index
+    return future
