@@ -201,7 +201,9 @@ ADMISSION = (
         "                    if answer.message.throttle_ms > 0 and not data:\n",
         "                    if False:\n",
         "A reader whose fetch found no place to wait asks again at once, and again.",
-        Test("tests/unit/client/test_subscription_state.py::test_a_reader_that_is_told_to_wait_waits", NO_STRANGER),
+        Test(
+            "tests/unit/client/fetch/test_subscription_state.py::test_a_reader_that_is_told_to_wait_waits", NO_STRANGER
+        ),
     ),
     Mutant(
         "silent-readers-keep-their-places",

@@ -16,7 +16,7 @@ ENTERING = "tests/security/test_poison_entering.py"
 REFUSED = f"{ENTERING}::test_batch_that_no_reader_decodes_is_refused"
 CLIENT = "sdk/headrace/client"
 CORRUPT = f"{CLIENT}/fetch/corrupt_batches.py"
-PASSING = "tests/unit/client/test_corrupt_batches.py"
+PASSING = "tests/unit/client/fetch/test_corrupt_batches.py"
 FAKE = "The simulator's readers decode nothing."
 SOUND = "The simulator's producers send sound, uncompressed batches."
 

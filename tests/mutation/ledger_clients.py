@@ -39,7 +39,7 @@ CLIENTS = (
         "    return MetadataVersion(0, response.revision)\n",
         "After a restore from a backup nothing counts until the old revision is reached again.",
         Test(
-            "tests/unit/client/test_stale_metadata.py::test_a_restored_cluster_is_believed_at_its_lower_revision",
+            "tests/unit/client/producer/test_stale_metadata.py::test_a_restored_cluster_is_believed_at_its_lower_revision",
             "The simulator restores no cluster.",
         ),
     ),
@@ -51,7 +51,7 @@ CLIENTS = (
         "            if False:\n",
         "The first answer is taken although newer metadata refutes it.",
         Test(
-            "tests/unit/client/test_bootstrap_client.py"
+            "tests/unit/client/net/test_bootstrap_client.py"
             "::test_another_server_is_asked_where_an_answer_is_older_than_what_is_known",
             SELDOM,
         ),
@@ -85,7 +85,7 @@ CLIENTS = (
         "        if partition is None:\n",
         "The rest of a deleted topic's batch is delivered as if it stood in the topic that has its name.",
         Test(
-            "tests/unit/client/test_subscription_state.py::test_what_was_fetched_before_a_seek_is_received_no_more",
+            "tests/unit/client/fetch/test_subscription_state.py::test_what_was_fetched_before_a_seek_is_received_no_more",
             "It takes a batch that is open in the very moment: the simulator met it once in a hundred seeds.",
         ),
     ),
@@ -142,7 +142,7 @@ CLIENTS = (
         "        self.replaced_by = topic_id\n",
         "A position of a newer life than the metadata counts as lost.",
         Test(
-            "tests/unit/client/test_subscription_state.py::test_a_position_of_a_newer_life_waits_for_the_metadata_to_reach_it",
+            "tests/unit/client/fetch/test_subscription_state.py::test_a_position_of_a_newer_life_waits_for_the_metadata_to_reach_it",
             SELDOM,
         ),
     ),
@@ -154,7 +154,7 @@ CLIENTS = (
         "                topic_id = topic_leaders.topic_id\n",
         "An offset that was looked up in one topic deletes records of the next one of its name.",
         Test(
-            "tests/unit/client/test_admin_replication.py"
+            "tests/unit/client/admin/test_admin_replication.py"
             "::test_records_are_deleted_in_the_topic_in_which_the_end_was_looked_up",
             "No simulated client deletes records by an offset that it looked up.",
         ),
@@ -176,7 +176,7 @@ CLIENTS = (
         "            pass\n",
         "A topic that is there again is sent other records under the sequences of those that it has, and drops them.",
         Test(
-            "tests/unit/client/test_inflight.py::test_a_topic_that_is_there_again_is_sent_to_in_a_new_epoch",
+            "tests/unit/client/producer/test_inflight.py::test_a_topic_that_is_there_again_is_sent_to_in_a_new_epoch",
             "etcd has to be put back to just before a deletion: one seed in some.",
         ),
     ),

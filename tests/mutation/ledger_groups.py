@@ -180,7 +180,7 @@ GROUPS = (
         "                self.lose_all()\n                return\n",
         "A member takes a coordinator that is behind at its word, and drops all that it reads.",
         Test(
-            f"{CLIENT_TESTS}/test_group_consumer.py::test_a_commit_that_a_coordinator_with_an_old_view_refuses_is_sent_again",
+            f"{CLIENT_TESTS}/consumer/test_group_consumer.py::test_a_commit_that_a_coordinator_with_an_old_view_refuses_is_sent_again",
             "Coordinators ask etcd before they refuse, so that in the simulator no commit is refused wrongly.",
         ),
     ),
@@ -210,7 +210,7 @@ GROUPS = (
         "        return True\n",
         "A member whose handler takes long leaves its group unasked.",
         Test(
-            f"{CLIENT_TESTS}/test_group_consumer.py"
+            f"{CLIENT_TESTS}/consumer/test_group_consumer.py"
             "::test_a_stalled_application_is_told_of_and_leaves_only_where_it_is_asked_to",
             "To leave is allowed; that nobody wanted it is not in any key.",
         ),

@@ -122,7 +122,7 @@ INVARIANT_RULES = (
         "partition_queue.recovering or partition_queue.needs_epoch",
         "A producer without an id sends on while a batch before may fail and be sent again.",
         Test(
-            "tests/unit/client/test_inflight.py::test_without_a_producer_id_one_request_flies",
+            "tests/unit/client/producer/test_inflight.py::test_without_a_producer_id_one_request_flies",
             "The simulator's producers without an id are those with acks=0, which send nothing again.",
         ),
     ),
@@ -174,7 +174,7 @@ INVARIANT_RULES = (
         "        found += yield from self._reset(added, at)\n",
         "Of a partition that was added under a group that starts at the end the first records reach nobody.",
         Test(
-            "tests/unit/client/test_group_consumer.py"
+            "tests/unit/client/consumer/test_group_consumer.py"
             "::test_an_added_partition_is_read_from_its_beginning_whatever_the_reset",
             "The simulator's groups start at the beginning of everything.",
         ),
@@ -211,7 +211,7 @@ INVARIANT_RULES = (
         '    temporary = f"{directory}/{name}"\n',
         "A small file is written where the old one stood: power that is lost on the way leaves neither.",
         Test(
-            "tests/unit/log/test_storage_replace_file.py::test_power_that_is_lost_on_the_way_leaves_one_of_the_two",
+            "tests/unit/log/test_log_replace_file.py::test_power_that_is_lost_on_the_way_leaves_one_of_the_two",
             "It takes power lost within a few writes of a small file.",
         ),
     ),
@@ -223,7 +223,7 @@ INVARIANT_RULES = (
         "            data = self._files.filesystem.pread(self.fileno(), self.size_bytes, self.position)\n",
         "A read that the page cache lacks holds the event loop until the disk answers.",
         Test(
-            "tests/unit/log/test_storage_log.py::test_read_nowait_gives_up_where_the_disk_must_be_waited_for",
+            "tests/unit/log/test_partition_log.py::test_read_nowait_gives_up_where_the_disk_must_be_waited_for",
             "Calls to the simulator's disk take no time on the loop.",
         ),
     ),

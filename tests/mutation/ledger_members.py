@@ -115,7 +115,7 @@ MEMBERS = (
         "        return\n",
         "Nobody notes that the logs were recovered in this boot, so that whoever was killed comes back as nobody.",
         Test(
-            "tests/unit/log/test_storage_recovery.py::test_a_torn_tail_is_one_until_it_was_recovered",
+            "tests/unit/log/test_log_recovery.py::test_a_torn_tail_is_one_until_it_was_recovered",
             "Nothing is lost by it: members are.",
         ),
     ),

@@ -12,7 +12,7 @@ RECOVERY = f"{LOG_PACKAGE}/recovery.py"
 EPOCHS = f"{LOG_PACKAGE}/epochs.py"
 CHECKPOINT = f"{LOG_PACKAGE}/checkpoint.py"
 SCAN = f"{LOG_PACKAGE}/scan.py"
-REPLACED = "tests/unit/log/test_storage_replace_file.py"
+REPLACED = "tests/unit/log/test_log_replace_file.py"
 SMALL_FILE = "The simulator sees it late: as a partition that has no leader after a minute."
 LOSING = {"faults": ["power", "power all", "kill"], "durable": True}
 """Faults that take what was not fsynced."""
@@ -57,7 +57,7 @@ STORAGE_RULES = (
         "        if False:\n",
         "Whatever is bad behind the mark is cut, sound batches behind it included.",
         Test(
-            "tests/unit/log/test_storage_recovery.py::"
+            "tests/unit/log/test_log_recovery.py::"
             "test_damage_past_the_mark_with_a_valid_batch_behind_is_not_a_torn_tail",
             "The simulator damages only what the mark vouches for: what lies behind it may be torn as well.",
         ),
@@ -70,7 +70,7 @@ STORAGE_RULES = (
         "        if False:\n            _check_mark(segments, mark)\n",
         "A log that ends before what was fsynced is opened as if it were whole.",
         Test(
-            "tests/unit/log/test_storage_recovery.py::test_log_shorter_than_its_mark_is_damage",
+            "tests/unit/log/test_log_recovery.py::test_log_shorter_than_its_mark_is_damage",
             "The simulator's disks flip bits; they do not shorten what was fsynced.",
         ),
     ),
@@ -82,7 +82,7 @@ STORAGE_RULES = (
         "",
         "Old blocks come back behind new ones after a power loss.",
         Test(
-            "tests/unit/log/test_storage_recovery.py::test_crash_between_truncation_steps_leaves_a_whole_log",
+            "tests/unit/log/test_log_recovery.py::test_crash_between_truncation_steps_leaves_a_whole_log",
             "The simulator's segments are smaller than a block of its disks, and the chain finds what comes back.",
         ),
     ),
@@ -94,7 +94,7 @@ STORAGE_RULES = (
         "",
         "A crash while a log is cut leaves a mark that lies beyond its end.",
         Test(
-            "tests/unit/log/test_storage_recovery.py::test_crash_between_truncation_steps_leaves_a_whole_log",
+            "tests/unit/log/test_log_recovery.py::test_crash_between_truncation_steps_leaves_a_whole_log",
             "The simulator's brokers die between events, and a truncation is one.",
         ),
     ),
@@ -106,7 +106,7 @@ STORAGE_RULES = (
         "",
         "After a truncation the epoch file names epochs that the log has not.",
         Test(
-            "tests/unit/log/test_storage_recovery.py::test_truncation_forgets_the_epochs_it_cuts",
+            "tests/unit/log/test_log_recovery.py::test_truncation_forgets_the_epochs_it_cuts",
             "What is appended next makes the epochs behind its offset give way.",
         ),
     ),
@@ -127,7 +127,7 @@ STORAGE_RULES = (
         "",
         "After a loss of power a snapshot of the producers knows of records that are gone.",
         Test(
-            "tests/unit/log/test_storage_recovery.py::test_a_snapshot_beyond_what_a_crash_left_is_removed_for_good",
+            "tests/unit/log/test_log_recovery.py::test_a_snapshot_beyond_what_a_crash_left_is_removed_for_good",
             "A log must grow past a snapshot that outlived its records: rare in a seed's 2,000 events.",
         ),
     ),
@@ -163,7 +163,7 @@ STORAGE_RULES = (
         "    if False:\n",
         "A batch of another log is taken for the next one where offset and epoch fit.",
         Test(
-            "tests/unit/log/test_storage_log.py::test_replica_refuses_what_does_not_fit",
+            "tests/unit/log/test_partition_log.py::test_replica_refuses_what_does_not_fit",
             "Truncations are synced, so that no old block is ever behind a new one.",
         ),
     ),
@@ -184,7 +184,7 @@ STORAGE_RULES = (
         "            pass\n",
         "After a failed fsync the log goes on, and the next fsync says that all is well.",
         Test(
-            "tests/unit/log/test_storage_faults.py::test_io_error_takes_the_log_offline_for_ever",
+            "tests/unit/log/test_log_faults.py::test_io_error_takes_the_log_offline_for_ever",
             "The broker has taken the replica out of service by then, and exits.",
         ),
     ),
@@ -196,7 +196,7 @@ STORAGE_RULES = (
         "        state.uncut = False\n        raise storage_full",
         "A batch that the disk had no room for stays in part, with the next one behind it.",
         Test(
-            "tests/unit/log/test_storage_faults.py::test_full_disk_mid_append_leaves_no_trace",
+            "tests/unit/log/test_log_faults.py::test_full_disk_mid_append_leaves_no_trace",
             "The next append goes over it; only a crash before that shows it, as a torn tail.",
         ),
     ),
@@ -208,7 +208,7 @@ STORAGE_RULES = (
         "            if False:\n",
         "A look-up beside retention opens a file that was renamed.",
         Test(
-            "tests/unit/log/test_storage_look_ups.py::test_look_up_beside_retention_leaves_the_log_in_service",
+            "tests/unit/log/test_log_look_ups.py::test_look_up_beside_retention_leaves_the_log_in_service",
             "The simulator's look-ups are done before anything else happens.",
         ),
     ),
@@ -221,7 +221,7 @@ STORAGE_RULES = (
         "                raise\n            finally",
         "A look-up beside a truncation calls the log damaged.",
         Test(
-            "tests/unit/log/test_storage_look_ups.py::"
+            "tests/unit/log/test_log_look_ups.py::"
             "test_look_up_beside_a_truncation_finds_neither_damage_nor_a_failed_disk",
             "The simulator's look-ups are done before anything else happens.",
         ),
@@ -234,7 +234,7 @@ STORAGE_RULES = (
         "    return error.errno in _NO_ROOM\n",
         "Too many open files take a log out of service for good.",
         Test(
-            "tests/unit/log/test_storage_look_ups.py::test_look_up_without_a_descriptor_is_refused",
+            "tests/unit/log/test_log_look_ups.py::test_look_up_without_a_descriptor_is_refused",
             "The simulator's disks do not run out of descriptors.",
         ),
     ),
@@ -246,7 +246,7 @@ STORAGE_RULES = (
         "            raise self._state.go_offline(error) from error\n        with",
         "No room for the file of a new segment takes the log out of service for good.",
         Test(
-            "tests/unit/log/test_storage_faults.py::test_full_disk_at_a_roll_is_refused_and_the_log_goes_on",
+            "tests/unit/log/test_log_faults.py::test_full_disk_at_a_roll_is_refused_and_the_log_goes_on",
             "The simulator's disks are not full.",
         ),
     ),
@@ -282,7 +282,7 @@ STORAGE_RULES = (
         "",
         "After a cut that a full disk refused halfway, the log appends in front of what is left of its old end.",
         Test(
-            "tests/unit/log/test_storage_faults.py::test_cut_back_that_is_refused_comes_before_the_next_append",
+            "tests/unit/log/test_log_faults.py::test_cut_back_that_is_refused_comes_before_the_next_append",
             "The simulator's disks are not full.",
         ),
     ),
@@ -294,7 +294,7 @@ STORAGE_RULES = (
         "                sequence = self._sequence = self._sequence + 1\n",
         "After a checkpoint write that failed, the next one goes over the only valid slot.",
         Test(
-            "tests/unit/log/test_storage_recovery.py::test_checkpoint_write_that_failed_is_tried_again_in_its_own_slot",
+            "tests/unit/log/test_log_recovery.py::test_checkpoint_write_that_failed_is_tried_again_in_its_own_slot",
             "The simulator's disks are not full.",
         ),
     ),
@@ -306,7 +306,7 @@ STORAGE_RULES = (
         "            raise\n",
         "After a refused fsync the next one says that all is well, of pages that it never wrote.",
         Test(
-            "tests/unit/log/test_storage_refusals.py::test_a_refused_fsync_is_not_made_good_by_a_second_one",
+            "tests/unit/log/test_log_refusals.py::test_a_refused_fsync_is_not_made_good_by_a_second_one",
             "The simulator's disks are not full.",
         ),
     ),
@@ -318,7 +318,7 @@ STORAGE_RULES = (
         "            self._files.unpin(file)\n",
         "The descriptor that a segment was written through is closed before its fsync, and no error is reported.",
         Test(
-            "tests/unit/log/test_storage_faults.py::test_rolled_segment_keeps_its_descriptor_until_it_is_synced",
+            "tests/unit/log/test_log_faults.py::test_rolled_segment_keeps_its_descriptor_until_it_is_synced",
             "The simulator's disks report an error to any descriptor.",
         ),
     ),
@@ -330,7 +330,7 @@ STORAGE_RULES = (
         "        if False:\n",
         "A late call writes into the files of a log that was opened anew at the same place.",
         Test(
-            "tests/unit/log/test_storage_faults.py::test_closed_log_refuses_everything",
+            "tests/unit/log/test_log_faults.py::test_closed_log_refuses_everything",
             "The simulator's calls are done before anything else happens.",
         ),
     ),
@@ -370,7 +370,7 @@ STORAGE_RULES = (
         "0)",
         "A torn write of the only slot takes the mark away.",
         Test(
-            "tests/unit/log/test_storage_recovery.py::test_one_bad_checkpoint_slot_costs_only_work",
+            "tests/unit/log/test_log_recovery.py::test_one_bad_checkpoint_slot_costs_only_work",
             "Without a mark all is scanned: the same log, more work.",
         ),
     ),
@@ -382,8 +382,7 @@ STORAGE_RULES = (
         "    if len(slot) < _SLOT_BYTES:\n",
         "A damaged slot says where the log starts and what of it is durable.",
         Test(
-            "tests/unit/log/test_storage_recovery.py::"
-            "test_both_checkpoint_slots_bad_scans_all_and_refuses_only_a_bad_tail",
+            "tests/unit/log/test_log_recovery.py::test_both_checkpoint_slots_bad_scans_all_and_refuses_only_a_bad_tail",
             "The simulator damages logs, and its writes of one slot are never torn.",
         ),
     ),
@@ -395,7 +394,7 @@ STORAGE_RULES = (
         "                if data is None:\n",
         "A damaged index leads reads astray.",
         Test(
-            "tests/unit/log/test_storage_recovery.py::test_flip_anywhere_in_an_index_file_misleads_nobody",
+            "tests/unit/log/test_log_recovery.py::test_flip_anywhere_in_an_index_file_misleads_nobody",
             "The simulator damages logs only.",
         ),
     ),
@@ -408,7 +407,7 @@ STORAGE_RULES = (
         "        self.max_append_ms = append_ms\n        self.max_record_ms = record_ms\n",
         "A time that is only in a batch before later ones of earlier times is not found.",
         Test(
-            "tests/unit/log/test_storage_log.py::test_a_time_that_later_batches_are_before_is_found",
+            "tests/unit/log/test_partition_log.py::test_a_time_that_later_batches_are_before_is_found",
             "Nobody in the simulator looks up an offset by its time.",
         ),
     ),
@@ -420,7 +419,7 @@ STORAGE_RULES = (
         "    if False:\n        filesystem.unlink(marker_path)\n",
         "A crash after a clean stop and a start is taken for a clean stop.",
         Test(
-            "tests/unit/log/test_storage_clean_marker.py::test_a_clean_stop_is_known_to_the_next_start_only",
+            "tests/unit/log/test_log_clean_marker.py::test_a_clean_stop_is_known_to_the_next_start_only",
             "The marker names the session that it ended, and a later one is not taken for it: no record is lost by it.",
         ),
     ),
@@ -432,7 +431,7 @@ STORAGE_RULES = (
         "",
         "A stop counts as clean though a log could not be flushed.",
         Test(
-            "tests/unit/log/test_storage_clean_marker.py::test_no_stop_is_clean_where_a_log_has_failed",
+            "tests/unit/log/test_log_clean_marker.py::test_no_stop_is_clean_where_a_log_has_failed",
             "The simulator's brokers, like the shipped one, ask for no marker then.",
         ),
     ),
@@ -444,7 +443,7 @@ STORAGE_RULES = (
         "        if not (too_old or too_many):\n",
         "Retention takes records that are not committed yet.",
         Test(
-            "tests/unit/log/test_storage_log.py::"
+            "tests/unit/log/test_partition_log.py::"
             "test_retention_by_time_takes_whole_old_segments_below_the_high_watermark",
             "The simulator's topics keep everything; administrators delete records there.",
         ),
@@ -536,7 +535,7 @@ STORAGE_RULES = (
         "            if True:\n",
         "An empty segment file that a crash left takes the log out of service.",
         Test(
-            "tests/unit/log/test_storage_log.py::test_empty_segment_file_that_a_crash_left_is_used_again",
+            "tests/unit/log/test_partition_log.py::test_empty_segment_file_that_a_crash_left_is_used_again",
             "Opening a log finds such a file among its segments and goes on in it.",
         ),
     ),
@@ -548,7 +547,7 @@ STORAGE_RULES = (
         "        while False:\n",
         "An epoch in which nothing was appended stays in the epoch file, beside the one that begins at its offset.",
         Test(
-            "tests/unit/log/test_storage_epochs.py::test_an_epoch_without_records_gives_way",
+            "tests/unit/log/test_log_epochs.py::test_an_epoch_without_records_gives_way",
             "Both end at the same offset, so that no fetch is judged in another way.",
         ),
     ),
@@ -560,7 +559,7 @@ STORAGE_RULES = (
         "            self._epochs.assign(leader_epoch, self._state.end.offset)\n",
         "A leader serves before the start of its epoch is durable.",
         Test(
-            "tests/unit/log/test_storage_epochs.py::test_the_start_of_an_epoch_is_durable_when_it_is_said_to_be",
+            "tests/unit/log/test_log_epochs.py::test_the_start_of_an_epoch_is_durable_when_it_is_said_to_be",
             "An epoch without a record decides nothing but where the next one begins.",
         ),
     ),
@@ -573,8 +572,7 @@ STORAGE_RULES = (
         "        if at < 0 or self._epochs[at] != epoch:\n            return None\n",
         "A leader that does not know a follower's epoch names no epoch that both may have.",
         Test(
-            "tests/unit/log/test_storage_epochs.py"
-            "::test_an_epoch_that_is_not_known_ends_where_the_largest_below_it_does",
+            "tests/unit/log/test_log_epochs.py::test_an_epoch_that_is_not_known_ends_where_the_largest_below_it_does",
             "A follower that is told of no common epoch copies the whole log again, and ends with the same.",
         ),
     ),
@@ -586,7 +584,7 @@ STORAGE_RULES = (
         "        if False:\n",
         "A broker serves the data directory of another cluster or broker.",
         Test(
-            "tests/unit/log/test_storage_directory.py::test_directory_of_another_is_refused_and_left_alone",
+            "tests/unit/log/test_log_directory.py::test_directory_of_another_is_refused_and_left_alone",
             "The simulator's disks stay in their machines.",
         ),
     ),
