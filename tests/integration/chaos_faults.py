@@ -107,9 +107,13 @@ class Nemesis:
         if only:
             self.faults = [fault for fault in self.faults if fault.__name__ in only]
 
-    def strike(self) -> str:
-        """Draw a fault, do it, and say what it was."""
-        fault, broker_id = self._bag.draw(self.faults), self._chance.choice(BROKERS)
+    def strike(self, *, only_missing: bool = False) -> str:
+        """Draw a fault, do it, and say what it was. `only_missing`: one of which a kind was never done."""
+        missing = {name.partition(" ")[0] for name in self.never_done()} if only_missing else set()
+        fault = self._bag.draw(self.faults)
+        if missing:
+            fault = self._chance.choice([each for each in self.faults if each.__name__ in missing])
+        broker_id = self._chance.choice(BROKERS)
         fault(broker_id)
         self.done[fault.__name__] += 1
         return f"{fault.__name__} {broker_id}"
