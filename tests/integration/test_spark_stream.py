@@ -327,7 +327,7 @@ def test_a_driver_that_is_killed_copies_each_record_once(
 
         with copying(topic, target, checkpoint, 20_000, 2, without_java) as driver:
             until(lambda: copied() > 20_000 or driver.poll() is not None, "the second micro-batch", PATIENCE_SECONDS)
-        assert copied() > 20_000
+        assert copied() > 20_000, (tmp_path / "driver.log").read_text()[-3000:]
         # As after a kill between the write and the commit of the micro-batch before, too.
         commits = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")]
         forget_commit(checkpoint, max(commits))

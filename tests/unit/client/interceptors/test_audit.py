@@ -170,7 +170,7 @@ def test_a_window_is_claimed_when_its_first_batch_goes_out(fake_cluster):
 def test_records_do_not_suffer_where_there_is_no_audit_topic(fake_cluster, caplog):
     """They are delivered, flush and close raise nothing, and the log says so once."""
     fake_cluster.create_topic("t")
-    settings = {**FAST, "audit_topic": "missing", "max_block_ms": 50}
+    settings = {**FAST, "audit_topic": "missing"}
     with headrace.Producer(bootstrap_servers=fake_cluster.address, **settings) as producer:
         assert producer.send("t", b"x").result(WAIT).offset == 0
         producer.flush(timeout=WAIT)
