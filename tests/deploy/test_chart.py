@@ -456,7 +456,7 @@ def test_hooks_say_what_they_do(render: Render) -> None:
     assert guard["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
     assert guard["metadata"]["annotations"]["helm.sh/hook-output-log-policy"] == "hook-failed"
     (container,) = containers(guard["spec"]["template"])
-    assert container["args"] == ["broker", "removable", "--from", "3", "--if-installed"]  # Nobody could look here.
+    assert container["args"] == ["broker", "check-removal", "--from", "3", "--allow-missing"]  # Nobody could look here.
     (rule,) = guard["spec"]["podFailurePolicy"]["rules"]
     refused = {"containerName": container["name"], "operator": "In", "values": [ExitCode.FAILED]}
     assert rule == {"action": "FailJob", "onExitCodes": refused, "onPodConditions": []}

@@ -103,7 +103,7 @@ def test_a_live_group_is_not_reset(headrace: GroupCommandLine, topic: str, membe
     consumer = member(group_instance_id="place-1")
     take(consumer, 10 * PARTITIONS)
     consumer.commit()
-    ended = headrace("reset", topic, "--to-earliest", "--execute")
+    ended = headrace("reset", topic, "--to-earliest")
     assert (ended.code, f"group {topic} has 1 member: place-1" in ended.err) == (1, True)
     assert headrace("delete", topic, "--yes").code == 1
     first = TopicPartition(topic, 0)
@@ -113,7 +113,7 @@ def test_a_live_group_is_not_reset(headrace: GroupCommandLine, topic: str, membe
         (refused,) = admin.delete_groups([topic])
         assert isinstance(refused.error, GroupNotEmptyError)
         assert admin.group_offsets(topic)[first].offset == 10
-    assert headrace.ok("reset", topic, "--to-file", "-").count('"offset": 10') == PARTITIONS
+    assert headrace.ok("reset", topic, "--to-file", "-", "--dry-run").count('"offset": 10') == PARTITIONS
 
 
 def test_members_go_on_where_they_were_sent(
@@ -125,23 +125,23 @@ def test_members_go_on_where_they_were_sent(
     consumer.commit()
     consumer.close()
     kept = tmp_path / "offsets.json"
-    headrace.ok("reset", topic, "--to-file", str(kept))
-    headrace.ok("reset", topic, "--shift", "-3")
+    headrace.ok("reset", topic, "--to-file", str(kept), "--dry-run")
+    headrace.ok("reset", topic, "--shift", "-3", "--dry-run")
     assert headrace.document("describe", topic)["lag_records"] == 0, "a dry run changes nothing"
-    headrace.ok("reset", topic, "--shift", "-3", "--execute")
+    headrace.ok("reset", topic, "--shift", "-3")
     consumer = member()
     assert sorted(take(consumer, 3 * PARTITIONS)) == list(range(7 * PARTITIONS, 10 * PARTITIONS))
     consumer.close()
-    headrace.ok("reset", topic, "--by-duration", "2h", "--topic", f"{topic}:0,1", "--execute")
-    headrace.ok("seek", topic, f"{topic}:2", "--to", "@-30m", "--execute")
-    headrace.ok("seek", topic, f"{topic}:3", "--to", "99", "--execute")
+    headrace.ok("reset", topic, "--by-duration", "2h", "--topic", f"{topic}:0,1")
+    headrace.ok("seek", topic, f"{topic}:2", "--to", "@-30m")
+    headrace.ok("seek", topic, f"{topic}:3", "--to", "99")
     rows = headrace.partitions(topic)
     assert [rows[n]["committed_offset"] for n in range(PARTITIONS)] == [0, 0, 10, 10]
-    headrace.ok("reset", f"{topic}-copy", "--like", topic, "--execute")
+    headrace.ok("reset", f"{topic}-copy", "--from-group", topic)
     assert headrace.document("describe", f"{topic}-copy")["lag_records"] == 20
-    headrace.ok("reset", topic, "--from-file", str(kept), "--execute")
+    headrace.ok("reset", topic, "--from-file", str(kept))
     assert headrace.document("describe", topic)["lag_records"] == 0
-    headrace.ok("reset", topic, "--forget", "--topic", f"{topic}:1", "--execute")
+    headrace.ok("reset", topic, "--delete", "--topic", f"{topic}:1")
     assert sorted(headrace.partitions(topic)) == [0, 2, 3]
     assert "deleted" in headrace.ok("delete", topic, f"{topic}-copy", "--yes")
     assert headrace("describe", topic).code == 4
@@ -192,7 +192,7 @@ def test_a_reader_that_reports_is_seen(headrace: GroupCommandLine, topic: str) -
         rows = {row["group_id"]: row for row in headrace.document("list", "--observed")}
         assert (rows[name]["state"], rows[name]["lag_records"]) == ("observed", 0)
         assert name not in {row["group_id"] for row in headrace.document("list")}
-        assert headrace("reset", name, "--to-earliest", "--execute").code == 1
+        assert headrace("reset", name, "--to-earliest").code == 1
 
 
 def test_names_that_are_none_are_refused(headrace: GroupCommandLine, topic: str) -> None:

@@ -108,20 +108,20 @@ def test_a_broker_comes_and_another_goes(
     headrace = CommandLine(own_cluster(brokers=3, broker_settings=FAST), capsysbinary)
     headrace.ok("topic", "create", "clicks", "-p", "6")
     produce(headrace.cluster, "clicks")
-    assert "nothing to move" in headrace.ok("partition", "move", "--add-broker", "3")
+    assert "nothing to move" in headrace.ok("partition", "reassign", "--add-broker", "3", "--dry-run")
     headrace.cluster.add_broker()
     before = headrace.replicas()
-    planned = headrace.document("partition", "move", "--add-broker", "4")
+    planned = headrace.document("partition", "reassign", "--add-broker", "4", "--dry-run")
     assert headrace.replicas() == before, "a dry run moves nothing"
     assert planned["copies"] == 4
     added = headrace.last(
-        "partition", "move", "--add-broker", "4", "--execute", "--watch", "--interval", "0.05", "--wait-timeout", WAIT
+        "partition", "reassign", "--add-broker", "4", "--watch", "--interval", "0.05", "--wait-timeout", WAIT
     )
     assert (added["done"], added["partitions_done"]) == (True, 4)
     assert added["copied_bytes"] == added["total_bytes"] > RECORDS * 300
     assert sum(4 in replicas for replicas in headrace.replicas()) == 4
     removed = headrace.last(
-        "partition", "move", "--remove-broker", "1", "--throttle", "100MiB", "--execute", "--watch",
+        "partition", "reassign", "--remove-broker", "1", "--throttle", "100MiB", "--watch",
         "--interval", "0.05", "--wait-timeout", WAIT,
     )  # fmt: skip
     assert removed["done"]
@@ -144,23 +144,23 @@ def test_a_move_is_shown_and_taken_back(
     headrace.cluster.broker(new).pause()
     try:
         quick = ("--timeout", "0.5")
-        headrace.ok("partition", "move", "clicks:0", "--replicas", target, "--throttle", "1GiB", "--execute", *quick)
-        ended = headrace("partition", "move", "--watch", "--wait-timeout", "0.1", *quick)
+        headrace.ok("partition", "reassign", "clicks:0", "--replicas", target, "--throttle", "1GiB", *quick)
+        ended = headrace("partition", "reassign", "--watch", "--wait-timeout", "0.1", *quick)
         assert (ended.code, "they go on" in ended.err) == (6, True)
-        (copy,) = headrace.document("partition", "move", *quick)["copies"]
+        (copy,) = headrace.document("partition", "reassign", *quick)["copies"]
         assert (copy["broker_id"], copy["done"], copy["percent"]) == (new, False, 0)
         assert [row["problems"] for row in headrace.document("partition", "list", "--problem", "moving")] == [
             ["moving"]
         ]
         health = json.loads(headrace("cluster", "health", "--output", "json", *quick).out)
         assert [each["kind"] for each in health["notices"]] == ["moves_under_way"]
-        assert "cancelled 1 move: clicks-0" in headrace.ok("partition", "move", "--cancel", "--execute")
-        assert headrace.ok("partition", "move") == "nothing is moving\n"
+        assert "cancelled 1 move: clicks-0" in headrace.ok("partition", "reassign", "--cancel")
+        assert headrace.ok("partition", "reassign") == "nothing is moving\n"
         assert sorted(headrace.replicas()[0]) == sorted(before)
     finally:
         headrace.cluster.broker(new).resume()
     headrace.healthy()
-    headrace.ok("partition", "move", "clicks:0", "--replicas", target, "--execute", "--watch", "--wait-timeout", WAIT)
+    headrace.ok("partition", "reassign", "clicks:0", "--replicas", target, "--watch", "--wait-timeout", WAIT)
     assert headrace.replicas() == [[before[0], new]]
     assert read(headrace.cluster, "clicks") == list(range(RECORDS))
 
@@ -276,8 +276,8 @@ def test_a_throttle_holds_a_move_and_is_lifted(headrace: CommandLine) -> None:
             producer.send("clicks", filler)
     (before,) = headrace.replicas()
     (new,) = {1, 2, 3} - set(before)
-    headrace.ok("partition", "move", "clicks:0", "--replicas", f"{before[0]},{new}", "--throttle", "1", "--execute")
-    ended = headrace("partition", "move", "--watch", "--wait-timeout", "2", "--interval", "0.2")
+    headrace.ok("partition", "reassign", "clicks:0", "--replicas", f"{before[0]},{new}", "--throttle", "1")
+    ended = headrace("partition", "reassign", "--watch", "--wait-timeout", "2", "--interval", "0.2")
     assert (ended.code, "they go on" in ended.err) == (6, True)
-    headrace.ok("partition", "move", "--throttle", "1GiB", "--execute", "--watch", "--wait-timeout", WAIT)
+    headrace.ok("partition", "reassign", "--throttle", "1GiB", "--watch", "--wait-timeout", WAIT)
     assert headrace.replicas() == [[before[0], new]]

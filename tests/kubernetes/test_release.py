@@ -274,7 +274,7 @@ def test_a_broker_more_takes_its_share(outside: Release, figure: Figure) -> None
     upgrade(outside, "--set=broker.replicas=4")
     figure("a fourth broker ready after", f"{time.monotonic() - begun:.0f} s")
     assert before < {pod["metadata"]["uid"] for pod in outside.objects("pods")}
-    outside.headrace("partition", "move", "--add-broker", "3", "--execute", "--watch", "--wait-timeout", "300")
+    outside.headrace("partition", "reassign", "--add-broker", "3", "--watch", "--wait-timeout", "300")
     assert replicas_of(3) > 0
     healthy(outside)
 
@@ -293,7 +293,7 @@ def test_a_broker_with_data_is_not_scaled_away(outside: Release, figure: Figure)
         upgrade(outside, "--set=broker.replicas=3")
     figure("scaling down is refused after", f"{time.monotonic() - begun:.0f} s")
     assert len(outside.objects("pods", "--selector=app.kubernetes.io/component=broker")) == 4
-    said = re.search(r"`headrace (partition move [^`]*)`", str(caught.value))
+    said = re.search(r"`headrace (partition reassign [^`]*)`", str(caught.value))
     assert said is not None, str(caught.value)
     outside.headrace(*said[1].split(), "--wait-timeout", "300")
     assert replicas_of(3) == 0

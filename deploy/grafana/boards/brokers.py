@@ -70,7 +70,7 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Replicas held",
-                    "Uneven: `headrace partition move` spreads them.",
+                    "Uneven: `headrace partition reassign` spreads them.",
                     "short",
                     Query(f"headrace_broker_partitions{{{HERE}}}", "{{instance}}"),
                 ),

@@ -113,26 +113,26 @@ def test_waiting_ends_with_the_time(headrace: Any, three: Any, happens: Any) -> 
 def test_brokers_that_hold_replicas_are_not_removable(headrace: Any, three: Any) -> None:
     """Those named, or all from one on; whether they live is not asked."""
     three.start_brokers(1, 2)
-    ended = headrace("broker", "removable", "--from", "3", "--output", "json")
+    ended = headrace("broker", "check-removal", "--from", "3", "--output", "json")
     assert ended.code == ExitCode.FAILED
     assert json.loads(ended.out) == {
         "removable": False,
         "holding": [{"broker_id": 3, "replicas": 3, "partitions": ["clicks-0", "clicks-1", "clicks-2"]}],
     }
     assert "broker 3 still holds 3 replicas: move them first" in ended.err
-    assert "--remove-broker 3 --execute" in ended.err
-    assert headrace("broker", "removable", "--from", "4").out == "they hold no replica and may be taken away\n"
-    assert headrace("broker", "removable", "1", "2").err.startswith("headrace: brokers 1, 2 still hold 6 replicas")
-    assert headrace("broker", "removable").code == ExitCode.USAGE
+    assert "--remove-broker 3 --watch" in ended.err
+    assert headrace("broker", "check-removal", "--from", "4").out == "they hold no replica and can be removed\n"
+    assert headrace("broker", "check-removal", "1", "2").err.startswith("headrace: brokers 1, 2 still hold 6 replicas")
+    assert headrace("broker", "check-removal").code == ExitCode.USAGE
 
 
 def test_nobody_knows_what_an_undecodable_value_names(headrace: Any, three: Any) -> None:
     """It may be a topic with replicas anywhere, so that no broker is removable; one that holds some is not anyway."""
     three.undecodable_keys = 1
-    ended = headrace("broker", "removable", "--from", "4", "--output", "json")
+    ended = headrace("broker", "check-removal", "--from", "4", "--output", "json")
     assert (ended.code, json.loads(ended.out)) == (ExitCode.FAILED, {"removable": None, "holding": []})
     assert "cannot decode 1 value of the metadata" in ended.err
-    assert "still holds 3 replicas" in headrace("broker", "removable", "3").err
+    assert "still holds 3 replicas" in headrace("broker", "check-removal", "3").err
 
 
 @pytest.mark.parametrize(
@@ -159,13 +159,13 @@ def test_where_nothing_is_installed_nothing_is_held(
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     servers = ",".join(["log.svc:7170", "other.svc:7170"][: len(answers)])
-    done = headrace("broker", "removable", "--from", "3", "--if-installed", "--bootstrap-servers", servers)
+    done = headrace("broker", "check-removal", "--from", "3", "--allow-missing", "--bootstrap-servers", servers)
     assert done.code == ended
     assert said in done.out + done.err
 
 
 def test_servers_that_are_no_addresses_are_not_taken_for_unknown_names(headrace: Any) -> None:
     """A slip in the guard's servers must not pass it."""
-    done = headrace("broker", "removable", "--from", "3", "--if-installed", "--bootstrap-servers", "localhost")
+    done = headrace("broker", "check-removal", "--from", "3", "--allow-missing", "--bootstrap-servers", "localhost")
     assert done.code != ExitCode.OK
     assert "'localhost' is not host:port" in done.err

@@ -239,7 +239,7 @@ def test_group_names_are_completed(held: Any, billing: FakeGroup, monkeypatch: p
     assert group_names(completion, "") == []
 
 
-@pytest.mark.parametrize("words", ["group describe ", "group delete ", "group reset b --like ", "group seek "])
+@pytest.mark.parametrize("words", ["group describe ", "group delete ", "group reset b --from-group ", "group seek "])
 def test_the_shell_is_offered_groups_where_a_group_is_due(
     headrace: Any,
     billing: FakeGroup,

@@ -1,4 +1,4 @@
-"""`headrace group reset` and `seek`: dry unless told, every target, offsets within the log, refused while live."""
+"""`headrace group reset` and `seek`: every target, offsets within the log, a terminal that asks, refused while live."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def billing(held: Any) -> FakeGroup:
 
 def planned(headrace: Any, *arguments: str) -> list[tuple[int, Any, Any]]:
     """(partition, before, offset) of a dry run."""
-    ended = headrace("group", "reset", "billing", *arguments, "--output", "json")
+    ended = headrace("group", "reset", "billing", *arguments, "--output", "json", "--dry-run")
     assert ended.code == 0, ended
     found = json.loads(ended.out)
     assert (found["group_id"], found["dry_run"]) == ("billing", True)
@@ -69,26 +69,26 @@ def iso(milliseconds: int) -> str:
         (["--shift", "5"], [55, 95]),
         (["--shift", "-45"], [10, 45]),
         (["--shift", "20"], [70, 100]),
-        (["--forget"], [None, None]),
+        (["--delete"], [None, None]),
     ],
 )
 def test_each_target_means_one_offset_a_partition(
     headrace: Any, held: Any, billing: FakeGroup, arguments: list[str], offsets: list[int | None], monkeypatch: Any
 ) -> None:
-    """Of the partitions that the group has offsets of; brought into the log; nothing is changed without --execute."""
+    """Of the partitions that the group has offsets of; brought into the log; a dry run changes nothing."""
     monkeypatch.setattr(group_reset.time, "time_ns", lambda: (CREATED_MS + 85_000 + 5_400_000) * 1_000_000)
     assert planned(headrace, *arguments) == [(0, 50, offsets[0]), (1, 90, offsets[1])]
     assert held.changes == []
-    assert headrace("group", "reset", "billing", *arguments, "--execute").code == 0
+    assert headrace("group", "reset", "billing", *arguments).code == 0
     assert [billing.offsets.get(where) for where in P] == [*offsets, None]
 
 
 def test_what_is_brought_into_the_log_is_said(headrace: Any, billing: FakeGroup) -> None:
     """The note names what was asked for and what is taken."""
-    out = headrace("group", "reset", "billing", "--to-offset", "500").out
+    out = headrace("group", "reset", "billing", "--to-offset", "500", "--dry-run").out
     assert out.count("offset 500 is after the end of the log; 100 is taken") == 2
-    assert out.endswith("would store 2 offsets of 2 partitions; --execute does it\n")
-    out = headrace("group", "reset", "billing", "--shift", "-45").out
+    assert out.endswith("would store 2 offsets of 2 partitions\n")
+    out = headrace("group", "reset", "billing", "--shift", "-45", "--dry-run").out
     assert "offset 5 is before the start of the log; 10 is taken" in out
 
 
@@ -98,26 +98,28 @@ def test_topics_and_partitions_can_be_named(headrace: Any, held: Any, billing: F
     assert planned(headrace, "--to-earliest", "--topic", "clicks") == [(0, 50, 10), (1, 90, 10), (2, None, 10)]
     assert planned(headrace, "--to-earliest", "--topic", "clicks:2,0") == [(0, 50, 10), (2, None, 10)]
     assert planned(headrace, "--to-latest", "--topic", "views", "--topic", "clicks:0") == [(0, 50, 100), (0, None, 0)]
-    assert headrace("group", "reset", "billing", "--to-latest", "--topic", "nope").code == ExitCode.NOT_FOUND
-    ended = headrace("group", "reset", "billing", "--to-latest", "--topic", "clicks:3")
+    assert (
+        headrace("group", "reset", "billing", "--to-latest", "--topic", "nope", "--dry-run").code == ExitCode.NOT_FOUND
+    )
+    ended = headrace("group", "reset", "billing", "--to-latest", "--topic", "clicks:3", "--dry-run")
     assert (ended.code, "clicks has the partitions 0 to 2, not 3" in ended.err) == (ExitCode.NOT_FOUND, True)
 
 
 def test_a_shift_leaves_alone_what_has_no_offset(headrace: Any, held: Any, billing: FakeGroup) -> None:
     """There is nothing to count from; the note says so and nothing is stored."""
     assert planned(headrace, "--shift", "1", "--topic", "clicks:2") == [(2, None, None)]
-    ended = headrace("group", "reset", "billing", "--shift", "1", "--topic", "clicks:2", "--execute")
+    ended = headrace("group", "reset", "billing", "--shift", "1", "--topic", "clicks:2")
     assert "no offset is stored that could be shifted" in ended.out
     assert held.changes == []
 
 
 def test_a_group_with_members_is_refused_and_they_are_named(headrace: Any, held: Any, billing: FakeGroup) -> None:
-    """With --execute and without; the command that would change is told who to stop."""
+    """In a dry run too; the message names who must stop."""
     billing.join(1, {P[0]: 1})
     billing.join(2, {P[1]: 1}, instance_id="", host="")
     for command in (["reset", "billing", "--to-latest"], ["seek", "billing", "clicks:0", "--to", "5"]):
-        for execute in ([], ["--execute"]):
-            ended = headrace("group", *command, *execute)
+        for options in ([], ["--dry-run"]):
+            ended = headrace("group", *command, *options)
             assert (ended.code, ended.out) == (ExitCode.FAILED, "")
             assert ended.err == (
                 "headrace: group billing has 2 members: worker-1 (10.0.0.1, client app), 02020202 (client app). "
@@ -136,53 +138,56 @@ def test_a_member_that_joins_meanwhile_is_the_coordinators_to_refuse(
         raise GroupNotEmptyError(f"group {group} has 1 members")
 
     monkeypatch.setattr(FakeAdmin, "reset_group_offsets", refuse)
-    ended = headrace("group", "reset", "billing", "--to-latest", "--execute")
+    ended = headrace("group", "reset", "billing", "--to-latest")
     assert (ended.code, "has 1 members. Stop all members of the group first." in ended.err) == (ExitCode.FAILED, True)
 
 
 def test_a_group_need_not_exist_and_a_reader_is_none(headrace: Any, held: Any, billing: FakeGroup) -> None:
     """A new group can begin anywhere, with a word in case the name is wrong; a reader has its position itself."""
-    ended = headrace("group", "reset", "new", "--to-offset", "20", "--topic", "clicks:0", "--execute")
+    ended = headrace("group", "reset", "new", "--to-offset", "20", "--topic", "clicks:0")
     assert (ended.code, "there is no group new yet" in ended.err) == (0, True)
     assert held.groups["new"].offsets == {P[0]: 20}
-    ended = headrace("group", "reset", "newer", "--to-latest")
+    ended = headrace("group", "reset", "newer", "--to-latest", "--dry-run")
     assert (ended.code, "name them by --topic" in ended.err) == (ExitCode.USAGE, True)
     held.groups["scan"] = FakeGroup(offsets={P[0]: 1}, observed=True)
-    ended = headrace("group", "reset", "scan", "--to-latest", "--execute")
+    ended = headrace("group", "reset", "scan", "--to-latest")
     assert (ended.code, "scan is a reader without a group" in ended.err) == (ExitCode.FAILED, True)
-    assert headrace("group", "reset", "nope", "--to-file", "x.json").code == ExitCode.NOT_FOUND
+    assert headrace("group", "reset", "nope", "--to-file", "x.json", "--dry-run").code == ExitCode.NOT_FOUND
 
 
 def test_offsets_go_to_a_file_and_come_back(headrace: Any, held: Any, billing: FakeGroup, tmp_path: Path) -> None:
     """--to-file alone keeps what is stored, also of a group with members; with a target it keeps the plan."""
     billing.join(1, {P[0]: 1})
     path = tmp_path / "offsets.json"
-    ended = headrace("group", "reset", "billing", "--to-file", str(path))
+    ended = headrace("group", "reset", "billing", "--to-file", str(path), "--dry-run")
     assert (ended.code, ended.out, "wrote 2 offsets" in ended.err) == (0, "", True)
     assert plan_from_json(path.read_text(), "x") == {P[0]: 50, P[1]: 90}
-    assert plan_from_json(headrace("group", "reset", "billing", "--to-file", "-").out, "x") == {P[0]: 50, P[1]: 90}
+    assert plan_from_json(headrace("group", "reset", "billing", "--to-file", "-", "--dry-run").out, "x") == {
+        P[0]: 50,
+        P[1]: 90,
+    }
     billing.members.clear()
     plan = tmp_path / "plan.json"
-    assert headrace("group", "reset", "billing", "--to-earliest", "--to-file", str(plan), "--execute").code == 0
+    assert headrace("group", "reset", "billing", "--to-earliest", "--to-file", str(plan)).code == 0
     assert plan_from_json(plan.read_text(), "x") == billing.offsets == {P[0]: 10, P[1]: 10}
-    assert headrace("group", "reset", "billing", "--from-file", str(path), "--execute").code == 0
+    assert headrace("group", "reset", "billing", "--from-file", str(path)).code == 0
     assert billing.offsets == {P[0]: 50, P[1]: 90}
     held.changes.clear()
     assert planned(headrace, "--from-file", str(plan), "--topic", "clicks:1,2") == [(1, 90, 10)]
-    printed = headrace("group", "reset", "billing", "--to-latest", "--output", "json").out
-    ended = headrace("group", "reset", "billing", "--from-file", "-", "--execute", stdin=printed.encode())
+    printed = headrace("group", "reset", "billing", "--to-latest", "--output", "json", "--dry-run").out
+    ended = headrace("group", "reset", "billing", "--from-file", "-", stdin=printed.encode())
     assert (ended.code, billing.offsets) == (0, {P[0]: 100, P[1]: 100})
 
 
 def test_a_group_goes_where_another_is(headrace: Any, held: Any, billing: FakeGroup) -> None:
-    """--like takes the offsets of a group, live or not, or of a reader."""
+    """--from-group takes the offsets of a group, live or not, or of a reader."""
     billing.join(1, {P[0]: 1})
-    assert headrace("group", "reset", "copy", "--like", "billing", "--execute").code == 0
+    assert headrace("group", "reset", "copy", "--from-group", "billing").code == 0
     assert held.groups["copy"].offsets == billing.offsets
     held.groups["scan"] = FakeGroup(offsets={P[2]: 33}, observed=True)
-    assert headrace("group", "reset", "copy", "--like", "scan", "--execute").code == 0
+    assert headrace("group", "reset", "copy", "--from-group", "scan").code == 0
     assert held.groups["copy"].offsets == {P[0]: 50, P[1]: 90, P[2]: 33}
-    assert headrace("group", "reset", "copy", "--like", "nope").code == ExitCode.NOT_FOUND
+    assert headrace("group", "reset", "copy", "--from-group", "nope", "--dry-run").code == ExitCode.NOT_FOUND
 
 
 def test_a_group_that_was_in_use_meanwhile_is_not_reset(headrace: Any, billing: FakeGroup) -> None:
@@ -194,7 +199,7 @@ def test_a_group_that_was_in_use_meanwhile_is_not_reset(headrace: Any, billing: 
 
     billing.before_change = come_and_go
     for command in (["reset", "billing", "--to-latest"], ["seek", "billing", "clicks:0", "--to", "5"]):
-        ended = headrace("group", *command, "--execute")
+        ended = headrace("group", *command)
         assert ended.code != 0
         assert "members of group billing came or went" in ended.err
         assert billing.offsets == {P[0]: 77, P[1]: 90}
@@ -203,7 +208,7 @@ def test_a_group_that_was_in_use_meanwhile_is_not_reset(headrace: Any, billing: 
 def test_a_topic_that_is_gone_is_left_out(headrace: Any, held: Any, billing: FakeGroup) -> None:
     """The others go on; a word says which it was."""
     billing.offsets[TopicPartition("gone", 0)] = 5
-    ended = headrace("group", "reset", "billing", "--to-latest", "--execute")
+    ended = headrace("group", "reset", "billing", "--to-latest")
     assert (ended.code, "gone: there is no such topic now" in ended.err) == (0, True)
     assert billing.offsets == {TopicPartition("gone", 0): 5, P[0]: 100, P[1]: 100}
 
@@ -211,7 +216,7 @@ def test_a_topic_that_is_gone_is_left_out(headrace: Any, held: Any, billing: Fak
 def test_a_refused_partition_is_told_and_the_others_are_done(headrace: Any, held: Any, billing: FakeGroup) -> None:
     """Exit code 1, and a column that says why."""
     held.refused[P[1]] = UnknownPartitionError("no such partition")
-    ended = headrace("group", "reset", "billing", "--to-latest", "--execute")
+    ended = headrace("group", "reset", "billing", "--to-latest")
     assert (ended.code, "no such partition" in ended.out, "1 offset refused" in ended.err) == (1, True, True)
     assert "stored 1 offset of 2 partitions" in ended.out
     assert billing.offsets == {P[0]: 100, P[1]: 90}
@@ -223,29 +228,28 @@ def test_many_offsets_go_in_parts_with_progress(
     """And what is stored already is not stored again."""
     monkeypatch.setattr(group_reset, "REQUEST_PARTITIONS", 1)
     billing.offsets[P[0]] = 100
-    ended = headrace("group", "reset", "billing", "--to-latest", "--topic", "clicks", "--execute")
+    ended = headrace("group", "reset", "billing", "--to-latest", "--topic", "clicks")
     assert [dict(offsets) for _, (_, offsets) in held.changes] == [{P[1]: 100}, {P[2]: 100}]
     assert "stored 1 of 2 offsets" in ended.err
-    assert headrace("group", "reset", "billing", "--to-latest", "--execute", "--quiet").out == ""
+    assert headrace("group", "reset", "billing", "--to-latest", "--quiet").out == ""
 
 
 def test_seek_is_of_one_partition(headrace: Any, held: Any, billing: FakeGroup) -> None:
-    """Positions as consume has them; dry unless told."""
-    ended = headrace("group", "seek", "billing", "clicks:1", "--to", "-10")
+    """Positions as consume has them; a dry run changes nothing."""
+    ended = headrace("group", "seek", "billing", "clicks:1", "--to", "-10", "--dry-run")
     assert (ended.code, held.changes) == (0, [])
     assert ended.out.splitlines()[1].split() == ["clicks", "1", "90", "90", "0", "-"]
-    assert headrace("group", "seek", "billing", "clicks:1", "--to", "+10", "--execute").code == 0
+    assert headrace("group", "seek", "billing", "clicks:1", "--to", "+10").code == 0
     assert billing.offsets == {P[0]: 50, P[1]: 20}
-    assert headrace("group", "seek", "billing", "clicks:9", "--to", "start").code == ExitCode.NOT_FOUND
+    assert headrace("group", "seek", "billing", "clicks:9", "--to", "start", "--dry-run").code == ExitCode.NOT_FOUND
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ["reset", "billing"],
-        ["reset", "billing", "--to-file", "x", "--execute"],
         ["reset", "billing", "--to-earliest", "--to-latest"],
-        ["reset", "billing", "--shift", "1", "--like", "other"],
+        ["reset", "billing", "--shift", "1", "--from-group", "other"],
         ["reset", "billing", "--to-offset", "-1"],
         ["reset", "billing", "--to-offset", "9223372036854775808"],
         ["reset", "billing", "--to-time", "yesterday"],
@@ -303,10 +307,10 @@ def test_a_file_that_is_no_text_or_too_large_is_refused(
     """Bytes that are no UTF-8, and more than the limit."""
     path = tmp_path / "offsets.json"
     path.write_bytes(b"\xff\xfe")
-    ended = headrace("group", "reset", "billing", "--from-file", str(path))
+    ended = headrace("group", "reset", "billing", "--from-file", str(path), "--dry-run")
     assert (ended.code, "is not UTF-8 text" in ended.err) == (ExitCode.USAGE, True)
     monkeypatch.setattr(group_reset, "MAX_FILE_BYTES", 1)
-    ended = headrace("group", "reset", "billing", "--from-file", str(path))
+    ended = headrace("group", "reset", "billing", "--from-file", str(path), "--dry-run")
     assert (ended.code, "is larger than" in ended.err) == (ExitCode.USAGE, True)
 
 
@@ -343,3 +347,17 @@ def test_a_file_gives_back_what_was_written(offsets: dict[tuple[str, int], int])
     written = {TopicPartition(*where): offset for where, offset in offsets.items()}
     text = offsets_file("g", [*written.items(), (TopicPartition("zzz", 0), None)])
     assert plan_from_json(text, "x") == written
+
+
+def test_a_reset_is_confirmed_on_a_terminal(headrace: Any, held: Any, billing: FakeGroup) -> None:
+    """The plan goes to stderr with the question; no answer but yes changes anything, and --yes does not ask."""
+    for words in (["reset", "billing", "--to-latest"], ["seek", "billing", "clicks:0", "--to", "5"]):
+        ended = headrace("group", *words, stdin=b"n\n", terminal=True)
+        assert (ended.code, ended.out) == (ExitCode.FAILED, "")
+        assert ended.err.endswith("of billing? [y/N] headrace: nothing was changed\n")
+        assert "would store" in ended.err
+    assert held.changes == []
+    assert headrace("group", "reset", "billing", "--to-latest", stdin=b"y\n", terminal=True).code == 0
+    assert billing.offsets == {P[0]: 100, P[1]: 100}
+    ended = headrace("group", "seek", "billing", "clicks:0", "--to", "50", "--yes", terminal=True)
+    assert (ended.code, "[y/N]" in ended.err, billing.offsets[P[0]]) == (0, False, 50)

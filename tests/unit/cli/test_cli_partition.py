@@ -1,4 +1,4 @@
-"""`headrace partition`: lists with problems, moves that are dry unless told, progress, elections that ask."""
+"""`headrace partition`: lists with problems, moves, which ask on a terminal, progress, elections that ask."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from headrace.cli.common.arguments import parse_broker_ids, parse_partition, parse_rate
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.session import UsageProblem
-from headrace.cli.partition.move_progress import MoveProgress
 from headrace.cli.partition.problems import PartitionProblem
+from headrace.cli.partition.reassign_progress import MoveProgress
 from headrace.client.admin.replication import LogInfo, Reassignment
 from headrace.wire.errors import ConflictError, TimedOutError, UnknownTopicError
 from headrace.wire.ids import TopicPartition
@@ -74,21 +74,20 @@ def test_without_a_problem_all_are_shown(headrace: Any, four: Any) -> None:
     assert headrace("partition", "list", "--problem", "tired").code == ExitCode.USAGE
 
 
-def test_a_plan_is_shown_and_nothing_is_done(headrace: Any, four: Any) -> None:
+def test_a_dry_run_shows_the_plan_and_does_nothing(headrace: Any, four: Any) -> None:
     """Who copies, who gives up, how much; the cluster has checked it."""
-    ended = headrace("partition", "move", "clicks:0", "--replicas", "4,2,3", "--throttle", "50MiB")
+    ended = headrace("partition", "reassign", "clicks:0", "--replicas", "4,2,3", "--throttle", "50MiB", "--dry-run")
     assert ended.code == 0
     assert ended.out.splitlines()[1].split() == ["clicks", "0", "1,2,3", "4,2,3", "4", "1", "10000"]
     assert "would start 1 move: 1 replica to copy, 9.8 KiB at no more than 50.0 MiB/s each" in ended.out
-    assert "--execute does it" in ended.out
     assert four.changes == []
-    assert document(headrace, "move", "clicks:1", "--replicas", "1,2,3")["partitions"] == []
-    assert "nothing to move" in headrace("partition", "move", "clicks:1", "--replicas", "1,2,3").out
+    assert document(headrace, "reassign", "clicks:1", "--replicas", "1,2,3", "--dry-run")["partitions"] == []
+    assert "nothing to move" in headrace("partition", "reassign", "clicks:1", "--replicas", "1,2,3", "--dry-run").out
 
 
-def test_execute_does_what_the_plan_said(headrace: Any, four: Any) -> None:
+def test_a_move_does_what_the_plan_said(headrace: Any, four: Any) -> None:
     """With the speed; a partition that the cluster refuses is named, and the others go."""
-    ended = headrace("partition", "move", "clicks:0", "--replicas", "4,2,3", "--throttle", "1000", "--execute")
+    ended = headrace("partition", "reassign", "clicks:0", "--replicas", "4,2,3", "--throttle", "1000")
     assert ended.out.splitlines()[-1] == ("started 1 move: 1 replica to copy, 9.8 KiB at no more than 1000 B/s each")
     assert four.changes == [("reassign", ({FIRST: (4, 2, 3)}, 1000))]
     assert four.partition(FIRST).adding_replicas == (4,)
@@ -96,12 +95,12 @@ def test_execute_does_what_the_plan_said(headrace: Any, four: Any) -> None:
 
 def test_a_dry_run_as_json_is_a_plan(headrace: Any, four: Any, tmp_path: Path) -> None:
     """--add-broker plans, --plan carries out the same."""
-    planned = headrace("partition", "move", "--add-broker", "4", "--output", "json")
+    planned = headrace("partition", "reassign", "--add-broker", "4", "--output", "json", "--dry-run")
     found = json.loads(planned.out)
     assert (found["dry_run"], found["copies"]) == (True, 2)
     assert all(4 in each["replicas"] for each in found["partitions"])
     (tmp_path / "plan.json").write_text(planned.out)
-    assert headrace("partition", "move", "--plan", str(tmp_path / "plan.json"), "--execute").code == 0
+    assert headrace("partition", "reassign", "--plan", str(tmp_path / "plan.json")).code == 0
     ((_, (targets, _)),) = four.changes
     assert targets == {
         TopicPartition(each["topic"], each["partition"]): tuple(each["replicas"]) for each in found["partitions"]
@@ -112,12 +111,12 @@ def test_a_removed_broker_may_be_dead_and_a_drained_one_gets_nothing(headrace: A
     """Its replicas go to those that are alive and not draining; what others hold stays."""
     four.start_brokers(1, 2, 4, 5)
     four.drained = {4}
-    found = document(headrace, "move", "--remove-broker", "3")
+    found = document(headrace, "reassign", "--remove-broker", "3", "--dry-run")
     assert [(each["adding"], each["removing"]) for each in found["partitions"]] == [([5], [3])] * 3
-    ended = headrace("partition", "move", "--add-broker", "4")
+    ended = headrace("partition", "reassign", "--add-broker", "4", "--dry-run")
     assert (ended.code, "undrain" in ended.err) == (ExitCode.FAILED, True)
     four.start_brokers(1, 2)
-    ended = headrace("partition", "move", "--remove-broker", "3")
+    ended = headrace("partition", "reassign", "--remove-broker", "3", "--dry-run")
     assert (ended.code, "clicks-0 has 3 replicas and no other broker" in ended.err) == (ExitCode.FAILED, True)
 
 
@@ -125,7 +124,7 @@ def test_a_broker_that_is_away_gets_nothing_and_keeps_what_it_has(headrace: Any,
     """It would copy only when it comes back; the largest log that is known of a partition says what is copied."""
     four.add("views", 1, (6,))
     four.log_ends |= {(FIRST, 2): 3, (FIRST, 3): 3}
-    found = document(headrace, "move", "--remove-broker", "1")
+    found = document(headrace, "reassign", "--remove-broker", "1", "--dry-run")
     assert [(each["topic"], each["adding"]) for each in found["partitions"]] == [("clicks", [4])] * 3
     assert found["copy_bytes"] == 10_000
 
@@ -133,19 +132,19 @@ def test_a_broker_that_is_away_gets_nothing_and_keeps_what_it_has(headrace: Any,
 def test_who_holds_a_replica_may_keep_it_though_it_is_away(headrace: Any, four: Any) -> None:
     """That one replica moves is no reason to give up another; to get one, a broker must be there."""
     four.start_brokers(1, 2, 4)
-    found = document(headrace, "move", "clicks:0", "--replicas", "4,2,3")
+    found = document(headrace, "reassign", "clicks:0", "--replicas", "4,2,3", "--dry-run")
     assert found["partitions"][0]["adding"] == [4]
-    ended = headrace("partition", "move", "--add-broker", "3")
+    ended = headrace("partition", "reassign", "--add-broker", "3", "--dry-run")
     assert (ended.code, "while away or drained" in ended.err) == (ExitCode.FAILED, True)
 
 
 def test_a_topic_goes_to_some_brokers_alone(headrace: Any, four: Any) -> None:
     """Evenly, and the other topics stay."""
     four.add("views", 4, (1,))
-    found = document(headrace, "move", "--topic", "views", "--to-brokers", "3,4")
+    found = document(headrace, "reassign", "--topic", "views", "--to-brokers", "3,4", "--dry-run")
     assert sorted(each["replicas"][0] for each in found["partitions"]) == [3, 3, 4, 4]
     assert {each["topic"] for each in found["partitions"]} == {"views"}
-    ended = headrace("partition", "move", "--topic", "views", "--to-brokers", "3,9")
+    ended = headrace("partition", "reassign", "--topic", "views", "--to-brokers", "3,9", "--dry-run")
     assert (ended.code, "broker 9 is not registered" in ended.err) == (ExitCode.NOT_FOUND, True)
 
 
@@ -153,14 +152,14 @@ def test_a_plan_starts_from_where_moves_under_way_end(headrace: Any, four: Any) 
     """A replica that leaves already is not moved again."""
     for number in range(3):
         four.change("clicks", number, replicas=(1, 2, 4, 3), adding_replicas=(4,), removing_replicas=(3,))
-    assert document(headrace, "move", "--remove-broker", "3")["partitions"] == []
+    assert document(headrace, "reassign", "--remove-broker", "3", "--dry-run")["partitions"] == []
 
 
 def test_a_refused_partition_ends_with_1_and_its_reason(headrace: Any, four: Any, happens: Any) -> None:
     """In a dry run too; the others are done."""
     four.refused[FIRST] = ConflictError("it was changed meanwhile")
-    for options, changes in ((), 0), (("--execute",), 1):
-        ended = headrace("partition", "move", "--remove-broker", "1", *options)
+    for options, changes in (("--dry-run",), 0), ((), 1):
+        ended = headrace("partition", "reassign", "--remove-broker", "1", *options)
         assert (ended.code, len(four.changes)) == (ExitCode.FAILED, changes)
         assert "headrace: clicks-0: it was changed meanwhile" in ended.err
         assert "1 of 3 partitions refused" in ended.err
@@ -168,7 +167,7 @@ def test_a_refused_partition_ends_with_1_and_its_reason(headrace: Any, four: Any
         assert "start 2 moves" in ended.out.replace("started", "start")
     finished = {"adding_replicas": (), "removing_replicas": ()}
     happens(lambda held: [held.change("clicks", each, replicas=(4, 2, 3), **finished) for each in (1, 2)])
-    ended = headrace("partition", "move", "clicks:0", "clicks:1", "--replicas", "1,4", "--execute", "--watch")
+    ended = headrace("partition", "reassign", "clicks:0", "clicks:1", "--replicas", "1,4", "--watch")
     assert (ended.code, "1 of 1 moves done" in ended.out) == (ExitCode.FAILED, True)
 
 
@@ -184,14 +183,14 @@ def test_a_refused_partition_ends_with_1_and_its_reason(headrace: Any, four: Any
         (("--to-brokers", "1"), "needs --topic"),
         (("--add-broker", "4", "--plan", "x"), "one way to say where to move"),
         (("--add-broker", "4", "--remove-broker", "4"), "cannot be added and removed"),
-        (("--execute",), "nothing to do"),
+        (("--yes",), "nothing to do"),
         (("--cancel", "--throttle", "1MiB"), "--cancel takes partitions"),
         (("--throttle", "fast"), "is not a number of bytes a second"),
     ],
 )
 def test_a_wrong_move_is_a_usage_error(headrace: Any, four: Any, arguments: tuple[str, ...], says: str) -> None:
     """One line that says what goes together; nothing is asked or changed."""
-    ended = headrace("partition", "move", *arguments)
+    ended = headrace("partition", "reassign", *arguments)
     assert (ended.code, ended.err.count("\n")) == (ExitCode.USAGE, 1)
     assert says in ended.err
     assert four.changes == []
@@ -216,16 +215,16 @@ def test_a_wrong_move_is_a_usage_error(headrace: Any, four: Any, arguments: tupl
 def test_a_wrong_plan_names_its_entry(headrace: Any, four: Any, tmp_path: Path, text: str, says: str) -> None:
     """Before anything is asked."""
     (tmp_path / "plan.json").write_text(text)
-    ended = headrace("partition", "move", "--plan", str(tmp_path / "plan.json"))
+    ended = headrace("partition", "reassign", "--plan", str(tmp_path / "plan.json"))
     assert (ended.code, says in ended.err) == (ExitCode.USAGE, True), ended.err
 
 
 def test_a_plan_for_what_is_not_there(headrace: Any, four: Any, tmp_path: Path) -> None:
     """Partitions are checked, and so is that the file is there."""
     (tmp_path / "plan.json").write_text('{"partitions": [{"topic": "clicks", "partition": 7, "replicas": [1]}]}')
-    ended = headrace("partition", "move", "--plan", str(tmp_path / "plan.json"))
+    ended = headrace("partition", "reassign", "--plan", str(tmp_path / "plan.json"))
     assert (ended.code, "there is no partition clicks-7" in ended.err) == (ExitCode.NOT_FOUND, True)
-    ended = headrace("partition", "move", "--plan", str(tmp_path / "other.json"))
+    ended = headrace("partition", "reassign", "--plan", str(tmp_path / "other.json"))
     assert (ended.code, "No such file" in ended.err) == (ExitCode.FAILED, True)
 
 
@@ -243,7 +242,7 @@ def test_bytes_percent_and_time_to_go(headrace: Any, four: Any, happens: Any) ->
         lambda held: held.change("clicks", 0, in_sync_replicas=(1, 2, 3, 4)),
         lambda held: held.change("clicks", 0, replicas=(4, 2, 3), adding_replicas=(), removing_replicas=()),
     )
-    ended = headrace("partition", "move", "clicks:0", "--replicas", "4,2,3", "--execute", "--watch")
+    ended = headrace("partition", "reassign", "clicks:0", "--replicas", "4,2,3", "--watch")
     assert ended.code == 0
     assert [line for line in ended.out.splitlines() if " moves done" in line] == [
         "0 of 1 moves done, 0 B of 9.8 KiB (0 %), -, - to go",
@@ -301,11 +300,11 @@ def test_only_the_moves_that_are_followed_count() -> None:
 
 def test_moves_under_way_are_shown_once_or_watched(headrace: Any, four: Any, happens: Any) -> None:
     """Without a target; nothing under way is said and ends at once."""
-    assert headrace("partition", "move").out == "nothing is moving\n"
-    assert headrace("partition", "move", "--watch").out == "nothing is moving\n"
+    assert headrace("partition", "reassign").out == "nothing is moving\n"
+    assert headrace("partition", "reassign", "--watch").out == "nothing is moving\n"
     four.change("clicks", 0, replicas=(4, 1, 2, 3), adding_replicas=(4,), removing_replicas=(1,))
     four.log_ends[FIRST, 4] = 30
-    found = document(headrace, "move")
+    found = document(headrace, "reassign")
     assert found["copies"][0] == {
         "topic": "clicks",
         "partition": 0,
@@ -318,10 +317,10 @@ def test_moves_under_way_are_shown_once_or_watched(headrace: Any, four: Any, hap
         "done": False,
     }
     happens(lambda held: None, lambda held: None)
-    ended = headrace("partition", "move", "--watch", "--wait-timeout", "1")
+    ended = headrace("partition", "reassign", "--watch", "--wait-timeout", "1")
     assert (ended.code, "they go on" in ended.err) == (ExitCode.TIMED_OUT, True)
     happens(lambda held: held.change("clicks", 0, adding_replicas=(), removing_replicas=()))
-    assert json.loads(headrace("partition", "move", "-w", "--output", "json").out.splitlines()[-1])["done"]
+    assert json.loads(headrace("partition", "reassign", "-w", "--output", "json").out.splitlines()[-1])["done"]
 
 
 def test_watching_moves_outlasts_a_cluster_that_is_away(headrace: Any, four: Any, happens: Any) -> None:
@@ -334,43 +333,49 @@ def test_watching_moves_outlasts_a_cluster_that_is_away(headrace: Any, four: Any
         held.change("clicks", 0, adding_replicas=(), removing_replicas=())
 
     happens(lambda held: setattr(held, "failure", away), lambda held: None, comes_back)
-    ended = headrace("partition", "move", "--watch")
+    ended = headrace("partition", "reassign", "--watch")
     assert (ended.code, ended.err) == (0, "headrace: still watching: nobody answers\n")
     assert "1 of 1 moves done" in ended.out
     four.moves_failure = away
-    arguments = ("clicks:1", "--replicas", "4,2,3", "--execute", "--watch", "--wait-timeout", "0")
-    ended = headrace("partition", "move", *arguments)
+    arguments = ("clicks:1", "--replicas", "4,2,3", "--watch", "--wait-timeout", "0")
+    ended = headrace("partition", "reassign", *arguments)
     assert (ended.code, "still watching" in ended.err) == (ExitCode.TIMED_OUT, False)
     four.moves_failure = None
     four.change("clicks", 0, adding_replicas=(4,))
     happens(lambda held: setattr(held, "failure", UnknownTopicError("gone")), lambda held: None)
-    assert headrace("partition", "move", "--watch").code == ExitCode.NOT_FOUND
+    assert headrace("partition", "reassign", "--watch").code == ExitCode.NOT_FOUND
 
 
 def test_the_speed_of_moves_under_way_is_changed(headrace: Any, four: Any, happens: Any) -> None:
-    """To the same target; dry unless told."""
+    """To the same target; a dry run changes nothing."""
     four.change("clicks", 0, replicas=(4, 2, 3, 1), adding_replicas=(4,), removing_replicas=(1,))
-    assert "would change the speed of 1 move: clicks-0" in headrace("partition", "move", "--throttle", "1KiB").out
+    assert (
+        "would change the speed of 1 move: clicks-0"
+        in headrace("partition", "reassign", "--throttle", "1KiB", "--dry-run").out
+    )
     assert four.changes == []
-    ended = headrace("partition", "move", "--throttle", "1KiB", "--execute")
+    ended = headrace("partition", "reassign", "--throttle", "1KiB")
     assert ended.out == "changed the speed of 1 move: clicks-0\n"
     assert four.changes == [("reassign", ({FIRST: (4, 2, 3)}, 1024))]
     happens(lambda held: held.change("clicks", 0, adding_replicas=(), removing_replicas=()))
-    assert "1 of 1 moves done" in headrace("partition", "move", "--throttle", "1KiB", "--execute", "--watch").out
+    assert "1 of 1 moves done" in headrace("partition", "reassign", "--throttle", "1KiB", "--watch").out
 
 
 def test_cancel_takes_back_what_is_chosen(headrace: Any, four: Any) -> None:
-    """A partition, a topic or all; what does not move is said; dry unless told."""
+    """A partition, a topic or all; what does not move is said; a dry run changes nothing."""
     four.add("views", 1, (1, 2))
     for where in (FIRST, TopicPartition("clicks", 2), TopicPartition("views", 0)):
         replicas = four.partition(where).replicas
         four.change(*where, replicas=(4, *replicas), adding_replicas=(4,))
-    assert "would cancel 3 moves: clicks-0, clicks-2, views-0" in headrace("partition", "move", "--cancel").out
-    ended = headrace("partition", "move", "--cancel", "clicks:0", "clicks:1", "--execute")
+    assert (
+        "would cancel 3 moves: clicks-0, clicks-2, views-0"
+        in headrace("partition", "reassign", "--cancel", "--dry-run").out
+    )
+    ended = headrace("partition", "reassign", "--cancel", "clicks:0", "clicks:1")
     assert (ended.code, ended.out) == (0, "cancelled 1 move: clicks-0\n")
     assert "clicks-1 is not moving" in ended.err
     assert four.partition(FIRST).replicas == (1, 2, 3)
-    headrace("partition", "move", "--cancel", "--topic", "clicks", "--execute")
+    headrace("partition", "reassign", "--cancel", "--topic", "clicks")
     assert [change[1] for change in four.changes] == [[FIRST], [TopicPartition("clicks", 2)]]
 
 
@@ -454,3 +459,17 @@ def test_words_that_mean_something() -> None:
     for wrong in ("", "MiB", "-1", "0", "0.2B", "1XB", "1iB"):
         with pytest.raises(UsageProblem):
             parse_rate(wrong)
+
+
+def test_a_plan_is_confirmed_on_a_terminal(headrace: Any, four: Any) -> None:
+    """The plan goes to stderr with the question; no answer but yes changes anything, and --yes does not ask."""
+    move = ("partition", "reassign", "clicks:0", "--replicas", "4,2,3")
+    ended = headrace(*move, stdin=b"\n", terminal=True)
+    assert (ended.code, ended.out) == (ExitCode.FAILED, "")
+    assert "would start 1 move" in ended.err
+    assert ended.err.endswith("Start 1 move? [y/N] headrace: nothing was changed\n")
+    assert four.changes == []
+    ended = headrace(*move, stdin=b"y\n", terminal=True)
+    assert (ended.code, "started 1 move" in ended.out) == (0, True)
+    ended = headrace(*move, "--yes", terminal=True)
+    assert (ended.code, "[y/N]" in ended.err) == (0, False)

@@ -1,4 +1,4 @@
-"""`headrace broker`: list, describe, drain, undrain, removable."""
+"""`headrace broker`: list, describe, drain, undrain, check-removal."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.broker.drain import drain, undrain
-from headrace.cli.broker.removal import removable
+from headrace.cli.broker.removal import check_removal
 from headrace.cli.broker.rows import BROKER_COLUMNS, broker_row
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.rendering import Column, Facts, JsonValue, Report, Table, bytes_text
@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 app.command("drain")(drain)
 app.command("undrain")(undrain)
-app.command("removable")(removable)
+app.command("check-removal")(check_removal)
 
 
 @app.command("list")

@@ -45,8 +45,9 @@ def drain(
 ) -> None:
     """Take leadership and new replicas away from a broker, until `undrain`.
 
-    Its replicas stay and go on copying: it may be stopped when it leads nothing, and `partition move --remove-broker`
-    takes the replicas away too. Exit code 6 when --wait-timeout is over before it leads nothing; it stays drained then.
+    Its replicas stay and continue to copy: it can be stopped when it leads nothing, and `partition reassign
+    --remove-broker` removes the replicas too. Exit code 6 when --wait-timeout is over before it leads nothing; it stays
+    drained then.
 
     \b
     Examples:

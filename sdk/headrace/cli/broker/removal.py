@@ -1,4 +1,4 @@
-"""`headrace broker removable`: may brokers be taken away for good? For people, and for what guards a scaling down."""
+"""`headrace broker check-removal`: whether brokers can be removed. For people, and for the guard of a scale-down."""
 
 import socket
 from collections import defaultdict
@@ -16,32 +16,30 @@ UNKNOWN_NAME = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socke
 
 
 @command()
-def removable(
+def check_removal(
     session: Session,
     *,
     broker_ids: Annotated[list[int] | None, typer.Argument(metavar="ID...", min=0, help="The brokers' ids.")] = None,
     from_: Annotated[
         int | None, typer.Option("--from", metavar="ID", min=0, help="This broker and all with a higher id.")
     ] = None,
-    if_installed: Annotated[
+    allow_missing: Annotated[
         bool,
-        typer.Option(
-            "--if-installed", help="Say yes where DNS knows none of the servers' names: nothing is installed there yet."
-        ),
+        typer.Option("--allow-missing", help="Succeed if no server name resolves (first installation)."),
     ] = False,
 ) -> None:
-    """Say whether brokers hold no replica, so that taking them away loses nothing. Exit code 1: they do, or may.
+    """Check that brokers hold no replica, so that removing them loses nothing. Exit code 1: they do, or may.
 
     Dead brokers count, too: what their volumes hold may be the only copy.
 
     \b
     Examples:
-      headrace broker removable 3
-      headrace broker removable --from 3
+      headrace broker check-removal 3
+      headrace broker check-removal --from 3
     """
     if not broker_ids and from_ is None:
         raise UsageProblem("name brokers, or give --from")
-    hosts = _hosts(session) if if_installed else []
+    hosts = _hosts(session) if allow_missing else []
     if hosts and not any(map(_is_name_known, hosts)):
         unknown = f"DNS knows no {' and no '.join(hosts)}: nothing is installed there yet"
         session.show(Report({"removable": True, "holding": []}, (Note(unknown),)))
@@ -61,7 +59,7 @@ def removable(
     ]
     is_removable = None if undecodable and not held else not held
     document: JsonValue = {"removable": is_removable, "holding": list[JsonValue](rows)}
-    part: Note | Table = Note("they hold no replica and may be taken away")
+    part: Note | Table = Note("they hold no replica and can be removed")
     if held:
         part = Table((Column("ID", "broker_id"), Column("REPLICAS", "replicas")), rows)
     if is_removable is None:
@@ -79,7 +77,7 @@ def removable(
         raise CommandFailed(
             ExitCode.FAILED,
             f"{broker_list(sorted(held))} still {'holds' if len(held) == 1 else 'hold'} {replicas}: move them first, "
-            f"`headrace partition move {flags} --execute --watch`",
+            f"`headrace partition reassign {flags} --watch`",
         )
 
 

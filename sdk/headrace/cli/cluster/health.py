@@ -121,7 +121,7 @@ def find_notices(
             Problem(
                 "moves_under_way",
                 f"{counted(len(moving), 'partition')} moving: {_names(moving)}",
-                "`headrace partition move --watch` shows how far they are.",
+                "`headrace partition reassign --watch` shows how far they are.",
             )
         )
     if unclean := found[PartitionProblem.UNCLEAN]:

@@ -87,7 +87,8 @@ SslServerName = Annotated[
 Output = Annotated[OutputFormat, typer.Option("--output", case_sensitive=False, help="How to print the result.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and what was asked for, nothing else.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more on stderr.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and print the change, and do not make it.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 _SECURITY: Mapping[str, Any] = {
     "security_protocol": SecurityProtocol,
@@ -210,6 +211,21 @@ def write_out(text: str) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
     sys.stdout.buffer.flush()
+
+
+def confirm(question: str, *, yes: bool, otherwise: str) -> None:
+    """Ask on a terminal before a change. Without one, or with `--yes`, the change is made.
+
+    Raises:
+        CommandFailed: the answer was not yes; the message is `otherwise`.
+    """
+    if yes or not sys.stdin.isatty():
+        return
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        from headrace.cli.common.exit_codes import ExitCode
+
+        raise CommandFailed(ExitCode.FAILED, otherwise)
 
 
 def tell(text: str) -> None:

@@ -9,7 +9,7 @@ import typer
 from headrace.cli.common.arguments import counted
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.rendering import Column, JsonValue, Report, Table
-from headrace.cli.common.session import CommandFailed, DryRun, Session, command, tell
+from headrace.cli.common.session import CommandFailed, DryRun, Session, Yes, command, confirm, tell
 from headrace.cli.group.describe import describe
 from headrace.cli.group.lag import NO_LAG, time_text, total_lag
 from headrace.cli.group.options import group_names
@@ -104,7 +104,7 @@ def delete(
     groups: Annotated[
         list[str], typer.Argument(metavar="GROUP...", help="The groups' ids.", autocompletion=group_names)
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     if_exists: Annotated[bool, typer.Option("--if-exists", help="Succeed where there is none.")] = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -127,9 +127,7 @@ def delete(
             for group in wanted:
                 with contextlib.suppress(UnknownGroupError):
                     epochs[group] = admin.describe_group(group).group_epoch
-        print(f"Delete {', '.join(wanted)} and all their offsets? [y/N] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise CommandFailed(ExitCode.FAILED, "nothing was deleted")
+        confirm(f"Delete {', '.join(wanted)} and all their offsets?", yes=False, otherwise="nothing was deleted")
     with session.admin() as admin:
         if dry_run:
             errors = _check(admin, wanted)

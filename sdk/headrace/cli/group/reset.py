@@ -1,4 +1,4 @@
-"""`headrace group reset` and `seek`: show where a group would go on, and with `--execute` have it go on there."""
+"""`headrace group reset` and `seek`: change the committed offsets of a group without members."""
 
 import sys
 import time
@@ -10,8 +10,18 @@ import typer
 
 from headrace.cli.common.arguments import counted, parse_partition
 from headrace.cli.common.exit_codes import ExitCode
-from headrace.cli.common.rendering import Column, JsonValue, Note, Report, Table
-from headrace.cli.common.session import CommandFailed, Session, UsageProblem, command, tell, write_out
+from headrace.cli.common.rendering import Column, JsonValue, Note, OutputFormat, Report, Table, render
+from headrace.cli.common.session import (
+    CommandFailed,
+    DryRun,
+    Session,
+    UsageProblem,
+    Yes,
+    command,
+    confirm,
+    tell,
+    write_out,
+)
 from headrace.cli.group.options import Group, group_names, member_list
 from headrace.cli.records.offset_plan import (
     MAX_FILE_BYTES,
@@ -36,7 +46,9 @@ Item = TypeVar("Item")
 
 REQUEST_PARTITIONS = 500
 """How many offsets one request stores; after each the progress is told."""
-TARGETS = "--to-earliest, --to-latest, --to-offset, --to-time, --by-duration, --shift, --from-file, --like or --forget"
+TARGETS = (
+    "--to-earliest, --to-latest, --to-offset, --to-time, --by-duration, --shift, --from-file, --from-group or --delete"
+)
 COLUMNS = (
     Column("TOPIC", "topic"),
     Column("PARTITION", "partition"),
@@ -47,8 +59,6 @@ COLUMNS = (
     Column("LOG END", "end_offset", wide=True),
     Column("NOTE", "note"),
 )
-
-Execute = Annotated[bool, typer.Option("--execute", help="Do it; without this it is shown and nothing is changed.")]
 
 
 @command()
@@ -78,14 +88,17 @@ def reset(
     from_file: Annotated[
         Path | None, typer.Option("--from-file", metavar="FILE", help="To what --to-file or --output json wrote.")
     ] = None,
-    like: Annotated[
+    from_group: Annotated[
         str | None,
         typer.Option(
-            "--like", metavar="GROUP", help="To where another group is, or a reader.", autocompletion=group_names
+            "--from-group",
+            metavar="GROUP",
+            help="To the offsets of another group or reader.",
+            autocompletion=group_names,
         ),
     ] = None,
-    forget: Annotated[
-        bool, typer.Option("--forget", help="Remove what is stored: auto_offset_reset decides again.")
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete the offsets: auto_offset_reset decides again.")
     ] = False,
     to_file: Annotated[
         Path | None,
@@ -93,9 +106,10 @@ def reset(
             "--to-file", metavar="FILE", help="Write the offsets there, - for stdout; with no target: as now."
         ),
     ] = None,
-    execute: Execute = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
 ) -> None:
-    """Have a group go on elsewhere. Shows what would be stored; --execute stores it.
+    """Reset a group's committed offsets. Prints the plan, and asks first on a terminal.
 
     Without --topic it is every partition that the group has an offset of, or that the file or the other group names.
     Offsets are brought into the log, and a note says where. The group must have no members: stop them first. A group
@@ -104,24 +118,24 @@ def reset(
 
     \b
     Examples:
-      headrace group reset billing --to-earliest
-      headrace group reset billing --topic clicks --topic views:0,3 --to-time 2026-11-21T10:00 --execute
-      headrace group reset billing --by-duration 1h --execute
+      headrace group reset billing --to-earliest --dry-run
+      headrace group reset billing --topic clicks --topic views:0,3 --to-time 2026-11-21T10:00
+      headrace group reset billing --by-duration 1h
       headrace group reset billing --shift -100
       headrace group reset billing --to-file offsets.json
-      headrace group reset billing --from-file offsets.json --execute
-      headrace group reset billing-new --like billing --execute
+      headrace group reset billing --from-file offsets.json
+      headrace group reset billing-new --from-group billing
     """
-    target = _target(to_earliest, to_latest, to_offset, to_time, by_duration, shift, from_file, forget)
-    if target is not None and like is not None:
+    target = _target(to_earliest, to_latest, to_offset, to_time, by_duration, shift, from_file, delete)
+    if target is not None and from_group is not None:
         raise UsageProblem(f"one target: {TARGETS}")
-    if target is None and like is None and (to_file is None or execute):
-        raise UsageProblem(f"say where to go on: {TARGETS}")
+    if target is None and from_group is None and to_file is None:
+        raise UsageProblem(f"name the target: {TARGETS}")
     chosen = [_parse_topic(each) for each in topics or ()]
     with session.admin() as admin:
-        current, epoch = _current(session, admin, group, changes=target is not None or like is not None)
-        if like is not None:
-            other = {where: each.offset for where, each in admin.describe_group(like).offsets.items()}
+        current, epoch = _current(session, admin, group, changes=target is not None or from_group is not None)
+        if from_group is not None:
+            other = {where: each.offset for where, each in admin.describe_group(from_group).offsets.items()}
             target = OffsetTarget(offsets=other)
         if target is None:
             partitions = _choose(admin, chosen, current, None)
@@ -132,7 +146,7 @@ def reset(
         if to_file is not None:
             _write_file(to_file, group, [(each.where, each.offset) for each in plan])
         if to_file != Path("-"):
-            _carry_out(session, admin, group, plan, epoch, execute=execute)
+            _carry_out(session, admin, group, plan, epoch, yes=yes, dry_run=dry_run)
 
 
 @command()
@@ -145,16 +159,17 @@ def seek(
         str,
         typer.Option("--to", metavar="POSITION", help="start, end, 1234, +10, -10, @TIME or @-1h, as consume has it."),
     ],
-    execute: Execute = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
 ) -> None:
-    """Have a group go on elsewhere in one partition. Shows what would be stored; --execute stores it.
+    """Reset a group's committed offset of one partition. Prints the plan, and asks first on a terminal.
 
     Positions are those of `headrace consume -o`, see `headrace help offsets`. The group must have no members.
 
     \b
     Examples:
       headrace group seek billing clicks:3 --to 1234
-      headrace group seek billing clicks:3 --to @-1h --execute
+      headrace group seek billing clicks:3 --to @-1h
     """
     where = parse_partition(partition)
     target = OffsetTarget(position=parse_position(to, "--to"))
@@ -162,7 +177,7 @@ def seek(
         current, epoch = _current(session, admin, group, changes=True)
         partitions = _choose(admin, [(where.topic, (where.partition,))], current, target)
         plan = list(_plan(session, admin, partitions, current, target))
-        _carry_out(session, admin, group, plan, epoch, execute=execute)
+        _carry_out(session, admin, group, plan, epoch, yes=yes, dry_run=dry_run)
 
 
 def _target(
@@ -173,7 +188,7 @@ def _target(
     by_duration: str | None,
     shift: int | None,
     from_file: Path | None,
-    forget: bool,
+    delete: bool,
 ) -> OffsetTarget | None:
     """The target that the options name; None: none of them.
 
@@ -195,8 +210,8 @@ def _target(
         found.append(OffsetTarget(shift=shift))
     if from_file is not None:
         found.append(OffsetTarget(offsets=plan_from_json(_read_file(from_file), str(from_file))))
-    if forget:
-        found.append(OffsetTarget(forget=True))
+    if delete:
+        found.append(OffsetTarget(delete=True))
     if len(found) > 1:
         raise UsageProblem(f"one target: {TARGETS}")
     return found[0] if found else None
@@ -302,35 +317,53 @@ def _look_up(where: TopicPartition, found: Mapping[TopicPartition, int]) -> Call
 
 
 def _carry_out(
-    session: Session, admin: "Admin", group: str, plan: Sequence[PlannedOffset], epoch: int, *, execute: bool
+    session: Session,
+    admin: "Admin",
+    group: str,
+    plan: Sequence[PlannedOffset],
+    epoch: int,
+    *,
+    yes: bool,
+    dry_run: bool,
 ) -> None:
-    """Show a plan, store it where that is wanted and the group is as it was, and tell what was refused."""
+    """Store a plan if the group is as it was, and print it with what was refused; a dry run only prints it."""
     changes = [each for each in plan if each.changes]
+    if dry_run:
+        session.show(_report(group, plan, {}, dry_run=True))
+        return
+    if changes:
+        if sys.stdin.isatty() and not yes:
+            # To stderr: the result alone goes to stdout.
+            print(render(_report(group, plan, {}, dry_run=True), OutputFormat.TABLE), end="", file=sys.stderr)
+        confirm(f"Store {counted(len(changes), 'offset')} of {group}?", yes=yes, otherwise="nothing was changed")
     results: list[OffsetResult] = []
-    if execute:
-        for done, some in _parts(changes, REQUEST_PARTITIONS):
-            if done:
-                session.note(f"stored {done:,} of {counted(len(changes), 'offset')}")
-            offsets = {each.where: -1 if each.offset is None else each.offset for each in some}
-            results += admin.reset_group_offsets(group, offsets, expected_group_epoch=epoch)
+    for done, some in _parts(changes, REQUEST_PARTITIONS):
+        if done:
+            session.note(f"stored {done:,} of {counted(len(changes), 'offset')}")
+        offsets = {each.where: -1 if each.offset is None else each.offset for each in some}
+        results += admin.reset_group_offsets(group, offsets, expected_group_epoch=epoch)
     refused = {TopicPartition(each.topic, each.partition): str(each.error) for each in results if each.error}
+    if refused or not session.quiet:
+        session.show(_report(group, plan, refused, dry_run=False))
+    if refused:
+        tell(f"{counted(len(refused), 'offset')} refused")
+        raise CommandFailed(ExitCode.FAILED)
+
+
+def _report(
+    group: str, plan: Sequence[PlannedOffset], refused: Mapping[TopicPartition, str], *, dry_run: bool
+) -> Report:
+    """The plan as rows, and one sentence on what was or would be stored."""
     rows: list[dict[str, JsonValue]] = [
         {**each.row(), "changed": each.changes and each.where not in refused, "error": refused.get(each.where)}
         for each in plan
     ]
-    stored = len(changes) - len(refused)
-    sentence = (
-        f"{'stored' if execute else 'would store'} {counted(stored, 'offset')} of {counted(len(plan), 'partition')}"
-    )
-    if stored and not execute:
-        sentence += "; --execute does it"
-    document: dict[str, JsonValue] = {"group_id": group, "dry_run": not execute, "partitions": rows}
-    if refused or not (session.quiet and execute):
-        columns = (*COLUMNS, Column("REFUSED", "error")) if refused else COLUMNS
-        session.show(Report(document, (Table(columns, rows, empty="no partitions"), Note(sentence))))
-    if refused:
-        tell(f"{counted(len(refused), 'offset')} refused")
-        raise CommandFailed(ExitCode.FAILED)
+    stored = sum(each.changes for each in plan) - len(refused)
+    verb = "would store" if dry_run else "stored"
+    sentence = f"{verb} {counted(stored, 'offset')} of {counted(len(plan), 'partition')}"
+    columns = (*COLUMNS, Column("REFUSED", "error")) if refused else COLUMNS
+    document: dict[str, JsonValue] = {"group_id": group, "dry_run": dry_run, "partitions": rows}
+    return Report(document, (Table(columns, rows, empty="no partitions"), Note(sentence)))
 
 
 def _parts(items: Sequence[Item], size: int) -> Iterator[tuple[int, Sequence[Item]]]:

@@ -7,13 +7,13 @@ import typer
 from headrace.cli.common.rendering import Column, JsonValue, Report, Table
 from headrace.cli.common.session import Session, command
 from headrace.cli.partition.elect import elect
-from headrace.cli.partition.move import move
 from headrace.cli.partition.problems import MEANINGS, PartitionProblem, problems_of
+from headrace.cli.partition.reassign import reassign
 
 app = typer.Typer(
     help="Look at partitions, move them, elect their leaders.", no_args_is_help=True, rich_markup_mode=None
 )
-app.command("move")(move)
+app.command("reassign")(reassign)
 app.command("elect")(elect)
 
 PROBLEM_HELP = "Only those with this problem; repeatable. " + "; ".join(

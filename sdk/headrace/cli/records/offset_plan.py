@@ -36,7 +36,7 @@ class OffsetTarget:
     # An offset for each partition.
     offsets: Mapping[TopicPartition, int] | None = None
     # What is stored is removed.
-    forget: bool = False
+    delete: bool = False
 
     @property
     def time_kind(self) -> bool:
@@ -95,7 +95,7 @@ def plan_offset(
         now_ms: ms since 1970, from which a duration counts.
         offset_at: time in ms to the offset of the first record at or after it.
     """
-    if target.forget:
+    if target.delete:
         return PlannedOffset(where, before, None, bounds)
     if target.shift is not None:
         if before is None:

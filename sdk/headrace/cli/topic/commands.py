@@ -1,15 +1,13 @@
 """`headrace topic`: create, list, describe, alter, delete."""
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli.common.arguments import counted
-from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.rendering import Column, JsonValue, Report, Table
-from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, command
+from headrace.cli.common.session import DryRun, Session, UsageProblem, Yes, command, confirm
 from headrace.cli.topic.describe import describe
 
 if TYPE_CHECKING:
@@ -181,7 +179,7 @@ def delete(
     session: Session,
     *,
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="The topics' names.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     if_exists: Annotated[bool, typer.Option("--if-exists", help="Succeed where there is none.")] = False,
     unclaimed: Annotated[
         bool, typer.Option("--unclaimed", help="TOPIC is an id whose logs brokers keep as unclaimed: delete those.")
@@ -197,10 +195,7 @@ def delete(
       headrace topic delete --unclaimed 5f2c9d0e4b7a48c1a3e6d8f90b1c2d3e
     """
     topic_ids = [_topic_id(topic) for topic in topics] if unclaimed else []
-    if not yes and not dry_run and sys.stdin.isatty():
-        print(f"Delete {', '.join(topics)} and all their records? [y/N] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise CommandFailed(ExitCode.FAILED, "nothing was deleted")
+    confirm(f"Delete {', '.join(topics)} and all their records?", yes=yes or dry_run, otherwise="nothing was deleted")
     from headrace.wire.errors import UnknownTopicError
 
     deleted, missing = [], []

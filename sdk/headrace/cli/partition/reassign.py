@@ -1,5 +1,6 @@
-"""`headrace partition move`: shows a plan, carries it out, follows it, takes it back."""
+"""`headrace partition reassign`: plan, start, follow and cancel reassignments."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,12 +9,22 @@ import typer
 
 from headrace.cli.common.arguments import counted, parse_rate, parse_topic_or_partition
 from headrace.cli.common.exit_codes import ExitCode
-from headrace.cli.common.rendering import Column, JsonValue, Note, Report, Section, Table, bytes_text
-from headrace.cli.common.session import CommandFailed, Session, UsageProblem, command
+from headrace.cli.common.rendering import (
+    Column,
+    JsonValue,
+    Note,
+    OutputFormat,
+    Report,
+    Section,
+    Table,
+    bytes_text,
+    render,
+)
+from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, Yes, command, confirm
 from headrace.cli.common.watching import Interval, Screen, WaitTimeout, rounds
-from headrace.cli.partition.move_plan import PlannedMove
-from headrace.cli.partition.move_progress import MoveProgress
-from headrace.cli.partition.move_sources import SOURCES, ClusterLayout, choose_planner, cluster_layout
+from headrace.cli.partition.reassign_plan import PlannedMove
+from headrace.cli.partition.reassign_progress import MoveProgress
+from headrace.cli.partition.reassign_sources import SOURCES, ClusterLayout, choose_planner, cluster_layout
 from headrace.cli.partition.replica_logs import gather_logs
 from headrace.wire.ids import TopicPartition
 
@@ -37,7 +48,7 @@ PLAN_COLUMNS = (
 
 
 @command()
-def move(
+def reassign(
     session: Session,
     *,
     partitions: Annotated[
@@ -71,14 +82,15 @@ def move(
     cancel: Annotated[
         bool, typer.Option("--cancel", help="Take moves back: of these partitions, these topics, or all.")
     ] = False,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it; without this it is checked and shown.")] = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show bytes, percents and time to go until the moves are done.")
     ] = False,
     interval: Interval = 1.0,
     wait_timeout: WaitTimeout = None,
 ) -> None:
-    """Move replicas to other brokers. Shows the plan, which the cluster has checked; --execute carries it out.
+    """Move replicas to other brokers. Prints the plan, which the cluster has checked, and asks first on a terminal.
 
     A plan copies as little as it can, keeps each partition on as many racks as before, and is the same each time. New
     replicas copy while the old ones serve; an old one goes when the new ones are in sync. Without a target it shows the
@@ -86,14 +98,14 @@ def move(
 
     \b
     Examples:
-      headrace partition move clicks:0 --replicas 1,2,3
-      headrace partition move --topic clicks --to-brokers 1,2,3 --execute --watch
-      headrace partition move --add-broker 4 --output json > plan.json
-      headrace partition move --plan plan.json --throttle 50MiB --execute
-      headrace partition move --remove-broker 2 --execute --watch
-      headrace partition move --watch
-      headrace partition move --throttle 10MiB --execute
-      headrace partition move --cancel --topic clicks --execute
+      headrace partition reassign clicks:0 --replicas 1,2,3 --dry-run
+      headrace partition reassign --topic clicks --to-brokers 1,2,3 --watch
+      headrace partition reassign --add-broker 4 --dry-run --output json > plan.json
+      headrace partition reassign --plan plan.json --throttle 50MiB
+      headrace partition reassign --remove-broker 2 --watch
+      headrace partition reassign --watch
+      headrace partition reassign --throttle 10MiB
+      headrace partition reassign --cancel --topic clicks
     """
     named, chosen = partitions or [], topics or []
     rate = parse_rate(throttle) if throttle is not None else 0
@@ -103,23 +115,29 @@ def move(
         planner = None
     else:
         planner = choose_planner(named, chosen, replicas, to_brokers, plan, add_brokers or (), remove_brokers or ())
-    if execute and not (cancel or planner or rate):
+    if (yes or dry_run) and not (cancel or planner or rate):
         raise UsageProblem(f"nothing to do; give {SOURCES}, --throttle or --cancel")
     with session.admin() as admin:
         if cancel:
-            _cancel(session, admin, named, chosen, execute=execute)
+            _cancel(session, admin, named, chosen, dry_run=dry_run)
         elif planner is not None:
             moves = planner(_layout(admin, chosen))
-            results = _ask_for(admin, moves, rate, execute=execute)
-            if watch and execute:
+            if moves and not yes and not dry_run and sys.stdin.isatty():
+                checked = _request(admin, moves, rate, dry_run=True)
+                # To stderr: the result alone goes to stdout.
+                plan_text = render(_plan_report(moves, checked, rate, dry_run=True), OutputFormat.TABLE)
+                print(plan_text, end="", file=sys.stderr)
+                confirm(f"Start {counted(len(moves), 'move')}?", yes=yes, otherwise="nothing was changed")
+            results = _request(admin, moves, rate, dry_run=dry_run)
+            if watch and not dry_run:
                 accepted = [TopicPartition(each.topic, each.partition) for each in results if each.error is None]
                 _follow(session, admin, accepted, interval, wait_timeout)
             else:
-                _show_plan(session, moves, results, rate, execute=execute)
+                session.show(_plan_report(moves, results, rate, dry_run=dry_run))
             _tell_refusals(session, results)
         else:
             if rate:
-                _change_speed(session, admin, chosen, rate, execute=execute)
+                _change_speed(session, admin, chosen, rate, dry_run=dry_run)
             if watch or not rate:
                 under_way = [TopicPartition(each.topic, each.partition) for each in _under_way(admin, chosen)]
                 _follow(session, admin, under_way, interval, wait_timeout if watch else 0.0)
@@ -132,28 +150,23 @@ def _layout(admin: "Admin", topics: Sequence[str]) -> ClusterLayout:
     return cluster_layout(cluster.brokers, found, logs)
 
 
-def _ask_for(admin: "Admin", moves: Sequence[PlannedMove], rate: int, *, execute: bool) -> "list[PartitionChange]":
-    """Have the cluster check the moves, or begin them."""
+def _request(admin: "Admin", moves: Sequence[PlannedMove], rate: int, *, dry_run: bool) -> "list[PartitionChange]":
+    """Request the moves; in a dry run the cluster only checks them."""
     results: list[PartitionChange] = []
     for begin in range(0, len(moves), REQUEST_PARTITIONS):
         targets = {each.where: each.after for each in moves[begin : begin + REQUEST_PARTITIONS]}
-        results += admin.reassign_partitions(targets, copy_bytes_per_second=rate, validate_only=not execute)
+        results += admin.reassign_partitions(targets, copy_bytes_per_second=rate, validate_only=dry_run)
     return results
 
 
-def _show_plan(
-    session: Session,
-    moves: Sequence[PlannedMove],
-    results: "Sequence[PartitionChange]",
-    rate: int,
-    *,
-    execute: bool,
-) -> None:
+def _plan_report(
+    moves: Sequence[PlannedMove], results: "Sequence[PartitionChange]", rate: int, *, dry_run: bool
+) -> Report:
     refused = {TopicPartition(each.topic, each.partition): each for each in results if each.error is not None}
     rows = [_row(each, refused) for each in moves]
     copies, copy_bytes = sum(len(each.adding) for each in moves), sum(each.copy_bytes for each in moves)
     document: dict[str, JsonValue] = {
-        "dry_run": not execute,
+        "dry_run": dry_run,
         "copies": copies,
         "copy_bytes": copy_bytes,
         "copy_bytes_per_second": rate,
@@ -162,7 +175,7 @@ def _show_plan(
     columns = [Column(each.heading, each.field, wide=each.wide and not refused) for each in PLAN_COLUMNS]
     sections: list[Section] = [Table(columns, rows)] if rows else []
     speed = f" at no more than {bytes_text(rate)}/s each" if rate else ""
-    verb = "started" if execute else "would start"
+    verb = "would start" if dry_run else "started"
     sections.append(
         Note(
             f"{verb} {counted(len(moves) - len(refused), 'move')}: {counted(copies, 'replica')} to copy, "
@@ -171,9 +184,7 @@ def _show_plan(
             else "nothing to move"
         )
     )
-    if not execute and moves:
-        sections.append(Note("This is a dry run; --execute does it."))
-    session.show(Report(document, sections))
+    return Report(document, sections)
 
 
 def _row(planned: PlannedMove, refused: "dict[TopicPartition, PartitionChange]") -> dict[str, JsonValue]:
@@ -190,7 +201,7 @@ def _row(planned: PlannedMove, refused: "dict[TopicPartition, PartitionChange]")
     }
 
 
-def _cancel(session: Session, admin: "Admin", named: Sequence[str], topics: Sequence[str], *, execute: bool) -> None:
+def _cancel(session: Session, admin: "Admin", named: Sequence[str], topics: Sequence[str], *, dry_run: bool) -> None:
     wanted = [parse_topic_or_partition(each) for each in (*named, *topics)]
     under_way = [TopicPartition(each.topic, each.partition) for each in _under_way(admin, ())]
     chosen = [
@@ -201,22 +212,22 @@ def _cancel(session: Session, admin: "Admin", named: Sequence[str], topics: Sequ
     for topic, partition in wanted:
         if not any(where.topic == topic and partition in (None, where.partition) for where in chosen):
             session.note(f"{topic}{'' if partition is None else f'-{partition}'} is not moving")
-    results = admin.cancel_reassignment(chosen, validate_only=not execute)
-    _show_changes(session, results, "cancelled" if execute else "would cancel", execute=execute)
+    results = admin.cancel_reassignment(chosen, validate_only=dry_run)
+    _show_changes(session, results, "would cancel" if dry_run else "cancelled", dry_run=dry_run)
 
 
-def _change_speed(session: Session, admin: "Admin", topics: Sequence[str], rate: int, *, execute: bool) -> None:
+def _change_speed(session: Session, admin: "Admin", topics: Sequence[str], rate: int, *, dry_run: bool) -> None:
     targets = {TopicPartition(each.topic, each.partition): each.target for each in _under_way(admin, topics)}
-    results = admin.reassign_partitions(targets, copy_bytes_per_second=rate, validate_only=not execute)
-    verb = "changed the speed of" if execute else "would change the speed of"
-    _show_changes(session, results, verb, execute=execute)
+    results = admin.reassign_partitions(targets, copy_bytes_per_second=rate, validate_only=dry_run)
+    verb = "would change the speed of" if dry_run else "changed the speed of"
+    _show_changes(session, results, verb, dry_run=dry_run)
 
 
-def _show_changes(session: Session, results: "Sequence[PartitionChange]", verb: str, *, execute: bool) -> None:
+def _show_changes(session: Session, results: "Sequence[PartitionChange]", verb: str, *, dry_run: bool) -> None:
     """Tell of moves under way that were changed."""
     done = [each for each in results if each.error is None]
     document: dict[str, JsonValue] = {
-        "dry_run": not execute,
+        "dry_run": dry_run,
         "partitions": [
             {
                 "topic": each.topic,

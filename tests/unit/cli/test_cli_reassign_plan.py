@@ -1,4 +1,4 @@
-"""The plan of `headrace partition move`: complete, replication factor kept, spread over racks, no copy in vain."""
+"""The plan of `headrace partition reassign`: complete, replication factor kept, spread over racks, no copy in vain."""
 
 import random
 from collections import Counter
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from headrace.cli.partition.move_plan import (
+from headrace.cli.partition.reassign_plan import (
     PlanBroker,
     PlanImpossibleError,
     PlannedMove,

@@ -1,4 +1,4 @@
-"""Which replicas move where, for `headrace partition move`: partitions and brokers in, moves out.
+"""Which replicas move where, for `headrace partition reassign`: partitions and brokers in, moves out.
 
 Pure and deterministic: the same cluster gives the same plan, and the plan of a cluster after its plan is empty. A plan
 

@@ -1,4 +1,4 @@
-"""Where a move's new replicas come from: named one by one, a file, or planned (`move_plan.py`) for some brokers."""
+"""Where a move's new replicas come from: named one by one, a file, or planned (`reassign_plan.py`) for some brokers."""
 
 import json
 from collections.abc import Callable, Collection, Sequence
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.common.arguments import broker_list, parse_broker_ids, parse_partition
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.session import CommandFailed, UsageProblem
-from headrace.cli.partition.move_plan import (
+from headrace.cli.partition.reassign_plan import (
     PlanBroker,
     PlanImpossibleError,
     PlannedMove,
@@ -113,7 +113,7 @@ def choose_planner(
 
 
 def read_plan(text: str, name: str) -> dict[TopicPartition, tuple[int, ...]]:
-    """Read what `partition move --output json` prints: `{"partitions": [{"topic", "partition", "replicas"}, ...]}`.
+    """Read what `partition reassign --output json` prints: `{"partitions": [{"topic", "partition", "replicas"}, ...]}`.
 
     Further fields are ignored, so that a dry run's document and the plans of Kafka's tools are plans.
 
