@@ -13,9 +13,20 @@ from reference_pages.markdown import table
 
 _INTRO = """# Commands
 
-Every command of `headrace`. What all have in common is told in [the command line](../guides/command-line.md)."""
+Every command of `headrace`. What all have in common is in [the command line](../guides/command-line.md)."""
 
-_SHARED = ("output", "bootstrap_servers", "timeout", "quiet", "verbose")
+_SHARED = (
+    "output",
+    "bootstrap_servers",
+    "timeout",
+    "quiet",
+    "verbose",
+    "security_protocol",
+    "ssl_cafile",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_server_name",
+)
 _EXAMPLES = "Examples:"
 _HEAD = ("option", "meaning")
 

@@ -30,7 +30,7 @@ WHERE = {
 }
 
 
-def completion(shell: Annotated[Shell, typer.Argument(help="Which shell.", case_sensitive=False)]) -> None:
+def completion(shell: Annotated[Shell, typer.Argument(help="The shell.", case_sensitive=False)]) -> None:
     """Print the completion script of a shell."""
     from typer.completion import get_completion_script  # type: ignore[attr-defined]  # imported there, not marked
 

@@ -46,7 +46,7 @@ def help_page(topic: HelpTopic) -> str:
 
 def help_command(
     ctx: typer.Context,
-    topic: Annotated[HelpTopic | None, typer.Argument(help="What about.", case_sensitive=False)] = None,
+    topic: Annotated[HelpTopic | None, typer.Argument(help="The subject.", case_sensitive=False)] = None,
 ) -> None:
     """Explain exit codes, the offset grammar, format strings, or records as JSON."""
     if topic is not None:

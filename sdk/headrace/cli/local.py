@@ -23,7 +23,9 @@ PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[OPTIONS OF THE LOCAL CLUSTER]...", help="Passed on; `-- --help` lists them."),
+    typer.Argument(
+        metavar="[OPTIONS OF THE LOCAL CLUSTER]...", help="Options of the local cluster; `-- --help` lists them."
+    ),
 ]
 
 
@@ -35,13 +37,13 @@ def up(arguments: Arguments = None) -> None:
 
 @app.command("down", context_settings=PASS_THROUGH)
 def down(arguments: Arguments = None) -> None:
-    """Stop it."""
+    """Stop the local cluster."""
     _run("down", arguments)
 
 
 @app.command("status", context_settings=PASS_THROUGH)
 def status(arguments: Arguments = None) -> None:
-    """Show its parts, their addresses and whether they run."""
+    """Show the processes of the local cluster, with their addresses and state."""
     _run("status", arguments)
 
 

@@ -61,7 +61,7 @@ app.command("help")(help_command)
 @app.command("version")
 @command(connects=False)
 def version(session: Session) -> None:
-    """Print the versions of headrace and of what it runs on."""
+    """Print the versions of headrace, Python and the main dependencies."""
     from importlib.metadata import version as installed
 
     names = ("headrace", "grpcio", "protobuf", "numpy")

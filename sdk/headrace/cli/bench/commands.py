@@ -94,37 +94,41 @@ def bench(
             "replay: the file's timestamp_ms); max: as fast as it goes.",
         ),
     ] = OWN_RATE,
-    speed: Annotated[
-        float, typer.Option("--speed", min=0.001, help="replay at its own rate: how many times as fast.")
-    ] = 1.0,
+    speed: Annotated[float, typer.Option("--speed", min=0.001, help="replay at its own rate: speed-up factor.")] = 1.0,
     records: Annotated[
-        int | None, typer.Option("--records", "-n", min=1, help="So many; without: 1,000,000, or the whole file.")
+        int | None,
+        typer.Option("--records", "-n", min=1, help="Number of records; the default is 1,000,000, or the whole file."),
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", min=0.001, help="Send what is due in so many; at --rate max, for so long."),
+        typer.Option("--seconds", min=0.001, help="Duration of the load in seconds."),
     ] = None,
     value_bytes: Annotated[
-        int, typer.Option("--value-bytes", min=1, max=1_000_000, help="paper: of a value.")
+        int, typer.Option("--value-bytes", min=1, max=1_000_000, help="paper: size of a value.")
     ] = PAPER_VALUE_BYTES,
     keys: Annotated[
-        int, typer.Option("--keys", min=1, max=10_000_000, help="etc: how many different ones.")
+        int, typer.Option("--keys", min=1, max=10_000_000, help="etc: number of distinct keys.")
     ] = ETC_KEYS,
     zipf_exponent: Annotated[
-        float, typer.Option("--zipf", min=0.0, max=10.0, help="etc: exponent of the popularity of keys; 0: all alike.")
+        float,
+        typer.Option("--zipf", min=0.0, max=10.0, help="etc: exponent of the Zipf distribution of keys; 0: uniform."),
     ] = ETC_ZIPF,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed makes the same records.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the generated records.")] = 1,
     input_format: Annotated[
         InputFormat, typer.Option("--input", help="replay: a line is a value, or a record as JSON.")
     ] = InputFormat.JSON,
-    acks: Annotated[Acks, typer.Option("--acks", help="When a record counts as delivered.")] = Acks.ALL,
-    compression: Annotated[Compression, typer.Option("--compression", "-z", help="Of batches.")] = Compression.NONE,
-    linger_ms: Annotated[int, typer.Option("--linger-ms", min=0, max=60_000, help="Batches wait so long.")] = 5,
+    acks: Annotated[
+        Acks, typer.Option("--acks", help="Acknowledgements required: all in-sync replicas, the leader, or none.")
+    ] = Acks.ALL,
+    compression: Annotated[
+        Compression, typer.Option("--compression", "-z", help="Compression of batches.")
+    ] = Compression.NONE,
+    linger_ms: Annotated[int, typer.Option("--linger-ms", min=0, max=60_000, help="Linger time of batches.")] = 5,
     dry_run: DryRun = False,
 ) -> None:
-    """Put a topic under a load and say how fast it was, and how long records waited from when they were due.
+    """Run a load against a topic and print its throughput and the latency since each record was due.
 
-    Ctrl-C ends the load early; what was sent is told all the same.
+    Ctrl-C stops early and still prints the results.
 
     \b
     Examples:

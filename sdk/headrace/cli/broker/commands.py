@@ -28,7 +28,7 @@ app.command("check-removal")(check_removal)
 @app.command("list")
 @command()
 def list_brokers(session: Session) -> None:
-    """List the brokers that are alive, with the partitions that they lead and hold.
+    """List the live brokers with the partitions that they lead and hold.
 
     \b
     Examples:
@@ -64,9 +64,9 @@ def list_brokers(session: Session) -> None:
 def describe(
     session: Session, *, broker_id: Annotated[int, typer.Argument(metavar="ID", min=0, help="The broker's id.")]
 ) -> None:
-    """Show a broker: where it is, what it leads and holds, its disk, and each of its replicas.
+    """Show a broker: its address, disk, and the replicas that it leads and holds.
 
-    A broker that is away is shown with what the others know of it.
+    For a broker that is down, the state that the others know is shown.
 
     \b
     Examples:

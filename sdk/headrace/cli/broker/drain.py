@@ -38,16 +38,16 @@ def drain(
     session: Session,
     *,
     broker_id: BrokerId,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it leads nothing.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it leads no partition.")] = False,
     interval: Interval = 0.5,
     wait_timeout: WaitTimeout = 60.0,
     dry_run: DryRun = False,
 ) -> None:
-    """Take leadership and new replicas away from a broker, until `undrain`.
+    """Move leadership off a broker, and assign it no new replicas until `undrain`.
 
-    Its replicas stay and continue to copy: it can be stopped when it leads nothing, and `partition reassign
-    --remove-broker` removes the replicas too. Exit code 6 when --wait-timeout is over before it leads nothing; it stays
-    drained then.
+    Its replicas stay and continue to copy. It can be stopped when it leads no partition; `partition reassign
+    --remove-broker` moves its replicas as well. Exit code 6 if it still leads some after --wait-timeout; it stays
+    drained.
 
     \b
     Examples:
@@ -91,9 +91,9 @@ def drain(
 
 @command()
 def undrain(session: Session, *, broker_id: BrokerId, dry_run: DryRun = False) -> None:
-    """Let a broker lead and take new replicas again. It need not be alive.
+    """Allow a broker to lead and to get new replicas again. It need not be alive.
 
-    Leadership comes back with the next election that prefers it: by itself after some minutes, or by `partition elect`.
+    Leadership returns with the next preferred election: automatically after minutes, or by `partition elect`.
 
     \b
     Examples:

@@ -21,7 +21,7 @@ def check_removal(
     *,
     broker_ids: Annotated[list[int] | None, typer.Argument(metavar="ID...", min=0, help="The brokers' ids.")] = None,
     from_: Annotated[
-        int | None, typer.Option("--from", metavar="ID", min=0, help="This broker and all with a higher id.")
+        int | None, typer.Option("--from", metavar="ID", min=0, help="This broker and all with higher ids.")
     ] = None,
     allow_missing: Annotated[
         bool,
@@ -30,7 +30,7 @@ def check_removal(
 ) -> None:
     """Check that brokers hold no replica, so that removing them loses nothing. Exit code 1: they do, or may.
 
-    Dead brokers count, too: what their volumes hold may be the only copy.
+    Dead brokers count as well: their volumes may hold the only copy.
 
     \b
     Examples:

@@ -35,18 +35,18 @@ def health(
     session: Session,
     *,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C; show replicas catching up.")
+        bool, typer.Option("--watch", "-w", help="Poll until Ctrl-C; show replicas that catch up.")
     ] = False,
     exit_when_healthy: Annotated[
-        bool, typer.Option("--exit-when-healthy", help="Look again until nothing is wrong, then end with 0.")
+        bool, typer.Option("--exit-when-healthy", help="Poll until the cluster is healthy, then exit with 0.")
     ] = False,
     interval: Interval = 1.0,
     wait_timeout: WaitTimeout = None,
 ) -> None:
-    """Say whether the cluster is healthy, what is wrong, and what to do.
+    """Check the health of the cluster, and print each problem with its next step.
 
-    Exit code 5 when something is wrong, also when --wait-timeout is over. Moves, drained brokers and leaders elsewhere
-    than preferred are shown and are not wrong.
+    Exit code 5 if there is a problem, also when --wait-timeout is over. Reassignments, drained brokers and leaders that
+    are not the preferred ones are shown, and are not problems.
 
     \b
     Examples:

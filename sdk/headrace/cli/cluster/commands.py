@@ -93,10 +93,10 @@ def describe(session: Session) -> None:
 def dump(
     session: Session,
     prefix: Annotated[
-        str, typer.Option("--prefix", help="Only keys that begin so, below the cluster's own prefix.")
+        str, typer.Option("--prefix", help="Only keys with this prefix, relative to the prefix of the cluster.")
     ] = "",
 ) -> None:
-    """Print every key that the cluster keeps in etcd, decoded.
+    """Print all keys of the cluster in etcd, decoded.
 
     \b
     Examples:

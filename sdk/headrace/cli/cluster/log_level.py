@@ -19,15 +19,19 @@ def log_level(
     level: Level,
     server: Annotated[
         list[str] | None,
-        typer.Option("--server", metavar="NAME", help="As broker-1 or coordinator-a; repeatable. Else all of them."),
+        typer.Option(
+            "--server",
+            metavar="NAME",
+            help="A server, for example broker-1 or coordinator-a; repeatable. The default is all.",
+        ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option("--for", metavar="SECONDS", min=0, help="Then the old level holds again; 0: until its end.")
+        float, typer.Option("--for", metavar="SECONDS", min=0, help="Duration; 0: until the server stops.")
     ] = 600.0,
 ) -> None:
-    """Change what servers write to their logs, for ten minutes or as told.
+    """Change the log level of servers, for ten minutes unless --for is given.
 
-    At debug every call that is answered is one line, with the request id that the client's errors name.
+    At debug, servers log one line per call, with the request id that errors of the client name.
 
     \b
     Examples:

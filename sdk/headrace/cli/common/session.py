@@ -33,19 +33,17 @@ BootstrapServers = Annotated[
         "-b",
         envvar="HEADRACE_BOOTSTRAP_SERVERS",
         metavar="HOST:PORT,...",
-        help="Brokers or coordinators to begin with.",
+        help="Bootstrap servers (brokers or coordinators).",
     ),
 ]
-Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="The most that a request may take.")
-]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Timeout of one request.")]
 SecurityProtocol = Annotated[
     str,
     typer.Option(
         "--security-protocol",
         envvar="HEADRACE_SECURITY_PROTOCOL",
         metavar="PLAINTEXT|SSL",
-        help="SSL: speak TLS, and with nobody who does not.",
+        help="`SSL`: require TLS on every connection.",
     ),
 ]
 SslCafile = Annotated[
@@ -54,7 +52,7 @@ SslCafile = Annotated[
         "--ssl-cafile",
         envvar="HEADRACE_SSL_CAFILE",
         metavar="FILE",
-        help="The authorities that sign servers' certificates, PEM.",
+        help="CA certificates that the servers' certificates are verified with, PEM.",
     ),
 ]
 SslCertfile = Annotated[
@@ -63,7 +61,7 @@ SslCertfile = Annotated[
         "--ssl-certfile",
         envvar="HEADRACE_SSL_CERTFILE",
         metavar="FILE",
-        help="Your certificate, PEM, where servers want one.",
+        help="Client certificate for mutual TLS, PEM.",
     ),
 ]
 SslKeyfile = Annotated[
@@ -72,7 +70,7 @@ SslKeyfile = Annotated[
         "--ssl-keyfile",
         envvar="HEADRACE_SSL_KEYFILE",
         metavar="FILE",
-        help="Its private key, PEM.",
+        help="Private key of the client certificate, PEM.",
     ),
 ]
 SslServerName = Annotated[
@@ -81,12 +79,12 @@ SslServerName = Annotated[
         "--ssl-server-name",
         envvar="HEADRACE_SSL_SERVER_NAME",
         metavar="NAME",
-        help="The name in the servers' certificates, where it is not the host.",
+        help="Host name expected in the servers' certificates; the default is the host of each address.",
     ),
 ]
-Output = Annotated[OutputFormat, typer.Option("--output", case_sensitive=False, help="How to print the result.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and what was asked for, nothing else.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more on stderr.")]
+Output = Annotated[OutputFormat, typer.Option("--output", case_sensitive=False, help="Format of the result.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more on stderr.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and print the change, and do not make it.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 

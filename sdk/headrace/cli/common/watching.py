@@ -16,12 +16,10 @@ import typer
 from headrace.cli.common.rendering import OutputFormat, Report, duration_text, json_document, render
 from headrace.cli.common.session import write_out
 
-Interval = Annotated[
-    float, typer.Option("--interval", min=0.01, metavar="SECONDS", help="How long to wait between two looks.")
-]
+Interval = Annotated[float, typer.Option("--interval", min=0.01, metavar="SECONDS", help="Interval between two polls.")]
 WaitTimeout = Annotated[
     float | None,
-    typer.Option("--wait-timeout", min=0.0, metavar="SECONDS", help="The most to wait in all; without it, for ever."),
+    typer.Option("--wait-timeout", min=0.0, metavar="SECONDS", help="Maximum time to wait; the default is no limit."),
 ]
 
 HOME_AND_CLEAR = "\x1b[H\x1b[J"

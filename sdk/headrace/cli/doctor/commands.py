@@ -20,24 +20,23 @@ def doctor(
     session: Session,
     *,
     host_only: Annotated[
-        bool, typer.Option("--host-only", help="Look at this machine alone, before there is a cluster.")
+        bool, typer.Option("--host-only", help="Check only this host, before a cluster is installed.")
     ] = False,
     data_dir: Annotated[
         Path | None,
-        typer.Option("--data-dir", metavar="DIR", help="Look at the disk below DIR too; writes a little there."),
+        typer.Option("--data-dir", metavar="DIR", help="Also check the disk of DIR; writes a few KiB there."),
     ] = None,
     certificates: Annotated[
         list[Path] | None,
-        typer.Option("--certificate", metavar="FILE", help="Look at the certificates in FILE too, PEM; repeatable."),
+        typer.Option("--certificate", metavar="FILE", help="Also check the certificates in FILE, PEM; repeatable."),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="End with 5 for warnings, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 5 also for warnings.")] = False,
 ) -> None:
-    """Check a running cluster and this machine, and say what to do.
+    """Check a running cluster and this host, and print what to do.
 
-    Looks at every broker and coordinator: whether it answers, its clock, open files, disk and fsync time, certificates;
-    at etcd: version, leader, alarms, quota; and at this machine's limits (files, threads, memory, a file's size), its
-    clock, and the certificates that are named. Brokers write and fsync a few KiB for that. Exit code 5 for a failure,
-    3 where no coordinator could be reached.
+    It checks each broker and coordinator (reachability, clock, open files, disk and fsync time, certificates), etcd
+    (version, leader, alarms, quota), and this host (limits of files, threads, memory and file size, its clock, and the
+    certificates named). Brokers write and fsync a few KiB. Exit code 5 if a check fails, 3 if no coordinator answers.
 
     \b
     Examples:

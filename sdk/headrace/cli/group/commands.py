@@ -34,10 +34,11 @@ def list_groups(
     session: Session,
     *,
     observed: Annotated[
-        bool, typer.Option("--observed", help="Readers without a group, too, that report their positions; with --lag.")
+        bool,
+        typer.Option("--observed", help="Include readers without a group that report their positions; with --lag."),
     ] = False,
     lag: Annotated[
-        bool, typer.Option("--lag", help="How far behind each is: records in all, and the age of the oldest.")
+        bool, typer.Option("--lag", help="Show the lag of each group: records, and the age of the oldest.")
     ] = False,
 ) -> None:
     """List the consumer groups.
@@ -105,13 +106,13 @@ def delete(
         list[str], typer.Argument(metavar="GROUP...", help="The groups' ids.", autocompletion=group_names)
     ],
     yes: Yes = False,
-    if_exists: Annotated[bool, typer.Option("--if-exists", help="Succeed where there is none.")] = False,
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="Succeed if it does not exist.")] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Delete groups and the offsets that they have committed. Asks first on a terminal.
 
-    A group with members is refused: stop them first. A group without members goes by itself in the end, with its
-    offsets, so that deleting is only for those whose name or offsets are in the way.
+    The groups must have no members: stop them first. A group without members expires with its offsets after some time,
+    so that only a group whose name or offsets are in the way need be deleted.
 
     \b
     Examples:

@@ -27,17 +27,17 @@ def describe(
     ] = None,
     no_time: Annotated[
         bool,
-        typer.Option("--no-time", help="Leave out how old the lag is: reads one batch a partition that is behind."),
+        typer.Option("--no-time", help="Omit the age of the lag, which reads one batch of each partition with a lag."),
     ] = False,
 ) -> None:
-    """Show a group's members, who owns which partition since which epoch, and the lag of each.
+    """Show a group's members, the owner and epoch of each partition, and its lag.
 
-    LAG counts the records from the committed offset to the high watermark, exactly. BEHIND is the age of the first of
-    them: this machine's clock less the record's timestamp, so it is as right as those two. EPOCH is the fencing token
-    of the partition's owner. A partition without an offset has no lag: where its owner begins is auto_offset_reset's.
+    LAG is the number of records from the committed offset to the high watermark. BEHIND is the age of the first of
+    them, by this host's clock and the record's timestamp. EPOCH is the fencing token of the partition's owner. A
+    partition without a committed offset has no lag: its owner starts at auto_offset_reset.
 
-    --verbose adds the keys in etcd that hold all this: the paper's registries of brokers, consumers, ownership and
-    offsets. A reader that reports its positions is described, too.
+    --verbose adds the etcd keys of the group: the paper's registries of brokers, consumers, ownership and offsets.
+    Readers that report their positions can be described as well.
 
     \b
     Examples:

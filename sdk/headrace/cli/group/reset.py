@@ -68,10 +68,10 @@ def reset(
     group: Group,
     topics: Annotated[
         list[str] | None,
-        typer.Option("--topic", metavar="TOPIC[:P,...]", help="Only these, all partitions or some; repeatable."),
+        typer.Option("--topic", metavar="TOPIC[:P,...]", help="Only this topic or these partitions of it; repeatable."),
     ] = None,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record there is.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="To what comes next.")] = False,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the log start.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the log end.")] = False,
     to_offset: Annotated[
         int | None, typer.Option("--to-offset", metavar="N", min=0, max=MAX_OFFSET, help="To this offset.")
     ] = None,
@@ -80,13 +80,19 @@ def reset(
         typer.Option("--to-time", metavar="TIME", help="To the first record at or after a time (ISO 8601, else UTC)."),
     ] = None,
     by_duration: Annotated[
-        str | None, typer.Option("--by-duration", metavar="DURATION", help="To so long before now, for example 1h30m.")
+        str | None,
+        typer.Option(
+            "--by-duration", metavar="DURATION", help="To the first record of the last DURATION, for example 1h30m."
+        ),
     ] = None,
     shift: Annotated[
-        int | None, typer.Option("--shift", metavar="N", help="By N records on, or back where N is negative.")
+        int | None, typer.Option("--shift", metavar="N", help="Forward by N records, or back if N is negative.")
     ] = None,
     from_file: Annotated[
-        Path | None, typer.Option("--from-file", metavar="FILE", help="To what --to-file or --output json wrote.")
+        Path | None,
+        typer.Option(
+            "--from-file", metavar="FILE", help="To the offsets in a file written by --to-file or --output json."
+        ),
     ] = None,
     from_group: Annotated[
         str | None,
@@ -103,7 +109,9 @@ def reset(
     to_file: Annotated[
         Path | None,
         typer.Option(
-            "--to-file", metavar="FILE", help="Write the offsets there, - for stdout; with no target: as now."
+            "--to-file",
+            metavar="FILE",
+            help="Write the offsets to a file, - for stdout; without a target: the present ones.",
         ),
     ] = None,
     yes: Yes = False,
@@ -111,10 +119,10 @@ def reset(
 ) -> None:
     """Reset a group's committed offsets. Prints the plan, and asks first on a terminal.
 
-    Without --topic it is every partition that the group has an offset of, or that the file or the other group names.
-    Offsets are brought into the log, and a note says where. The group must have no members: stop them first. A group
-    that is not there yet is made, so that consumers can start anywhere. With --to-file alone the offsets are kept in a
-    file and nothing is changed, which a group with members allows.
+    Without --topic, all partitions with a committed offset are reset, or those that the file or the other group has.
+    An offset outside the log is moved to its nearer end, with a note. The group must have no members: stop them first.
+    A group that does not exist is created. With --to-file alone the committed offsets are written to a file and not
+    changed; the group may have members then.
 
     \b
     Examples:
@@ -154,10 +162,12 @@ def seek(
     session: Session,
     *,
     group: Group,
-    partition: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION", help="The one partition.")],
+    partition: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION", help="The partition.")],
     to: Annotated[
         str,
-        typer.Option("--to", metavar="POSITION", help="start, end, 1234, +10, -10, @TIME or @-1h, as consume has it."),
+        typer.Option(
+            "--to", metavar="POSITION", help="start, end, 1234, +10, -10, @TIME or @-1h, as for `headrace consume`."
+        ),
     ],
     yes: Yes = False,
     dry_run: DryRun = False,

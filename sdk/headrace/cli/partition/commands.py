@@ -16,7 +16,7 @@ app = typer.Typer(
 app.command("reassign")(reassign)
 app.command("elect")(elect)
 
-PROBLEM_HELP = "Only those with this problem; repeatable. " + "; ".join(
+PROBLEM_HELP = "Only partitions with this problem; repeatable. " + "; ".join(
     f"{problem.value}: {meaning}" for problem, meaning in MEANINGS.items()
 )
 
@@ -27,14 +27,14 @@ def list_partitions(
     session: Session,
     *,
     topics: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic's; repeatable.")
+        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only partitions of this topic; repeatable.")
     ] = None,
     problems: Annotated[
         list[PartitionProblem] | None,
         typer.Option("--problem", case_sensitive=False, help=f"{PROBLEM_HELP}."),
     ] = None,
 ) -> None:
-    """List partitions with leader and replicas, and what is wrong with each.
+    """List partitions with their leader, replicas and problems.
 
     \b
     Examples:

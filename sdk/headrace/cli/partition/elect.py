@@ -41,28 +41,34 @@ def elect(
     *,
     partitions: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TOPIC[:PARTITION]", help="Which; without any, all (not with --unclean)."),
+        typer.Argument(
+            metavar="TOPIC[:PARTITION]", help="Partitions or topics; the default is all (not with --unclean)."
+        ),
     ] = None,
     preferred: Annotated[
-        bool, typer.Option("--preferred", help="The first replica in order that is in sync leads (the default).")
+        bool, typer.Option("--preferred", help="Elect the first in-sync replica in the assignment order (the default).")
     ] = False,
     unclean: Annotated[
-        bool, typer.Option("--unclean", help="A replica leads that may lack records, where nobody else can.")
+        bool,
+        typer.Option(
+            "--unclean", help="Elect a replica that is not in sync, if no other can lead; records may be lost."
+        ),
     ] = False,
     broker: Annotated[
-        int | None, typer.Option("--broker", metavar="ID", min=0, help="With --unclean: who is to lead.")
+        int | None, typer.Option("--broker", metavar="ID", min=0, help="With --unclean: the new leader.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --unclean: do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --unclean: do not ask for confirmation.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Change who leads.
+    """Elect leaders.
 
-    The preferred election moves leadership back to the first replica of each partition, where that is in sync. The
-    leader stops appends until that replica has all of its log, 100 ms at most, and then hands over: nothing is lost,
-    with acks=1 neither. A leader whose successor does not get there leads on, and the partition is shown as refused.
-    The unclean one is for partitions whose replicas in sync are lost for good: it shows the logs that are
-    left, asks for the topic's name, and makes a shorter log the truth. What that log lacks is lost, and consumers that
-    had read it are told so.
+    A preferred election moves leadership to the first replica of each partition if it is in sync. The leader stops
+    appends for at most 100 ms until that replica has its whole log, and then hands over, so that no record is lost,
+    with acks=1 neither. If the replica does not catch up in time, the leader stays and the partition is refused.
+
+    An unclean election is for partitions whose in-sync replicas are lost for good. It prints the remaining logs, asks
+    for the topic's name, and elects a replica with a shorter log. Records that this log does not have are lost;
+    consumers that have read them get an error.
 
     \b
     Examples:

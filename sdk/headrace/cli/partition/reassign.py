@@ -52,49 +52,55 @@ def reassign(
     session: Session,
     *,
     partitions: Annotated[
-        list[str] | None, typer.Argument(metavar="TOPIC:PARTITION", help="For --replicas and --cancel.")
+        list[str] | None, typer.Argument(metavar="TOPIC:PARTITION", help="Partitions for --replicas and --cancel.")
     ] = None,
     replicas: Annotated[
         str | None,
-        typer.Option("--replicas", metavar="ID,...", help="Brokers for these partitions; the first is to lead."),
+        typer.Option(
+            "--replicas", metavar="ID,...", help="New replicas of these partitions; the first is the preferred leader."
+        ),
     ] = None,
     topics: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic's partitions; repeatable.")
+        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only partitions of this topic; repeatable.")
     ] = None,
     to_brokers: Annotated[
-        str | None, typer.Option("--to-brokers", metavar="ID,...", help="Spread the topics over these brokers alone.")
+        str | None, typer.Option("--to-brokers", metavar="ID,...", help="Spread the topics over these brokers only.")
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option("--plan", metavar="FILE", help="What a dry run with --output json printed.")
+        Path | None, typer.Option("--plan", metavar="FILE", help="Plan printed by --dry-run --output json.")
     ] = None,
     add_brokers: Annotated[
         list[int] | None,
-        typer.Option("--add-broker", metavar="ID", help="Bring this broker its even share; repeatable."),
+        typer.Option("--add-broker", metavar="ID", help="Move an even share of replicas to this broker; repeatable."),
     ] = None,
     remove_brokers: Annotated[
         list[int] | None,
-        typer.Option("--remove-broker", metavar="ID", help="Take every replica off this broker; repeatable."),
+        typer.Option("--remove-broker", metavar="ID", help="Move all replicas off this broker; repeatable."),
     ] = None,
     throttle: Annotated[
         str | None,
-        typer.Option("--throttle", metavar="RATE", help="Bytes a second for each new replica, for example 50MiB."),
+        typer.Option(
+            "--throttle",
+            metavar="RATE",
+            help="Copy rate limit of each new replica in bytes per second, for example 50MiB.",
+        ),
     ] = None,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Take moves back: of these partitions, these topics, or all.")
+        bool, typer.Option("--cancel", help="Cancel reassignments: of these partitions, these topics, or all.")
     ] = False,
     yes: Yes = False,
     dry_run: DryRun = False,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show bytes, percents and time to go until the moves are done.")
+        bool, typer.Option("--watch", "-w", help="Show the progress until all reassignments are done.")
     ] = False,
     interval: Interval = 1.0,
     wait_timeout: WaitTimeout = None,
 ) -> None:
     """Move replicas to other brokers. Prints the plan, which the cluster has checked, and asks first on a terminal.
 
-    A plan copies as little as it can, keeps each partition on as many racks as before, and is the same each time. New
-    replicas copy while the old ones serve; an old one goes when the new ones are in sync. Without a target it shows the
-    moves under way, and --throttle changes their speed.
+    The plan copies as little as possible, keeps each partition on as many racks as before, and is deterministic. New
+    replicas copy while the old ones serve; the old ones are removed when the new ones are in sync. Without a target the
+    reassignments in progress are shown, and --throttle changes their rate.
 
     \b
     Examples:

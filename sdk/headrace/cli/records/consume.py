@@ -54,22 +54,22 @@ def consume(
             "--offsets",
             "-o",
             metavar="RANGE",
-            help="Where to start, or FROM:TO: start, end, 42, +10, -10, @-1h, @2026-11-21 (`headrace help offsets`). "
+            help="Start offset, or FROM:TO: start, end, 42, +10, -10, @-1h, @2026-11-21 (`headrace help offsets`). "
             "Without: end; with -e start.",
         ),
     ] = None,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=0, help="Stop after so many records in all.")
+        int | None, typer.Option("--count", "-n", min=0, help="Stop after this number of records.")
     ] = None,
-    stop_at_end: Annotated[bool, typer.Option("--exit-at-end", "-e", help="Stop where the log ends now.")] = False,
+    stop_at_end: Annotated[bool, typer.Option("--exit-at-end", "-e", help="Stop at the current log end.")] = False,
     last: Annotated[
         int | None,
         typer.Option(
-            "--last", min=1, max=MAX_LAST, help="The last so many records of all partitions by time, then stop."
+            "--last", min=1, max=MAX_LAST, help="Print the last N records of all partitions by timestamp, then stop."
         ),
     ] = None,
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this one; repeatable.")
+        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition; repeatable.")
     ] = None,
     format_text: Annotated[
         str | None,
@@ -81,15 +81,20 @@ def consume(
     on_corrupt_batch: Annotated[
         CorruptBatches,
         typer.Option(
-            "--on-corrupt-batch", help="For a batch that cannot be decoded: fail, or skip it with a line on stderr."
+            "--on-corrupt-batch",
+            help="Action for a batch that cannot be decoded: fail, or skip it and log it to stderr.",
         ),
     ] = CorruptBatches.FAIL,
     dead_letter_topic: Annotated[
         str | None,
-        typer.Option("--dead-letter-topic", metavar="TOPIC", help="Write such a batch to this topic, then skip it."),
+        typer.Option(
+            "--dead-letter-topic",
+            metavar="TOPIC",
+            help="Write batches that cannot be decoded to this topic, then skip them.",
+        ),
     ] = None,
 ) -> None:
-    """Print the records of a topic: new ones as they come, or those of a range of offsets or times.
+    """Print the records of a topic: new records, or those in a range of offsets or times.
 
     \b
     Examples:

@@ -28,7 +28,7 @@ class InputFormat(enum.StrEnum):
 
 
 class Acks(enum.StrEnum):
-    """When a record counts as delivered."""
+    """Acknowledgements required: all in-sync replicas, the leader, or none."""
 
     ALL = "all"
     LEADER = "1"
@@ -94,26 +94,33 @@ def produce(
     *,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")],
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="Read these; - or none: standard input.")
+        list[str] | None, typer.Argument(metavar="[FILE]...", help="Files to read; - or none: standard input.")
     ] = None,
     input_format: Annotated[
         InputFormat, typer.Option("--input", help="A line is a value, or a record as JSON (`headrace help records`).")
     ] = InputFormat.LINES,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="The key of every record that has none.")] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Key of records without one.")] = None,
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="What parts key from value in a line.")
+        str | None,
+        typer.Option("--key-separator", "-K", metavar="TEXT", help="Separator between key and value in a line."),
     ] = None,
     header: Annotated[
-        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="For every record; repeatable.")
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header of every record; repeatable."),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="Send all there; without: by key, or spread.")
+        int | None,
+        typer.Option("--partition", "-p", min=0, help="Partition of all records; the default is by key, or spread."),
     ] = None,
-    acks: Annotated[Acks, typer.Option("--acks", help="When a record counts as delivered.")] = Acks.ALL,
-    compression: Annotated[Compression, typer.Option("--compression", "-z", help="Of batches.")] = Compression.NONE,
+    acks: Annotated[
+        Acks, typer.Option("--acks", help="Acknowledgements required: all in-sync replicas, the leader, or none.")
+    ] = Acks.ALL,
+    compression: Annotated[
+        Compression, typer.Option("--compression", "-z", help="Compression of batches.")
+    ] = Compression.NONE,
     dry_run: DryRun = False,
 ) -> None:
-    """Send records, a line each, from files or standard input. Empty lines are empty values.
+    """Produce one record per line of files or standard input. An empty line is an empty value.
 
     \b
     Examples:

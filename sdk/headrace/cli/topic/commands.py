@@ -31,7 +31,7 @@ def create(
     *,
     topic: Topic,
     partitions: Annotated[
-        int, typer.Option("--partitions", "-p", min=0, help="How many; 0: the cluster's default.")
+        int, typer.Option("--partitions", "-p", min=0, help="Number of partitions; 0: the cluster's default.")
     ] = 0,
     replication_factor: Annotated[
         int,
@@ -39,17 +39,17 @@ def create(
             "--replication-factor",
             "-r",
             min=0,
-            help="Replicas a partition; 0: 3 where there are three brokers, else as many as there are.",
+            help="Replicas per partition; 0: three, or the number of brokers if there are fewer.",
         ),
     ] = 0,
     config: Config = None,
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed where it is there already.")] = False,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed if the topic exists.")] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Create a topic.
 
-    With three replicas acks=all waits for two of them (min_insync_replicas=2), so that records survive the loss of any
-    one broker and writes go on meanwhile; with fewer replicas it waits for one.
+    With three replicas acks=all waits for two of them (min_insync_replicas=2), so that records survive the loss of one
+    broker and writes continue meanwhile. With fewer replicas it waits for one.
 
     \b
     Examples:
@@ -126,10 +126,16 @@ def alter(
     topic: Topic,
     config: Config = None,
     unset: Annotated[
-        list[str] | None, typer.Option("--unset", metavar="NAME", help="Back to the default; repeatable.")
+        list[str] | None, typer.Option("--unset", metavar="NAME", help="Reset a setting to its default; repeatable.")
     ] = None,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", min=1, help="The new total; never fewer. Keys map anew.")
+        int | None,
+        typer.Option(
+            "--partitions",
+            "-p",
+            min=1,
+            help="New number of partitions; it cannot shrink. Keys map to other partitions.",
+        ),
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -180,9 +186,9 @@ def delete(
     *,
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="The topics' names.")],
     yes: Yes = False,
-    if_exists: Annotated[bool, typer.Option("--if-exists", help="Succeed where there is none.")] = False,
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="Succeed if it does not exist.")] = False,
     unclaimed: Annotated[
-        bool, typer.Option("--unclaimed", help="TOPIC is an id whose logs brokers keep as unclaimed: delete those.")
+        bool, typer.Option("--unclaimed", help="TOPIC is a topic id: delete its unclaimed logs.")
     ] = False,
     dry_run: DryRun = False,
 ) -> None:

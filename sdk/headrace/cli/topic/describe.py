@@ -19,8 +19,8 @@ def describe(
 ) -> None:
     """Show a topic's partitions, replicas, sizes and settings.
 
-    The lag of a replica is what it lacks of its leader's log, in records and in ms since it had everything; the table
-    has the greatest of each partition, --output wide and json have every replica.
+    The lag of a replica is the records of its leader's log that it does not have, and the ms since it had all of them.
+    The table shows the greatest lag of each partition, --output wide and json that of every replica.
 
     \b
     Examples:

@@ -52,23 +52,23 @@ class ClientConfig:
     )
     client_id: str = _setting("headrace-python", "A name for this client in the servers' logs.")
     security_protocol: str = _setting(
-        "PLAINTEXT", "`SSL`: speak TLS, and with nobody who does not.", one_of=("PLAINTEXT", "SSL")
+        "PLAINTEXT", "`SSL` requires TLS on every connection.", one_of=("PLAINTEXT", "SSL")
     )
     ssl_cafile: str = _setting(
-        "", "The authorities, PEM, of which one has signed the servers' certificates; empty: the public ones."
+        "", "CA certificates, PEM, that servers are verified with. Empty: the public CAs of gRPC."
     )
     ssl_certfile: str = _setting(
-        "", "This client's certificate, PEM, with the chain below it, where servers want one; read again on changes."
+        "", "Client certificate with its chain, PEM, for mutual TLS; reloaded when it changes."
     )
     ssl_keyfile: str = _setting("", "Its private key, PEM, without a passphrase.")
     ssl_server_name: str = _setting(
-        "", "The name that must stand in the servers' certificates; empty: the host of each address."
+        "", "Host name expected in the servers' certificates. Empty: the host of each address."
     )
     request_timeout_ms: int = _setting(30_000, "The deadline of one request.", low=1)
     retry_backoff_ms: int = _setting(50, "The first delay before a retry.", low=1)
     retry_backoff_max_ms: int = _setting(1_000, "The longest delay before a retry.", low=1)
     metadata_max_age_ms: int = _setting(
-        60_000, "How old metadata may grow before it is read again; new partitions show up within it.", low=100
+        60_000, "Maximum age of metadata; new partitions are found within this time.", low=100
     )
 
     @property
@@ -111,38 +111,35 @@ class ProducerConfig(ClientConfig):
 
     acks: str | int = _setting(
         "all",
-        "When a record counts as delivered: `all` in-sync replicas have it, `1` the leader has appended, `0` at once.",
+        "Acknowledgements required: `all` in-sync replicas, `1` (the leader), `0` (none).",
         one_of=("all", 0, 1, "0", "1"),
     )
     enable_idempotence: bool | None = _setting(
-        None, "Retries never duplicate or reorder. None: yes, unless acks is 0, where it cannot be."
+        None, "Retries neither duplicate nor reorder records. None: yes unless acks is 0."
     )
     producer_id: int = _setting(
         -1,
-        "Send under this id and not one that the coordinator gives: who sends the same records again after a crash, "
-        "under the same id and epoch, in the same order and parts, stores none twice. At least 2^62. -1: ask for one.",
+        "Send under this producer id instead of one from the coordinator. A producer that repeats the same records "
+        "after a crash, with the same id, epoch, order and batches, stores none twice. At least 2^62. -1: request an "
+        "id.",
         low=-1,
         high=2**63 - 1,
     )
-    producer_epoch: int = _setting(
-        0, "Of producer_id; a higher one starts anew, and ends what lower ones still send.", low=0, high=2**31 - 1
-    )
-    linger_ms: int = _setting(5, "How long a batch waits for more records before it is sent.", low=0, high=60_000)
-    batch_bytes: int = _setting(
-        MiB, "A batch is sent when its records have this size; the topic's max_batch_bytes bounds it.", low=1
-    )
+    producer_epoch: int = _setting(0, "Epoch of producer_id; a higher epoch fences lower ones.", low=0, high=2**31 - 1)
+    linger_ms: int = _setting(5, "Time that a batch waits for more records before it is sent.", low=0, high=60_000)
+    batch_bytes: int = _setting(MiB, "Size at which a batch is sent; at most the topic's max_batch_bytes.", low=1)
     batch_records: int = _setting(
-        10_000, "The most records of a batch; one that is full does not linger.", low=1, high=1_000_000
+        10_000, "Maximum number of records of a batch; a full batch does not linger.", low=1, high=1_000_000
     )
     max_request_bytes: int = _setting(
-        2 * MiB, "The most that one request carries, batches of several partitions together.", low=KiB, high=24 * MiB
+        2 * MiB, "Maximum size of a request, over all its partitions.", low=KiB, high=24 * MiB
     )
-    max_in_flight_requests: int = _setting(5, "Requests in flight to one broker.", low=1, high=5)
-    buffer_memory: int = _setting(32 * MiB, "The most that records on their way may take, in bytes.", low=64 * KiB)
-    max_block_ms: int = _setting(60_000, "How long `send` waits for room in the buffer or for metadata.", low=0)
+    max_in_flight_requests: int = _setting(5, "Maximum number of requests in flight to one broker.", low=1, high=5)
+    buffer_memory: int = _setting(32 * MiB, "Memory for records that are not acknowledged yet, in bytes.", low=64 * KiB)
+    max_block_ms: int = _setting(60_000, "Maximum time that `send` waits for buffer memory or metadata.", low=0)
     delivery_timeout_ms: int = _setting(
         120_000,
-        "How long a record may take from `send` to its acknowledgement, retries included. At most the brokers' "
+        "Maximum time from `send` to the acknowledgement, retries included. At most the brokers' "
         "producer_retry_window_ms, within which they recognise a retry.",
         low=1,
         high=900_000,
@@ -150,23 +147,26 @@ class ProducerConfig(ClientConfig):
     compression_type: str = _setting("none", "How batches are compressed.", one_of=CODECS)
     compression_level: int | None = _setting(None, "The codec's own level; None for its default.")
     return_futures: bool = _setting(
-        True, "Whether `send` returns a RecordFuture; without, it is faster and returns None."
+        True, "Whether `send` returns a RecordFuture. Without, it is faster and returns None."
     )
     key_serializer: str | Serializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for keys.")
     value_serializer: str | Serializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for values.")
     interceptors: tuple[Any, ...] = _setting(
-        (), "Objects that are told of each batch when it is queued and when it has ended; see `ProducerInterceptor`."
+        (), "Objects that are called for each batch when it is queued and when it ends; see `ProducerInterceptor`."
     )
     audit_topic: str = _setting(
         "",
-        "A topic to which this producer tells how many records it sent, by topic and window of time, so that the audit "
-        "job can say whether all arrived. Empty: it does not.",
+        "Topic that this producer sends counts of its records to, by topic and time window, from which the audit job "
+        "decides whether all arrived. Empty: none.",
     )
-    audit_application: str = _setting("", "What it calls itself there; empty: client_id.")
+    audit_application: str = _setting("", "Application name in the audit topic. Empty: client_id.")
     audit_window_ms: int = _setting(
-        600_000, "The windows that are counted; the same for all producers of a topic.", low=1_000, high=86_400_000
+        600_000,
+        "Length of the time windows that are counted; the same for all producers of a topic.",
+        low=1_000,
+        high=86_400_000,
     )
-    audit_interval_ms: int = _setting(10_000, "How often counts are told.", low=100, high=3_600_000)
+    audit_interval_ms: int = _setting(10_000, "Interval at which counts are sent.", low=100, high=3_600_000)
     partitioner: Partitioner | None = _setting(
         None, "A callable (topic, key, partitions) -> partition. None: CRC-32 of the key, sticky without a key."
     )
@@ -218,41 +218,42 @@ class ProducerConfig(ClientConfig):
 class FetchConfig(ClientConfig):
     """What `Consumer` and `Reader` share."""
 
-    fetch_min_bytes: int = _setting(1, "A fetch waits for this many bytes, up to fetch_max_wait_ms.", low=0)
-    fetch_max_wait_ms: int = _setting(500, "How long a fetch waits for fetch_min_bytes.", low=0, high=60_000)
-    fetch_max_bytes: int = _setting(8 * MiB, "The most that one fetch answers.", low=1, high=24 * MiB)
+    fetch_min_bytes: int = _setting(
+        1, "Minimum size of a fetch response; the broker waits for it up to fetch_max_wait_ms.", low=0
+    )
+    fetch_max_wait_ms: int = _setting(500, "Maximum time that a fetch waits for fetch_min_bytes.", low=0, high=60_000)
+    fetch_max_bytes: int = _setting(8 * MiB, "Maximum size of a fetch response.", low=1, high=24 * MiB)
     max_partition_fetch_bytes: int = _setting(
-        4 * MiB, "The most that one fetch answers for one partition.", low=1, high=24 * MiB
+        4 * MiB, "Maximum size of a fetch response for one partition.", low=1, high=24 * MiB
     )
-    prefetch_bytes: int = _setting(
-        32 * MiB, "How many bytes are fetched ahead of the application, all partitions together.", low=1
-    )
+    prefetch_bytes: int = _setting(32 * MiB, "Bytes fetched ahead of the application, over all partitions.", low=1)
     max_payload_bytes: int = _setting(
-        64 * MiB, "A batch that would inflate to more is refused as corrupt.", low=KiB, high=2**31 - 1
+        64 * MiB, "Maximum size of a batch after decompression; a larger one is corrupt.", low=KiB, high=2**31 - 1
     )
     max_poll_bytes: int = _setting(
         64 * MiB,
-        "The most that one `poll`, or one batch of a `Reader`, returns in bytes after decompression; one batch of a "
-        "producer may have more.",
+        "Maximum size that one `poll`, or one batch of a `Reader`, returns, after decompression. A single batch of a "
+        "producer may exceed it.",
         low=1,
     )
     on_corrupt_batch: str = _setting(
         "fail",
-        "What becomes of a batch that cannot be decoded, wherever it is read: `fail` raises CorruptBatchError, `skip` "
-        "goes on behind it, `dead_letter` writes its bytes to dead_letter_topic first. Both write a line to the log.",
+        "Action for a batch that cannot be decoded: `fail` raises CorruptBatchError, `skip` continues after it, "
+        "`dead_letter` first writes its bytes to dead_letter_topic. Both log a warning.",
         one_of=CORRUPT_BATCHES,
     )
-    dead_letter_topic: str = _setting("", "Where on_corrupt_batch=dead_letter writes batches.")
+    dead_letter_topic: str = _setting("", "Topic that on_corrupt_batch=dead_letter writes batches to.")
     client_rack: str = _setting(
-        "", "Where this client runs, as brokers name their racks: a replica there is read rather than the leader."
+        "",
+        "Rack of this client, as in the brokers' settings. A replica in the same rack is read instead of the leader.",
     )
     use_transfer_port: bool = _setting(
-        True, "Fetch over a broker's transfer port where it has one, and over gRPC where not. Never with TLS."
+        True, "Fetch over the broker's transfer port if it has one, else over gRPC. Not used with TLS."
     )
     report_positions_as: str = _setting(
         "",
-        "A name under which the positions are reported every few seconds, so that `headrace group list --observed` "
-        "shows this reader and its lag. For reading without a group. Empty: they are not.",
+        "Name under which the positions are reported every few seconds, so that `headrace group list --observed` "
+        "shows this reader and its lag. For reading without a group. Empty: none.",
     )
     key_deserializer: str | Deserializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for keys.")
     value_deserializer: str | Deserializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for values.")
@@ -282,52 +283,53 @@ class ConsumerConfig(FetchConfig):
 
     auto_offset_reset: str = _setting(
         "latest",
-        "Where to start without a position, or when the position is gone: `earliest`, `latest`, or `error`.",
+        "Start without a position, or when the position is out of range: `earliest`, `latest`, or `error`.",
         one_of=OFFSET_RESETS,
     )
     group_id: str = _setting(
-        "", "The group to share the topics with: 1 to 249 of a-z A-Z 0-9 . _ -. Empty: read alone, without a group."
+        "", "Group that shares the partitions: 1 to 249 of a-z A-Z 0-9 . _ -. Empty: read without a group."
     )
     group_instance_id: str = _setting(
-        "", "A place in the group that outlives this process: who comes back with it in time gets its partitions back."
+        "",
+        "Static membership: a process that returns with the same id in time gets its partitions back. Empty: dynamic.",
     )
     topic_pattern: str = _setting(
-        "", "Topics to read beside those named, shell style: `*`, `?` and `[...]`; also those that are created later."
+        "",
+        "Topics to read in addition to those named, shell style: `*`, `?` and `[...]`; topics created later included.",
     )
     assignor: str = _setting(
-        "", "How the group shares partitions; empty: as the group does, or `uniform`.", one_of=("", *ASSIGNORS)
+        "", "Assignment strategy. Empty: that of the group, or `uniform`.", one_of=("", *ASSIGNORS)
     )
-    enable_auto_commit: bool = _setting(True, "Commit what the application has finished with, in the background.")
-    auto_commit_interval_ms: int = _setting(5_000, "How often that is done.", low=10)
+    enable_auto_commit: bool = _setting(True, "Commit the offsets of processed records in the background.")
+    auto_commit_interval_ms: int = _setting(5_000, "Interval of automatic commits.", low=10)
     session_timeout_ms: int = _setting(
-        30_000, "A member that was not heard of for so long loses its partitions.", low=1_000, high=600_000
+        30_000, "A member without a heartbeat for this time loses its partitions.", low=1_000, high=600_000
     )
     heartbeat_interval_ms: int = _setting(
-        3_000, "How often a member is heard of; at least four times in session_timeout_ms.", low=10
+        3_000, "Interval of heartbeats; at most a quarter of session_timeout_ms.", low=10
     )
     rebalance_timeout_ms: int = _setting(
         300_000,
-        "A member that is to give up a partition and has not for so long loses all.",
+        "A member that does not release a revoked partition within this time loses all its partitions.",
         low=1_000,
         high=86_400_000,
     )
     processing_timeout_ms: int = _setting(
-        300_000, "When the application has asked for nothing for so long, `health` and the log say so.", low=1
+        300_000, "If the application does not poll for this time, `health` and the log report it.", low=1
     )
     leave_on_processing_timeout: bool = _setting(
-        False, "Whether it then leaves the group, too, until it asks for records again."
+        False, "After processing_timeout_ms, leave the group until the application polls again."
     )
     stop_on_session_loss: bool = _setting(
-        False, "Whether to hand out nothing while others may own the partitions, as after a long pause of the process."
+        False,
+        "Return no records while other members may own the partitions, for example after a long pause of the process.",
     )
-    on_assigned: RebalanceCallback | None = _setting(
-        None, "Called with the partitions that this consumer reads from now on."
-    )
+    on_assigned: RebalanceCallback | None = _setting(None, "Called with the partitions that were assigned.")
     on_revoked: RebalanceCallback | None = _setting(
-        None, "Called with the partitions that it gives up; it still owns them, and may commit."
+        None, "Called with the partitions that are being revoked; they are still owned, and can be committed."
     )
     on_lost: RebalanceCallback | None = _setting(
-        None, "Called with the partitions that were taken from it; others may own them already."
+        None, "Called with the partitions that were lost; others may own them already."
     )
 
     def check(self) -> None:
