@@ -61,7 +61,7 @@ SETTINGS = {
 
 
 class GeneratorReader(DataSourceReader):
-    """Gives the same Arrow batch again and again."""
+    """Returns the same Arrow batch repeatedly."""
 
     def __init__(self, schema: StructType, rows: int) -> None:
         self._schema, self._rows = schema, rows

@@ -158,7 +158,7 @@ def test_up_status_down(tmp_path: Path) -> None:
         os.kill(broker["pid"], signal.SIGKILL)
         psutil.wait_procs([psutil.Process(broker["pid"])], timeout=30)
         restarted = command("up", *options)
-        assert "started again: broker-1" in restarted.stdout, restarted.stderr
+        assert "restarted: broker-1" in restarted.stdout, restarted.stderr
         again = json.loads(command("status", *options, "--json").stdout)["parts"][2]
         assert (again["address"], process_state(again["pid"])) == (broker["address"], "running")
         pids.append(again["pid"])

@@ -139,7 +139,7 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReassignPartitions(self, request, context):
-        """Moves replicas to other brokers, changes or cancels a move. Copying goes on after the answer.
+        """Moves replicas to other brokers, changes or cancels a move. Copying continues after the response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

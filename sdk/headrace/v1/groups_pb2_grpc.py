@@ -72,7 +72,7 @@ class GroupServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaveGroup(self, request, context):
-        """Gives up membership and all partitions.
+        """Ends the membership and releases all partitions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

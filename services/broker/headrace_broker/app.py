@@ -92,7 +92,7 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
     """Run a broker until `stop` is requested.
 
     Raises:
-        HeadraceError: it cannot start, or cannot go on; the message says what to do.
+        HeadraceError: it cannot start or continue; the message states the next step.
     """
     registry = CollectorRegistry()
     metrics = BrokerMetrics(registry)
@@ -243,7 +243,7 @@ class BrokerServer:
         self._lease_lost = asyncio.Event()
         self._clean = False
         self._closed = False
-        # False from the loss of a session until the next one stands: news of the old one then say nothing.
+        # False from the loss of a session until the next one is established: events of the old one are ignored.
         self._registered = False
         self._broker_epoch = 0
 

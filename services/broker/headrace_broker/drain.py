@@ -1,4 +1,4 @@
-"""The command `headrace-broker drain`: makes it harmless to stop a broker, run beside the broker before it is stopped.
+"""The command `headrace-broker drain`: makes a broker safe to stop; run on its machine before the stop.
 
 Called by `__main__`, in a container by what runs before SIGTERM. It does two things, and waits until both are done:
 
@@ -6,8 +6,8 @@ Called by `__main__`, in a container by what runs before SIGTERM. It does two th
   ends: a broker that starts again is not drained. An administrator's `drain` is left as it is. Where the broker that
   is registered is another instance than the one of these settings, as where a pod was deleted by force and the next one
   was quicker than this command, there is nothing to hand over.
-- Whoever is catching up catches up, where without this broker a partition would have fewer replicas in sync than its
-  minimum: then `acks=all` goes on when the broker is away. It waits for nobody who is away or stops, too.
+- Lagging replicas catch up, where without this broker a partition would have fewer replicas in sync than its
+  minimum: then `acks=all` still works without the broker. It does not wait for brokers that are down or stopping.
 
 The broker does the rest at SIGTERM (PROTOCOL H24, H40). This command reads and writes etcd alone.
 """
@@ -143,7 +143,7 @@ def _catches_up(view: ClusterView, partition: PartitionEntry, replica: int) -> b
 
 
 async def _write_drain_key(metastore: Metastore, view: ClusterView, broker: Broker, clock: Clock) -> None:
-    """On the registration's lease, while that stands; if the key exists already, another caller drains it."""
+    """On the registration's lease, while that is held; if the key exists already, another caller drains it."""
     key = view.keyspace.drained(broker.broker_id)
     value = metadata_pb2.DrainedBroker(since_ms=clock.now_ms()).SerializeToString()
     await metastore.txn(

@@ -139,7 +139,7 @@ class BrokerMetrics:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSample:
-    """How one partition stands at a scrape."""
+    """The state of one partition at a scrape."""
 
     topic: str
     partition: int

@@ -71,14 +71,14 @@ class BrokerSettings(TlsSettings):
             ge=1,
             le=10_000,
             description="Connections to the transfer port at once, each with a thread; others are closed, and their "
-            "clients go on over gRPC.",
+            "clients fall back to gRPC.",
         ),
     ] = 128
     internal_tls_allowed_names: Annotated[
         CommaList,
         Field(
-            description="With TLS: names of which a broker's or coordinator's certificate must bear one, as it stands "
-            "there, to be served on `internal_listen`; empty: all that `internal_tls_ca_file` has signed."
+            description="With TLS: a certificate of a broker or coordinator must have one of these names exactly "
+            "to be served on `internal_listen`; empty: all that `internal_tls_ca_file` has signed."
         ),
     ] = ()
     rack: Annotated[str, Field(description="The failure domain that replicas are spread over; empty: none.")] = ""
@@ -106,7 +106,7 @@ class BrokerSettings(TlsSettings):
         Field(
             ge=1_000,
             le=600_000,
-            description="Milliseconds that the event loop may stand still before liveness says no.",
+            description="Milliseconds that the event loop may be blocked before liveness fails.",
         ),
     ] = 10_000
     ready_file: Annotated[str, Field(description="A JSON file written once the broker serves; empty: none.")] = ""
@@ -231,7 +231,7 @@ class BrokerSettings(TlsSettings):
         check_advertised_address(self.listen, self.advertised_address)
         if self.internal_files is not None and not (self.internal_tls_allowed_names or self.internal_tls_ca_file):
             raise ValueError(
-                "TLS is on, and whoever has a certificate of tls_ca_file could pass for a broker: set "
+                "TLS is on, and any certificate of tls_ca_file could impersonate a broker: set "
                 "internal_tls_allowed_names, or an internal_tls_ca_file that signs for brokers and coordinators alone"
             )
         if self.internal_tls_allowed_names and self.internal_files is None:

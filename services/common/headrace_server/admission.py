@@ -220,8 +220,8 @@ class Admission(grpc.GenericRpcHandler):
         if self._allowed.isdisjoint(names):
             log.warning("peer_refused", peer=context.peer(), names=names)
             raise NotAuthorizedError(
-                f"the certificate of {', '.join(names) or 'nobody'} is not one of a broker or coordinator",
-                action="Add one of its names to internal_tls_allowed_names, or show another certificate.",
+                f"the peer's certificate names {', '.join(names) or '(no name)'}, none of the allowed ones",
+                action="Add the name to internal_tls_allowed_names, or use a broker's or coordinator's certificate.",
             )
 
     async def _refuse(self, served: _Served, context: Any, error: HeadraceError) -> None:

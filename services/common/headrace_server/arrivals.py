@@ -2,10 +2,10 @@
 
 gRPC counts a call when its headers are there, and the deadline is the caller's, so a call may stay half open for years.
 Here it has one second. gRPC does not say how much of a message has come; so a method that takes large messages, whose
-honest callers may need longer on a slow network, gives up its place after that second and goes on without one, for
+honest callers may need longer on a slow network, releases its place after that second and continues without one, for
 `LATE_SECONDS` at most and while there is memory for it: each counts as the largest message of its method, and together
 they have `LATE_BYTES`, those of one peer `LATE_BYTES_OF_PEER`. Time is counted in rounds of this event loop, not
-by the clock: after a stall of the loop nobody is late who was not before. Belongs to the event loop.
+by the clock: a stall of the loop makes no request late. Belongs to the event loop.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A call of another one needs some ten turns of the loop, each of which lasts as long as all that is done in it. So of all
 that is done in slices one slice is done at a time, and the next one is another caller's; while others make calls that
-need no slices, slices have half of the time. A caller is an address (`places.caller`) or, of what nobody called for,
+need no slices, slices have half of the time. A caller is an address (`places.caller`) or, for work without a caller,
 whatever divides it.
 """
 

@@ -65,7 +65,7 @@ def certified_names(context: Any) -> list[str]:
 
 
 def calls_are_traced() -> bool:
-    """Whether every call is to be a line of the log."""
+    """Whether every call is logged."""
     return _traced
 
 

@@ -59,7 +59,7 @@ def _stamp(path: str) -> Stamp | None:
 
 
 def read_certificates(files: TlsFiles, *, mutual: bool = False) -> Certificates:
-    """Read and check. `mutual`: both sides of a connection are to be signed by these authorities.
+    """Read and check. `mutual`: these authorities must sign both sides of a connection.
 
     Raises:
         TlsFilesError: they cannot be used.

@@ -1,7 +1,7 @@
 """Time as an argument: the three clocks that services use, so that tests and simulations bring their own.
 
 Wall time is only for what people and retention read; intervals and deadlines use the monotonic clock; the lease
-deadline uses boot time, which goes on while the machine sleeps (PROTOCOL H77).
+deadline uses boot time, which advances while the machine sleeps (PROTOCOL H77).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class Clock(Protocol):
         """Wall time, milliseconds since 1970 UTC; may jump either way."""
 
     def monotonic_ms(self) -> int:
-        """Milliseconds since some moment; never goes back, may stand still while the machine sleeps."""
+        """Monotonic milliseconds; may stop while the machine sleeps."""
 
     def boottime_ms(self) -> int:
-        """Milliseconds since some moment; never goes back and counts the time that the machine slept."""
+        """Monotonic milliseconds that include the time that the machine slept."""
 
 
 class SystemClock:

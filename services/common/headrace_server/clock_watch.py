@@ -11,7 +11,7 @@ Doubt ends where as many others agree, or where an operator says what time it is
 not by waiting. A clock that others disprove, all of a jump at once, stays in doubt. A wrong clock costs disk space.
 
 Meanwhile records are stamped with the time that is most likely right, `ClockWatch.now_ms`: they are deleted by their
-stamp when nobody doubts any more.
+stamp when the doubt is over.
 
 `ClockWatch` decides: no I/O, time by its `Clock`. `ClockExchange` writes `clock/{process}` to etcd and reads those of
 others.

@@ -1,6 +1,6 @@
 """Who the cluster is: its id, generation and format, made once in etcd and read before anything else.
 
-Every process calls `read_or_create` at its start; whoever comes first makes the key, by a transaction that holds only
+Every process calls `read_or_create` at its start; the first one creates the key, by a transaction that holds only
 while it is absent.
 """
 
@@ -23,7 +23,7 @@ SECRET_BYTES = 32
 
 
 class ForeignMetadataError(InvalidConfigError):
-    """What stands in etcd under this cluster's name is not for this release."""
+    """The metadata in etcd under this cluster's name has an unsupported format version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ClusterIdentity:
 
     @property
     def keyspace(self) -> Keyspace:
-        """Where its keys stand."""
+        """The keyspace of its keys."""
         return Keyspace(self.cluster, self.generation)
 
 

@@ -32,7 +32,7 @@ def sockets(port: int) -> Iterator[tuple[socket.socket, Any]]:
         OSError: there is no descriptor left to look with.
     """
     for descriptor in sorted(map(int, os.listdir("/dev/fd"))):
-        with contextlib.suppress(OSError):  # It is closed by now, or connected to nobody.
+        with contextlib.suppress(OSError):  # It is closed by now, or not connected.
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 with socket.fromfd(descriptor, socket.AF_INET6, socket.SOCK_STREAM) as found:
                     name = found.getsockname()
@@ -56,7 +56,7 @@ def end(port: int, ending: Collection[tuple[str, int]]) -> None:
 
 
 class Diversion:
-    """Where connections of those who are kept out go: to sockets beside the listener's that accept nobody.
+    """Sockets next to the listener's that never accept: connections of blocked callers are diverted to them.
 
     gRPC listens with SO_REUSEPORT, so a socket of ours may listen there, too, and a program of ours tells the kernel
     which of the two a connection is for. That needs no privilege. Of ours the kernel fills the queue and drops what
@@ -68,7 +68,7 @@ class Diversion:
         self._decoys: list[socket.socket] = []
 
     def keep_out(self, callers: Collection[str]) -> None:
-        """Divert new connections of these callers and of nobody else; one thread at a time.
+        """Divert new connections of these callers only; one thread at a time.
 
         Raises:
             OSError: the system has nothing of the kind (it is Linux's), or there is no descriptor left.
@@ -83,7 +83,7 @@ class Diversion:
                     self._decoys.append(_listen_beside(listener))
 
     def close(self) -> None:
-        """Divert nobody any more: without our sockets the program says nothing."""
+        """Stop diverting: without our sockets the program has no effect."""
         while self._decoys:
             self._decoys.pop().close()
 
@@ -92,7 +92,7 @@ def _listen_beside(listener: socket.socket) -> socket.socket:
     name = listener.getsockname()
     decoy = socket.socket(socket.AF_INET if len(name) == 2 else socket.AF_INET6)
     try:
-        decoy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Beside others that are bound and do not listen.
+        decoy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Next to others that are bound and do not listen.
         decoy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if decoy.family == socket.AF_INET6:
             only_6 = listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)

@@ -1,8 +1,8 @@
-"""Whether the event loop lives: a sampler of its lag, and a watchdog that says so when it stands still.
+"""Liveness of the event loop: a sampler of its lag, and a watchdog that reports a stall.
 
-`LoopLagSampler` is a task; `EventLoopWatchdog` a thread, since nothing on the loop can say that the loop stands. It
-takes liveness away from the process and logs where every thread is, so that whoever looks at a restart finds the
-reason.
+`LoopLagSampler` is a task; `EventLoopWatchdog` a thread, since nothing on the loop can report that the loop is blocked.
+It takes liveness away from the process and logs where every thread is, so that an operator who investigates a restart
+finds the reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_STACK_CHARACTERS = 16_384
 class LoopLagSampler:
     """Measures how late the event loop is, and shows others that it lives.
 
-    `run` is a task of the loop; `count` may be read from any thread: a keep-alive thread stops where it stands still
+    `run` is a task of the loop; `count` may be read from any thread: a keep-alive thread stops where the count is stuck
     (PROTOCOL H89).
     """
 
@@ -54,7 +54,7 @@ class LoopLagSampler:
 
 
 class EventLoopWatchdog:
-    """Takes liveness away while a `LoopLagSampler` stands still. Made on the loop's thread; `stop` it there, too."""
+    """Fails liveness while a `LoopLagSampler` makes no progress. Made on the loop's thread; `stop` it there, too."""
 
     def __init__(self, sampler: LoopLagSampler, health: Health, metrics: CommonMetrics, *, stall_ms: int) -> None:
         """Look about ten times in `stall_ms`.
@@ -96,7 +96,7 @@ class EventLoopWatchdog:
                 self._metrics.loop_stalls.inc()
                 seconds = round(looks * self._interval_seconds, 1)
                 log.error("event_loop_stalled", stalled_seconds=seconds, threads=self._stacks())
-                self._health.hold("liveness", "event_loop", "the event loop stands still")
+                self._health.hold("liveness", "event_loop", "the event loop is blocked")
 
     def _stacks(self) -> str:
         """Where every thread is, the event loop's first."""

@@ -1,7 +1,7 @@
-"""The end of a generation: after a restore of etcd an operator begins the next one, and nobody goes on in this one.
+"""The end of a generation: after a restore of etcd an operator begins the next one, and every process leaves this one.
 
-What is written in a generation stands below its own prefix in etcd, so a process that has missed the change reads and
-writes what nobody else looks at. The key `ended` below that prefix tells it (PROTOCOL H81).
+A generation has its own prefix in etcd, so a process that has missed the change reads and writes keys that no other
+process reads. The key `ended` below that prefix ends such a process (PROTOCOL H81).
 """
 
 from __future__ import annotations

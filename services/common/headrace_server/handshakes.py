@@ -1,4 +1,4 @@
-"""What a service says of itself to those it meets, and whom it refuses, by the rules of `headrace.wire.releases`.
+"""The handshake of a service: what it announces, and which peers it refuses, by the rules of `headrace.wire.releases`.
 
 A service that starts looks at who is registered: it would rather not start than misread what others write.
 """
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 def own_handshake() -> handshake_pb2.Handshake:
-    """What this process says."""
+    """The announcement of this process."""
     return handshake_pb2.Handshake(release=RELEASE, capabilities=CAPABILITIES)
 
 
 def check_handshake(who: str, said: handshake_pb2.Handshake, needs: Collection[str] = CLIENT_NEEDS) -> None:
-    """Refuse who does not go with this release; raises as `check_peer`."""
+    """Refuse an incompatible peer; raises as `check_peer`."""
     check_peer(who, said.release, said.capabilities, needs)
 
 
 def check_registered(view: ClusterView, own_name: str) -> None:
-    """Refuse to work beside registered brokers and coordinators that do not go with this release.
+    """Refuse to work with registered brokers and coordinators of an incompatible release.
 
     What is registered under the own name, as `broker-1`, is of a process that has ended.
 

@@ -1,6 +1,6 @@
-"""How a process is, in the three senses that a supervisor asks for, each with the reasons where it is not well.
+"""Health of a process for three probes, each with the reasons of a failure.
 
-- `startup`: it has come up, its logs recovered; before that nobody should expect anything of it.
+- `startup`: it has started and recovered its logs; until then every other probe is meaningless.
 - `liveness`: its event loop beats. Nothing else: killing this process repairs neither etcd nor a peer that is down.
 - `readiness`: it serves: recovered, registered, and neither stopping nor draining.
 
@@ -22,7 +22,7 @@ HEALTH_NAMES = ("startup", "liveness", "readiness")
 
 
 class Health:
-    """Why a process is not well, by name. In the beginning it is alive, and neither started nor ready."""
+    """Causes of failing probes, by name. Initially the process is alive, and neither started nor ready."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,19 +42,19 @@ class Health:
         self._tell()
 
     def release(self, name: str, cause: str) -> None:
-        """It is no longer unwell for that cause."""
+        """Remove that cause."""
         with self._lock:
             if self._reasons[name].pop(cause, None) is None:
                 return
         self._tell()
 
     def start_is_over(self) -> None:
-        """Everything that the process was to do before it can be asked for anything is done."""
+        """Mark the start as complete."""
         self.release("startup", "starting")
         self.release("readiness", "starting")
 
     def reasons(self, name: str) -> tuple[str, ...]:
-        """Why it is not well; empty: it is."""
+        """The causes of a failing probe; empty if it passes."""
         with self._lock:
             return tuple(self._reasons[name].values())
 
@@ -87,27 +87,27 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # h
         self._watches: dict[asyncio.Event, None] = {}
 
     def close(self) -> None:
-        """End the watches: each says how it stands, and no more."""
+        """End the watches: each sends the current status a last time."""
         self._closed = True
         for changed in self._watches:
             changed.set()
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
-        """Answer how the process is in the sense of the name asked for."""
+        """Return the status of the named probe."""
         status = self._status(request.service)
         if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"the names are {', '.join(HEALTH_NAMES)}")
         return health_pb2.HealthCheckResponse(status=status)
 
     async def List(self, request: health_pb2.HealthListRequest, context: Any) -> health_pb2.HealthListResponse:
-        """Answer how the process is in every sense."""
+        """Return the status of every probe."""
         statuses = {name: health_pb2.HealthCheckResponse(status=self._status(name)) for name in ("", *HEALTH_NAMES)}
         return health_pb2.HealthListResponse(statuses=statuses)
 
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """Answer now and whenever it changes."""
+        """Send the status now and after every change."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:

@@ -2,7 +2,7 @@
 
 A service is an async function that is given a `StopRequest`: it starts, serves until `stop.requested()` returns, ends
 cleanly and returns. Its tasks live in a TaskGroup of its own, so that one that fails ends the service; nothing
-goes on half dead.
+continues half dead.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ log = structlog.get_logger(__name__)
 
 SWITCH_SECONDS = 0.0005
 """A thread that waits for the interpreter has it after so long: one that ends an fsync, or brings a call, needs it
-several times. Python's own 5 ms are what each of them waits beside a busy event loop."""
+several times. Python's own 5 ms are what each of them waits for a busy event loop."""
 
 
 class ProcessExitCode(IntEnum):
-    """What the process says to whoever started it."""
+    """What the process reports to its parent."""
 
     OK = 0
     FAILED = 1
@@ -130,7 +130,7 @@ def _print_errors(group: BaseExceptionGroup[HeadraceError]) -> None:
 
 
 def write_ready_file(path: Path, content: Mapping[str, object]) -> None:
-    """Write `content` as JSON to `path`, whole or not at all: whoever waits for the file reads no half of it."""
+    """Write `content` as JSON to `path`, atomically: a process that waits for the file never reads a part of it."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(json.dumps({"pid": os.getpid(), **content}) + "\n")
     partial.replace(path)

@@ -57,7 +57,7 @@ class KeySource(Protocol):
 
     @property
     def revision(self) -> int:
-        """The revision that the view stands at."""
+        """The revision of the view."""
 
     def age_ms(self) -> int:
         """How long ago etcd last confirmed it, in milliseconds."""
@@ -93,7 +93,7 @@ class Topic:
     replication_factor: int
     config: TopicConfig
     overrides: Mapping[str, str]
-    """Only what differs from the defaults, as it stands in etcd."""
+    """Only what differs from the defaults, as stored in etcd."""
     mod_revision: int
 
 
@@ -127,7 +127,7 @@ class ClusterView:
     """Decoded metadata. All attributes are read-only for callers.
 
     A value that cannot be decoded (a newer release's, a stranger's) is left out, logged and listed in `undecodable`;
-    the rest goes on. What is absent here is no evidence that it does not exist: delete nothing because of it, and
+    the rest continues. What is absent here is no evidence that it does not exist: delete nothing because of it, and
     nothing at all while `undecodable` is not empty (H26).
     """
 
@@ -219,7 +219,7 @@ class ClusterView:
         answered_by: str,
         max_batch_bytes: int,
     ) -> cluster_pb2.GetMetadataResponse:
-        """Answer `GetMetadata`; an unknown topic is an error beside the others, not of the call.
+        """Answer `GetMetadata`; an unknown topic is an error in its own result, not of the call.
 
         Raises:
             UnsupportedVersionError: who asks does not go with this release.
@@ -294,7 +294,7 @@ class ClusterView:
             callback(revision, keys)
 
     def _apply(self, key: str, key_value: KeyValue | None) -> None:
-        """Take in one key as it stands now; None: it is gone."""
+        """Apply the current value of one key; `None` means that it was deleted."""
         parsed = self.keyspace.parse(key)
         self.undecodable.pop(key, None)
         try:

@@ -1,8 +1,8 @@
 """Every method that a process of this project serves, and what one call of it may carry.
 
 One row for each method of each service, and for the transfer port. `RpcServer` refuses to start with a method that has
-no row, so that nobody can add a call without saying how large it may be; a test walks every descriptor. Which right a
-call needs will stand in the same rows. Pure.
+no row, so that every new call states its size limit; a test walks every descriptor. Which right a
+call needs will be in the same rows. Pure.
 
 The bounds follow from two goals: no single call costs more than 100 ms of an event loop, nor more than 64 MiB of
 memory. Parsing 1 MiB of empty sub-messages, the worst that protobuf can be given, took 20 ms and 28 MiB.

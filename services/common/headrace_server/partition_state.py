@@ -1,6 +1,6 @@
 """The state of one partition as its etcd key holds it, and the one function that changes its members.
 
-Lives beside the metastore because two writers share it: the controller (elections, clean-up) and the partition's
+Lives in the common package because two writers share it: the controller (elections, clean-up) and the partition's
 leader (shrink and expand). Pure: no clock, no I/O. Keeps I11 (key shape) and the eligible-leader part of I4; the rules
 are those of `docs/protocols` and KIP-966 (eligible leader replicas).
 """
@@ -59,7 +59,7 @@ class PartitionState:
     unclean_epoch: int = 0
     #: How fast a replica in `adding` may copy, in bytes a second; 0: as fast as it can.
     copy_bytes_per_second: int = 0
-    #: Every committed record is on stable storage of every member: a crash takes nobody's membership (H30).
+    #: Every committed record is on stable storage of every member: no member loses membership by a crash (H30).
     durable: bool = False
     #: Ascending by broker, at most one a replica.
     fetch_fences: tuple[FetchFence, ...] = ()
@@ -127,12 +127,12 @@ def to_proto(state: PartitionState) -> metadata_pb2.PartitionState:
 
 
 def encode(state: PartitionState) -> bytes:
-    """Return the bytes that stand in etcd."""
+    """Return the value for etcd."""
     return to_proto(state).SerializeToString()
 
 
 def decode(value: bytes) -> PartitionState:
-    """Decode the bytes that stand in etcd; raises `google.protobuf.message.DecodeError` on foreign bytes."""
+    """Decode a value from etcd; raises `google.protobuf.message.DecodeError` on foreign bytes."""
     return from_proto(metadata_pb2.PartitionState.FromString(value))
 
 
@@ -225,7 +225,7 @@ class Move:
 
 
 def ask_hand_over(state: PartitionState, successors: Sequence[Replica]) -> PartitionState:
-    """Ask the leader to hand over to one of `successors`; none: to go on leading (the controller, an administrator)."""
+    """Request a hand-over to one of `successors`; none: cancel it (by the controller or an administrator)."""
     return change(state, leader=state.leader, in_sync=state.in_sync, successors=successors)
 
 
@@ -274,10 +274,10 @@ def note_committed(state: PartitionState, high_watermark: int) -> PartitionState
 def leave_failed(state: PartitionState, broker_id: int, *, damaged: bool) -> PartitionState | None:
     """Take out a replica whose log failed, with all it is counted for; None: the key stays as it is.
 
-    `damaged`: it lacks records that it said it had (H33), so nobody may count on it, and another log takes its place.
+    `damaged`: it lacks records that it reported (H33), so it must not count, and another log replaces it.
     Also a replica that is not named leaves then: the write ends every one that was computed before and would name it,
     and the fence all that the damaged log has fetched. After an I/O error (H34) a restart finds what was flushed: where
-    nobody else is in sync the replica stays named, so that its clean return is elected.
+    no other replica is in sync this one stays in the set, so that its clean return is elected.
     """
     if damaged:
         return leave(state, [broker_id], doubtful=True, replaced=[broker_id]) if broker_id in state.replicas else None
@@ -301,7 +301,7 @@ def check_shape(state: PartitionState) -> None:
     assert not set(state.adding) & set(state.removing), f"no replica is both added and removed: {state}"
     successors = set(state.successors)
     assert successors <= set(state.in_sync) - {state.leader}, f"successors are other in-sync replicas: {state}"
-    assert state.leader is not None or not successors, f"nobody hands over without a leader: {state}"
+    assert state.leader is not None or not successors, f"a hand-over needs a leader: {state}"
     assert state.min_insync_replicas >= 1, f"min_insync_replicas is at least 1: {state}"
     assert len(in_sync) < state.min_insync_replicas or not eligible, f"enough in sync, so none eligible: {state}"
     fenced = [fence.broker_id for fence in state.fetch_fences]

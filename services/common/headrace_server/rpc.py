@@ -48,7 +48,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 ITEMS_PER_TURN = 10
-"""What a handler does for so many items, at 20 to 150 us each, keeps the event loop for a millisecond."""
+"""Items that a handler processes in about a millisecond of the event loop, at 20 to 150 us each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class RpcServer:
         self._service_names.append(service_name)
 
     def refuse_internal(self, service_name: str, call_errors: Counter) -> None:
-        """Say to whoever calls this internal service on a server for clients what to do instead."""
+        """Refuse this internal service on a server for clients, with the next step in the error."""
         self._admission.refuse_internal(service_name, call_errors)
 
     async def start(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> str:
@@ -270,7 +270,7 @@ class RpcServer:
 
 
 class _Registered:
-    """Stands for the server while generated code registers a servicer, and keeps the handlers."""
+    """Replacement for the server that collects the handlers while generated code registers a servicer."""
 
     def __init__(self) -> None:
         self._handlers: list[grpc.GenericRpcHandler] = []
@@ -293,7 +293,7 @@ class _Details(grpc.HandlerCallDetails):
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port`; an IPv6 host stands in brackets and keeps them.
+    """Split `host:port`; an IPv6 host is in brackets and keeps them.
 
     Raises:
         SettingsError: it is not of that form.

@@ -159,7 +159,7 @@ def _read_overrides(overrides: Mapping[str, object] | Sequence[str]) -> dict[str
 
 
 def check_advertised_address(listen: str, advertised_address: str) -> None:
-    """Refuse to publish an address that nobody can connect to; `__post_init__` of a service's settings calls it.
+    """Refuse to publish an address that clients cannot connect to; `__post_init__` of a service's settings calls it.
 
     Raises:
         ValueError: `listen` is every address of the machine (0.0.0.0, [::]), and `advertised_address` is empty.

@@ -82,7 +82,7 @@ def set_log_level(level: LogLevel) -> None:
 
 
 class LogInterval:
-    """When to log again that something goes on: at once, then after 1, 2, 4, ... and at most 60 seconds.
+    """When to repeat the log line of a lasting condition: at once, then after 1, 2, 4, ... and at most 60 seconds.
 
     A process that waits for hours for another one writes a line a minute. Owned by one task.
     """

@@ -3,7 +3,7 @@
 A service has up to three identities, each a certificate and key, the authorities that sign its peers' certificates, or
 both: `clients` (its client listener), `internal` (brokers and coordinators among each other, always mutual), `etcd`
 (towards etcd). What is read is checked whole before it is used: at the start a fault ends the process, later the old
-certificates stay in force, `certificate_refused` says so, and a line of the log says why. Connections that stand are
+certificates stay in force, `certificate_refused` says so, and a line of the log says why. Established connections are
 left alone; every new one uses what is in force then. gRPC takes TLS 1.2 and later, and there is no way back to plain
 text.
 

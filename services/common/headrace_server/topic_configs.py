@@ -254,14 +254,14 @@ def read_stored_topic_config(configs: Mapping[str, str]) -> tuple[TopicConfig, t
 
 
 def normalise_topic_configs(configs: Mapping[str, str]) -> dict[str, str]:
-    """Check `configs` as `parse_topic_config` does and return what is to be stored: canonical text, no defaults."""
+    """Check `configs` as `parse_topic_config` does and return the value to store: canonical text, no defaults."""
     parse_topic_config(configs)
     parsed = {name: str(config_definition(name).parse(configs[name])) for name in sorted(configs)}
     return {name: text for name, text in parsed.items() if text != str(CONFIGS[name].default)}
 
 
 def alter_topic_configs(current: Mapping[str, str], changes: Mapping[str, str], unset: Iterable[str]) -> dict[str, str]:
-    """What is to be stored after `AlterConfigs`: `changes` set, `unset` back to their defaults, the rest as it was.
+    """The value to store after `AlterConfigs`: `changes` set, `unset` back to their defaults, the rest as it was.
 
     Raises:
         InvalidConfigError: as `parse_topic_config`, or a name both set and unset.

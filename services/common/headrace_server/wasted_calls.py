@@ -23,7 +23,7 @@ CALLS_PER_SECOND = 100
 CALLS_AT_ONCE = 1_000
 """A fifth of a second of the event loop."""
 CALLS_OF_CONNECTION = 10
-"""An honest client beside the caller, at the same address, may have a few whose deadlines passed."""
+"""A well-behaved client at the caller's address may have a few whose deadlines passed."""
 MAX_SHUT_OUT = 256
 """Callers at once: the kernel takes a program of 20 kB (net.core.optmem_max)."""
 PASS_SECONDS = 0.1
@@ -73,7 +73,7 @@ class WastedCalls:
                 self._ending.add((caller, port))
 
     async def _keep_out(self, diversion: Diversion) -> None:
-        """One pass after the other until nobody is shut out."""
+        """Run passes until no caller is shut out."""
         kept_out, told = [""], [""]
         try:
             while self._shut_out:

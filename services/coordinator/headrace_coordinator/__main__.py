@@ -59,7 +59,7 @@ def new_generation(
 ) -> None:
     """Bring the cluster back under an etcd that was restored from a backup, with everything stopped.
 
-    Nobody trusts what the backup says of who was in sync: the logs that the inventories tell of decide.
+    The backup's in-sync sets are not trusted: the logs in the exported states decide.
     """
     try:
         for line in asyncio.run(

@@ -135,7 +135,7 @@ async def _serve(
 
 
 async def _reach(metastore: Metastore, settings: CoordinatorSettings) -> tuple[ClusterIdentity, MetastoreStatus]:
-    """Read who the cluster is and which etcd this is, waiting for etcd as long as it takes."""
+    """Read the identity of the cluster and etcd's version; wait for etcd without a limit."""
     waiting = LogInterval(SystemClock().monotonic_ms)
     while True:
         try:
@@ -177,7 +177,7 @@ def _parts(version: str) -> tuple[int, int, int] | None:
 
 
 def is_production_etcd(version: str) -> bool:
-    """Say whether this release of etcd has the fixes that a production cluster needs."""
+    """Log whether this release of etcd has the fixes that a production cluster needs."""
     found = _parts(version)
     if found is None:
         return False
@@ -357,7 +357,7 @@ class _Coordinator:
         self._server.add(cluster_pb2_grpc.add_ClusterServiceServicer_to_server, servicer, SERVICE_NAME)
 
     def _serve_groups(self, view: ClusterView, clocks: ClockExchange) -> tuple[GroupTransactions, GroupMaintenance]:
-        """Serve consumer groups; both are to be run."""
+        """Serve consumer groups. The caller runs both results as tasks."""
         source, metrics, clock = self._groups_view, self._metrics, self._clock
         groups = self._group_view = GroupView(view.keyspace, source)
         topics = AssignableTopics(view)
@@ -408,7 +408,7 @@ class _Coordinator:
         )
 
     async def _announce(self, view: ClusterView, session: CoordinatorSession, address: str) -> None:
-        """Say that calls are served: the view is loaded. The ready file also waits for the registration to be seen."""
+        """Report readiness: the view is loaded. The ready file also waits until the view shows the registration."""
         CollectorPacer().install()
         self._observability.health.start_is_over()
         log.info("coordinator_serves", address=address, revision=view.source.revision)
@@ -429,7 +429,7 @@ class _Coordinator:
             )
 
     async def _watch_etcd(self) -> None:
-        """Tell how etcd is, until cancelled."""
+        """Publish the state of etcd, until cancelled."""
         metrics = self._metrics
         while True:
             reached = [found for found in await self._metastore.describe_members() if not found.error]

@@ -147,7 +147,7 @@ class TopicLag:
 
 @dataclass(frozen=True, slots=True)
 class GroupSample:
-    """A group as it stands."""
+    """The present state of a group."""
 
     group: str
     members: int

@@ -1,10 +1,10 @@
 """The command `headrace-coordinator new-generation`: brings a cluster back under an etcd restored from a backup (H81).
 
 It belongs to the coordinator, which knows where etcd is, with which certificates, and how every key is written; the
-brokers' part is `headrace-broker inventory`. Everything of the new generation is written below a prefix that nobody
+brokers' part is `headrace-broker inventory`. Everything of the new generation is written below a prefix that no process
 reads yet, and one transaction makes it the cluster's; what broke off before is thrown away by the next run, and a run
 after one that went through begins one more. The old generation's keys stay for a person to look at, and its key `ended`
-ends whoever still works in it.
+ends every process that still works in it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def read_inventory(path: Path) -> tuple[str, Inventory]:
 
 
 def parse_inventory(found: dict[str, Any]) -> tuple[str, Inventory]:
-    """As `read_inventory`, of what stands in the file. Raises ValueError, KeyError, TypeError."""
+    """As `read_inventory`, for the content of the file. Raises ValueError, KeyError, TypeError."""
     if found["format"] != INVENTORY_FORMAT:
         raise ValueError(f"it has format {found['format']}, not {INVENTORY_FORMAT}")
     logs, damaged = {}, {}
@@ -162,7 +162,7 @@ def _check_inventory(identity: ClusterIdentity, cluster_id: str, inventory: Inve
 
 @dataclass(frozen=True, slots=True)
 class _Backup:
-    """What of the old generation goes on."""
+    """What the new generation keeps of the old one."""
 
     names: dict[bytes, str]
     states: dict[tuple[bytes, int], PartitionState]
@@ -223,12 +223,12 @@ async def _read_backup(metastore: Metastore, identity: ClusterIdentity, now_ms: 
 def _check_complete(backup: _Backup, inventories: Sequence[Inventory], lost: Sequence[int]) -> None:
     given = [inventory.broker_id for inventory in inventories]
     if len(set(given)) < len(given) or set(given) & set(lost):
-        raise NotBegunError("a broker is named twice", action="Give one inventory, or --lost, for each broker.")
+        raise NotBegunError("a broker is named twice", action="Pass one log state file, or --lost, for each broker.")
     missing = sorted(backup.brokers - set(given) - set(lost))
     if missing:
         raise NotBegunError(
-            f"nothing is said of broker {', '.join(map(str, missing))}, which may hold records that nobody else has",
-            action="Give its inventory, or --lost with its id where its disk is gone for good.",
+            f"the log state of broker {', '.join(map(str, missing))} is missing; it may hold the only copy of records",
+            action="Pass its log state file, or --lost with its id if its disk is lost for good.",
         )
 
 
@@ -296,14 +296,14 @@ async def _write(
 
 
 def _session(inventory: Inventory) -> bytes:
-    """Of nobody: the directory goes on, and whether all that was written is there its era says."""
+    """Return a session without a process: the directory continues, and its era shows whether all writes are present."""
     return metadata_pb2.BrokerSession(
         storage_id=inventory.storage_id, storage_era=inventory.storage_era
     ).SerializeToString()
 
 
 def _directory_version(inventory: Inventory) -> bytes:
-    """Of the directory as it was looked at: an older copy of it does not go on."""
+    """Return the version of the inspected directory: an older copy of it is refused."""
     return metadata_pb2.DirectoryVersion(
         storage_id=inventory.storage_id, version=inventory.directory_version
     ).SerializeToString()

@@ -54,7 +54,7 @@ class CoordinatorSettings(TlsSettings):
         Field(
             ge=1_000,
             le=600_000,
-            description="Milliseconds that the event loop may stand still before liveness says no.",
+            description="Milliseconds that the event loop may be blocked before liveness fails.",
         ),
     ] = 10_000
     ready_file: Annotated[str, Field(description="A JSON file written once the coordinator serves; empty: none.")] = ""

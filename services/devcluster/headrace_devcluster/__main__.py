@@ -62,8 +62,8 @@ def up(
     if pid is not None:
         running = read_state(data_dir)
         restarted = [] if running is None else restart_in_background(data_dir, running)
-        said = f"; started again: {', '.join(restarted)}" if restarted else ""
-        print(f"a cluster runs already (process {pid}){said}; `status` shows it, `down` stops it")
+        restarted_note = f"; restarted: {', '.join(restarted)}" if restarted else ""
+        print(f"a cluster runs already (process {pid}){restarted_note}; `status` shows it, `down` stops it")
         return
     if fresh:
         shutil.rmtree(data_dir, ignore_errors=True)
@@ -81,7 +81,7 @@ def up(
 def down(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     wipe: Annotated[bool, typer.Option("--wipe", help="Delete its data too.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
 ) -> None:
     """Stop the cluster in the background."""
     stopped = stop_in_background(data_dir)

@@ -44,8 +44,8 @@ def start_in_background(directory: Path, arguments: Sequence[str]) -> ClusterSta
     try:
         while (state := read_state(directory)) is None:
             if owner.poll() is not None:
-                said = log_file.read_text(errors="replace").strip().removeprefix("error: ")
-                raise PartStartError(said or f"the cluster ended with exit code {owner.returncode}")
+                output = log_file.read_text(errors="replace").strip().removeprefix("error: ")
+                raise PartStartError(output or f"the cluster ended with exit code {owner.returncode}")
             if time.monotonic() > deadline:
                 raise PartStartError(f"the cluster was not up within {START_TIMEOUT_SECONDS:g} s; see {log_file}")
             time.sleep(POLL_SECONDS)
@@ -58,10 +58,10 @@ def start_in_background(directory: Path, arguments: Sequence[str]) -> ClusterSta
 
 
 def restart_in_background(directory: Path, state: ClusterState) -> list[str]:
-    """Have the owner start the parts again that ended; the names of those that run again now.
+    """Have the owner restart the parts that exited. Return the names of the restarted parts.
 
     Raises:
-        PartStartError: one does not; the message says where its log is.
+        PartStartError: a part did not start; the message names its log file.
     """
     ended = {part.name: part for part in state.parts if process_state(part.pid) == "stopped"}
     if not ended:

@@ -1,6 +1,6 @@
 """Certificates for a cluster on this machine: an authority for the services, one for clients, and what they sign.
 
-For tests and for trying TLS, nothing else: keys lie unprotected beside the certificates. Needs `cryptography`
+For tests and for trying TLS, nothing else: keys lie unencrypted next to the certificates. Needs `cryptography`
 (`pip install 'headrace-devcluster[tls]'`), which is imported when a certificate is made.
 """
 
@@ -141,7 +141,7 @@ class ClusterCertificates:
     def __init__(self, directory: Path) -> None:
         """Make them anew."""
         self.services = Authority(directory / "services", "headrace services")
-        """Signs brokers, coordinators and etcd, and nobody else."""
+        """The authority that signs brokers, coordinators and etcd only."""
         self.users = Authority(directory / "users", "headrace users")
         """Signs clients."""
         self.etcd = self.services.issue("etcd")

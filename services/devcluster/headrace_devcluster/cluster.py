@@ -52,12 +52,12 @@ class LocalClusterSpec:
     brokers: int = 3
     coordinators: int = 2
     etcd_members: int = 1
-    """Three stay one cluster when one is lost. They know each other by their ports, so that a directory that is kept
-    wants `fixed_ports`."""
+    """Three keep quorum when one is lost. Members find each other by port, so a persistent data directory
+    needs `fixed_ports`."""
     directory: Path | None = None
     """Where data and logs are kept; None: a temporary directory that goes with the cluster."""
     fixed_ports: bool = False
-    """The ports that clients know without being told (coordinators 7170.., brokers 7181..); else the kernel chooses."""
+    """Use the default ports (coordinators 7170.., brokers 7181..); otherwise the kernel chooses them."""
     fsync_etcd: bool = False
     """Whether etcd survives a crash of the machine, too; slower."""
     broker_settings: Mapping[str, object] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class LocalCluster:
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
-            with contextlib.suppress(Exception):  # The cancellation is what the caller hears of.
+            with contextlib.suppress(Exception):  # The caller receives the cancellation instead.
                 await starting
             await asyncio.to_thread(self.stop)
             raise
@@ -146,7 +146,7 @@ class LocalCluster:
 
     @property
     def client_settings(self) -> dict[str, str]:
-        """What clients need beside `bootstrap_servers`; once started."""
+        """The client settings besides `bootstrap_servers`; set after the start."""
         return {} if self._certificates is None else self._certificates.client_settings()
 
     def broker(self, broker_id: int) -> ServiceProcess:
@@ -254,7 +254,7 @@ class LocalCluster:
         """Return when the coordinators see every broker that runs, and a controller.
 
         Raises:
-            ClusterNotHealthyError: not in time; the message says what is missing.
+            ClusterNotHealthyError: not healthy in time; the message names what is missing.
         """
         deadline = time.monotonic() + timeout_seconds
         wanted = {int(broker.name.removeprefix("broker-")) for broker in self.brokers if broker.pid is not None}

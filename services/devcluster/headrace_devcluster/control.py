@@ -1,4 +1,4 @@
-"""How the owner of a cluster spends its time: watching the parts, or doing what a line on standard input says.
+"""The main loop of a cluster's owner: watch the parts, or execute commands from standard input.
 
 The lines are `kill|stop|pause|resume|restart PART`, PART being `etcd`, `coordinator-a`, `broker-1`, ...; each is
 answered by one line of JSON, `{"ok": true}` or `{"error": "..."}`. The end of input is the end of the cluster, so a
@@ -24,7 +24,7 @@ RESTART_SIGNAL = signal.SIGUSR1
 
 
 def watch_parts(cluster: LocalCluster, on_restarted: Callable[[], None]) -> None:
-    """Say which part ended by itself; at RESTART_SIGNAL start those that ended again, then call `on_restarted`.
+    """Report parts that exit; on RESTART_SIGNAL restart exited parts, then call `on_restarted`.
 
     Returns when a signal raises through it, or when all parts have ended.
     """
@@ -45,7 +45,7 @@ def watch_parts(cluster: LocalCluster, on_restarted: Callable[[], None]) -> None
 
 
 def _mend(cluster: LocalCluster) -> None:
-    """Start every part that ended again, etcd first; what cannot be started is said and left."""
+    """Restart every part that exited, etcd first; report those that cannot start and continue."""
     for member in cluster.etcd_members:
         if member.pid is None:
             cluster.restart_etcd(member)
@@ -58,14 +58,14 @@ def _mend(cluster: LocalCluster) -> None:
 
 
 def serve_control(cluster: LocalCluster, commands: IO[str], answers: IO[str]) -> None:
-    """Obey until the end of input."""
+    """Execute commands until the end of input."""
     for line in commands:
         answers.write(json.dumps(obey(cluster, line)) + "\n")
         answers.flush()
 
 
 def obey(cluster: LocalCluster, line: str) -> dict[str, object]:
-    """Do what one line says and answer it."""
+    """Execute one command line and print its result."""
     verb, _, name = line.strip().partition(" ")
     try:
         actions = _etcd_actions(cluster) if name == "etcd" else _part_actions(cluster, name)

@@ -1,4 +1,4 @@
-"""The directory of a local cluster: one owner at a time, and nothing left of owners that were killed.
+"""The directory of a local cluster: one owner at a time; leftovers of killed owners are removed.
 
 `owner.lock` in it is held as long as its owner lives, however that ends, and has the owner's process id.
 """
@@ -52,7 +52,7 @@ class ClusterDirectory:
         self._lock = lock
 
     def release(self) -> None:
-        """Let go of it, and remove it where it is temporary; nothing where it is not held."""
+        """Release it, and remove it if it is temporary. Does nothing if it is not held."""
         if self._lock is not None:
             if self.temporary:
                 shutil.rmtree(self.path, ignore_errors=True)

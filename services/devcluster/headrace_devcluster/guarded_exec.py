@@ -1,7 +1,7 @@
 """Becomes another program that Linux kills when the program that started this one ends, however it ends.
 
-Run as `guarded` says. Imports as little as it can: it delays every start of a process. (A `preexec_fn` would do the
-same between fork and exec, in a process that has gRPC's threads, where little may be called.)
+`guarded` builds the command line. Imports as little as it can: it delays every start of a process. (A `preexec_fn`
+would do the same between fork and exec, in a process that has gRPC's threads, where little may be called.)
 """
 
 import ctypes

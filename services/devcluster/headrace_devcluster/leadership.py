@@ -1,4 +1,4 @@
-"""What `status` says of the partitions: who leads how many, and how many are not as they should be."""
+"""Partition summary for `status`: leaders by broker, and partitions that are not healthy."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ import socket
 
 
 class ReservedPort(int):
-    """A port of the kernel's choice, which it gives to nobody else while this object lives.
+    """A port that the kernel chose and keeps reserved while this object lives.
 
-    A socket is bound to it (SO_REUSEADDR) and does not listen: the kernel takes the port for no connection and for
-    nobody who asks for port 0, and a server that names it listens there none the less.
+    A socket is bound to it (SO_REUSEADDR) and does not listen: the kernel assigns the port
+    neither to a connection nor to a bind to port 0, while a server that binds it by number can listen on it.
     """
 
     _descriptor: int

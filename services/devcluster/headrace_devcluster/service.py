@@ -1,6 +1,6 @@
 """One broker or coordinator as a process: started, stopped, killed, paused, started again on the port it had.
 
-Used by `cluster.py` only, and by tests through it. The process says that it serves by writing its ready file, writes
+Used by `cluster.py` only, and by tests through it. The process reports readiness by writing its ready file, writes
 its log into a file, and ends when this process ends (`guarded_exec.py`).
 """
 
@@ -33,7 +33,7 @@ class ServiceSpec:
     """What to start."""
 
     name: str
-    """As people say it and as its log file is named: `broker-1`, `coordinator-a`."""
+    """Display name, also of its log file: `broker-1`, `coordinator-a`."""
     module: str
     """Run as `python -m module`."""
     directory: Path
@@ -47,8 +47,8 @@ class ServiceSpec:
 
 
 class Child(subprocess.Popen[bytes]):
-    """`python -m` of a module: a session of its own (Ctrl-C in a terminal reaches the owner of the cluster, who then
-    stops it in order), its output at the end of a log, and it ends with this process.
+    """`python -m` of a module in a session of its own: Ctrl-C in a terminal reaches only the owner of the cluster,
+    which stops it cleanly. Its output is appended to a log, and it ends with this process.
     """
 
     def __init__(self, module: str, arguments: list[str], environment: Mapping[str, str], log_file: Path) -> None:
@@ -80,7 +80,7 @@ class ServiceProcess:
         self.name = spec.name
         self.log_file = spec.directory / f"{spec.name}.log"
         self.ready_file = spec.directory / f"{spec.name}.ready.json"
-        """What the process says of itself while it serves."""
+        """The content of the ready file while the process serves."""
         self.metrics_address = ""
         """host:port of its Prometheus endpoint since it was last ready; empty where it has none."""
         self.internal_address = ""
@@ -177,14 +177,14 @@ class ServiceProcess:
             self._process = None
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): it keeps its connections and answers nobody. Returns when it stands still."""
+        """Pause the process (SIGSTOP): it keeps its connections and answers none. Return when it has stopped."""
         self._signal(signal.SIGSTOP)
         self._paused = self.pid is not None
         if self._process is not None:
             self._process.wait_until_still()
 
     def resume(self) -> None:
-        """Let it go on (SIGCONT)."""
+        """Resume the process (SIGCONT)."""
         self._signal(signal.SIGCONT)
         self._paused = False
 
@@ -226,6 +226,6 @@ def check_port_is_free(port: int, part: str) -> None:
 
 
 def environ_without_settings() -> dict[str, str]:
-    """This process's environment less headrace's settings: a cluster is what its spec says, whatever the shell has."""
+    """Return this process's environment without headrace's settings, so that only the spec configures a cluster."""
     prefixes = ("HEADRACE_BROKER_", "HEADRACE_COORDINATOR_")
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}

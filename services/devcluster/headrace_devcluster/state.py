@@ -1,7 +1,7 @@
-"""What a cluster in the background leaves for those who ask about it: one JSON file in its data directory.
+"""State of a background cluster: one JSON file in its data directory.
 
-Written by `run` when the cluster is healthy, read by `up`, `down` and `status`. Whether the cluster lives is not told
-by this file but by the lock on `owner.lock`, which ends with its owner.
+Written by `run` when the cluster is healthy, read by `up`, `down` and `status`. The lock on `owner.lock`, which
+ends with its owner, and not this file, shows whether the cluster is alive.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class ClusterState:
     etcd: str
     parts: tuple[PartState, ...]
     client_settings: dict[str, str] = field(default_factory=dict)
-    """What clients need beside `bootstrap_servers`."""
+    """The client settings besides `bootstrap_servers`."""
 
 
 def owner_pid(directory: Path) -> int | None:
-    """The process that holds the data directory, None where nobody does."""
+    """The process that holds the data directory; `None` means that none does."""
     try:
         with (directory / OWNER_LOCK).open() as lock:
             try:

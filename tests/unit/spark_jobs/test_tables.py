@@ -131,7 +131,7 @@ def quick_disk(monkeypatch):
 
 @pytest.fixture
 def copies(table, quick_disk):
-    """Gives copies of the table with three rows and, where wanted, of an attempt that was left behind."""
+    """Returns copies of the table with three rows and, where wanted, of an attempt that was left behind."""
     add(table, 0, 3)
 
     def make(name, prepare=lambda copy: None):

@@ -290,7 +290,7 @@ class Consumer:
             return [where for where in positions.assigned() if positions.is_paused(where)]
 
     def lag(self) -> dict[TopicPartition, int | None]:
-        """Give, by partition, how many records are still ahead, as far as the last fetch tells; None: not known yet."""
+        """Return the lag in records by partition, as of the last fetch; `None` means that it is not known yet."""
         found: dict[TopicPartition, int | None] = {}
         with self._fetcher.changing() as positions:
             lags = positions.lag()

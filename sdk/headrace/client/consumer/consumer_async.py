@@ -142,7 +142,7 @@ class Consumer:
         return self._core.paused()
 
     def lag(self) -> dict[TopicPartition, int | None]:
-        """Give, by partition, how many records are still ahead, as far as the last fetch tells; None: not known yet."""
+        """Return the lag in records by partition, as of the last fetch; `None` means that it is not known yet."""
         return self._core.lag()
 
     async def run(self, handler: Callable[[Record], Awaitable[Any]], **options: Any) -> RunSummary:

@@ -124,7 +124,7 @@ class Fetcher:
         """What keeps metadata from being read, or None while it works."""
         self.last_answer_ms = monotonic_ms()
         self.iterating: Callable[[], Iterated | None] = lambda: None
-        """Gives what the application is in the middle of, where positions move with it; any thread."""
+        """Returns what the application is in the middle of, where positions move with it; any thread."""
 
     # --- for the application's thread ---
 

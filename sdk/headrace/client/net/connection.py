@@ -61,7 +61,7 @@ class Endpoint:
             request_serializer=broker_pb2.FetchRequest.SerializeToString,
             response_deserializer=parse_fetch_response,
         )
-        """Gives a `SplicedMessage`: the batches are not copied."""
+        """Returns a `SplicedMessage`: the batches are not copied."""
 
 
 class Connections:

@@ -1,6 +1,6 @@
 """Produces that wait for the high watermark (acks=all), by the offset that answers them.
 
-Owned by a `PartitionReplica`; a token stands for one waiting produce of the shell.
+Owned by a `PartitionReplica`; a token identifies one waiting produce of the driver.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Acknowledgements:
         self._waiting.add(token)
 
     def drop(self, token: int) -> None:
-        """Nobody waits for `token` any more."""
+        """Forget `token`: its caller no longer waits."""
         self._waiting.discard(token)
 
     def release(self, high_watermark: int) -> list[int]:
@@ -45,6 +45,6 @@ class Acknowledgements:
         return tokens
 
     def validate(self, high_watermark: int) -> None:
-        """Assert that nobody waits for what is committed (I9)."""
+        """Assert that no token waits for a committed offset (I9)."""
         assert all(end > high_watermark for end, token in self._pending if token in self._waiting), "I9"
         assert self._waiting <= {token for _, token in self._pending}

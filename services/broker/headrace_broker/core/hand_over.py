@@ -44,10 +44,10 @@ class HandOver:
         return self.paused and self._pauses == number and self.proposal is None
 
     def fail(self) -> None:
-        """Let appends go on, and not stop again for a while."""
+        """Resume appends, and do not stop them again for a while."""
         self.end()
         self._failed = True
 
     def end(self) -> None:
-        """Let appends go on."""
+        """Resume appends."""
         self.paused, self.proposal = False, None

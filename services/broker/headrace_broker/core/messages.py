@@ -1,6 +1,6 @@
 """What a `PartitionReplica` is told (events) and what it asks for (actions).
 
-All are frozen. Whoever drives the replica performs the actions of one `handle` call in order before the next event.
+All are frozen. The driver of the replica performs the actions of one `handle` call in order before the next event.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgementAwaited:
-    """`token` is to be answered once the high watermark reaches `end_offset` in `leader_epoch`."""
+    """Answer `token` once the high watermark reaches `end_offset` in `leader_epoch`."""
 
     token: int
     end_offset: Offset
@@ -82,7 +82,7 @@ class AcknowledgementAwaited:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgementDropped:
-    """Nobody waits for `token` any more (its time is over)."""
+    """The caller of `token` no longer waits (its time is over)."""
 
     token: int
 
@@ -96,7 +96,7 @@ class LogStartWanted:
 
 @dataclass(frozen=True, slots=True)
 class LogStartAwaited:
-    """`token` is to be answered once every in-sync replica of `leader_epoch` begins at `offset` or behind."""
+    """Answer `token` once every in-sync replica of `leader_epoch` begins at `offset` or behind."""
 
     token: int
     offset: Offset

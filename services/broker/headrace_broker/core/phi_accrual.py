@@ -33,7 +33,7 @@ LATE_TICK_MS = 500
 """A tick that is later than promised by more says that the observer stood still, and did not listen meanwhile."""
 
 _LOG10_E = math.log10(math.e)
-_FAR = 20.0  # from so many deviations on the tail is computed by its logarithm: erfc would reach zero
+_FAR = 20.0  # from this many deviations on the tail is computed by its logarithm: erfc would reach zero
 
 
 class ArrivalIntervals:
@@ -61,7 +61,7 @@ class ArrivalIntervals:
         self.heard_ms = max(self.heard_ms, at_ms)
 
     def excuse(self, by_ms: int, at_ms: int) -> None:
-        """Do not count `by_ms` of the silence until `at_ms`: nobody listened."""
+        """Exclude `by_ms` of the silence until `at_ms`: this broker did not receive."""
         self.heard_ms = min(self.heard_ms + by_ms, at_ms)
 
     def phi(self, at_ms: int) -> float:
@@ -106,7 +106,7 @@ class PhiAccrualFailureDetector:
 
     @property
     def levels(self) -> dict[int, float]:
-        """Phi by broker id, as of the last tick; whoever is not there is not expected to send. Not to be changed."""
+        """Phi by broker id, as of the last tick; absent brokers are not expected to send. Read-only."""
         return self._levels
 
     @property

@@ -161,7 +161,7 @@ class ProducerWindows:
     ) -> None:
         """Remember an appended batch; `at_ms` is its append timestamp.
 
-        One that does not go on where the last one ended begins anew: a leader that had forgotten the producer (its
+        A batch that does not continue the last one starts a new sequence: a leader that had forgotten the producer (its
         records were deleted, and the broker restarted) took sequence 0 again, and what it took counts everywhere.
         """
         producer = self._producers.get(producer_id)

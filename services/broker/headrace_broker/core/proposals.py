@@ -1,7 +1,7 @@
 """Writes of a partition's key that its leader has sent and whose end it does not know yet (C2, C3, H11, H12).
 
 Owned by a `PartitionReplica`. All are computed from one version of the key. Until a newer version is seen, each of them
-may still take effect: whoever one of them names counts for the high watermark.
+may still take effect: every replica in one of them counts for the high watermark.
 """
 
 from __future__ import annotations

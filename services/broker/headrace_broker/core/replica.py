@@ -265,7 +265,7 @@ class PartitionReplica:
     # --- state changes ---
 
     def handle(self, event: Event) -> list[Action]:
-        """Take one event and give what is to be done, in order. A pair that `_TABLE` does not have is a bug."""
+        """Apply one event and return the actions, in order. A pair that `_TABLE` does not have is a bug."""
         handler = _TABLE.get((self.role, type(event)))
         assert handler is not None, f"{type(event).__name__} while {self.role.name}"
         return handler(self, event)
@@ -402,7 +402,7 @@ class PartitionReplica:
         return [] if self.flushed_only else self._advance()
 
     def _note_append(self, event: Appended) -> list[Action]:
-        """Take in a batch that was being written while leadership ended: it is in the log, visible to nobody."""
+        """Take in a batch that was being written while leadership ended: it is in the log, and no reader sees it."""
         self._append_only(event)
         return []
 
@@ -440,7 +440,7 @@ class PartitionReplica:
         return []
 
     def _want_log_start(self, event: LogStartWanted) -> list[Action]:
-        """Have the followers begin there first: whoever leads next does not bring back what is gone here (I18)."""
+        """Move the followers' log start first, so that the next leader does not restore deleted records (I18)."""
         assert event.offset <= self.high_watermark, "retention stays below the high watermark (I18)"
         if event.offset <= self.wanted_log_start:
             return []
@@ -582,7 +582,7 @@ class PartitionReplica:
         return []
 
     def _end_pause(self, event: PauseOver) -> list[Action]:
-        """Lead on where no successor came that far in time, and say so; whoever asked may ask again."""
+        """Keep leading if no successor caught up in time, and publish it; the requester may retry."""
         state = self.state
         assert state is not None
         if not self._hand_over.is_over(event.number):
@@ -655,7 +655,7 @@ class PartitionReplica:
         return [] if state is None else self._see_state(StateSeen(state, event.revision))
 
     def _fail_proposal(self, event: ProposalFailed) -> list[Action]:
-        """Take in what stands there; where that is still what the write was computed from, a session had ended."""
+        """Apply the stored state; if it is still the one that the write was computed from, a session had ended."""
         proposed = self.proposals.take_answer(event.number)
         if event.state is not None and event.revision > self.revision:
             return self._see_state(StateSeen(event.state, event.revision))
@@ -792,7 +792,7 @@ class PartitionReplica:
                 assert self.high_watermark <= max(self.flushed_offset, self.start_offset, self._seen_unflushed), "I9"
         else:
             waits = bool(self._acknowledgements or self._deletions)
-            assert not waits, f"nobody waits at a replica that is {self.role.name}"
+            assert not waits, f"waiters at a replica that is {self.role.name}"
             assert not self.proposals.unresolved, "only a leader proposes"
             assert not self._hand_over.paused, "only a leader hands over"
         self.producers.validate()

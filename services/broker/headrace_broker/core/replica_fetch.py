@@ -116,7 +116,7 @@ class FetchAnswer:
     batches: ReadableBuffer = b""
     high_watermark: int = 0
     log_start_offset: int = 0  # where the follower's log is to begin; the leader's begins there later
-    more: bool = False  # the leader's log goes on behind `batches`
+    more: bool = False  # the leader's log continues after `batches`
     next_offset: int = 0  # where it does; 0: not said
 
 
@@ -181,7 +181,7 @@ def compare_logs(log: ReplicaLog, request: FetchRequest) -> FetchDecision | None
         is_copy = (offset, request.last_crc) == log.first_batch()
     elif offset == log.log_end_offset and request.last_crc == log.last_crc:
         is_copy = True
-    else:  # Also where a thread appends beside this and the end has just moved: what lies before `offset` stays.
+    else:  # Also where a thread appends concurrently and the end has just moved: what lies before `offset` stays.
         before = log.batch_before(offset)
         is_copy = before is not None and before.crc == request.last_crc
     return None if is_copy else _one_batch_back(log, request)
@@ -243,7 +243,7 @@ def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -
 
     Raises:
         StorageOfflineError: the answer asks to cut records that were committed here, and no unclean election explains
-            it (I18): the replica must not go on.
+            it (I18): the replica must not continue.
     """
     ahead_offset = replica.fetches_ahead
     if not replica.take_answer(answer.token, answer.leader_epoch):

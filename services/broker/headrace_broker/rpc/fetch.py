@@ -44,7 +44,7 @@ class _Wanted:
     request: broker_pb2.PartitionFetch
     known_epoch: int
     result: broker_pb2.PartitionFetchResult
-    batches: list[ReadableBuffer]  # the result's, beside it: see SplicedMessage
+    batches: list[ReadableBuffer]  # the result's, kept outside of it: see SplicedMessage
     partition: Partition | None = None
     found: Slice | None = None
     diverged: Diverged | None = None
@@ -67,7 +67,7 @@ class Located:
     """Of each partition of the response, in its order: one, or none."""
 
     def was_cut(self) -> bool:
-        """Whether a log was truncated under it: what was sent is to be thrown away."""
+        """Whether a log was truncated under it: the sent data must be discarded."""
         return any(found.was_cut for slices in self.slices for found in slices)
 
     def close(self) -> None:
@@ -304,7 +304,7 @@ class FetchHandler:
             event.clear()
 
     def _describe(self, each: _Wanted, rack: str) -> None:
-        """Write what one partition's result says beside the batches."""
+        """Write the fields of one partition's result other than the batches."""
         result, partition = each.result, each.partition
         if partition is None:
             return

@@ -28,9 +28,9 @@ from headrace_broker.runtime.turns import Turns
 from headrace_broker.runtime.uninterrupted import spawn_unless_ending
 
 SLICE_BYTES = 4 << 20
-"""Checking and writing so many bytes keeps the event loop for some 10 ms."""
+"""Bytes whose check and write block the event loop for about 10 ms."""
 SLICE_BATCHES = 50
-"""So many small ones of one partition keep it for some 2 ms."""
+"""Small batches of one partition that block it for about 2 ms."""
 SMALL_PARTITIONS = 20
 """A request of more is appended in slices: each keeps the event loop for 0.1 ms and more."""
 
@@ -103,7 +103,7 @@ class ProduceHandler:
             self._budget.give_back(work.size_bytes)
 
     async def _append_unasked(self, request: broker_pb2.ProduceRequest, work: _Work, times: _Times) -> None:
-        """Acks none: append, and count what went wrong, which nobody asks for."""
+        """`acks=0`: append, and only count errors, since the client does not wait for them."""
         try:
             await self._append_all(request, work, 0.0, times)
         finally:

@@ -22,7 +22,7 @@ MAX_PAYLOAD_BYTES = 8 << 20
 MAX_ENTRIES = 100_000
 """Records and headers together, of one partition that is written or answered."""
 _OVERHEAD_BYTES = 32
-"""What a record or header is counted with beside its bytes."""
+"""Overhead that is counted for a record or header, besides its bytes."""
 
 
 def check_records(records: Sequence[topics_pb2.Record]) -> None:
@@ -79,7 +79,7 @@ def encode_records(partition: broker_pb2.PartitionProduce, now_ms: int) -> bytes
 
 
 def decode_records(batches: bytes, offset: int, *, max_bytes: int) -> tuple[list[topics_pb2.Record], int]:
-    """Inflate whole batches into records from `offset` on: at most `max_bytes`, at least one; and where to go on.
+    """Inflate whole batches into records from `offset` on: at most `max_bytes`, at least one; and the next offset.
 
     How many records are taken is known before an object is made of any.
 
@@ -114,14 +114,14 @@ def _decode(header: BatchHeader, batch: memoryview) -> Columns:
         raise BatchTooLargeError(
             f"the batch at offset {header.base_offset} has a payload of {header.payload_bytes} bytes, over the simple "
             f"form's limit of {MAX_PAYLOAD_BYTES}",
-            action=f"Fetch batches by leaving out as_records, or go on at offset {header.end_offset}.",
+            action=f"Fetch batches by leaving out as_records, or continue at offset {header.end_offset}.",
         )
     try:
         return decode_batch(batch, max_payload_bytes=MAX_PAYLOAD_BYTES)
     except CorruptBatchError as error:
         raise CorruptBatchError(
             f"the batch at offset {header.base_offset} cannot be decoded: {error.message}",
-            action=f"Go on at offset {header.end_offset}; its records cannot be read.",
+            action=f"Continue at offset {header.end_offset}; the records of this batch cannot be read.",
         ) from error
 
 

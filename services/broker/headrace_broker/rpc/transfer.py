@@ -123,7 +123,7 @@ class TransferServer:
         while True:
             try:
                 connection, address = await loop.sock_accept(listener)
-            except OSError as error:  # For example no file descriptor left: whoever asked tries gRPC.
+            except OSError as error:  # For example no file descriptor left: the client falls back to gRPC.
                 log.warning("transfer_not_accepted", cause=str(error))
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
@@ -155,14 +155,14 @@ class TransferServer:
         return True
 
     def _count_refused(self, now_seconds: float) -> None:
-        """Its reader goes on over gRPC, which costs this broker more, so log it."""
+        """Log that its reader falls back to gRPC, which costs this broker more."""
         self._metrics.transfer_refused.inc()
         if now_seconds >= self._tell_at_seconds:
             self._tell_at_seconds = now_seconds + TELL_SECONDS
             log.warning(
                 "transfer_refused",
                 max_transfer_connections=self._max_connections,
-                advice="these readers go on over gRPC; raise max_transfer_connections, or let fewer of them read",
+                advice="these readers fall back to gRPC; raise max_transfer_connections, or let fewer of them read",
             )
 
     # --- a connection's thread ---
@@ -185,7 +185,7 @@ class TransferServer:
             log.exception("transfer_failed")
         finally:
             connection.close()
-            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody counts any more.
+            with contextlib.suppress(RuntimeError):  # The loop is closed: the count no longer matters.
                 loop.call_soon_threadsafe(self._connections.pop, connection, None)
 
     def _note_idle(self, connection: socket.socket, since_seconds: float | None) -> None:
@@ -219,7 +219,7 @@ class TransferServer:
         return not found.was_cut()
 
     def _locate(self, connection: socket.socket, loop: asyncio.AbstractEventLoop, request: bytes) -> Located:
-        """Have the event loop find what to send; where the reader leaves meanwhile, nobody waits for more."""
+        """Have the event loop find data to send; stop if the reader leaves meanwhile."""
         peer = caller(connection.getpeername()[0])
         try:
             message = self._reader.read(request, peer)

@@ -77,7 +77,7 @@ def check_run(
 ) -> tuple[list[tuple[bytes, BatchHeader]], int]:
     """Check batches from `position` on: those that one write appends, and how many were looked at.
 
-    `compressed`: by index, what `check_compressed` has found; None where nothing is to be inflated.
+    `compressed`: by index, the result of `check_compressed`; `None` if there is nothing to inflate.
 
     A duplicate ends the run, and so does a bad batch behind good ones, which meets its error as the first of the next.
     Raises what the first batch, or the replica, is refused for; nothing of the run is appended then.

@@ -27,7 +27,7 @@ class DirectoryCalls:
     async def run(self, call: Callable[[], ResultT]) -> ResultT:
         """Return what `call` returns; raises its HeadraceError, and InternalError for any other exception.
 
-        A cancellation takes effect when `call` has ended: its thread never runs beside the next one's.
+        A cancellation takes effect when `call` has ended: its thread never runs concurrently with the next one's.
         """
         async with self._lock:
             return await uninterrupted(self._run(call))

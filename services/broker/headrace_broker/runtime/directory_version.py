@@ -20,7 +20,7 @@ from headrace_broker.runtime.registration import Registration
 from headrace_broker.runtime.replica_manager import ReplicaManager
 
 VERSION_SECONDS = 2.0
-"""A small write to etcd, under a prefix that nobody watches, and an fsync: for 100 brokers 50 writes a second."""
+"""A small write to etcd, under a prefix without watchers, and an fsync: for 100 brokers 50 writes a second."""
 
 
 class StoredSessions:

@@ -87,7 +87,7 @@ class Flusher:
         if future.cancelled():
             pass
         elif isinstance(error, LogClosedError):
-            pass  # Its replica is gone, and nobody waits for it.
+            pass  # Its replica is gone, and no caller waits.
         elif isinstance(error, REFUSALS):
             self._metrics.storage_refusals.inc()
             self._retry_later(partition, caller)

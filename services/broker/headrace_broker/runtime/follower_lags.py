@@ -9,7 +9,7 @@ from headrace_broker.runtime.partition import Partition
 
 
 class FollowerLags:
-    """The worst partition of each follower, as they stand at one time. Belongs to the event loop."""
+    """The worst partition of each follower at one time. Belongs to the event loop."""
 
     def __init__(self, registered: Container[int], at_ms: int) -> None:
         """`registered` brokers are worth a series; one that is gone is told of by in-sync sets."""

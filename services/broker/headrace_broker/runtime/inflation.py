@@ -1,7 +1,7 @@
 """Work on inflated batches: threads of its own and a bound on bytes, so that appends and reads never wait for it.
 
-A batch of two KiB may inflate to `max_payload_bytes`. Whoever inflates one takes its bytes here first, and waits in
-line where they do not fit.
+A batch of two KiB may inflate to `max_payload_bytes`. A caller that inflates one reserves its bytes here first, and
+waits in line where they do not fit.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Inflation:
             self._give_back(size_bytes)
 
     def _give_back(self, size_bytes: int) -> None:
-        """Let those go on, too, who are next in line and fit."""
+        """Wake the next waiters that fit."""
         self.used_bytes -= size_bytes
         while self._line:
             turn, wanted_bytes = next(iter(self._line.items()))

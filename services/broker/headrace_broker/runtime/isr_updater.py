@@ -106,7 +106,7 @@ class IsrUpdater:
                 left = None if state is None else leave_failed(state, self._broker_id, damaged=damaged)
                 unchanged = [ModRevisionIs(key, 0 if found is None else found.mod_revision)]
                 if left is None:
-                    # A read may be old, also one that finds no key; only a compare says how it stands (C4).
+                    # A read may be old, also one that finds no key; only a compare shows the current state (C4).
                     if (await self._metastore.txn(unchanged, success=[Get(key)])).succeeded:
                         return 0 if found is None else found.mod_revision
                     continue

@@ -37,7 +37,7 @@ NEXT_STEP = (
 
 @dataclass(frozen=True, slots=True)
 class _Deletion:
-    """A log that is to be deleted."""
+    """A log that is pending deletion."""
 
     due_ms: int
     """By the monotonic clock."""

@@ -172,7 +172,7 @@ class Partition:
         self._applying = False  # an answer of the leader is being written
         self._fetches_after = False  # a fetch was due meanwhile, and is sent when that has ended
         self._more = False  # the leader's last answer was not all it had
-        self._next_offset = Offset(0)  # what is being written ends there, and the leader's log goes on; 0: not known
+        self._next_offset = Offset(0)  # end of the write in progress, where the leader's log continues; 0: unknown
         self._reported_durable_offset = Offset(0)  # of the last fetch sent
         self._has_stale_producers = False  # the log was cut and they were not rebuilt
         self._copy_until_ms = 0.0  # a throttled copy waits until then
@@ -238,7 +238,7 @@ class Partition:
 
     async def append(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult:
         """As `append_now`, with the writes in a thread and in the order of the calls."""
-        self._appending += 1  # From here on `append_now` overtakes nobody, though the lock is not held yet.
+        self._appending += 1  # From here on `append_now` overtakes no writer, though the lock is not held yet.
         try:
             return await uninterrupted(self._append(batches, known_epoch, committed=committed))
         finally:
@@ -273,7 +273,7 @@ class Partition:
         result.append_seconds += time.perf_counter() - started
         self._note_run(pairs, base, at_ms, leader_epoch, result)
         if not self.replica.counts_append(leader_epoch):
-            # It is in the log, and whoever leads next may commit it.
+            # It is in the log, and the next leader may commit it.
             raise NotLeaderError("leadership moved during the append", outcome=Outcome.UNKNOWN)
 
     def _append_run(
@@ -358,7 +358,7 @@ class Partition:
         return token, future
 
     def give_up(self, token: int) -> TimedOutError:
-        """Nobody waits for `token` any more; the error to answer with: the records may still be committed."""
+        """Stop waiting for `token`; return the error for the caller: the records may still be committed."""
         self._acknowledgements.pop(token, None)
         self.handle(AcknowledgementDropped(token))
         return TimedOutError("the acknowledgement did not come in time", outcome=Outcome.UNKNOWN)
@@ -723,7 +723,7 @@ class Partition:
             raise
 
     def _fail_incomplete(self) -> None:
-        """The log is that of another time or replica, whatever brought it here: nobody may count on it (I2, I3)."""
+        """The log is that of another time or replica, whatever the cause: it must not count (I2, I3)."""
         state, partition_log = self.replica.state, self.open_log
         assert state is not None
         self.fail(

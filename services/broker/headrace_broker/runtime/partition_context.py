@@ -55,7 +55,7 @@ class PartitionContext:
         return self.clock.now_ms() if self.stamp_clock is None else self.stamp_clock()
 
     def watch(self, task: asyncio.Task[None]) -> None:
-        """End the broker where a task that nobody awaits fails: what it met is a bug."""
+        """End the broker when a task without an awaiter fails: its error is a bug."""
         task.add_done_callback(self._end)
 
     def _end(self, task: asyncio.Task[None]) -> None:

@@ -1,4 +1,4 @@
-"""How each partition stands, for `/metrics/detail`."""
+"""The state of each partition, for `/metrics/detail`."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 0.5
 ID_IN_USE_LEASES = 3
-"""Another process that keeps this broker's id for so many lease times is alive."""
+"""Lease times after which another process that keeps this broker's id counts as alive."""
 WENT_BACK_ACTION = (
     "The data directory is an older copy of itself, as a restored volume is: its replicas copy what they lack before "
     "they count. Where one was the only one, see `headrace partition elect --unclean`."
@@ -182,7 +182,7 @@ class Registration:
         """Raise the directory's version above its own and etcd's, before etcd has it; the version.
 
         A directory that etcd has seen at a later version is an older copy of itself: a restored volume, or a clone of
-        one that served on. Nobody may count on it, so it becomes another storage first (H16, H42).
+        one that kept serving. It must not count, so it becomes a new storage first (H16, H42).
         """
         known = (
             metadata_pb2.DirectoryVersion() if noted is None else metadata_pb2.DirectoryVersion.FromString(noted.value)
@@ -339,7 +339,9 @@ class Registration:
         return await self._announce()
 
     async def _announce(self) -> bool:
-        """Write the own key as it is to be, over the version known: a late write of an earlier one cannot undo it."""
+        """Write the intended value of the own key over the known version: a late write of an earlier one cannot undo
+        it.
+        """
         async with self._writing:
             session = self.session
             if session is None:

@@ -261,7 +261,7 @@ class ReplicaFetcher:
                 if result.HasField("error"):
                     self._refused(key, partition, result)
                 elif result.HasField("diverged") or result.HasField("restart"):
-                    # Cutting a log waits for the disk several times: beside the others.
+                    # Truncating a log waits for the disk several times: concurrently with the others.
                     self._spawn(partition, self._take(key, partition, result, b""))
                 else:
                     await self._take(key, partition, result, data[-1] if data else b"")

@@ -1,6 +1,6 @@
 """Which partitions this broker holds: follows the cluster's metadata, opens logs, gives the core its events.
 
-Level-triggered: a change only marks a partition, and what is done follows from how its key stands then. Owned by the
+Level-triggered: a change only marks a partition, and its key at that time decides the action. Owned by the
 broker's app, belongs to the event loop; the data directory's calls run in one thread at a time.
 """
 
@@ -185,7 +185,7 @@ class ReplicaManager:
     def _check_not_restored(self, log_ids: Sequence[LogId]) -> None:
         """Refuse an etcd that is behind what the directory has seen of it (H81).
 
-        The revision of each key counts beside etcd's own, which a restore with `--bump-revision` raises.
+        The revision of each key counts as well as etcd's own, which a restore with `--bump-revision` raises.
         """
         seen, revision = self._directory.seen, self._view.source.revision
         if revision < seen.revision:
@@ -343,8 +343,8 @@ class ReplicaManager:
     def _note_left(self, partition: Partition) -> None:
         """Begin anew where a damaged log was written out of its key and others have the records.
 
-        Not before: a write on its way could name the empty log. Where nobody else is entitled to lead, the damaged log
-        may be the only one with all records: it stays (H14).
+        Not before: a write on its way could name the empty log. Where no other replica is entitled to lead, the damaged
+        log may be the only one with all records: it stays (H14).
         """
         key, left_revision = (partition.topic_id, partition.number), partition.left_revision
         entry = self._view.partition(*key)

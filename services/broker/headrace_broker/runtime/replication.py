@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 TICK_SECONDS = 0.5
 LAG_TICKS = 4
-"""How far followers are behind is told once in so many ticks."""
+"""Ticks between two reports of the followers' lag."""
 
 
 class Replication:
@@ -83,7 +83,7 @@ class Replication:
     def follow(self, partition: Partition, leader: Replica) -> None:
         """See `PartitionHost`."""
         if self._closed:
-            return  # Nobody would end the fetcher: a leader may be elected while the broker's last calls end.
+            return  # Nothing would end the fetcher: a leader may be elected while the broker's last calls end.
         key = (partition.topic_id, partition.number)
         if self._followed.get(key, leader.broker_id) != leader.broker_id:
             self.unfollow(partition)

@@ -1,4 +1,4 @@
-"""Waiting beside cancellation: work that a cancelled caller must not break off, and tasks that a caller ends.
+"""Waiting under cancellation: work that a cancelled caller must not interrupt, and tasks that a caller ends.
 
 A caller's own cancellation is never lost here: it takes effect when the wait is over.
 """
@@ -33,7 +33,7 @@ async def uninterrupted(work: Coroutine[Any, Any, ResultT]) -> ResultT:
             cancelled = error
     if cancelled is not None:
         if not task.cancelled():
-            task.exception()  # Nobody is left to hear of it.
+            task.exception()  # No caller is left to report it to.
         raise cancelled
     return task.result()
 

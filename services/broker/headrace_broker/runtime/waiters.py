@@ -58,7 +58,7 @@ class FetchWaiters:
                 del self._of_peer[peer]
 
     def close(self) -> None:
-        """Let nobody wait any more: the broker stops."""
+        """Wake all waiters for good: the broker stops."""
         self._closed = True
         for event in self._waiting:
             event.set()

@@ -1,1 +1,1 @@
-"""The values that stand in etcd, generated from proto/headrace/internal/v1/metadata.proto."""
+"""The values in etcd, generated from proto/headrace/internal/v1/metadata.proto."""

@@ -198,7 +198,7 @@ class MetastoreUnknownOutcomeError(MetastoreUnavailableError):
 
 
 class CompactedError(MetastoreUnavailableError):
-    """The revision asked for has been compacted away: read the whole prefix again and go on from there."""
+    """The revision asked for has been compacted away: read the whole prefix again and continue from there."""
 
     def __init__(self, message: str, *, compact_revision: int) -> None:
         super().__init__(message, outcome=Outcome.NOT_APPLIED, action="Read everything again and watch from there.")
@@ -207,7 +207,7 @@ class CompactedError(MetastoreUnavailableError):
 
 class MetastoreRolledBackError(MetastoreUnavailableError):
     """etcd's revision went back, or another cluster answers: restored from a backup, or a wrong endpoint. Nothing may
-    go on from here: stop, and let an operator look (PROTOCOL H81)."""
+    continue from here: stop, and let an operator look (PROTOCOL H81)."""
 
     def __init__(self, message: str, **fields: Any) -> None:
         defaults: dict[str, Any] = {

@@ -86,7 +86,7 @@ class EtcdMetastore:
     Args:
         endpoints: `host:port` of members of one cluster, at least one.
         timeout_s: the deadline of every call, all tries of a read together. A write has a fifth of it: what a member
-            has passed on to a leader that is gone nobody answers, and another try is answered by the next leader.
+            has forwarded to a failed leader gets no answer, and the next leader answers a retry.
         observe: told of every call how long it took, in seconds, and whether etcd answered it.
         identity: speak TLS, with the certificates that are in force when a connection is made.
     """
@@ -228,7 +228,8 @@ class EtcdMetastore:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Nobody cancelled this task: gRPC says so of a stream whose channel was closed, here by `_endpoint`.
+            # This task was not cancelled: gRPC reports a cancellation for a stream whose channel was closed, here by
+            # `_endpoint`.
             raise _unavailable("watch", endpoint, "newer certificates are in force than its connection has") from None
         finally:
             call.cancel()

@@ -18,7 +18,7 @@ from headrace_server.metastore import etcd3_stubs as stubs
 
 _IN_USE, _IS_LEARNER, _QUOTA = 9, 10, 12  # of StatusResponse: since etcd 3.4, 3.4 and 3.6
 DEFAULT_QUOTA_BYTES = 2 << 30
-"""What etcd stores at most where nobody told it otherwise (its --quota-backend-bytes)."""
+"""etcd's default limit of stored bytes (its --quota-backend-bytes)."""
 _ALARMS = {1: "NOSPACE", 2: "CORRUPT"}
 
 

@@ -70,7 +70,7 @@ class KeepAliveStream:
                 future.set_exception(NoKeepAliveError(reason))
 
     async def _run(self) -> None:
-        """Hand each answer to whoever has waited longest."""
+        """Hand each answer to the renewal that has waited longest."""
         waiting = self._waiting
         call = self._stub.LeaseKeepAlive(_all(self._requests))
         reason = "etcd closed the stream"

@@ -7,7 +7,7 @@ loses its leadership.
 States, as `LeaseKeeper.state`:
 
     ALIVE   the last renewal was answered, and its deadline has not passed
-    SILENT  nobody answered until the deadline; the lease may or may not be alive (a later answer makes it ALIVE again)
+    SILENT  no answer until the deadline; the lease may or may not be alive (a later answer makes it ALIVE again)
     LOST    etcd said that the lease has ended (time to live 0, not found); final
 
 The deadline is the send time of the last answered renewal + TTL - margin, on CLOCK_BOOTTIME (PROTOCOL H77). `alive_now`
@@ -54,7 +54,7 @@ class LeaseRenewer(Protocol):
 
 
 async def give_back(metastore: Metastore, lease_id: int) -> None:
-    """End a lease, so that the keys on it go now and not when it ends: others wait for whoever they name.
+    """End a lease, so that its keys are deleted now and not at expiry: other processes wait for that.
 
     Asked again while etcd does not answer: ending it twice does no harm, and services often stop with the member of
     etcd on their machine. After `GIVE_BACK_SECONDS` it is left to end by itself.
@@ -88,7 +88,7 @@ class LeaseKeeper:
         ttl_ms: its time to live as granted.
         granted_at_ms: boot time just before the grant was sent.
         margin_ms: how much earlier than etcd this side gives up; default a tenth of the TTL.
-        loop_dead_after_ms: how long the event loop may stand still before renewals stop; default half the TTL.
+        loop_dead_after_ms: how long the event loop may be blocked before renewals stop; default half the TTL.
         on_change: called on the event loop with each new state, in order; LOST is the last.
     """
 
@@ -123,7 +123,7 @@ class LeaseKeeper:
 
     @property
     def state(self) -> LeaseState:
-        """What is known now; the change to SILENT is seen by whoever looks first, thread or caller."""
+        """The current state; the first reader, thread or caller, sees the change to SILENT."""
         if self._state is LeaseState.ALIVE and self._clock.boottime_ms() >= self._deadline_ms:
             return LeaseState.SILENT
         return self._state
@@ -165,7 +165,7 @@ class LeaseKeeper:
             self._wake.wait(pause_s if answered else pause_s / 4)
 
     def _renew_once(self, timeout_s: float) -> bool:
-        """One renewal; False where nobody answered."""
+        """Renew once; return False without an answer."""
         sent_ms = self._clock.boottime_ms()
         try:
             ttl_ms = self._renewer.renew(self.lease_id, timeout_s)
@@ -213,5 +213,5 @@ class LeaseKeeper:
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            # The loop is closed: the process is ending and nobody is left to tell.
+            # The loop is closed: the process is ending, and no callback is needed.
             self._stopping = True

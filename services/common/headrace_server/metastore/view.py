@@ -1,10 +1,11 @@
-"""A prefix of etcd held in memory and kept up to date by a watch: metadata caches stand on it (PROTOCOL H80, H81, I19).
+"""A prefix of etcd held in memory and kept up to date by a watch: the base of the metadata caches (PROTOCOL H80, H81,
+I19).
 
 `load` reads the whole prefix at one revision; `run`, a task of the owner, follows the changes from there on and applies
-them by whole revision. It never misses a change and goes on: where the watch breaks it resumes behind the last revision
-applied; where that has been compacted, or the stream falls silent, or every `relist_interval_s` as a check on a watch
-that lies, it reads everything again and applies the difference. A revision that goes back, of etcd or of one key, or
-another etcd cluster, is refused for good: `run` raises, and the service must stop.
+them by whole revision. It never continues after a missed change: where the watch breaks it resumes behind the last
+revision applied; where that has been compacted, or the stream falls silent, or every `relist_interval_s` as a check on
+a watch that lies, it reads everything again and applies the difference. A revision that goes back, of etcd or of one
+key, or another etcd cluster, is refused for good: `run` raises, and the service must stop.
 
 The view is behind by nature. Nothing may be decided on it that compare-and-swap does not check.
 """
@@ -114,7 +115,9 @@ class PrefixView:
                 await waiter[1]
         except TimeoutError as error:
             raise TimedOutError(
-                f"the view of the metadata stands at revision {self._revision} and did not reach {revision} in time"
+                f"the metadata cache is at revision {self._revision} and did not reach {revision} within "
+                f"{timeout_seconds:g} s",
+                action="Retry; if it persists, check the connection of this process to etcd.",
             ) from error
         finally:
             self._waiters.remove(waiter)
@@ -176,7 +179,7 @@ class PrefixView:
         """Whether etcd still has the newest key of the view: one that was restored most likely has not (H81).
 
         One linearizable read, of the revision, too: a watch from a revision that a restored etcd has not reached yet
-        would wait in silence, and one restored with a raised revision would go on as if nothing had been.
+        would send nothing, and one restored with a raised revision would continue as if nothing had happened.
         """
         lasting = [key_value for key_value in self._key_values.values() if not key_value.lease_id]
         newest = max(lasting, key=lambda key_value: key_value.mod_revision, default=None)
@@ -229,7 +232,7 @@ class PrefixView:
         self._advance(item.revision, changed)
 
     def _take_list(self, listed: RangeResult) -> None:
-        """Replace everything by what stands at `listed.revision`, and report the difference as one change."""
+        """Replace everything by the keys at `listed.revision`, and report the difference as one change."""
         self._check(listed.cluster_id, listed.revision)
         for key_value in listed.key_values:
             self._check_key(key_value)
@@ -275,7 +278,8 @@ class PrefixView:
         self._check_cluster(cluster_id)
         if revision < self._revision:
             raise MetastoreRolledBackError(
-                f"etcd stands at revision {revision}, but {self._revision} has been seen: it was restored or replaced"
+                f"etcd answers with revision {revision}, but {self._revision} was seen before: "
+                "its data was restored or replaced"
             )
 
     def _check_key(self, found: KeyValue) -> None:
@@ -283,8 +287,8 @@ class PrefixView:
         known = self._key_values.get(found.key)
         if known is not None and found.mod_revision < known.mod_revision:
             raise MetastoreRolledBackError(
-                f"etcd has {found.key} of revision {found.mod_revision}, but {known.mod_revision} has been seen: "
-                "it was restored or replaced"
+                f"etcd has {found.key} at revision {found.mod_revision}, but {known.mod_revision} was seen before: "
+                "its data was restored or replaced"
             )
 
     def _check_cluster(self, cluster_id: int) -> None:

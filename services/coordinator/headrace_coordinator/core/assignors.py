@@ -1,4 +1,4 @@
-"""Who is to own which partition of a group's topics: the assignors, pure and deterministic.
+"""The assignors: which member should own which partition of a group's topics. Pure and deterministic.
 
 Called by `group_transition` when members, subscriptions or topics have changed. Every assignor gives each partition of
 a subscribed topic exactly one subscribed member (I28). `uniform` is the default: balanced, and moving
@@ -46,7 +46,7 @@ Assignor = Callable[[Sequence[Subscriber], Sequence[AssignableTopic], Mapping[To
 def assign_uniform(
     subscribers: Sequence[Subscriber], topics: Sequence[AssignableTopic], current: Mapping[TopicPartition, bytes]
 ) -> Assignment:
-    """Balance the number of partitions a member, keeping who owns what where that does not stand in the way."""
+    """Balance the number of partitions a member, keeping owners where balance allows it."""
     return _assign_balanced(subscribers, topics, current, prefer_rack=False)
 
 
@@ -146,7 +146,7 @@ def _near(members: Sequence[Subscriber], topics: Sequence[AssignableTopic]) -> d
 
 
 class _Balance:
-    """Who holds what while an assignment is computed."""
+    """Owners of partitions while an assignment is computed."""
 
     def __init__(
         self, members: Sequence[bytes], takers: Mapping[bytes, Members], near: Mapping[TopicPartition, Members]
@@ -192,7 +192,7 @@ class _Balance:
         return excess
 
     def level(self) -> bool:
-        """Move partitions to members that have at least two fewer, the nearest first, until nobody has.
+        """Move partitions to members that have at least two fewer, the nearest first, until no member has.
 
         Says whether anything was moved. Each move lowers the sum of squares of the loads, so that it ends.
         """
@@ -235,7 +235,7 @@ class _Balance:
         """Move or exchange partitions where that brings more of them near and leaves the loads as even as they are.
 
         Says whether anything was moved. Each step brings one partition more near, so that it ends, and an assignment
-        that stands is left as it is.
+        that is valid stays as it is.
         """
         ever, moved = False, bool(self._near)
         while moved:

@@ -1,4 +1,4 @@
-"""What the controller has to write for a partition as it is: one pure function, level-triggered.
+"""What the controller must write for the current state of a partition: one pure function, level-triggered.
 
 It is asked again after every change and remembers nothing. `change_partition` tries the steps of `Step` in their order
 and returns what the first one that applies makes of the key; each step is one write. The leader writes the same key, so
@@ -36,7 +36,7 @@ class Step(Enum):
     """What the controller does to a partition, in the order in which it is tried."""
 
     ELECT = "elect"
-    """The leader's session is over: another one leads, or nobody."""
+    """The leader's session is over: elect another leader, or none."""
     SWEEP = "sweep"
     """The leader lives: members whose session is over go, or get their new session where it resumed all (H16, H17)."""
     CONFIGURE = "configure"
@@ -61,7 +61,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class PlannedChange:
-    """A partition's key is to be written, computed from the version at `mod_revision`."""
+    """Write a partition's key, computed from the version at `mod_revision`."""
 
     topic_id: TopicId
     partition: int
@@ -91,7 +91,7 @@ def change_partition(
     *,
     rebalance: bool = False,
 ) -> Decision | None:
-    """Say what a visible partition's key is to become; None: it is right as it is.
+    """Return the next value of a visible partition's key; `None` means that it needs no change.
 
     `live` holds the registered brokers by id, `min_insync_replicas` is the topic's setting (0: the default for the
     number of replicas). `rebalance`: the preferred leader takes over again, which is asked for now and then only.
@@ -191,7 +191,7 @@ def finish_move(state: PartitionState, min_insync_replicas: int) -> PartitionSta
 
 
 def prefer(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> PartitionState | None:
-    """Ask for the first replica to lead, if it is in sync, bears nothing, is suspected by nobody, and nothing moves."""
+    """Move leadership to the first replica, if it is in sync, not reluctant or suspected, and nothing moves."""
     first = state.replica_of(state.replicas[0])
     if first is None or first == state.leader or not is_session(first, live):
         return None

@@ -1,4 +1,5 @@
-"""Who leads a partition: PROTOCOL section 1.2, Election, as pure functions of the partition's key and the live keys.
+"""Leader election of partitions: PROTOCOL section 1.2, Election, as pure functions of the partition's key and the live
+keys.
 
 Level-triggered: the controller asks for every partition whenever the view has changed and writes what is returned,
 comparing the key's mod_revision, its own controller epoch and the elected broker's registration. `elect` never chooses
@@ -28,9 +29,9 @@ class RegisteredBroker:
     storage_since: int = 0
     """The oldest broker epoch since which the data directory is the same, whole or not; 0: it is new."""
     stopping: bool = False
-    """The broker is about to end: it leads only where nobody else can, and leaves in-sync sets (KIP-841)."""
+    """The broker is about to end: it leads only as the last candidate, and leaves in-sync sets (KIP-841)."""
     drained: bool = False
-    """An administrator took it out of service: it leads only where nobody else can, and stays in sync."""
+    """An administrator took it out of service: it leads only as the last candidate, and stays in sync."""
     suspected_by: int = 0
     """How many registered brokers miss its replica fetches: asked only to prefer one among equals."""
 
@@ -63,7 +64,7 @@ def sessions_of(
 
 
 def elect(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> PartitionState | None:
-    """Say what the partition's key is to become where its leader lives no more; None: it is right as it is.
+    """Return the next value of a partition's key if its leader's session is over; `None`: it needs no change.
 
     `live` holds the registered brokers by id. Raises nothing; I11 is asserted on the result.
     """
@@ -94,9 +95,9 @@ def elect(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> Partit
 def elect_uncleanly(
     state: PartitionState, live: Mapping[int, RegisteredBroker], broker_id: int | None = None
 ) -> PartitionState | None:
-    """Let a replica lead that may lack committed records, because an administrator says so (H21); None: nobody can.
+    """Elect a replica that may lack committed records, on an administrator's request (H21); `None`: no candidate.
 
-    `broker_id` is who is to lead; None: the preferred one of the live replicas. Only where nobody is `electable`: the
+    `broker_id` is the requested leader; `None`: the preferred live replica. Only if no replica is `electable`: the
     caller has asked. The other replicas lose their places in both sets: what only they hold is given up, and they cut
     their logs to the new leader's before they join again.
     """
@@ -140,13 +141,13 @@ def carry_over(
 
 
 def is_session(entry: Replica, live: Mapping[int, RegisteredBroker]) -> bool:
-    """Say whether the entry names the broker's present session."""
+    """Return whether the entry names the broker's present session."""
     session = live.get(entry.broker_id)
     return session is not None and session.broker_epoch == entry.broker_epoch
 
 
 def reluctance(session: RegisteredBroker) -> int:
-    """Say how far from leading a broker should be: 0 not at all, 1 taken out of service, 2 about to end."""
+    """Return how reluctantly a broker should lead: 0 not at all, 1 taken out of service, 2 about to end."""
     return 2 if session.stopping else int(session.drained)
 
 
@@ -180,10 +181,10 @@ def _sole_replica(state: PartitionState, live: Mapping[int, RegisteredBroker]) -
 
 
 def _is_continued(entry: Replica, session: RegisteredBroker) -> bool:
-    """Say whether nothing that the entry's session had written is missing, where the session is `clean`."""
+    """Return whether all that the entry's session wrote is present, where the session is `clean`."""
     return 0 < session.resumes <= entry.broker_epoch < session.broker_epoch
 
 
 def _is_same_storage(entry: Replica, session: RegisteredBroker) -> bool:
-    """Say whether the session has the data directory that the entry's session had."""
+    """Return whether the session has the data directory that the entry's session had."""
     return 0 < session.storage_since <= entry.broker_epoch < session.broker_epoch

@@ -37,7 +37,7 @@ class Member:
     rebalance_timeout_ms: int = 0
     joined_ms: int = 0
     revoking_since_ms: int = 0
-    """Since when it owns what it is to give up, by the wall clock of who asked; 0: nothing. Nothing is counted from
+    """Since when it owns partitions that it must revoke, by the writer's wall clock; 0: none. Nothing is counted from
     it: see `runtime.group_times`."""
 
     @property
@@ -77,9 +77,9 @@ class Group:
     topics: Mapping[bytes, GroupTopic] = field(default_factory=dict)
     """By topic id."""
     target: Mapping[TopicPartition, bytes] = field(default_factory=dict)
-    """Who is to own each partition."""
+    """The target owner of each partition."""
     owners: Mapping[TopicPartition, Ownership] = field(default_factory=dict)
-    """Who owns each partition; absent: nobody."""
+    """The owner of each partition; absent if there is none."""
     empty_since_ms: int = 0
 
     def owned_by(self, member_id: bytes) -> dict[TopicPartition, int]:

@@ -1,9 +1,9 @@
-"""What becomes of a consumer group: one pure function of its state, its live members, the topics and what was asked.
+"""The next state of a consumer group: one pure function of its state, live members, topics and requests.
 
 `transition` takes all heartbeats and departures that wait for a group and gives the next state, which the runtime
 writes in one transaction that compares the version it was computed from (H60, "one heartbeat round, one transaction").
-A partition is granted only when nobody owns it, and taken only when its owner says that it gave it up, is gone, or had
-its time (I24, I25). What a member says that it owns counts only where it was said of its present assignment: whoever is
+A partition is granted only when it has no owner, and freed only when its owner reports that it released it, is gone,
+or ran out of time (I24, I25). A member's report counts only for its present assignment: a member that is
 asked to give something up gets a new epoch, so that a heartbeat that was delayed frees nothing. Source: KIP-848;
 PROTOCOL section 1.3.
 """
@@ -37,21 +37,21 @@ MAX_STATE_BYTES = 1 << 20
 MAX_OPERATIONS = 120
 """Of one transaction, of the 128 that etcd takes, and as many compares; what is left follows in the next one."""
 MAX_ASSIGNMENT_BYTES = 256 << 10
-"""Of the assignments that one transaction writes beside the state; what is left follows."""
+"""Maximum assignments that one transaction writes with the state; the rest follows in the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberHeartbeat:
-    """What a member says of itself."""
+    """A member's report about itself."""
 
     member: Member
-    """As it wants to be known; of its epochs and times only `lease_id`, the timeouts and `joined_ms` are taken."""
+    """Its requested metadata; of its epochs and times only `lease_id`, the timeouts and `joined_ms` are taken."""
     member_epoch: int
-    """As it knows it; 0: it joins."""
+    """The member epoch that it has; 0: it joins."""
     assignor: str = ""
     """Empty: the group's."""
     owned: frozenset[TopicPartition] | None = None
-    """What it owns; None: as it was told last."""
+    """What it owns; `None`: as last reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ class Transition:
     """Assignments are left to be written: ask again at once."""
 
     def changes(self, before: Group) -> bool:
-        """Whether anything is to be written, where `before` is what it was computed from."""
+        """Whether anything must be written; `before` is the input of the computation."""
         return bool(self.assignments or self.gone) or self.group != before
 
     @property
     def gone(self) -> tuple[bytes, ...]:
-        """All members whose assignment is to be deleted."""
+        """All members whose assignment must be deleted."""
         return tuple(sorted({*self.absent, *self.ended}))
 
 
@@ -155,7 +155,7 @@ class _TransitionBuilder:
         self._is_stale = group.group_epoch > group.assignment_epoch
         self._absent: list[bytes] = []
         self._ended: list[bytes] = []
-        self._shrunk: dict[bytes, None] = {}  # members that own less: whoever gets it next may not be told before them
+        self._shrunk: dict[bytes, None] = {}  # members that own less: written before the members that gain
         self._deferred: set[bytes] = set()
         self._operations = 1
         self._compares = 1
@@ -165,7 +165,7 @@ class _TransitionBuilder:
     # --- who is a member ---
 
     def expire_members(self, overdue: Collection[bytes]) -> None:
-        """Remove members whose lease is gone, and those that did not give up in time what they were to give up."""
+        """Remove members whose lease is gone, and those that did not release revoked partitions in time."""
         for member_id, member in sorted(self._members.items()):
             if member_id not in self._live:
                 if self._spend(1, compares=1):
@@ -177,7 +177,7 @@ class _TransitionBuilder:
                 self.end(member_id)
 
     def _spend(self, operations: int, compares: int = 0) -> bool:
-        """Whether so many operations and compares more fit into the transaction; if so they are counted."""
+        """Whether that many more operations and compares fit into the transaction; if so, count them."""
         if self._operations + operations > MAX_OPERATIONS or self._compares + compares > MAX_OPERATIONS:
             return False
         self._operations += operations
@@ -201,7 +201,7 @@ class _TransitionBuilder:
         self._is_stale = True
 
     def apply_heartbeat(self, heartbeat: MemberHeartbeat) -> None:
-        """Let a member join or say what it owns and wants; raises what its heartbeat is refused for."""
+        """Apply a join or heartbeat of a member; raises the error that refuses its heartbeat."""
         said = heartbeat.member
         if said.member_id in self._absent or said.member_id in self._ended:
             self._deferred.add(said.member_id)  # One transaction cannot delete its keys and put them.
@@ -251,7 +251,7 @@ class _TransitionBuilder:
         self._is_stale = True
 
     def _replace(self, holder: Member, said: Member) -> None:
-        """Put a static member in the place of its former life: nobody else notices (H69)."""
+        """Replace a static member's previous incarnation without a rebalance (H69)."""
         self._epoch += 1
         self._assignment_epoch = self._epoch
         self._ended.append(holder.member_id)
@@ -269,7 +269,7 @@ class _TransitionBuilder:
                     del self._owners[partition]  # The former life was to give it up, and it is over.
 
     def _give_up(self, member_id: bytes, owned: frozenset[TopicPartition]) -> None:
-        """Free what the member was to give up and no more says that it owns."""
+        """Free revoked partitions that the member no longer reports as owned."""
         given_up = [
             partition
             for partition, owner in self._owners.items()
@@ -312,7 +312,7 @@ class _TransitionBuilder:
         return GroupTopic(topic.topic_id, topic.name, topic.partitions, min(first, topic.partitions))
 
     def _drop_topic(self, topic_id: bytes) -> None:
-        """Take the partitions of a topic that was deleted from their owners, who need not be asked."""
+        """Free the partitions of a deleted topic without their owners' confirmation."""
         for partition in [partition for partition in self._owners if partition[0] == topic_id]:
             self._raise_epoch(self._owners.pop(partition).member_id)
 
@@ -366,7 +366,7 @@ class _TransitionBuilder:
     # --- the result ---
 
     def build(self, stored: Mapping[bytes, bytes]) -> Transition:
-        """Put together what came of it: first the assignments that shrank, then the others as far as there is room."""
+        """Build the result: first the assignments that shrank, then the others as far as there is room."""
         revoking = {
             partition: owner.member_id
             for partition, owner in self._owners.items()

@@ -1,4 +1,4 @@
-"""Elections that an administrator asks for: what the key is to become, or why not.
+"""Elections that an administrator requests: the next value of the key, or the reason for refusing.
 
 Pure; used by the coordinators that answer administrators. The controller's own elections are `election.elect`.
 """
@@ -66,7 +66,7 @@ def elect_unclean(state: PartitionState, live: Mapping[int, RegisteredBroker], b
 def nobody_returned(
     keyspace: Keyspace, state: PartitionState, live: Mapping[int, RegisteredBroker]
 ) -> tuple[Compare, ...]:
-    """Compares that hold while nobody of the in-sync and eligible replicas has registered since `live` was seen."""
+    """Compares that hold while none of the in-sync and eligible replicas has registered since `live` was read."""
     entries = state.in_sync + state.eligible_leaders
     return tuple(
         CreateRevisionIs(

@@ -1,10 +1,10 @@
-"""What a cluster's metadata becomes after etcd was restored from a backup: the next generation (PROTOCOL H81). Pure.
+"""The metadata of the next generation, after etcd was restored from a backup (PROTOCOL H81). Pure.
 
 What the brokers' disks hold decides, not what the backup says of who was in sync: since then members may have left,
 and others may have acknowledged more. Of each partition the most complete log, by the epoch of its last batch and its
-end, has everything that was acknowledged, as long as fewer disks are lost than `min_insync_replicas`: on so many each
-record with `acks=all` is. Logs that are equal to it are in sync; leader epochs go on far above all that any disk knows,
-so that nothing of the time since the backup can be mistaken for something newer.
+end, has everything that was acknowledged, as long as fewer disks are lost than `min_insync_replicas`: on at least that
+many each record with `acks=all` is. Logs that are equal to it are in sync; leader epochs continue far above every epoch
+on any disk, so that nothing of the time since the backup can be mistaken for something newer.
 
 Topics that the backup does not know come back under a name made of their id. Groups keep the offsets of the backup and
 no member: who still lives joins again.
@@ -29,7 +29,7 @@ LEADER_EPOCHS_APART = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """Where one replica ends, as its disk says."""
+    """The log end of one replica, from its disk."""
 
     last_batch_epoch: int
     log_end_offset: int
@@ -56,7 +56,7 @@ class Inventory:
     logs: Mapping[tuple[bytes, int], LogEnd]
     """By topic id and partition."""
     damaged: Mapping[tuple[bytes, int], str] = field(default_factory=dict)
-    """Logs that count for nothing, and why."""
+    """Logs that are ignored, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Remains of topics that a dead coordinator had half created: what they are, and when they may be cleared away.
 
-Pure; asked by the controller a few times in each grace time. How topics are written stands in `topic_writes`.
+Pure; asked by the controller a few times in each grace time. `topic_writes` describes how topics are written.
 """
 
 from __future__ import annotations

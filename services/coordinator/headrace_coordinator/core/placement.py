@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 
 class NoRoomError(Exception):
-    """The brokers cannot hold so many replicas; `placed` partitions found room."""
+    """The brokers have no room for all replicas; `placed` partitions were placed."""
 
     def __init__(self, placed: int) -> None:
         super().__init__(placed)
@@ -79,7 +79,7 @@ def place(brokers: Sequence[BrokerLoad], *, partitions: int, replication_factor:
 
 
 def spread_warnings(brokers: Sequence[BrokerLoad], assignments: Sequence[Sequence[int]]) -> tuple[str, ...]:
-    """Say in sentences how `assignments` share failure domains; nothing where a partition has one replica."""
+    """Describe in sentences how `assignments` share failure domains; empty if a partition has one replica."""
     if not assignments or max(len(replicas) for replicas in assignments) == 1:
         return ()
     warnings: list[str] = []

@@ -7,7 +7,7 @@ into one transaction is written by one. What does not:
 2. Partition keys are put in chunks, each comparing the mod_revision of `tid/{topic_id}`.
 3. `topic/{name}` and `tid/{topic_id}` are put together with the new number of partitions, comparing the same.
 
-Whoever clears away what a dead coordinator left behind writes `tid/{topic_id}` first, or deletes it, so that nothing of
+The clean-up of a dead coordinator's remains writes or deletes `tid/{topic_id}` first, so that nothing of
 the old attempt can be written any more. Deleting takes one transaction whatever the size: partition keys go by prefix.
 Every partition put compares the registration of each broker it names (C1, I12).
 """
@@ -43,7 +43,7 @@ class Write:
     failure: tuple[Operation, ...] = ()
 
     def fits(self) -> bool:
-        """Say whether etcd takes it as one."""
+        """Return whether it fits into one transaction of etcd."""
         return max(len(self.compares), len(self.success)) <= MAX_TXN_OPERATIONS
 
 
@@ -112,7 +112,7 @@ def configure(keyspace: Keyspace, topic: metadata_pb2.Topic, topic_revision: int
 
 
 def delete(keyspace: Keyspace, topic: metadata_pb2.Topic, topic_revision: int, now_ms: int) -> Write:
-    """Delete a topic and all its partitions at once, and say so. Failure branch as `create`."""
+    """Delete a topic and all its partitions at once, and record the deletion. Failure branch as `create`."""
     deleted = metadata_pb2.DeletedTopic(topic=topic, deleted_ms=now_ms)
     return Write(
         (ModRevisionIs(keyspace.topic(topic.name), topic_revision),),
@@ -127,7 +127,7 @@ def delete(keyspace: Keyspace, topic: metadata_pb2.Topic, topic_revision: int, n
 
 
 def delete_unclaimed(keyspace: Keyspace, topic_id: bytes, now_ms: int) -> Write:
-    """Say of an id that no topic has that its logs may be deleted. Failure branch: `tid/{topic_id}`."""
+    """Record that logs of an id without a topic may be deleted. Failure branch: `tid/{topic_id}`."""
     deleted = metadata_pb2.DeletedTopic(topic=metadata_pb2.Topic(topic_id=topic_id), deleted_ms=now_ms)
     tid_key = keyspace.topic_by_id(topic_id)
     put = Put(keyspace.deleted_topic(topic_id), deleted.SerializeToString(deterministic=True))
@@ -192,7 +192,7 @@ def clear_orphan(
     """Clear away what was left of a topic's creation or growth.
 
     `tid_value` None: the topic has no name, everything goes. Otherwise it is visible: `tid/{topic_id}` is written anew,
-    so that the attempt that left `partitions` can go on no more, and those are deleted (at most 127 at once).
+    so that the attempt that left `partitions` cannot continue, and those are deleted (at most 127 at once).
     """
     tid_key = keyspace.topic_by_id(topic_id)
     compare = ModRevisionIs(tid_key, tid_revision)

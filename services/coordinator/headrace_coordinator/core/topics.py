@@ -1,7 +1,7 @@
 """What may be asked of a topic: creating, deleting, growing and configuring it, checked before anything is written.
 
 Pure; called by the runtime with what the request says and what the view shows. Every error is typed and was raised
-before anything was applied. What is then written stands in `topic_writes`.
+before anything was applied. `topic_writes` builds the writes.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def place_new_topic(topic: CheckedTopic, candidates: Mapping[int, Candidate]) ->
 def check_more_partitions(
     topic: metadata_pb2.Topic, total: int, assignments: Sequence[Sequence[int]], limit: int
 ) -> int:
-    """Return how many partitions are to be added to have `total`.
+    """Return how many partitions to add to have `total`.
 
     Raises:
         InvalidPartitionsError: `total` is no more than there are, or beyond `limit`.
@@ -156,7 +156,7 @@ def place_more_partitions(
     candidates: Mapping[int, Candidate],
     states: Iterable[PartitionState],
 ) -> Placement:
-    """Choose brokers for `added` further partitions, beside those in `states`. Raises as `place_new_topic`."""
+    """Choose brokers for `added` further partitions, given those in `states`. Raises as `place_new_topic`."""
     replicas: dict[int, int] = {}
     leaders: dict[int, int] = {}
     for state in states:
@@ -196,7 +196,7 @@ def initial_state(
 
 
 def add_load(candidates: Mapping[int, Candidate], assignments: Iterable[Sequence[int]]) -> dict[int, Candidate]:
-    """Count `assignments` into the brokers' loads, so that the next topic of a request is placed beside this one."""
+    """Count `assignments` into the brokers' loads, so that the next topic of a request takes this one into account."""
     replicas = {broker_id: candidate.load.replicas for broker_id, candidate in candidates.items()}
     leaders = {broker_id: candidate.load.leaders for broker_id, candidate in candidates.items()}
     for members in assignments:
@@ -290,7 +290,7 @@ def _check_replication_factor(replication_factor: int) -> None:
 
 
 def _check_configs(configs: Mapping[str, str], replication_factor: int) -> tuple[dict[str, str], int]:
-    """Return what is to be stored, and the setting min_insync_replicas (0: the default)."""
+    """Return the value to store, and the setting min_insync_replicas (0: the default)."""
     if len(configs) > MAX_CONFIGS:
         raise InvalidConfigError(f"{len(configs)} settings for one topic, more than {MAX_CONFIGS}")
     min_insync_replicas = parse_topic_config(configs).min_insync_replicas

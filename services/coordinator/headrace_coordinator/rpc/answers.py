@@ -1,4 +1,4 @@
-"""What all calls share: until when they may take, reading one's own writes, errors beside other answers.
+"""What all calls share: deadlines, reading one's own writes, errors next to other results.
 
 Belongs to the event loop.
 """

@@ -50,7 +50,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         etcd_version: str,
         draw: Callable[[int], int] = secrets.randbelow,
     ) -> None:
-        """`draw` returns a number below its argument that nobody can guess or repeat."""
+        """`draw` returns an unpredictable random number below its argument."""
         self._metastore = metastore
         self._view = view
         self._topics = topics
@@ -126,7 +126,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def InitProducerId(
         self, request: cluster_pb2.InitProducerIdRequest, context: Any
     ) -> cluster_pb2.InitProducerIdResponse:
-        """Draw a producer id, in epoch 0: of 2^62 nobody gets one twice, whatever etcd or this process forgot (H53)."""
+        """Draw a producer id, in epoch 0: of 2^62, so none is drawn twice, whatever etcd or this process lost (H53)."""
         self._check(request.client_id, ())
         return cluster_pb2.InitProducerIdResponse(producer_id=self._draw(OWN_PRODUCER_IDS), producer_epoch=0)
 
@@ -226,7 +226,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
 
 def _dump_prefixes(keyspace: Keyspace, prefix: str) -> list[str]:
-    """Where the keys of a dump stand: `groups/...` means those of consumer groups, which are kept apart."""
+    """The prefix of the keys of a dump: `groups/...` means those of consumer groups, which are separate."""
     if prefix.startswith("groups/"):
         return [keyspace.groups_prefix + prefix.removeprefix("groups/")]
     if not prefix:

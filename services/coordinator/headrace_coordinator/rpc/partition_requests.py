@@ -1,6 +1,6 @@
 """The calls that move partitions and their leaders: from messages to the partition store and back.
 
-One error a partition, beside the others; an error of the call only where the call as a whole is wrong. What is decided
+One error a partition, in its own result; an error of the call only where the call as a whole is wrong. What is decided
 on is read from etcd, so that an administrator who asks another coordinator finds what was done before. Used by
 `cluster_service`; belongs to the event loop.
 """
@@ -58,7 +58,7 @@ class PartitionRequests:
     async def reassign(
         self, request: cluster_pb2.ReassignPartitionsRequest, seconds_left: float
     ) -> cluster_pb2.ReassignPartitionsResponse:
-        """Begin, change or cancel moves; the copying goes on after the answer."""
+        """Begin, change or cancel moves; copying continues after the response."""
         deadline = self._answers.deadline(0, seconds_left)
         if len(request.partitions) > self._settings.max_request_partitions:
             raise InvalidRequestError(

@@ -1,6 +1,6 @@
 """The calls that create, delete, grow and configure topics: from messages to the topic store and back.
 
-One error a topic, beside the others; an error of the call only where the call as a whole is wrong. Every wait ends
+One error a topic, in its own result; an error of the call only where the call as a whole is wrong. Every wait ends
 before the caller's deadline. Used by `cluster_service`; belongs to the event loop.
 """
 
@@ -40,7 +40,7 @@ from headrace_coordinator.runtime.waiting import wait_until
 from headrace_coordinator.settings import CoordinatorSettings
 
 TOPICS_PER_TURN = 25
-"""Placing so many topics, or beginning to write them, keeps the event loop for some milliseconds."""
+"""Topics placed, or begun to be written, in one turn of some milliseconds on the event loop."""
 NO_LEADER_YET = "not every partition has a leader yet"
 
 
@@ -181,7 +181,7 @@ class TopicRequests:
     async def _plan_creation(
         self, request: cluster_pb2.CreateTopicsRequest, answers: list[cluster_pb2.CreateTopicResult]
     ) -> dict[int, tuple[CheckedTopic, Placement]]:
-        """Check and place the topics one after the other, each beside those before it; errors go into the answers."""
+        """Check and place the topics in order, each with regard to those before it; errors go into the results."""
         candidates = self._store.candidates()
         plans: dict[int, tuple[CheckedTopic, Placement]] = {}
         names: set[str] = set()

@@ -26,7 +26,7 @@ class BrokerStore:
     async def drain(self, broker_id: int, drain: bool, deadline: float) -> tuple[int, bool]:
         """Take a broker out of service, or give it back its place; the revision, and whether anything changed.
 
-        Whoever was registered once can be drained, whether it lives now or not; undraining needs nobody.
+        A broker that was ever registered can be drained, live or not; undraining needs no registration.
 
         Raises:
             UnknownBrokerError: no broker of this id was ever registered.

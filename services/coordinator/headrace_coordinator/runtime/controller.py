@@ -1,7 +1,7 @@
 """The controller: one coordinator, elected by creating `ctl` on its lease, that keeps partitions led and keys tidy.
 
 Its epoch is the create_revision of `ctl`, compared in every write, so that nothing of a controller succeeds once
-another one exists (I14). The loop is level-triggered: it asks `core.control` about the view as it stands and writes the
+another one exists (I14). The loop is level-triggered: it passes the present view to `core.control` and writes the
 answers, each by compare-and-swap on the version it was computed from, many at once (`max_inflight`). A write whose
 answer was lost is neither done nor failed: the partition is looked at again after a moment, and the same version is
 written again, or the view has moved past it (C2, C3). Belongs to the event loop; `run` is a task of the app.
@@ -88,7 +88,7 @@ class Controller:
             unsubscribe()
 
     def _on_change(self, revision: int, keys: Sequence[str]) -> None:
-        """Wake where there is something to look at; offsets and groups change far more often and concern nobody."""
+        """Wake where there is something to look at; offsets and groups change far more often and are ignored."""
         start = len(self._keyspace.prefix)
         if self._partitions.note(keys) or any(key.startswith(("tid/", "ctl"), start) for key in keys):
             self._wake.set()
@@ -229,7 +229,7 @@ class Controller:
     async def _forget(
         self, key: str, expired: Mapping[bytes, int], epoch: int, working: dict[str, asyncio.Task[None]]
     ) -> None:
-        """Forget deleted topics once; `key` stands for the work."""
+        """Forget deleted topics once; `key` identifies the work."""
         try:
             async with self._permits:
                 await self._deleted.remove(expired, epoch)

@@ -87,7 +87,7 @@ class _Attempt:
     commits: dict[TopicPartition, Commit]
     expected_group_epoch: int | None = None
     revision: int = 0
-    """Where what is stored of it stands, at the latest."""
+    """The position in the log of what is stored of it, at the latest."""
 
     def drop_overtaken(self, entry: GroupEntry) -> None:
         """Forget offsets that are stored already, or were overtaken by a later commit of the same member."""
@@ -201,13 +201,13 @@ class GroupOffsets:
             key = keyspace.group(attempt.group_id)
         seen = self._source.get(key)
         try:
-            stands = (await self._metastore.get(key)).key_value
+            stored = (await self._metastore.get(key)).key_value
         except MetastoreRolledBackError:
             raise
         except MetastoreUnavailableError:
             await asyncio.sleep(RETRY_SECONDS)
             return True
-        if stands == seen:
+        if stored == seen:
             return False
         changed = asyncio.Event()
         end = self._view.watch(attempt.group_id, changed)

@@ -1,6 +1,6 @@
 """How long something of a group has lasted, by this coordinator's own count.
 
-The group's state says since when, by the wall clock of whoever wrote it: that is for people, and tells one occasion
+The group's state says since when, by the wall clock of its writer: that is for people, and tells one occasion
 from another. Time is counted from when this coordinator saw it first, on its monotonic clock. So a coordinator that
 takes over, or starts anew, grants more time and never less, however far apart the clocks of coordinators are. Belongs
 to the event loop.

@@ -1,8 +1,9 @@
-"""Rounds of a group: all heartbeats and departures that wait become one transition and one transaction (H60, H68).
+"""Transactions of a group: all heartbeats and departures that wait become one transition and one transaction (H60,
+H68).
 
 One transaction a group at a time in this coordinator; another coordinator's are told apart by the compare on the
-state's key. A transaction that loses its compare, or whose answer is lost, is computed again on what stands there then:
-a join that took effect unnoticed is found as a member, a departure as gone. A heartbeat that nobody waits for any more
+state's key. A transaction that loses its compare, or whose answer is lost, is computed again on the then current state:
+a join that took effect unnoticed is found as a member, a departure as gone. A heartbeat whose caller has gone
 is not taken into a transaction. Belongs to the event loop.
 """
 
@@ -118,7 +119,7 @@ class GroupTransactions:
             await self._await(group_id, future, deadline)
         finally:
             if waiting.heartbeats.get(heartbeat.member.member_id, (None,))[0] is heartbeat:
-                del waiting.heartbeats[heartbeat.member.member_id]  # Nobody waits for it: a join would be a ghost.
+                del waiting.heartbeats[heartbeat.member.member_id]  # Its caller has gone: a join would be a ghost.
 
     async def leave(self, group_id: str, member_id: bytes, deadline: float) -> None:
         """Let a member go; a member that is gone already has left."""
@@ -144,7 +145,7 @@ class GroupTransactions:
             raise TimedOutError("the group did not change in time", outcome=Outcome.UNKNOWN) from None
 
     async def stop(self) -> None:
-        """End what is under way; whoever waits is told that the outcome is not known."""
+        """End what is under way; callers get an error with an unknown outcome."""
         tasks = [waiting.task for waiting in self._waiting.values() if waiting.task is not None]
         for task in tasks:
             task.cancel()

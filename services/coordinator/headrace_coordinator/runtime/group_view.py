@@ -1,6 +1,6 @@
 """All consumer groups as etcd has them, decoded as they change. Behind by nature, as every view (PROTOCOL I19).
 
-Stands on a `PrefixView` over `Keyspace.groups_prefix`. Belongs to the event loop.
+Built on a `PrefixView` over `Keyspace.groups_prefix`. Belongs to the event loop.
 """
 
 from __future__ import annotations

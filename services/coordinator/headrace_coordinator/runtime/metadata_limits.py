@@ -103,7 +103,7 @@ class MetadataLimits:
         """Refuse what adds to the bytes of groups while all groups together have their share.
 
         `before` and `after` are the bytes of the part that a caller chooses; None: nothing is stored yet. What takes
-        the place of something no shorter passes, so that groups that are known go on where another caller has filled
+        the place of something no shorter passes, so that existing groups continue where another caller has filled
         the share.
 
         Raises:

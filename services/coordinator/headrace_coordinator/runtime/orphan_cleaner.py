@@ -52,7 +52,7 @@ class OrphanCleaner:
         self._look_ms = self._clock.monotonic_ms()
 
     async def ripe(self) -> dict[str, Orphan]:
-        """Give, by the key that stands for it, what may be cleared now.
+        """Return the orphans that may be cleared now, by the key that identifies each.
 
         All of it is of one revision of the view, however often others have the event loop in between.
         """

@@ -1,4 +1,4 @@
-"""Which partitions the controller has to look at, and what it finds there.
+"""The partitions that the controller must examine, and the changes that they need.
 
 A change of a broker, a topic or an administrator's word makes it look at every partition, a change of a partition's key
 at that partition. Decides nothing: `core.control` does. Belongs to the event loop; used by the controller alone.
@@ -34,7 +34,7 @@ def registered_sessions(view: ClusterView) -> dict[int, RegisteredBroker]:
 
 
 class PartitionReconciler:
-    """Collects what is to be looked at until `changes` looks."""
+    """Collects dirty partitions until `changes` examines them."""
 
     def __init__(self, view: ClusterView, metrics: CoordinatorMetrics) -> None:
         self._view = view
@@ -54,12 +54,12 @@ class PartitionReconciler:
         """The registered brokers as of the last look at everything."""
 
     def begin(self) -> None:
-        """Start anew, as a controller that was just elected: everything is to be looked at, nothing was written."""
+        """Start anew, as a controller that was just elected: every partition is dirty, nothing was written."""
         self._look_at_all = True
         self._written.clear()
 
     def end(self) -> None:
-        """Say nothing any more: another controller counts from now on."""
+        """Clear the gauges: another controller counts from now on."""
         self._missing = ()
         for gauge in (
             self._metrics.partitions,
@@ -101,7 +101,7 @@ class PartitionReconciler:
         )
 
     async def changes(self) -> list[tuple[str, PlannedChange]]:
-        """Say, by key, what the partitions to be looked at are to become; those without a leader come first.
+        """Return the next values of dirty partitions, by key; those without a leader come first.
 
         A partition whose last write the view does not show yet waits until it does. Others have the event loop in
         between: what is noted meanwhile is for the next look, and a write compares the version that was looked at.
@@ -122,7 +122,7 @@ class PartitionReconciler:
         return found
 
     def _change(self, key: str, topic_id: TopicId, number: int) -> PlannedChange | None:
-        """Say what one partition is to become, and keep what the gauges count."""
+        """Return the next value of one partition, and update the gauges."""
         topic = self._view.topic_by_id(topic_id)
         partition = self._view.partition(topic_id, number)
         if topic is None or partition is None:

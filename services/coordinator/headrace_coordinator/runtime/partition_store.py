@@ -44,9 +44,9 @@ class ChangedPartition:
 
 
 Decide = Callable[[PartitionState, Mapping[int, RegisteredBroker]], PartitionState | None]
-"""Gives the new state, or None where there is nothing to change, or raises what the administrator is told."""
+"""Returns the new state, or `None` for no change, or raises the administrator's error."""
 Guard = Callable[[PartitionState, PartitionState, Mapping[int, RegisteredBroker]], tuple[Compare, ...]]
-"""Gives the compares, beyond those of every write, that a decision (before, after, live) rests on."""
+"""Returns the compares, beyond those of every write, that a decision (before, after, live) depends on."""
 
 
 class PartitionStore:

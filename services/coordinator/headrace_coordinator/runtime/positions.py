@@ -22,7 +22,7 @@ class ReportedPositions:
         self._clock = clock
 
     async def report(self, reader_id: str, positions: metadata_pb2.ReportedPositions, expire_ms: int) -> int:
-        """Store where a reader stands, until `expire_ms` after its last report; returns etcd's revision of it.
+        """Store a reader's positions, until `expire_ms` after its last report; returns etcd's revision of it.
 
         Raises:
             ConflictError: there is a group of that name.

@@ -54,7 +54,7 @@ class StoredTopic:
 
 @dataclass(frozen=True, slots=True)
 class CreatedTopic:
-    """A topic that stands in etcd."""
+    """A topic that is in etcd."""
 
     topic_id: TopicId
     revision: int

@@ -28,7 +28,7 @@ READERS = 2
 REPLICAS = 3
 MIN_INSYNC_REPLICAS = 2
 LEASE_TTL_MS = 3_000
-"""Less than the default, so that nobody has to wait long after the kill."""
+"""Shorter than the default, which shortens the wait after the kill."""
 PROGRESS_SECONDS = 1.0
 TABLE = Path(".headrace", "demo-table")
 
@@ -85,7 +85,7 @@ def demo(
 
 
 def _load(cluster: LocalCluster, table: Path, questions: offline.Questions, console: Console) -> dict[str, Any] | None:
-    """Load the user activity while the cluster runs; None: there is no load job here."""
+    """Load the user activity while the cluster runs; `None` means that no load job is installed."""
     if not offline.is_installed():
         console.print("Spark is left out: `pip install headrace-spark-jobs` brings the load job.", highlight=False)
         return None
@@ -168,7 +168,7 @@ def _create_topics(admin: headrace.Admin, brokers: int, stop: threading.Event) -
         try:
             admin.list_offsets(topic)
         except headrace.HeadraceError as error:
-            new = error.code == headrace.ErrorCode.UNKNOWN_TOPIC_ID  # The broker has not heard of the topic yet.
+            new = error.code == headrace.ErrorCode.UNKNOWN_TOPIC_ID  # Not at the broker yet.
             if not (error.retriable or new):
                 raise
             return False

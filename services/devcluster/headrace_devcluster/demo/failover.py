@@ -1,8 +1,8 @@
-"""The middle of the demo: `kill -9` of a broker that leads while records come in, and what the cluster makes of it.
+"""The failover part of the demo: `kill -9` of a leader while records are produced, and the recovery times.
 
-`Failover` is a thread beside the one that sends. It notes when the partitions that the broker led are acknowledged
-again, starts the broker again, and waits until every replica is in sync. What it measures is what a user has: the time
-without a leader runs from the kill to the first acknowledgement by the new leader.
+`Failover` runs in a thread of its own, next to the sending one. It notes when the partitions that the broker led are
+acknowledged again, starts the broker again, and waits until every replica is in sync. What it measures is what a user
+has: the time without a leader runs from the kill to the first acknowledgement by the new leader.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class LeaderChange:
     topic: str
     partition: int
     leader_id: int
-    """Who leads it now."""
+    """The current leader."""
     leader_epoch: int
     seconds_without_leader: float | None
-    """From the kill to the first acknowledged write after it; None: nothing was written to it any more."""
+    """From the kill to the first acknowledged write after it; `None` means that no write followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class FailoverReport:
     seconds_until_in_sync: float
     """From the start of the broker until all replicas of all partitions were in sync."""
     copied_bytes: int
-    """What it copied from the new leaders meanwhile."""
+    """Bytes that it copied from the new leaders meanwhile."""
 
     def longest_seconds_without_leader(self, topic: str | None = None) -> float | None:
-        """Of one topic or of all; None: nothing was written to those partitions any more."""
+        """Of one topic or of all; `None` means that no write to those partitions followed."""
         spans = [
             change.seconds_without_leader
             for change in self.partitions
@@ -122,12 +122,12 @@ class Failover(threading.Thread):
         self._all_sent = threading.Event()
 
     def strike(self) -> None:
-        """Have the broker killed; returns when it is dead, so that what the caller sends next finds it so."""
+        """Kill the broker and return when it is dead."""
         self._strike.set()
         self._killed.wait()
 
     def all_sent(self) -> None:
-        """Say that everything is acknowledged: partitions that are still silent have nothing to be acknowledged."""
+        """Note that all records are acknowledged: silent partitions have nothing outstanding."""
         self._all_sent.set()
 
     def end(self) -> None:
@@ -144,7 +144,7 @@ class Failover(threading.Thread):
                 with headrace.Admin(bootstrap_servers=self._cluster.bootstrap_servers) as admin:
                     self.report = self._fail_over(admin)
         except StoppedError:
-            pass  # Who stopped it knows why.
+            pass  # The caller that stopped it handles the reason.
         except BaseException as error:
             self.error = error
         finally:

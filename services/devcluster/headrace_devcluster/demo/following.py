@@ -23,14 +23,14 @@ class TopicFollower(threading.Thread):
         self.ledger = Ledger(topics)
         self.error: BaseException | None = None
         self.started = threading.Event()
-        """Set when it reads: nothing that is sent from now on waits for it to connect."""
+        """Set when it reads, so that latencies do not include its connecting."""
         self._topics = topics
         self._bootstrap_servers = bootstrap_servers
         self._stop_now = stop
         self._wanted: int | None = None
 
     def expect(self, records: int) -> None:
-        """Say how many records there are in all: it ends when it has them."""
+        """Set the total record count, after which the reader ends."""
         self._wanted = records
 
     def run(self) -> None:

@@ -1,8 +1,8 @@
 """Accounts of what went in and what came out, a partition each: counts, a running checksum, times.
 
 The checksum runs over the values and over their lengths in the order of the partition, so that two ledgers agree only
-if the same records stand in the same order. Records are counted from 0; on a topic that was made for the demo that is
-their offset, so the time from send to receive of each record can be told afterwards without marking a record.
+if they hold the same records in the same order. Records are counted from 0; on a topic that was made for the demo that
+is their offset, so each record's end-to-end latency can be computed afterwards without marking the record.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operational metrics: what /proc says about this machine's processors, memory, disks and network, as JSON.
+"""Operational metrics: this machine's processors, memory, disks and network from /proc, as JSON.
 
 Counters become rates between two samples. A source that the machine does not have (a container without disks, say) is
 left out of the sample and named in `absent`.

@@ -38,7 +38,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """How a table is made, and what is asked of it."""
+    """The load job and the queries on its table."""
 
     event_time: str
     columns: tuple[str, ...]
@@ -98,10 +98,10 @@ def is_installed() -> bool:
 
 
 def load(bootstrap_servers: str, table: Path, questions: Questions) -> dict[str, Any]:
-    """Load the user activity into a new table and ask it; gives the job's summary.
+    """Load the user activity into a new table and query it. Return the job's summary.
 
     Raises:
-        HeadraceError: the job failed; with what it said.
+        HeadraceError: the job failed; the message includes its output.
     """
     shutil.rmtree(table, ignore_errors=True)
     command = [sys.executable, "-m", "spark_jobs.load", "--json", "--quiet", "--topic", ACTIVITY, "--table", str(table)]
@@ -110,13 +110,13 @@ def load(bootstrap_servers: str, table: Path, questions: Questions) -> dict[str,
         command += ["--select", column]
     for question in questions.of_table:
         command += ["--query", question.sql]
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as errors:
         done = subprocess.run(
-            guarded(command), stdout=subprocess.PIPE, stderr=said, text=True, timeout=TIMEOUT_SECONDS, check=False
+            guarded(command), stdout=subprocess.PIPE, stderr=errors, text=True, timeout=TIMEOUT_SECONDS, check=False
         )
         if done.returncode:
-            said.seek(0)
-            raise _failed(said.read())
+            errors.seek(0)
+            raise _failed(errors.read())
     summary: dict[str, Any] = json.loads(done.stdout)
     return summary
 
@@ -149,8 +149,8 @@ def show(summary: Mapping[str, Any], questions: Questions, seconds: float, conso
     console.print(f"The table lies in {summary['table']}", highlight=False, soft_wrap=True)
 
 
-def _failed(said: str) -> HeadraceError:
-    lines: Sequence[str] = said.strip().splitlines() or ["it said nothing"]
+def _failed(output: str) -> HeadraceError:
+    lines: Sequence[str] = output.strip().splitlines() or ["no error output"]
     return ClusterNotHealthyError(
         f"the load job failed: {lines[-1].removeprefix('error: ')}",
         action="`--no-spark` leaves it out (make demo DEMO_FLAGS=--no-spark).",

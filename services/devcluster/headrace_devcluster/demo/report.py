@@ -1,4 +1,4 @@
-"""Compares what went in with what came out, and shows it: a table for people, JSON for programs."""
+"""Compare produced with consumed records and print the result: a table for people, JSON for programs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """User activity: the lines of a file, or page views made up with the skew that real ones have.
 
 Both give chunks of `(partition, values)`: what belongs together (a user, a client address) goes to one partition, so
-that its order is kept. A `DemoLoad` knows in advance how much there is, so that something can happen in its middle.
+that its order is kept. A `DemoLoad` has a known size, so the demo can act in its middle.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Chunk = list[tuple[int, list[bytes]]]
 
 @dataclass(frozen=True, slots=True)
 class DemoLoad:
-    """What is to be sent."""
+    """The records to send."""
 
     description: str
     """For people."""

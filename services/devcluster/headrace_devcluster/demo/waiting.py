@@ -1,4 +1,4 @@
-"""How the demo waits: it looks again and again until something is so, and gives up in time or when it is stopped."""
+"""Waiting in the demo: poll a condition until it holds, the time is over or the demo stops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TIMEOUT_SECONDS = 60.0
 
 
 class StoppedError(Exception):
-    """The demo ends before what was waited for; who ends it knows why."""
+    """The demo was stopped before the condition held; the stopping thread has the reason."""
 
 
 def wait_until(
@@ -23,7 +23,7 @@ def wait_until(
 
     Raises:
         StoppedError: `stop` was set.
-        ClusterNotHealthyError: not in time; says `what` there was not.
+        ClusterNotHealthyError: not in time; the message names `what`.
     """
     deadline = time.monotonic() + timeout_seconds
     while not condition():

@@ -38,7 +38,7 @@ class Last(bytes):
 
 
 class Port:
-    """Gives one answer of `answers` a request, in turn, whatever the connection."""
+    """Returns one answer of `answers` a request, in turn, whatever the connection."""
 
     def __init__(self, answers):
         self.answers = list(answers)
