@@ -174,7 +174,7 @@ async def test_a_watch_resumes_from_a_revision(store, world):
     await stream.aclose()
 
 
-async def test_a_silent_prefix_gives_signs_of_life(store, world):
+async def test_a_silent_prefix_gets_progress_notifications(store, world):
     """Without changes a watch gives items without events, within the interval asked for (H80)."""
     stream = store.watch(world.prefix, 1 + (await store.status()).revision, progress_interval_s=0.05)
     signs = [await anext(stream) for _ in range(3)]

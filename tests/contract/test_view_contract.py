@@ -145,7 +145,7 @@ async def test_a_compaction_during_an_outage_means_reading_again(store, world):
 
 
 async def test_a_silent_watch_is_replaced(store, world):
-    """A stream that gives no sign of life for three intervals is given up, and everything is read again."""
+    """A stream that sends no heartbeat for three intervals is given up, and everything is read again."""
     faulty = FaultyWatch(store)
     async with running_view(faulty, world.prefix) as view:
         await faulty.fault("silent")

@@ -549,7 +549,7 @@ class Gate:
 
 
 class HandFollower:
-    """A stream of ReplicaFetch whose messages a test writes; a sign of life goes out whenever it waits."""
+    """A stream of ReplicaFetch whose messages a test writes; a heartbeat goes out whenever it waits."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address, options=LOCAL_CHANNEL)
@@ -605,7 +605,7 @@ class HandFollower:
         self._requests.put(internal.ReplicaFetchRequest(topics=[topic]))
 
     def answer(self) -> internal.PartitionReplicaFetchResult:
-        """The next answer to a fetch; signs of life are passed over, and one is given for each."""
+        """The next answer to a fetch; heartbeats are passed over, and one is sent for each."""
         deadline = time.monotonic() + SECONDS
         while True:
             response = self._answers.get(timeout=max(deadline - time.monotonic(), 0.01))
@@ -622,7 +622,7 @@ class HandFollower:
         return self.answer()
 
     def end(self, *, alive: bool = False) -> grpc.RpcError | None:
-        """What ended the stream: an error, or None for an end in good order. `alive`: signs of life go on."""
+        """What ended the stream: an error, or None for an end in good order. `alive`: heartbeats go on."""
         deadline = time.monotonic() + SECONDS
         while True:
             response = self._answers.get(timeout=max(deadline - time.monotonic(), 0.01))

@@ -1,4 +1,4 @@
-"""A running broker at its bounds: memory for requests used up, a volume that is really full, damaged index files."""
+"""A running broker at its bounds: memory for requests used up, a volume that is really full, corrupt index files."""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ def test_a_volume_that_fills_up_and_empties(broker_process: Any, small_volume: P
     assert read_all(broker_process, topic_id) == [*sent, b"more"]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "overwritten"])
-def test_damaged_indexes_and_checkpoints_are_made_again(broker_process: Any, damage: str) -> None:
-    """H37, H38: indexes and checkpoints follow from the segments, so their damage costs a scan and no record."""
+@pytest.mark.parametrize("corruption", ["truncated", "overwritten"])
+def test_corrupt_indexes_and_checkpoints_are_made_again(broker_process: Any, corruption: str) -> None:
+    """H37, H38: indexes and checkpoints follow from the segments, so their corruption costs a scan and no record."""
     topic_id = start_leading(broker_process, segment_bytes=1 << 20, index_interval_bytes=4096)
     values = [b"%d " % number + bytes(100_000) for number in range(30)]
     for value in values:
@@ -126,7 +126,7 @@ def test_damaged_indexes_and_checkpoints_are_made_again(broker_process: Any, dam
     assert any("checkpoint" in path.name for path in hit), hit
     for path in hit:
         data = path.read_bytes()
-        path.write_bytes(data[: len(data) // 2 + 1] if damage == "truncated" else b"\xa5" * len(data))
+        path.write_bytes(data[: len(data) // 2 + 1] if corruption == "truncated" else b"\xa5" * len(data))
     broker_process.start()
     asyncio.run(broker_process.elect(topic_id))
     until(lambda: not fetch(broker_process, topic_id, 0).HasField("error"), "the broker leads")

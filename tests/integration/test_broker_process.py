@@ -1,4 +1,6 @@
-"""The life of a broker process: starts that cannot be, stops, kills, damage, lost leases, changes of the metadata."""
+"""The life of a broker process: starts that cannot be, stops, kills, corruption, lost leases, changes of the
+metadata.
+"""
 
 from __future__ import annotations
 
@@ -175,8 +177,8 @@ def test_kill_during_produce_loses_nothing_acknowledged(broker_process: Any) -> 
     assert list(produce(broker_process, topic_id, onward).base_offsets) == [last + 1]
 
 
-def test_a_damaged_log_is_offline_and_the_others_are_served(broker_process: Any) -> None:
-    """H33, I17: damage below the fsynced mark is not cut; the replica leaves its key, others go on."""
+def test_a_corrupt_log_is_offline_and_the_others_are_served(broker_process: Any) -> None:
+    """H33, I17: corruption below the fsynced mark is not cut; the replica leaves its key, others go on."""
     broker_process.start()
     topic_id = asyncio.run(broker_process.create_topic("t", partitions=2))
     for number in (0, 1):

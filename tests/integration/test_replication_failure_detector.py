@@ -1,4 +1,4 @@
-"""Suspicion in a real cluster: a broker that stands still is suspected by those that should hear it, and no longer."""
+"""Failure detection in a real cluster: the peers of a paused broker suspect it until it resumes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_who_stands_still_is_suspected_before_its_lease_ends(replicated: Replica
         assert suspected_by(replicated)[SILENT] == []
         assert replicated.metric(leader, f'peer_phi{{peer="{SILENT}"}}') >= 8
         (log,) = replicated.admin.describe_logs("watched", brokers=[leader])
-        assert {each.broker_id for each in log.followers if each.suspicion >= 8} == {SILENT}
+        assert {each.broker_id for each in log.followers if each.phi >= 8} == {SILENT}
     finally:
         broker.resume()
     until(lambda: not any(suspected_by(replicated).values()), "nobody is suspected any more")

@@ -286,13 +286,13 @@ def test_batches_that_fail_their_checks(leader: HandLeader, what: str) -> None:
             data = data[:-20]
     leader.answer(fetch, batches=bytes(data), high_watermark=3)
     after = leader.next_fetch()
-    assert after.found_damage
+    assert after.corruption_detected
     held = leader.held()
     assert held.log_end_offset == after.offset < 3
     assert held.high_watermark <= after.offset
     leader.give(after)
     sound = leader.next_fetch()
-    assert (sound.offset, sound.last_crc, sound.found_damage) == (3, leader.log.last_crc, False)
+    assert (sound.offset, sound.last_crc, sound.corruption_detected) == (3, leader.log.last_crc, False)
 
 
 def test_a_high_watermark_beyond_the_log(leader: HandLeader) -> None:

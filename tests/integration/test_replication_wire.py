@@ -315,7 +315,7 @@ def test_what_counts_as_copied(setting: Setting, durability: str) -> None:
 
 
 def test_a_silent_stream_is_ended(setting: Setting, follower: HandFollower) -> None:
-    """A follower that gives no sign of life is given up; its waiting fetch with it."""
+    """A follower that sends no heartbeat is given up; its waiting fetch with it."""
     assert follower.ask(setting.topic_id, leader_epoch=1, offset=0).batches
     assert follower.end() is None
 

@@ -102,7 +102,7 @@ BATCHES = (
         f"{CLIENT}/fetch/subscription_state.py",
         "        if error.written_so:  ",
         "        if False:  ",
-        "What every replica has is asked for three times, and brokers look for damage that is not theirs.",
+        "What every replica has is asked for three times, and brokers look for corruption that is not theirs.",
         Test(f"{PASSING}::test_error_says_that_every_replica_has_it_so", FAKE),
     ),
     Mutant(

@@ -45,15 +45,15 @@ FAULT_RULES = (
         Simulation(100, changes={**CLOCKS, "faults": ("clock jump",)}),
     ),
     Mutant(
-        "unnamed-damaged-replica-writes-nothing",
+        "unnamed-corrupt-replica-writes-nothing",
         "H33",
         f"{SERVER}/partition_state.py",
         "replaced=[broker_id]) if broker_id in state.replicas else None\n",
         "replaced=[broker_id]) if any(\n"
         "            each.broker_id == broker_id for each in (*state.in_sync, *state.eligible_leaders)\n"
         "        ) else None\n",
-        "A damaged replica that its key does not name begins anew while a write that names it is on its way.",
-        Scenario("test_damage.py::test_a_join_on_its_way_does_not_name_the_empty_log_of_a_session_that_goes_on"),
+        "A corrupt replica that its key does not name begins anew while a write that names it is on its way.",
+        Scenario("test_corruption.py::test_a_join_on_its_way_does_not_name_the_empty_log_of_a_session_that_goes_on"),
     ),
     Mutant(
         "high-watermark-not-noted",

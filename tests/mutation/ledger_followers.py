@@ -147,7 +147,7 @@ FOLLOWERS = (
         "A decision on the log as it was before the batches that have been written since cuts those.",
         Test(
             "tests/unit/broker/test_broker_core_replica_fetch.py::test_a_decision_on_a_fetch_ahead_is_not_used",
-            "The leader found the log a copy one fetch before: only retention beside it, or damage, lets it say more.",
+            "The leader found the log a copy one fetch before: only retention or corruption lets it send more.",
         ),
     ),
     Mutant(
@@ -156,7 +156,7 @@ FOLLOWERS = (
         FETCH,
         "    if ahead_offset and (answer.decision is not None or log.log_end_offset != ahead_offset):\n",
         "    if ahead_offset and answer.decision is not None:\n",
-        "Good batches that follow others which were not written are taken for damage.",
+        "Good batches that follow others which were not written are taken for corruption.",
         Test(
             "tests/unit/broker/test_broker_core_replica_fetch.py::"
             "test_an_answer_ahead_does_not_fit_where_the_one_before_was_not_written",

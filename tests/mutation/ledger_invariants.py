@@ -235,7 +235,7 @@ INVARIANT_RULES = (
         "            False\n",
         "A broker that lives and lost its lease counts as one that lost what it had not flushed.",
         Test(
-            f"{REGISTRATION_TESTS}::test_after_a_lost_lease_a_later_session_resumes_unbroken",
+            f"{REGISTRATION_TESTS}::test_after_a_lost_lease_a_later_session_resumes_continuously",
             "The machine has not been booted either, which the other two lines see.",
         ),
     ),

@@ -46,7 +46,7 @@ MEMBERS = (
         STATE,
         "        barred = members | set(doubtful) |",
         "        barred = members |",
-        "A replica whose log is damaged stays eligible.",
+        "A replica whose log is corrupt stays eligible.",
         Scenario("test_last_replica_standing.py::test_who_left_an_in_sync_set_below_its_minimum_may_lead"),
     ),
     Mutant(
@@ -98,11 +98,11 @@ MEMBERS = (
         Scenario("test_power_loss.py::test_without_fsync_a_machine_that_lost_its_power_is_not_elected"),
     ),
     Mutant(
-        "any-era-counts",
+        "any-incarnation-counts",
         "H22",
         f"{BROKER}/runtime/registration.py",
-        '            or (before.storage_era == storage.era != b"")\n',
-        '            or storage.era != b""\n',
+        '            or (before.storage_incarnation == storage.incarnation != b"")\n',
+        '            or storage.incarnation != b""\n',
         "A session goes back over a loss of power that came before a life without a session.",
         Scenario("test_power_loss.py::test_a_life_without_a_session_hides_no_loss"),
     ),
@@ -245,15 +245,15 @@ MEMBERS = (
         ),
     ),
     Mutant(
-        "damaged-leaves-only-where-it-is-named",
+        "corrupt-leaves-only-where-it-is-named",
         "H17",
         STATE,
         "replaced=[broker_id]) if broker_id in state.replicas else None\n",
         "replaced=[broker_id]) if state.replica_of(broker_id) else None\n",
-        "A damaged replica that the key does not name writes nothing: a write on its way names the empty log after it.",
+        "A corrupt replica that the key does not name writes nothing: a write on its way names the empty log after it.",
         Test(
             f"{EMPTIED}::test_a_join_written_before_the_log_was_emptied_does_not_name_the_empty_one",
-            "In the story of test_damage.py the damaged log stays offline until the broker has registered.",
+            "In the story of test_corruption.py the corrupt log stays offline until the broker has registered.",
         ),
     ),
     Mutant(
@@ -265,7 +265,7 @@ MEMBERS = (
         "A leader takes in a replica for what the log that it had before had acknowledged.",
         Test(
             f"{EMPTIED}::test_a_leader_that_tries_again_does_not_take_in_the_empty_log",
-            "In the simulator a process whose log is damaged comes back in a new session.",
+            "In the simulator a process whose log is corrupt comes back in a new session.",
         ),
     ),
     Mutant(
@@ -277,7 +277,7 @@ MEMBERS = (
         "A fetch of the log that was set aside counts for the empty one.",
         Test(
             f"{EMPTIED}::test_a_fetch_of_the_log_that_was_set_aside_is_refused",
-            "In the simulator a process whose log is damaged comes back in a new session.",
+            "In the simulator a process whose log is corrupt comes back in a new session.",
         ),
     ),
     Mutant(
@@ -294,15 +294,15 @@ MEMBERS = (
         ),
     ),
     Mutant(
-        "damaged-log-replaced-before-it-left",
+        "corrupt-log-replaced-before-it-left",
         "H17",
         f"{BROKER}/runtime/replica_manager.py",
         "        if entry is None or left_revision is None or not isinstance(",
         "        left_revision = left_revision or 0\n        if entry is None or not isinstance(",
-        "A damaged log is replaced at any news of the key, while writes that name it may still land.",
+        "A corrupt log is replaced at any news of the key, while writes that name it may still land.",
         Test(
-            f"{EMPTIED}::test_a_damaged_log_stays_until_its_leaving_is_written",
-            "In the simulator a process whose log is damaged comes back in a new session.",
+            f"{EMPTIED}::test_a_corrupt_log_kept_until_its_leaving_is_written",
+            "In the simulator a process whose log is corrupt comes back in a new session.",
         ),
     ),
     Mutant(

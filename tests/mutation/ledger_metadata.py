@@ -80,7 +80,7 @@ METADATA = (
         "A broker whose log failed believes a read of the past by which nobody counts on it.",
         Test(
             "tests/unit/broker/test_broker_isr_updater.py::test_a_failed_replica_leaves_though_it_reads_that_it_has_left",
-            "A damaged replica writes the key in any case; a log that failed otherwise has all its records.",
+            "A corrupt replica writes the key in any case; a log that failed otherwise has all its records.",
         ),
     ),
     Mutant(
@@ -89,16 +89,16 @@ METADATA = (
         ISR_UPDATER,
         "                if result.succeeded:\n                    return result.revision\n",
         "                return result.revision\n",
-        "A broker with a damaged log takes a write that was computed from a read of the past for done.",
-        Scenario("test_stale_read.py::test_a_damaged_replica_leaves_though_it_reads_that_it_has_left"),
+        "A broker with a corrupt log takes a write that was computed from a read of the past for done.",
+        Scenario("test_stale_read.py::test_a_corrupt_replica_leaves_though_it_reads_that_it_has_left"),
     ),
     Mutant(
-        "damaged-last-member-stays",
+        "corrupt-last-member-stays",
         "H33",
         f"{SERVER}/partition_state.py",
-        "    if damaged:\n        return leave(",
-        "    if damaged and any(entry.broker_id != broker_id for entry in state.in_sync):\n        return leave(",
-        "The last member in sync stays named though its log is damaged, and leads again with what is left.",
+        "    if corrupt:\n        return leave(",
+        "    if corrupt and any(entry.broker_id != broker_id for entry in state.in_sync):\n        return leave(",
+        "The last member in sync stays named though its log is corrupt, and leads again with what is left.",
         Scenario("test_last_replica_standing.py::test_who_left_an_in_sync_set_below_its_minimum_may_lead"),
     ),
     Mutant(

@@ -7,7 +7,7 @@ from tests.mutation.mutants import BROKER, COORDINATOR, Mutant, Simulation, Test
 RUNTIME = f"{BROKER}/runtime"
 CONTROLLER = f"{COORDINATOR}/runtime/controller.py"
 EVERY_WRITE = "tests/unit/coordinator/test_controller.py::test_every_write_compares_the_controller_epoch"
-DAMAGE = {"faults": ("damage", "scrub"), "durable": True, "replication_factor": 3, "min_insync_replicas": 2}
+CORRUPTION = {"faults": ("corruption", "scrub"), "durable": True, "replication_factor": 3, "min_insync_replicas": 2}
 
 RUNTIME_RULES = (
     Mutant(
@@ -41,13 +41,13 @@ RUNTIME_RULES = (
         Simulation(60, changes={"faults": ("lease ends early",)}),
     ),
     Mutant(
-        "damaged-log-kept",
+        "corrupt-log-kept",
         "H33",
         f"{RUNTIME}/replica_manager.py",
         "        if is_news:\n            self._note_left(partition)\n",
         "",
-        "A damaged replica that has left its key stays as it is: nobody copies its log anew.",
-        Simulation(50, durability="fsync", changes=DAMAGE),
+        "A corrupt replica that has left its key stays as it is: nobody copies its log anew.",
+        Simulation(50, durability="fsync", changes=CORRUPTION),
     ),
     Mutant(
         "partition-not-looked-at-after-a-write",

@@ -1,4 +1,4 @@
-"""Rules of the log on disk: what is durable, what is damage, what a crash may leave."""
+"""Rules of the log on disk: what is durable, what is corruption, what a crash may leave."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ STORAGE_RULES = (
         "Whatever is bad behind the mark is cut, sound batches behind it included.",
         Test(
             "tests/unit/log/test_log_recovery.py::"
-            "test_damage_past_the_mark_with_a_valid_batch_behind_is_not_a_torn_tail",
-            "The simulator damages only what the mark vouches for: what lies behind it may be torn as well.",
+            "test_corruption_past_the_mark_with_a_valid_batch_behind_is_not_a_torn_tail",
+            "The simulator corrupts only what the mark vouches for: what lies behind it may be torn as well.",
         ),
     ),
     Mutant(
         "mark-not-checked",
         "H31",
         RECOVERY,
-        "        if not cut_at_damage:\n            _check_mark(segments, mark)\n",
+        "        if not truncate_at_corruption:\n            _check_mark(segments, mark)\n",
         "        if False:\n            _check_mark(segments, mark)\n",
         "A log that ends before what was fsynced is opened as if it were whole.",
         Test(
-            "tests/unit/log/test_log_recovery.py::test_log_shorter_than_its_mark_is_damage",
+            "tests/unit/log/test_log_recovery.py::test_log_shorter_than_its_mark_is_corruption",
             "The simulator's disks flip bits; they do not shorten what was fsynced.",
         ),
     ),
@@ -144,15 +144,15 @@ STORAGE_RULES = (
         ),
     ),
     Mutant(
-        "damage-before-the-log-start-not-looked-for",
+        "corruption-before-the-log-start-not-looked-for",
         "H33",
         f"{BROKER}/runtime/partition.py",
         "        start = max(offset, self.open_log.log_start_offset)",
         "        start = offset",
-        "A leader whose first batch is damaged never finds it, and no new replica gets past it.",
+        "A leader whose first batch is corrupt never finds it, and no new replica gets past it.",
         Test(
-            "tests/unit/broker/test_broker_maintenance.py::test_damage_in_the_batch_that_holds_the_log_start_is_found",
-            "The log start must lie inside the damaged batch: one seed in 20,000.",
+            "tests/unit/broker/test_broker_maintenance.py::test_corruption_in_the_batch_that_holds_the_log_start_is_found",
+            "The log start must lie inside the corrupt batch: one seed in 20,000.",
         ),
     ),
     Mutant(
@@ -168,13 +168,13 @@ STORAGE_RULES = (
         ),
     ),
     Mutant(
-        "damaged-batch-accepted",
+        "corrupt-batch-accepted",
         "I17",
         SCAN,
         '    if crc32c(view[36:]) != header.crc:\n        return "the batch',
         '    if False:\n        return "the batch',
-        "A follower takes a batch whose bytes were damaged, and recovery takes a torn one.",
-        Scenario("test_damage.py::test_a_follower_refuses_what_its_leaders_disk_damaged"),
+        "A follower takes a batch whose bytes were corrupt, and recovery takes a torn one.",
+        Scenario("test_corruption.py::test_a_follower_refuses_what_its_leaders_disk_corrupt"),
     ),
     Mutant(
         "io-error-forgotten",
@@ -213,16 +213,16 @@ STORAGE_RULES = (
         ),
     ),
     Mutant(
-        "cut-taken-for-damage",
+        "truncation-taken-for-corruption",
         "H33",
         f"{LOG_PACKAGE}/log_reader.py",
         "                if segment.cuts != cuts:\n                    raise _cut_meanwhile() from error\n"
         "                raise\n            finally",
         "                raise\n            finally",
-        "A look-up beside a truncation calls the log damaged.",
+        "A look-up beside a truncation calls the log corrupt.",
         Test(
             "tests/unit/log/test_log_look_ups.py::"
-            "test_look_up_beside_a_truncation_finds_neither_damage_nor_a_failed_disk",
+            "test_look_up_beside_a_truncation_finds_neither_corruption_nor_a_failed_disk",
             "The simulator's look-ups are done before anything else happens.",
         ),
     ),
@@ -380,22 +380,22 @@ STORAGE_RULES = (
         CHECKPOINT,
         '    if len(slot) < _SLOT_BYTES or crc32c(slot[:-4]) != int.from_bytes(slot[-4:], "little"):\n',
         "    if len(slot) < _SLOT_BYTES:\n",
-        "A damaged slot says where the log starts and what of it is durable.",
+        "A corrupt slot says where the log starts and what of it is durable.",
         Test(
             "tests/unit/log/test_log_recovery.py::test_both_checkpoint_slots_bad_scans_all_and_refuses_only_a_bad_tail",
-            "The simulator damages logs, and its writes of one slot are never torn.",
+            "The simulator corrupts logs, and its writes of one slot are never torn.",
         ),
     ),
     Mutant(
-        "damaged-index-believed",
+        "corrupt-index-believed",
         "H38",
         f"{LOG_PACKAGE}/index.py",
         "                if data is None or crc32c(data) != crc:\n",
         "                if data is None:\n",
-        "A damaged index leads reads astray.",
+        "A corrupt index leads reads astray.",
         Test(
             "tests/unit/log/test_log_recovery.py::test_flip_anywhere_in_an_index_file_misleads_nobody",
-            "The simulator damages logs only.",
+            "The simulator corrupts logs only.",
         ),
     ),
     Mutant(

@@ -298,13 +298,13 @@ def test_section_3_3_order_within_a_partition(servers: str, make_topic: Callable
 
 
 def test_section_3_3_a_broken_message_is_not_stored(servers: str, make_topic: Callable[..., str]) -> None:
-    """Section 3.3: a CRC for each message: one that was damaged on its way is refused, and nothing of it is stored."""
+    """Section 3.3: a CRC for each message: one that was corrupt on its way is refused, and nothing of it is stored."""
     topic = make_topic()
     good = encode_batch([b"click"] * 10, base_timestamp_ms=1)
-    damaged = bytearray(good)
-    damaged[-1 - good[39] // 32] ^= 1
+    corrupt = bytearray(good)
+    corrupt[-1 - good[39] // 32] ^= 1
     with Leader(servers, topic) as leader:
-        error = leader.produce(bytes(damaged)).error
+        error = leader.produce(bytes(corrupt)).error
         assert error.code == errors_pb2.ERROR_CODE_CORRUPT_BATCH
         assert error.outcome == errors_pb2.OUTCOME_NOT_APPLIED
         assert list(leader.produce(good).base_offsets) == [0]

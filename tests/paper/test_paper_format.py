@@ -70,10 +70,10 @@ def test_section_3_3_a_crc_for_what_is_stored() -> None:
     """Section 3.3: a CRC is stored with the messages in the log: any flipped byte is refused."""
     batch = encode_batch([b"click", b"view", b"search"], keys=[b"a", None, b"b"], base_timestamp_ms=1_300_000_000_000)
     for position in range(len(batch)):
-        damaged = bytearray(batch)
-        damaged[position] ^= 0xFF
+        corrupt = bytearray(batch)
+        corrupt[position] ^= 0xFF
         with pytest.raises(CorruptBatchError):
-            check_batch(damaged, **LIMITS)
+            check_batch(corrupt, **LIMITS)
 
 
 def test_section_3_3_network_errors_are_caught_too() -> None:

@@ -29,7 +29,7 @@ ROW = st.tuples(ENTRY, ENTRY, st.lists(HEADER, max_size=3).map(tuple), TIME)
 
 
 @st.composite
-def damaged(draw: st.DrawFn) -> bytes:
+def corrupt(draw: st.DrawFn) -> bytes:
     """A batch with bytes of its header or payload changed, and checksums that are right all the same."""
     rows = draw(st.lists(ROW, min_size=1, max_size=9)) * draw(st.sampled_from([1, 1, 20]))  # Few, or many at once.
     values, keys, headers, times = zip(*rows, strict=True)
@@ -67,7 +67,7 @@ def compressed(batch: bytearray) -> bytearray:
 
 
 @settings(max_examples=400)
-@given(damaged())
+@given(corrupt())
 def test_batch_that_a_leader_takes_can_be_read_by_every_reader(batch: bytes) -> None:
     """Whatever passes is decoded by all, with as many records as its header says and the same ones everywhere."""
     try:

@@ -6,7 +6,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from headrace.log import DataDirectory, DiskLimits, LogDamagedError, LogSettings, PartitionLog
+from headrace.log import CorruptLogError, DataDirectory, DiskLimits, LogSettings, PartitionLog
 from headrace.log.memory_filesystem import Loss, MemoryFileSystem
 from headrace.wire.batch import iter_batches, read_header
 from headrace.wire.columns import encode_batch
@@ -37,7 +37,7 @@ class LogModel(RuleBasedStateMachine):
         self.settings = LogSettings(segment_bytes=segment_bytes, index_interval_bytes=interval, retention_bytes=20_000)
         self.open()
 
-    def open(self, *, cut_at_damage: bool = False) -> None:
+    def open(self, *, truncate_at_corruption: bool = False) -> None:
         self.directory = DataDirectory.open(
             "/data",
             cluster_id="c",
@@ -47,7 +47,9 @@ class LogModel(RuleBasedStateMachine):
             limits=LIMITS,
             filesystem=self.disk,
         )
-        self.log: PartitionLog = self.directory.open_log(TOPIC, 3, self.settings, cut_at_damage=cut_at_damage)
+        self.log: PartitionLog = self.directory.open_log(
+            TOPIC, 3, self.settings, truncate_at_corruption=truncate_at_corruption
+        )
 
     @rule(sizes=st.lists(st.tuples(st.integers(1, 4), st.sampled_from([3, 90, 900, 9_000])), min_size=1, max_size=4))
     def append(self, sizes: list[tuple[int, int]]) -> None:
@@ -154,16 +156,16 @@ class LogModel(RuleBasedStateMachine):
 
     @rule(loss=st.sampled_from(list(Loss)), seed=st.integers(0, 2**32))
     def crash(self, loss: Loss, seed: int) -> None:
-        """Nothing fsynced is lost, what is left is a prefix, and damage is told only beyond the mark."""
+        """Nothing fsynced is lost, what is left is a prefix, and corruption is told only beyond the mark."""
         flushed = self.log.flushed_offset
         self.disk.crash(loss, random.Random(seed))
         try:
             self.open()
-        except LogDamagedError as damage:
-            if loss not in (Loss.BLOCKS, Loss.PREFIX) or damage.offset < flushed:
+        except CorruptLogError as corruption:
+            if loss not in (Loss.BLOCKS, Loss.PREFIX) or corruption.offset < flushed:
                 raise
             self.disk.crash(Loss.NOTHING, random.Random(0))
-            self.open(cut_at_damage=True)
+            self.open(truncate_at_corruption=True)
         end = self.log.log_end_offset
         assert end >= flushed
         assert end == self.end or loss is not Loss.NOTHING

@@ -1,4 +1,4 @@
-"""What goes in comes out, and no damaged batch is taken for a sound one."""
+"""What goes in comes out, and no corrupt batch is taken for a sound one."""
 
 import contextlib
 
@@ -84,7 +84,7 @@ def test_every_changed_byte_is_refused(drawn: tuple[list, int, bytes], data: st.
 
 @settings(max_examples=300)
 @given(batches(), st.data())
-def test_unchecked_damage_is_never_out_of_range(drawn: tuple[list, int, bytes], data: st.DataObject) -> None:
+def test_unchecked_corruption_is_never_out_of_range(drawn: tuple[list, int, bytes], data: st.DataObject) -> None:
     """A payload that lies is a CorruptBatchError or wrong data of the right shape: no other exception, no wild read."""
     rows, _, original = drawn
     batch = bytearray(original)

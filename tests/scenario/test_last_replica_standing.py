@@ -26,10 +26,10 @@ def _all_fail_but_the_last() -> Scenario:
 
 
 def test_who_left_an_in_sync_set_below_its_minimum_may_lead() -> None:
-    """b1 finds its log damaged and leaves. b3, which is behind, may not lead; b2 comes back and does."""
+    """b1 finds its log corrupt and leaves. b3, which is behind, may not lead; b2 comes back and does."""
     story = _all_fail_but_the_last()
     story.until_flushed(1)
-    story.damage(1)
+    story.corruption(1)
     story.lose_power(1)
     story.start(1)
     story.until(lambda: story.in_sync == [] and story.state.leader is None, "b1 takes itself out")
@@ -104,14 +104,14 @@ def test_an_input_output_error_leaves_the_last_one_named() -> None:
     story.finish()
 
 
-def test_a_damaged_replica_is_not_eligible() -> None:
-    """b2 and b1 are in sync when b2 finds its log damaged: below the minimum it would be eligible, with nothing."""
+def test_a_corrupt_replica_is_not_eligible() -> None:
+    """b2 and b1 are in sync when b2 finds its log corrupt: below the minimum it would be eligible, with nothing."""
     story = Scenario()
     story.kill(3)
     story.until_in_sync(1, 2)
     story.produce(to=1)
     story.until_flushed(2)
-    story.damage(2)
+    story.corruption(2)
     story.separate(2, 1)
     story.lose_power(2, noticed=False)
     story.start(2)

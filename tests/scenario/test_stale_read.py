@@ -3,8 +3,8 @@
 from tests.simulation.scenario import Scenario
 
 
-def test_a_damaged_replica_leaves_though_it_reads_that_it_has_left() -> None:
-    """b2 was out of the in-sync set and is in again when it finds its log damaged; it reads the key of before."""
+def test_a_corrupt_replica_leaves_though_it_reads_that_it_has_left() -> None:
+    """b2 was out of the in-sync set and is in again when it finds its log corrupt; it reads the key of before."""
     story = Scenario()
     story.produce(to=1)
     story.separate(2, 1, 3)
@@ -15,7 +15,7 @@ def test_a_damaged_replica_leaves_though_it_reads_that_it_has_left() -> None:
     story.until_in_sync(1, 2)
 
     story.until_flushed(2)
-    story.damage(2)
+    story.corruption(2)
     story.separate(2, 1)
     story.serve_stale_reads()
     story.lose_power(2, noticed=False)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import structlog
-from headrace.log import DiskLimits, LogDamagedError, PartitionLog
+from headrace.log import CorruptLogError, DiskLimits, PartitionLog
 from headrace.log.directory import LogId
 from headrace.wire.errors import HeadraceError
 from headrace_broker import app
@@ -128,10 +128,10 @@ class Broker:
 
     @property
     def has_offline_log(self) -> bool:
-        """Whether a disk has failed under a log; one that is damaged is replaced without anybody's help (H33)."""
+        """Whether a disk has failed under a log; one that is corrupt is replaced without anybody's help (H33)."""
         replica_manager = None if self.app is None else self.app.replica_manager
         return replica_manager is not None and any(
-            each.replica.role is Role.OFFLINE and not isinstance(each.failure, LogDamagedError)
+            each.replica.role is Role.OFFLINE and not isinstance(each.failure, CorruptLogError)
             for each in replica_manager.partitions
         )
 
@@ -224,7 +224,7 @@ class Broker:
         self.loop.run(lambda: self.loop.create_task(work()))
 
     def scrub(self) -> None:
-        """Look for damage everywhere now."""
+        """Look for corruption everywhere now."""
         for host in list(self.logs.values()):
             if host.is_open:
                 self.do(lambda host=host: maintenance._scrub_partition(host.partition))

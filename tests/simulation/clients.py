@@ -1,7 +1,7 @@
 """Clients: applications over the shipped asyncio `Producer`, `Consumer` and `Reader`. What they saw is their history.
 
 Sequences, retries and when to give up are decided by the shipped `InFlightRequests`; positions, truncations, another
-life of the topic and damaged batches the shipped engine's. An application here sends, reads, and does what an error
+life of the topic and corrupt batches the shipped engine's. An application here sends, reads, and does what an error
 asks for. A record's name stands at the begin of its value.
 """
 
@@ -342,7 +342,7 @@ class Consumer(_Reading):
             with suppress(HeadraceError):
                 await consumer.seek_to_beginning(self.where)
         except CorruptBatchError:
-            self.world.count("damage that readers met")
+            self.world.count("corruption that readers met")
         except HeadraceError as error:
             self.world.count(f"polls failed: {error.code.name}")
 

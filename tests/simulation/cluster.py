@@ -485,17 +485,17 @@ class Cluster:
             raise SimulationError(f"history: {anomalies[0].name}", "; ".join(str(each) for each in anomalies[:5]))
 
     def _scrub(self) -> None:
-        """Look for the damage that nobody has met yet: what is found is fetched anew (H33)."""
+        """Look for the corruption that nobody has met yet: what is found is fetched anew (H33)."""
         for node in self.brokers.values():
             if node.broker is not None:
                 node.broker.scrub()
         self.run_for(2_000)
         for partition in self.checks.partitions.values():
             for shadow in list(partition.replicas.values()):
-                if shadow.host is None and shadow.damaged:
+                if shadow.host is None and shadow.corrupt:
                     del partition.replicas[shadow.broker_id]
-                elif shadow.damaged:
-                    shadow.damaged = not shadow.host.is_open
+                elif shadow.corrupt:
+                    shadow.corrupt = not shadow.host.is_open
 
     def _is_quiet_now(self) -> bool:
         # Asked after every event, so the cheap question comes first.

@@ -30,7 +30,7 @@ class DiskFaults(Faults):
 
     def _disk_error(self, chance: random.Random) -> bool:
         node = self._victim(chance)
-        if node is None or not self._may_damage(node):
+        if node is None or not self._may_corrupt(node):
             return False
         operation = chance.choice(("fsync", "pwritev", "pread"))
         drops = chance if operation == "fsync" and chance.random() < 0.7 else None
@@ -58,22 +58,22 @@ class DiskFaults(Faults):
         self._later(duration(chance), node.filesystem.stop_refusing)
         return True
 
-    def _may_damage(self, node: BrokerNode) -> bool:
-        """Damage may meet a minority: all others run, and everybody is in sync and undamaged."""
+    def _may_corrupt(self, node: BrokerNode) -> bool:
+        """Corruption may hit a minority: all others run, and everybody is in sync and intact."""
         return (
             all(other.running is not None for other in self.cluster.brokers.values())
             and self.cluster.plan.replication_factor >= 3
             and self.cluster.is_whole()
-            and not any(s.damaged for p in self.cluster.checks.partitions.values() for s in p.replicas.values())
+            and not any(s.corrupt for p in self.cluster.checks.partitions.values() for s in p.replicas.values())
         )
 
-    def _damage(self, chance: random.Random) -> bool:
-        """Damage one log on one disk, below what its recovery point vouches for.
+    def _corruption(self, chance: random.Random) -> bool:
+        """Corrupt one log on one disk, below what its recovery point vouches for.
 
         A bit flips, the file ends early, or a write that was meant for another place went here.
         """
         node = self._victim(chance)
-        if node is None or not self._may_damage(node):
+        if node is None or not self._may_corrupt(node):
             return False
         hosts = [host for host in _hosts(node) if host.is_open and host.log.flushed_offset > host.log.log_start_offset]
         if not hosts:
@@ -99,8 +99,8 @@ class DiskFaults(Faults):
         source = chance.randrange(len(content) - block + 1)
         if content[source : source + block] == content[position : position + block]:
             kind = "flip"
-        self.cluster.checks.damaged(node.broker_id, host.key)
-        self.world.count(f"damage: {kind}")
+        self.cluster.checks.corrupt(node.broker_id, host.key)
+        self.world.count(f"corruption: {kind}")
         match kind:
             case "flip":
                 node.filesystem.corrupt(path, position, 1 << chance.randrange(8))
@@ -116,7 +116,7 @@ class DiskFaults(Faults):
     def _replace_disk(self, chance: random.Random) -> bool:
         """A machine comes back with an empty disk (H17, H42)."""
         node = self._victim(chance)
-        if node is None or not self._may_damage(node):
+        if node is None or not self._may_corrupt(node):
             return False
         node.kill(Loss.ALL)
         node.replace_disk()
@@ -130,7 +130,7 @@ class DiskFaults(Faults):
         """
         nodes = [node for node in self.cluster.brokers.values() if node.can_be_put_back]
         node = chance.choice(nodes) if nodes else None
-        if node is None or not self._may_damage(node):
+        if node is None or not self._may_corrupt(node):
             if not nodes and (begun := self._victim(chance)) is not None:
                 begun.kill(Loss.NOTHING)
                 begun.start()

@@ -37,7 +37,7 @@ CLIENTS = (
 FORGOTTEN = "producers forgotten"
 COMPRESSED = "compressed batches sent"
 SELDOM_FAULTS = (
-    "damage",
+    "corruption",
     "disk error",
     "disk replaced",
     "durability changes",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.log import DataDirectory, LogDamagedError, LogSettings, PartitionLog
+from headrace.log import CorruptLogError, DataDirectory, LogSettings, PartitionLog
 from headrace.log.directory import LogId
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import Offset
@@ -239,14 +239,16 @@ class WatchedDirectory(DataDirectory):
     broker: Broker
 
     def open_log(
-        self, topic_id: bytes, partition: int, settings: LogSettings, *, cut_at_damage: bool = False
+        self, topic_id: bytes, partition: int, settings: LogSettings, *, truncate_at_corruption: bool = False
     ) -> PartitionLog:
         """See `DataDirectory`."""
         log_id = LogId(topic_id, partition)
         try:
-            log = super().open_log(topic_id, partition, shrink_settings(settings), cut_at_damage=cut_at_damage)
-        except LogDamagedError as error:
-            self.broker.cluster.world.note(self.broker.process.name, f"{log_id.partition} is damaged: {error.reason}")
+            log = super().open_log(
+                topic_id, partition, shrink_settings(settings), truncate_at_corruption=truncate_at_corruption
+            )
+        except CorruptLogError as error:
+            self.broker.cluster.world.note(self.broker.process.name, f"{log_id.partition} is corrupt: {error.reason}")
             raise
         self.broker.logs[log] = Host(self.broker, log_id, log)
         return log

@@ -96,15 +96,15 @@ class Checks:
         shadow = self._shadow(host)
         before = Shadow(shadow.broker_id, start=shadow.start, bases=shadow.bases, entries=shadow.entries)
         before.flushed, before.certain = shadow.flushed, shadow.certain
-        if shadow.damaged:
+        if shadow.corrupt:
             shadow.cut(int(host.log.log_end_offset))
         else:
             with host.broker.node.sound_disk():
                 self._read(host, shadow)
         shadow.host, shadow.certain = host, True
-        self._checked("I16", before.flushed > 0 and not shadow.damaged)
+        self._checked("I16", before.flushed > 0 and not shadow.corrupt)
         self._checked("I15", before.certain and bool(before.entries))
-        if not shadow.damaged and before.flushed > shadow.end:
+        if not shadow.corrupt and before.flushed > shadow.end:
             raise SimulationError("I16", f"{_name(host)} had fsynced up to {before.flushed} and holds {shadow.end}")
         if before.certain and before.end != shadow.end and before.entries:
             raise SimulationError("I15", f"{_name(host)} ended at {before.end} and was opened with {shadow.end}")
@@ -163,11 +163,11 @@ class Checks:
         shadow.add(entry_of(header, base, epoch, digest))
 
     def accepted(self, host: Host, batches: ReadableBuffer) -> None:
-        """A follower took these bytes from its leader: none of them is damaged (I17)."""
+        """A follower took these bytes from its leader: none of them is corrupt (I17)."""
         for header, view in iter_batches(batches):
             self._checked("I17")
             if google_crc32c.value(bytes(view[36:])) != header.crc:
-                raise SimulationError("I17", f"{_name(host)} accepts a damaged batch at {header.base_offset}")
+                raise SimulationError("I17", f"{_name(host)} accepts a corrupt batch at {header.base_offset}")
 
     def cut(self, host: Host, end: int) -> None:
         """The log was truncated; the core hears of it next."""
@@ -227,11 +227,11 @@ class Checks:
         self.partitions[key].replicas.pop(broker_id, None)
         self._consumed.pop((key, broker_id), None)
 
-    def damaged(self, broker_id: int, key: LogId) -> None:
-        """The simulator damages this log now."""
+    def corrupt(self, broker_id: int, key: LogId) -> None:
+        """The simulator corrupts this log now."""
         shadow = self.partitions[key].replicas.get(broker_id)
         if shadow is not None:
-            shadow.damaged = True
+            shadow.corrupt = True
 
     def died(self, broker: Broker, *, certain: bool) -> None:
         """A process died: its logs are what their disk kept; `certain`: all that was written."""
@@ -465,7 +465,7 @@ class Checks:
         for entry in (*state.in_sync, *state.eligible_leaders):
             shadow = partition.replicas.get(entry.broker_id)
             host = None if shadow is None else shadow.host
-            if shadow is None or host is None or shadow.damaged or host.partition is None:
+            if shadow is None or host is None or shadow.corrupt or host.partition is None:
                 continue
             if host.replica.broker_epoch != entry.broker_epoch:
                 continue
@@ -509,7 +509,7 @@ class Checks:
         if replica.role in (Role.OFFLINE, Role.DELETED):
             return
         shadow = self._shadow(host)
-        if not (shadow.damaged or host.is_busy):  # Rot that no header's checksum covers may have reached the producers.
+        if not (shadow.corrupt or host.is_busy):  # Rot that no header's checksum covers may have reached the producers.
             replica.validate_state()
         if not 0 <= replica.log_start_offset <= replica.high_watermark <= replica.log_end_offset:
             raise SimulationError("I8", f"{_name(host)}: {replica.log_start_offset}, {replica.high_watermark}")
@@ -540,7 +540,7 @@ class Checks:
         if replica.leader_epoch != state.leader_epoch:
             return
         self._check_log_start(host, partition)
-        if not shadow.damaged:
+        if not shadow.corrupt:
             self._check_prefix("I2", partition, shadow, f"{_name(host)} leads")
         if len(seen.in_sync) >= seen.min_insync_replicas:
             # A later session of a member that kept all its data stands for it, before the leader hears of it.
@@ -564,7 +564,7 @@ class Checks:
             if partition.is_deleted:
                 continue
             for shadow in partition.replicas.values():
-                if shadow.host is not None and shadow.host.is_open and not shadow.damaged:
+                if shadow.host is not None and shadow.host.is_open and not shadow.corrupt:
                     with shadow.host.broker.node.sound_disk():
                         self._check_disk(shadow.host, shadow)
             self.check_members(partition)
@@ -603,7 +603,7 @@ class Checks:
                 for header, view in iter_batches(found.read()):
                     self._checked("I17")
                     if google_crc32c.value(bytes(view[36:])) != header.crc:
-                        raise SimulationError("I17", f"{_name(host)}: the batch at {header.base_offset} is damaged")
+                        raise SimulationError("I17", f"{_name(host)}: the batch at {header.base_offset} is corrupt")
                 offset = found.end_offset
 
     def _check_kept(self, partition: Partition) -> None:
@@ -615,7 +615,7 @@ class Checks:
         for shadow in partition.replicas.values():
             found = shadow.find(last.base)
             has_it = last.end <= shadow.start or (found is not None and found.digest == last.digest)
-            if has_it and not shadow.damaged and (shadow.certain or shadow.flushed >= last.end):
+            if has_it and not shadow.corrupt and (shadow.certain or shadow.flushed >= last.end):
                 return
         raise SimulationError("I15", f"{partition.name}: no disk holds what is committed up to {committed.end}")
 

@@ -41,7 +41,7 @@ class Nemesis(SharedFaults, DiskFaults, AdminFaults):
             "disk error": self._disk_error,
             "disk full": self._disk_full,
             "disk refuses": self._refuse,
-            "damage": self._damage,
+            "corruption": self._corruption,
             "scrub": self._scrub,
             "disk replaced": self._replace_disk,
             "volume put back": self._put_volume_back,

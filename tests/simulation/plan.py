@@ -33,7 +33,7 @@ FAULTS = (
     "coordinator dies",
     "disk error",
     "disk full",
-    "damage",
+    "corruption",
     "scrub",
     "disk replaced",
     "clock jump",
@@ -137,7 +137,7 @@ class Plan(Adversity):
         minimum = min(chance.choice((1, 2, 2, 2)) if durable else 2, replication_factor)
         possible = FAULTS if durable else tuple(each for each in FAULTS if each not in _LOSSY)
         if replication_factor < 3 or minimum < 2:  # Where one replica may be the only one that has a record.
-            possible = tuple(each for each in possible if each not in ("damage", "disk replaced"))
+            possible = tuple(each for each in possible if each not in ("corruption", "disk replaced"))
         faults = tuple(each for each in possible if chance.random() < (0.08 if each in _RARE else 0.4))
         if chance.random() < 0.3:  # One or two kinds alone reach what a storm of all hides.
             faults = tuple(chance.sample(possible, chance.choice((1, 2))))
@@ -209,5 +209,5 @@ _RARE = ("unclean election", "durability changes")
 """After it much may be lost that otherwise must not."""
 _TAKES_DISKS = ("volume put back", "etcd put back")
 """Where one replica may be the only one that has a record, or a write promises what async does, these would lose it."""
-_LOSSY = ("power all", "power in a call", "disk error", "damage", "disk replaced", "disk full")
+_LOSSY = ("power all", "power in a call", "disk error", "corruption", "disk replaced", "disk full")
 """What async durability promises nothing about, where it meets several replicas at once."""

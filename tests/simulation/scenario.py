@@ -279,11 +279,11 @@ class Scenario:
         """Start a broker that is dead."""
         self.cluster.brokers[broker_id].start()
 
-    def damage(self, broker_id: int) -> None:
+    def corruption(self, broker_id: int) -> None:
         """Flip a bit in the last batch of a log that is one segment, below what its recovery point vouches for."""
         host = self.host(broker_id)
         host.log.checkpoint(host.broker.clock.now_ms(), host.replica.high_watermark, force=True)
-        self.cluster.checks.damaged(broker_id, self.key)
+        self.cluster.checks.corrupt(broker_id, self.key)
         path, disk = f"{host.log.directory}/{0:020d}.log", host.broker.node.filesystem
         disk.corrupt(path, len(disk.content(path)) - 100, 1)
 

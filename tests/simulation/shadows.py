@@ -57,8 +57,8 @@ class Shadow:
     """Everything below was fsynced, as somebody was told."""
     certain: bool = True
     """The disk holds exactly this; False after a loss, until the log is opened again."""
-    damaged: bool = False
-    """The simulator damaged the disk on purpose."""
+    corrupt: bool = False
+    """The simulator corrupt the disk on purpose."""
     acknowledged: dict[Replica, tuple[int, int]] = field(default_factory=dict)
     """While it leads: the log end of each follower and what of it is fsynced, by its fetches of this epoch."""
     high_watermark: int = -1

@@ -91,11 +91,11 @@ def test_power_lost_everywhere_loses_nothing(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_damage_of_a_minority_loses_nothing(seed):
+def test_corruption_of_a_minority_loses_nothing(seed):
     """A replica whose log rots leaves the in-sync set and is copied anew; no reader gets what rotted (I17, H33)."""
-    result = check(Plan(seed, faults=("damage",), fault_period_ms=1_500, producers=(-1,)))
-    assert result.counts["fault: damage"] > 0
-    assert result.counts["logs set aside: damaged"] > 0
+    result = check(Plan(seed, faults=("corruption",), fault_period_ms=1_500, producers=(-1,)))
+    assert result.counts["fault: corruption"] > 0
+    assert result.counts["logs set aside: corrupt"] > 0
 
 
 def test_unclean_elections_give_up_only_what_was_asked_for():

@@ -352,7 +352,7 @@ _EXCHANGES: dict[str, type[Exchange]] = {"Produce": Produced, "Fetch": Fetched, 
 
 
 def _end_of(data: Any) -> int:
-    """Where the batches end of which nothing is damaged."""
+    """Where the batches end of which nothing is corrupt."""
     end = -1
     try:
         for header, view in iter_batches(data):

@@ -60,20 +60,20 @@ BOARD = Dashboard(
                     Query(per_second("headrace_broker_replicated_in_bytes_total", HERE, "instance"), "{{instance}}"),
                 ),
                 graph(
-                    "Suspicion",
+                    "Phi of peers",
                     "Phi of peers that should be heard: at 1 one doubt in ten is wrong, at 8 they lose leadership.",
                     "short",
                     Query(f"max by (peer) (headrace_broker_peer_phi{{{HERE}}})", "broker {{peer}}"),
                 ),
                 graph(
-                    "Truncations and damaged answers",
+                    "Truncations and corrupt answers",
                     "Logs truncated because they diverged from their leader's, and answers that failed their checks.",
                     "short",
                     Query(
                         per_second("headrace_broker_truncations_total", HERE, "instance"), "{{instance}} truncations"
                     ),
                     Query(
-                        per_second("headrace_broker_damaged_fetches_total", HERE, "instance"), "{{instance}} damaged"
+                        per_second("headrace_broker_corrupt_fetches_total", HERE, "instance"), "{{instance}} corrupt"
                     ),
                 ),
                 graph(

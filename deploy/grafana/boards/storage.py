@@ -1,4 +1,4 @@
-"""Room, speed of disks, recovery and damage."""
+"""Room, speed of disks, recovery and corruption."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ BOARD = Dashboard(
             ),
         ),
         Row(
-            "Recovery and damage",
+            "Recovery and corruption",
             (
                 graph(
                     "Recovery",
@@ -102,11 +102,11 @@ BOARD = Dashboard(
                     Query(f"headrace_broker_recovery_seconds{{{HERE}}}", "{{instance}}"),
                 ),
                 graph(
-                    "Offline logs and damage",
-                    "Replicas whose log failed; damage found; logs that were copied anew because of it.",
+                    "Offline logs and corruption",
+                    "Replicas whose log failed; corruption found; logs that were copied anew because of it.",
                     "short",
                     Query(f"headrace_broker_offline_logs{{{HERE}}}", "{{instance}} offline"),
-                    Query(f"headrace_broker_damage_found_total{{{HERE}}}", "{{instance}} damage"),
+                    Query(f"headrace_broker_corruptions_detected_total{{{HERE}}}", "{{instance}} corruption"),
                     Query(f"headrace_broker_replaced_logs_total{{{HERE}}}", "{{instance}} copied anew"),
                 ),
                 graph(

@@ -5,7 +5,7 @@ The runtime uses what is exported here; `docs/reference/` describes the files.
 """
 
 from headrace.log.directory import DataDirectory, LogId
-from headrace.log.errors import DirectoryInUseError, LogDamagedError, SliceCutError, WrongDirectoryError
+from headrace.log.errors import CorruptLogError, DirectoryInUseError, SliceCutError, WrongDirectoryError
 from headrace.log.filesystem import DiskSpace, FileSystem
 from headrace.log.log import PartitionLog
 from headrace.log.recovery import RecoveryReport
@@ -15,13 +15,13 @@ from headrace.log.space import DiskUsage
 from headrace.log.timestamps import TimestampedOffset, TimestampKind
 
 __all__ = [
+    "CorruptLogError",
     "DataDirectory",
     "DirectoryInUseError",
     "DiskLimits",
     "DiskSpace",
     "DiskUsage",
     "FileSystem",
-    "LogDamagedError",
     "LogId",
     "LogSettings",
     "PartitionLog",

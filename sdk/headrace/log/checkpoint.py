@@ -16,8 +16,8 @@ one:
     60     4    mark_epoch        int32   leader epoch of that batch, -1 for none
     64     4    slot_crc          uint32  CRC32C of bytes 0 .. 64
 
-The mark decides what is damage and what is a torn tail; the rest only shortens work (PROTOCOL section 1.2, H31). Beside
-it stand the small files replaced as a whole: text or bytes behind a line with their CRC.
+The mark decides what is corruption and what is a torn tail; the rest only shortens work (PROTOCOL section 1.2, H31).
+Beside it stand the small files replaced as a whole: text or bytes behind a line with their CRC.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def seal(content: bytes) -> bytes:
 
 
 def read_sealed(filesystem: FileSystem, path: str) -> bytes | None:
-    """Return the content of a sealed file; None if it is absent or damaged."""
+    """Return the content of a sealed file; None if it is absent or corrupt."""
     data = read_file(filesystem, path, _SMALL_FILE_LIMIT) or b""
     line, _, content = data.partition(b"\n")
     return content if line == b"headrace 1 %08x" % crc32c(content) else None

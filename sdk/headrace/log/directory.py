@@ -9,7 +9,7 @@
     <data_dir>/reserve                        room kept back for checkpoints on a full disk
     <data_dir>/<topic_id hex>-<partition>/    a log
     <data_dir>/<...>.deleted-<n>/             a log that was deleted, to be removed
-    <data_dir>/<...>.damaged-<n>/             a damaged log, kept for a person
+    <data_dir>/<...>.corrupt-<n>/             a corrupt log, kept for a person
 
 Opened once at the broker's start and closed last. Not for several threads at once, except `check_space`. Names come
 from topic ids and integers only: a topic's name never touches the file system.
@@ -73,7 +73,7 @@ class DataDirectory:
         *,
         same_boot: bool,
         boot_id: str,
-        era: bytes,
+        incarnation: bytes,
         seen: SeenMetadata,
         session: SessionNote,
         identity: dict[str, Any],
@@ -87,7 +87,7 @@ class DataDirectory:
         # The machine has not been started anew since the last process: what that wrote, flushed or not, is there.
         self.same_boot = same_boot
         # Names the time without such a start, and without an I/O error, up to now; empty: the boot is not known.
-        self.era = era
+        self.incarnation = incarnation
         # How far the metadata in etcd has been seen.
         self.seen = seen
         self._session = session
@@ -114,9 +114,9 @@ class DataDirectory:
     ) -> DataDirectory:
         """Lock `path` (made if absent), check or write its identity, read and remove the clean marker (H39, H42).
 
-        `new_storage_id` (16 random bytes) is used where the directory is new, and to name a new era. `boot_id` names
-        the present boot of the machine; empty: not known, and then it is never the same one. Call `note_boot` once all
-        logs are open. `adopts` is the storage id of the directory of an earlier generation that goes on here.
+        `new_storage_id` (16 random bytes) is used where the directory is new, and to name a new incarnation. `boot_id`
+        names the present boot of the machine; empty: not known, and then it is never the same one. Call `note_boot`
+        once all logs are open. `adopts` is the storage id of the directory of an earlier generation that goes on here.
         Raises DirectoryInUseError, WrongDirectoryError, InvalidConfigError (`path` is a file, read-only, or not
         permitted), StorageFullError, StorageBusyError, StorageOfflineError.
         """
@@ -129,10 +129,10 @@ class DataDirectory:
                 wanted = {"cluster_id": cluster_id, "generation": generation, "broker_id": broker_id}
                 storage_id = _check_identity(filesystem, path, wanted, new_storage_id, adopts)
                 clean_broker_epoch = _take_clean_marker(filesystem, path)
-                noted_boot_id, era = _read_boot(filesystem, path)
+                noted_boot_id, incarnation = _read_boot(filesystem, path)
                 same_boot = bool(boot_id) and noted_boot_id == boot_id
                 if not same_boot:
-                    era = new_storage_id if boot_id else b""
+                    incarnation = new_storage_id if boot_id else b""
                 if not same_boot and filesystem.exists(f"{path}/boot"):
                     filesystem.unlink(f"{path}/boot")
                     filesystem.fsync_directory(path)
@@ -160,7 +160,7 @@ class DataDirectory:
             clean_broker_epoch,
             same_boot=same_boot,
             boot_id=boot_id,
-            era=era,
+            incarnation=incarnation,
             seen=seen,
             session=session,
             identity=wanted,
@@ -209,7 +209,7 @@ class DataDirectory:
         if self.same_boot or not self._boot_id or any(log.offline for log in self._logs.values()):
             return
         try:
-            note = json.dumps({"boot_id": self._boot_id, "era": self.era.hex()}).encode()
+            note = json.dumps({"boot_id": self._boot_id, "incarnation": self.incarnation.hex()}).encode()
             replace_file(self._filesystem, self.path, "boot", seal(note))
         except OSError as error:
             raise storage_error(self.path, error) from error
@@ -224,13 +224,13 @@ class DataDirectory:
         return sorted(LogId(bytes.fromhex(match[1]), int(match[2])) for match in matches)
 
     def open_log(
-        self, topic_id: bytes, partition: int, settings: LogSettings, *, cut_at_damage: bool = False
+        self, topic_id: bytes, partition: int, settings: LogSettings, *, truncate_at_corruption: bool = False
     ) -> PartitionLog:
         """Open the log, making it if absent, and recover it: O(segments) after a clean stop.
 
-        Raises LogDamagedError (file, offset, position) where records below the fsynced mark are damaged or a valid
-        batch follows a torn one; nothing is changed then. `cut_at_damage` is the operator's explicit word to lose what
-        follows.
+        Raises CorruptLogError (file, offset, position) where records below the fsynced mark are corrupt or a valid
+        batch follows a torn one; nothing is changed then. `truncate_at_corruption` is the operator's explicit word to
+        lose what follows.
         """
         log_id = LogId(topic_id, partition)
         assert log_id not in self._logs, f"{log_id.directory_name} is open already"
@@ -246,7 +246,7 @@ class DataDirectory:
             topic_id,
             partition,
             settings,
-            cut_at_damage=cut_at_damage,
+            truncate_at_corruption=truncate_at_corruption,
         )
         self._logs[log_id] = log
         return log
@@ -275,9 +275,9 @@ class DataDirectory:
         self._set_aside(log_id, "deleted")
 
     def quarantine_log(self, log_id: LogId) -> str:
-        """Rename a damaged log's directory (not open) to `.damaged-<n>`, kept for a person; its new path."""
+        """Rename a corrupt log's directory (not open) to `.corrupt-<n>`, kept for a person; its new path."""
         assert log_id not in self._logs, f"{log_id.directory_name} is open"
-        return self._set_aside(log_id, "damaged")
+        return self._set_aside(log_id, "corrupt")
 
     def remove_deleted(self) -> int:
         """Remove directories of deleted logs from the disk; how many. May take long: call it in a thread."""
@@ -394,7 +394,7 @@ def _read_identity(filesystem: FileSystem, path: str) -> dict[str, Any]:
         raise _wrong(f"{path} holds no identity file")
     payload = read_sealed(filesystem, identity_path)
     if payload is None:
-        raise _wrong(f"{identity_path} is damaged")
+        raise _wrong(f"{identity_path} is corrupt")
     identity: dict[str, Any] = json.loads(payload)
     if identity["format"] != FORMAT_VERSION:
         raise WrongDirectoryError(
@@ -450,7 +450,7 @@ def _read_boot(filesystem: FileSystem, path: str) -> tuple[str, bytes]:
     if payload is None:
         return "", b""
     note = json.loads(payload)
-    return note["boot_id"], bytes.fromhex(note["era"])
+    return note["boot_id"], bytes.fromhex(note["incarnation"])
 
 
 def _forget_boot(filesystem: FileSystem, path: str) -> None:

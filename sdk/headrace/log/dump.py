@@ -4,7 +4,7 @@ PATH is a segment (`.log`), one of its indexes (`.index`, `.timeindex`), or the 
 checkpoint, leader epochs and segments. It changes nothing, takes no lock and needs no cluster, so it works on a copy,
 on a quarantined directory, and beside a running broker (whose last batch may be half written).
 
-Exit code 0: all batches are sound; 1: something is damaged; 2: PATH is nothing of ours.
+Exit code 0: all batches are sound; 1: something is corrupt; 2: PATH is nothing of ours.
 It needs `headrace[cli]`; nothing else in this package does.
 """
 
@@ -41,7 +41,7 @@ def dump(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
     records: Annotated[bool, typer.Option("--records", help="The records of each batch too.")] = False,
 ) -> None:
-    """Print a segment or a partition, check every CRC, and say where damage begins."""
+    """Print a segment or a partition, check every CRC, and say where corruption begins."""
     if path.is_dir():
         rows = _dump_partition(path, records)
     elif path.suffix == LOG_SUFFIX:
@@ -54,11 +54,11 @@ def dump(
             file=sys.stderr,
         )
         raise typer.Exit(2)
-    damaged = False
+    corrupt = False
     for row in rows:
-        damaged = damaged or row["kind"] == "damage"
+        corrupt = corrupt or row["kind"] == "corruption"
         print(json.dumps(row) if as_json else _line(row))
-    raise typer.Exit(1 if damaged else 0)
+    raise typer.Exit(1 if corrupt else 0)
 
 
 def _dump_partition(directory: Path, records: bool) -> Iterator[dict[str, Any]]:
@@ -66,7 +66,7 @@ def _dump_partition(directory: Path, records: bool) -> Iterator[dict[str, Any]]:
     names = filesystem.list_directory(str(directory))
     if CHECKPOINT_FILE in names:
         checkpoint = CheckpointFile(filesystem, str(directory)).read()
-        yield {"kind": "checkpoint", **(_checkpoint_row(checkpoint) if checkpoint else {"state": "damaged"})}
+        yield {"kind": "checkpoint", **(_checkpoint_row(checkpoint) if checkpoint else {"state": "corrupt"})}
     content = read_sealed(filesystem, f"{directory}/{EPOCHS_FILE}")
     history = None if content is None else decode_epochs(content)
     if history is not None:
@@ -99,7 +99,7 @@ def _dump_segment(path: Path, records: bool) -> Iterator[dict[str, Any]]:
                 batch = content[position:end]
                 check_batch(batch, max_batch_bytes=size_bytes, max_records=UNBOUNDED, max_payload_bytes=UNBOUNDED)
             except HeadraceError as error:
-                yield {"kind": "damage", "file": str(path), "position": position, "reason": error.message}
+                yield {"kind": "corruption", "file": str(path), "position": position, "reason": error.message}
                 return
             yield _batch_row(header, position)
             if records:
@@ -111,7 +111,7 @@ def _dump_index(path: Path) -> Iterator[dict[str, Any]]:
     content = read_index_file(OsFileSystem(), str(path))
     if content is None:
         yield {
-            "kind": "damage",
+            "kind": "corruption",
             "file": str(path),
             "position": 0,
             "reason": "a CRC or the size is wrong; it is rebuilt",
@@ -190,8 +190,8 @@ def _line(row: dict[str, Any]) -> str:
         case "record":
             key = "" if row["key"] is None else f"{row['key']} = "
             return f"    {row['offset']}: {key}{row['value']}"
-        case "damage":
-            return f"DAMAGE in {row['file']} at byte {row['position']}: {row['reason']}"
+        case "corruption":
+            return f"CORRUPTION in {row['file']} at byte {row['position']}: {row['reason']}"
         case kind:
             return f"{kind} " + " ".join(f"{name}={value}" for name, value in row.items() if name != "kind")
 

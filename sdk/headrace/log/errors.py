@@ -27,21 +27,21 @@ _BUSY = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno
 RETRY_AFTER_MS = 1000
 
 
-class LogDamagedError(StorageOfflineError):
+class CorruptLogError(StorageOfflineError):
     """Bytes in a log are not what was written (H33): leave the in-sync set, then fetch again or ask the operator.
 
     Attributes:
-        file: path of the damaged file.
+        file: path of the corrupt file.
         offset: first offset that is in doubt.
-        position: byte position of the damage in the file.
+        position: byte position of the corruption in the file.
     """
 
     def __init__(self, reason: str, *, file: str, offset: int, position: int) -> None:
         super().__init__(
-            f"{file} is damaged at byte {position} (offset {offset}): {reason}",
+            f"{file} is corrupt at byte {position} (offset {offset}): {reason}",
             outcome=Outcome.UNKNOWN,
             action="Nothing was changed. Fetch the partition from another replica; without one, restore the file, or "
-            "open the log with cut_at_damage, which loses everything from this offset on.",
+            "open the log with truncate_at_corruption, which loses everything from this offset on.",
         )
         self.reason = reason
         self.file = file
@@ -78,7 +78,7 @@ class DirectoryInUseError(HeadraceError):
 
 
 class WrongDirectoryError(HeadraceError):
-    """The data directory belongs to another cluster, generation or broker, or its identity file is damaged."""
+    """The data directory belongs to another cluster, generation or broker, or its identity file is corrupt."""
 
     default_code = ErrorCode.CONFLICT
 

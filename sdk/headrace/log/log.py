@@ -18,7 +18,7 @@ from typing import NoReturn
 from headrace.log.checkpoint import CheckpointFile, Mark
 from headrace.log.durability import LogDurability
 from headrace.log.environment import LogEnvironment
-from headrace.log.errors import LogDamagedError, is_no_room, is_refused, storage_error, storage_full
+from headrace.log.errors import CorruptLogError, is_no_room, is_refused, storage_error, storage_full
 from headrace.log.log_reader import LogReader
 from headrace.log.log_retention import LogRetention
 from headrace.log.log_state import LogState
@@ -54,7 +54,7 @@ class PartitionLog:
         *,
         topic_id: bytes,
         partition: int,
-        cut_at_damage: bool,
+        truncate_at_corruption: bool,
     ) -> None:
         """Used by `open` only."""
         self.topic_id = topic_id
@@ -72,7 +72,7 @@ class PartitionLog:
             self._segments,
             checkpoint_file,
             settings,
-            cut_at_damage=cut_at_damage,
+            truncate_at_corruption=truncate_at_corruption,
             same_boot=environment.same_boot,
         )
         # What opening found; see RecoveryReport.
@@ -100,18 +100,23 @@ class PartitionLog:
         partition: int,
         settings: LogSettings,
         *,
-        cut_at_damage: bool = False,
+        truncate_at_corruption: bool = False,
     ) -> PartitionLog:
         """Recover the log in `directory`, which exists and is synced into its parent.
 
-        Raises LogDamagedError (nothing was changed; see `DataDirectory.open_log`), StorageFullError, StorageBusyError
+        Raises CorruptLogError (nothing was changed; see `DataDirectory.open_log`), StorageFullError, StorageBusyError
         (try again), StorageOfflineError.
         """
         try:
             return cls(
-                environment, directory, settings, topic_id=topic_id, partition=partition, cut_at_damage=cut_at_damage
+                environment,
+                directory,
+                settings,
+                topic_id=topic_id,
+                partition=partition,
+                truncate_at_corruption=truncate_at_corruption,
             )
-        except (OSError, LogDamagedError) as error:
+        except (OSError, CorruptLogError) as error:
             environment.files.drop_all(directory)
             if isinstance(error, OSError):
                 raise storage_error(directory, error) from error
@@ -442,7 +447,7 @@ class PartitionLog:
 
         At most `max_bytes` except for the first batch, all of one segment. Empty where `offset` is at or after
         `end_offset` but not after the log end, or where its batch goes past `end_offset`. May block on the disk. Close
-        the slice. Raises OffsetOutOfRangeError outside log start .. log end, LogDamagedError, StorageOfflineError.
+        the slice. Raises OffsetOutOfRangeError outside log start .. log end, CorruptLogError, StorageOfflineError.
         """
         return self._reader.read(offset, max_bytes, end_offset, nowait=False)
 
@@ -499,7 +504,7 @@ class PartitionLog:
     def verify(self, offset: int | None = None) -> Offset:
         """Check every CRC, chain, offset and epoch from the batch that holds `offset` (default: log start); the end.
 
-        The scrubber's and the operator's check; reads all. Raises LogDamagedError.
+        The scrubber's and the operator's check; reads all. Raises CorruptLogError.
         """
         return self._reader.verify(self._state.log_start_offset if offset is None else offset)
 

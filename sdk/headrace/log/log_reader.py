@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headrace.log.errors import LogDamagedError, SliceCutError
+from headrace.log.errors import CorruptLogError, SliceCutError
 from headrace.log.log_state import LogState
 from headrace.log.open_files import OpenFile
 from headrace.log.scan import BadBatch, ChainPoint, ReadAt, check_batches, check_next, walk_headers
@@ -94,7 +94,7 @@ class LogReader:
                 return self._empty(segment, offset)
         except BaseException as error:
             segments.files.unpin(file)
-            if isinstance(error, LogDamagedError) and segment.cuts != cuts:
+            if isinstance(error, CorruptLogError) and segment.cuts != cuts:
                 raise _cut_meanwhile() from error
             raise
         with segments.lock:
@@ -157,13 +157,13 @@ class LogReader:
         """Pin one segment of a walk that began when it had been cut `cuts` times.
 
         Raises SegmentGoneError: it has left the list since. SliceCutError: it was cut, so that what the walk finds is
-        neither damage nor an answer.
+        neither corruption nor an answer.
         """
         with self._state.disk():
             file = self._segments.pin(segment)
             try:
                 yield file
-            except LogDamagedError as error:
+            except CorruptLogError as error:
                 if segment.cuts != cuts:
                     raise _cut_meanwhile() from error
                 raise
@@ -292,7 +292,7 @@ class LogReader:
                         raise _cut_meanwhile()
                     position, header = next(self._segments.walk(segment, offset, interval))
                 reason = f"the batch ends at offset {header.end_offset}, the log at {end_offset}"
-                raise LogDamagedError(reason, file=segment.path, offset=header.base_offset, position=position)
+                raise CorruptLogError(reason, file=segment.path, offset=header.base_offset, position=position)
             before: ChainPoint | None = None
             try:
                 for header, batch in iter_batches(data):
@@ -305,7 +305,7 @@ class LogReader:
                     headers.append(header)
             except CorruptBatchError as error:
                 at = found.base_offset if before is None else before.offset
-                raise LogDamagedError(error.message, file=path, offset=at, position=position) from error
+                raise CorruptLogError(error.message, file=path, offset=at, position=position) from error
             return Offset(found.end_offset), headers
 
     def _verify_segment(
@@ -317,7 +317,7 @@ class LogReader:
             before = ChainPoint(first.base_offset, first.previous_crc, -1)
         for item in check_batches(read_at, position, size_bytes, before, self._state.settings.max_batch_bytes):
             if isinstance(item, BadBatch):
-                raise LogDamagedError(item.reason, file=segment.path, offset=item.offset, position=item.position)
+                raise CorruptLogError(item.reason, file=segment.path, offset=item.offset, position=item.position)
             header = item[1]
             before = ChainPoint(header.end_offset, header.crc, header.leader_epoch)
         return before

@@ -1,8 +1,8 @@
 """What stands on disk when a log is opened: where it ends, and whether all of it is what was written.
 
 Called by `PartitionLog.open` only, before anybody else knows the log. The batches past the recovery point are checked
-one by one; a torn tail beyond it is cut, anything else is damage and changes nothing (I6, I17, H31, H33). After a clean
-stop the recovery point is the end of the last file, so nothing is read.
+one by one; a torn tail beyond it is cut, anything else is corruption and changes nothing (I6, I17, H31, H33). After a
+clean stop the recovery point is the end of the last file, so nothing is read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from headrace.log.checkpoint import Checkpoint, CheckpointFile, Mark, read_sealed
 from headrace.log.epochs import EPOCHS_FILE, EpochHistory, decode_epochs
-from headrace.log.errors import LogDamagedError
+from headrace.log.errors import CorruptLogError
 from headrace.log.scan import BadBatch, ChainPoint, check_batches, find_valid_batch
 from headrace.log.segment import DELETED_SUFFIX, LOG_SUFFIX, Segment, segment_base_offsets
 from headrace.log.segments import SegmentList
@@ -46,10 +46,10 @@ def recover(
     checkpoint_file: CheckpointFile,
     settings: LogSettings,
     *,
-    cut_at_damage: bool,
+    truncate_at_corruption: bool,
     same_boot: bool,
 ) -> Recovered:
-    """Load the segments, scan past the recovery point, cut a torn tail; raises LogDamagedError, OSError.
+    """Load the segments, scan past the recovery point, cut a torn tail; raises CorruptLogError, OSError.
 
     `same_boot`: the kernel has kept what was written, so that nothing beyond one last write can be torn.
     """
@@ -68,12 +68,14 @@ def recover(
         mark, start, high_watermark = checkpoint.mark, checkpoint.log_start_offset, checkpoint.high_watermark
         _drop_below_start(segments, start)
         mark = _move_to_next_segment(segments, mark)
-        if not cut_at_damage:
+        if not truncate_at_corruption:
             _check_mark(segments, mark)
         elif segments.items:
             mark = _first_mark(segments)  # the operator wants whatever is sound, so all of it is looked at
-    proven = checkpoint is not None and not cut_at_damage
-    scan = _Scan(segments, settings, mark, proven=proven, cut_at_damage=cut_at_damage, same_boot=same_boot)
+    proven = checkpoint is not None and not truncate_at_corruption
+    scan = _Scan(
+        segments, settings, mark, proven=proven, truncate_at_corruption=truncate_at_corruption, same_boot=same_boot
+    )
     end = scan.run()
     _cut(segments, scan)
     epochs, changed = _epochs(segments, settings, mark, scan.epochs, end.offset)
@@ -121,11 +123,11 @@ def _check_mark(segments: SegmentList, mark: Mark) -> None:
     if segment is None:
         if mark.position == 0 and not any(item.base_offset >= mark.segment for item in segments.items):
             return  # a segment that was made for the next append and lost its name before anything was in it
-        raise LogDamagedError(
+        raise CorruptLogError(
             "the segment that holds the fsynced mark is gone", file=path, offset=mark.offset, position=0
         )
     if segment.size_bytes < mark.position:
-        raise LogDamagedError(
+        raise CorruptLogError(
             f"the file ends there, but everything up to byte {mark.position} was fsynced",
             file=path, offset=segment.base_offset, position=segment.size_bytes,
         )  # fmt: skip
@@ -141,14 +143,14 @@ class _Scan:
         mark: Mark,
         *,
         proven: bool,
-        cut_at_damage: bool,
+        truncate_at_corruption: bool,
         same_boot: bool,
     ) -> None:
         self._segments = segments
         self._max_batch_bytes = settings.max_batch_bytes
         self._mark = mark
         self._proven = proven
-        self._cut_at_damage = cut_at_damage
+        self._truncate_at_corruption = truncate_at_corruption
         self._same_boot = same_boot
         self.end = mark
         self.epochs: list[tuple[int, int]] = []
@@ -204,7 +206,7 @@ class _Scan:
         self.end = Mark(header.end_offset, segment.base_offset, end_position, header.crc, header.leader_epoch)
 
     def _judge(self, segment: Segment, bad: BadBatch) -> None:
-        """Take the bad batch for a torn tail, or raise: it is damage.
+        """Take the bad batch for a torn tail, or raise: it is corruption.
 
         Beyond the mark blocks reach the disk in any order when power is lost, so that a bad batch may have valid ones
         behind it. Where only the process died the kernel has all of them, and only the last write can be torn. What
@@ -214,14 +216,14 @@ class _Scan:
         self.bad_segment = segment
         self.reason = bad.reason
         self.cut_bytes = segment.size_bytes - bad.position + sum(item.size_bytes for item in later)
-        if self._cut_at_damage or (self._proven and not self._same_boot):
+        if self._truncate_at_corruption or (self._proven and not self._same_boot):
             return
         found = self._valid_after(segment, bad, later)
         reason = f"{bad.reason}; a valid batch follows in {found}" if found else bad.reason
         if not found and not self._proven:
             reason = f"{bad.reason}; both checkpoint slots are lost, so that it may have been fsynced"
         if found or not self._proven:
-            raise LogDamagedError(reason, file=segment.path, offset=bad.offset, position=bad.position)
+            raise CorruptLogError(reason, file=segment.path, offset=bad.offset, position=bad.position)
 
     def _valid_after(self, segment: Segment, bad: BadBatch, later: list[Segment]) -> str:
         for item, position in [(segment, bad.next_position), *((item, 0) for item in later)]:

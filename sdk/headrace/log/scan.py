@@ -1,6 +1,6 @@
 """Walking over the batches of one segment file: headers only for look-ups, whole batches for recovery and verification.
 
-Damage raises `LogDamagedError` with file, offset and position (I17). Nothing here changes a file but `write_again`.
+Corruption raises `CorruptLogError` with file, offset and position (I17). Nothing here changes a file but `write_again`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.log.errors import LogDamagedError
+from headrace.log.errors import CorruptLogError
 from headrace.log.filesystem import FileSystem
 from headrace.wire.batch import HEADER_BYTES, BatchHeader, read_header
 from headrace.wire.crc import crc32c
@@ -45,7 +45,7 @@ def walk_headers(
             if position + header.batch_bytes > end_position:
                 raise CorruptBatchError("the batch goes past the end of the segment")
         except CorruptBatchError as error:
-            raise LogDamagedError(error.message, file=path, offset=offset or 0, position=position) from error
+            raise CorruptLogError(error.message, file=path, offset=offset or 0, position=position) from error
         yield position, header
         offset = header.end_offset
         position += header.batch_bytes

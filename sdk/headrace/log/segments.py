@@ -10,7 +10,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from headrace.log.errors import LogDamagedError
+from headrace.log.errors import CorruptLogError
 from headrace.log.index import IndexCache, SegmentIndex
 from headrace.log.open_files import OpenFile, OpenFiles
 from headrace.log.scan import ReadAt, walk_headers
@@ -68,7 +68,7 @@ class SegmentList:
     def pin(self, segment: Segment) -> OpenFile:
         """Pin the file of a segment while the list has it: its files are renamed or removed only after it has left.
 
-        Raises SegmentGoneError, LogDamagedError (the file was removed by another process), OSError.
+        Raises SegmentGoneError, CorruptLogError (the file was removed by another process), OSError.
         """
         with self.lock:
             at = bisect_right(self._bases, segment.base_offset) - 1
@@ -77,7 +77,7 @@ class SegmentList:
             try:
                 return self.files.pin(segment.path)
             except FileNotFoundError as error:
-                raise LogDamagedError(
+                raise CorruptLogError(
                     "the file is gone", file=segment.path, offset=segment.base_offset, position=0
                 ) from error
 
@@ -113,11 +113,11 @@ class SegmentList:
     ) -> tuple[int, BatchHeader]:
         """Return position and header of the batch that holds `offset`, which lies in `segment`.
 
-        An index entry that leads nowhere is not damage of the log: the index is built again first (H38).
+        An index entry that leads nowhere is not corruption of the log: the index is built again first (H38).
         """
         try:
             return self._locate(segment, read_at, offset, interval_bytes, nowait)
-        except LogDamagedError:
+        except CorruptLogError:
             if nowait:
                 raise WouldBlockError from None
             self.rebuild_index(segment, read_at, interval_bytes)
@@ -130,7 +130,7 @@ class SegmentList:
         for found in walk_headers(read_at, segment.path, position, segment.size_bytes, base_offset):
             if found[1].end_offset > offset:
                 return found
-        raise LogDamagedError(
+        raise CorruptLogError(
             "no batch holds the offset", file=segment.path, offset=offset, position=segment.size_bytes
         )
 
@@ -178,13 +178,13 @@ class SegmentList:
             return index
 
     def rebuild_index(self, segment: Segment, read_at: ReadAt, interval_bytes: int) -> SegmentIndex:
-        """Build the index from the segment's headers alone; raises LogDamagedError where those are damaged."""
+        """Build the index from the segment's headers alone; raises CorruptLogError where those are corrupt."""
         with self._index_lock:
             cuts = segment.cuts
             index = self.new_index(segment, read_at, interval_bytes, segment.size_bytes)
             with self.lock:
                 if segment.cuts != cuts:
-                    raise LogDamagedError(
+                    raise CorruptLogError(
                         "the segment was cut", file=segment.path, offset=segment.base_offset, position=0
                     )
                 self._extend_or_raise(index, segment, read_at, interval_bytes)  # what was appended meanwhile
@@ -202,7 +202,7 @@ class SegmentList:
     def _extend(self, index: SegmentIndex, segment: Segment, read_at: ReadAt, interval_bytes: int) -> bool:
         try:
             self._extend_or_raise(index, segment, read_at, interval_bytes)
-        except LogDamagedError:
+        except CorruptLogError:
             return False
         return True
 

@@ -22,7 +22,7 @@ class SessionNote:
     """Read at the start; each change is synced before it is relied on. One thread at a time."""
 
     def __init__(self, filesystem: FileSystem, path: str, generation: int) -> None:
-        """Read what `path` holds; a file that is missing or damaged counts as the oldest. Raises OSError."""
+        """Read what `path` holds; a file that is missing or corrupt counts as the oldest. Raises OSError."""
         self._filesystem = filesystem
         self._path = path
         self._generation = generation

@@ -32,7 +32,7 @@ class LogSettings:
     file_delete_delay_ms: int = 60_000
     # The recovery point is written at most this often, in milliseconds.
     checkpoint_interval_ms: int = 1_000
-    # A batch on disk longer than this is damage, in bytes (header included): bounds what recovery reads at once.
+    # A batch on disk longer than this is corruption, in bytes (header included): bounds what recovery reads at once.
     max_batch_bytes: int = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.log.errors import LogDamagedError, SliceCutError
+from headrace.log.errors import CorruptLogError, SliceCutError
 from headrace.log.open_files import OpenFile, OpenFiles
 from headrace.log.segment import Segment
 from headrace.wire.errors import HeadraceError
@@ -83,7 +83,7 @@ class Slice:
         return self._file.descriptor
 
     def read(self) -> bytes:
-        """Read the batches; may block on the disk. Raises SliceCutError, LogDamagedError, StorageOfflineError."""
+        """Read the batches; may block on the disk. Raises SliceCutError, CorruptLogError, StorageOfflineError."""
         if self.size_bytes == 0:
             return b""
         try:
@@ -107,7 +107,7 @@ class Slice:
 
     def _check_uncut(self, got_bytes: int) -> None:
         if not self.was_cut and got_bytes != self.size_bytes:
-            raise LogDamagedError(
+            raise CorruptLogError(
                 "the file is shorter than what was written", file=self._segment.path,
                 offset=self.base_offset, position=self.position + got_bytes,
             )  # fmt: skip

@@ -146,20 +146,20 @@ class TopicFetch(_message.Message):
     def __init__(self, topic: _Optional[_Union[_topics_pb2.TopicRef, _Mapping]] = ..., partitions: _Optional[_Iterable[_Union[PartitionFetch, _Mapping]]] = ...) -> None: ...
 
 class PartitionFetch(_message.Message):
-    __slots__ = ("partition", "offset", "max_bytes", "leader_epoch", "last_epoch", "found_damage")
+    __slots__ = ("partition", "offset", "max_bytes", "leader_epoch", "last_epoch", "corruption_detected")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    FOUND_DAMAGE_FIELD_NUMBER: _ClassVar[int]
+    CORRUPTION_DETECTED_FIELD_NUMBER: _ClassVar[int]
     partition: int
     offset: int
     max_bytes: int
     leader_epoch: int
     last_epoch: int
-    found_damage: bool
-    def __init__(self, partition: _Optional[int] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., last_epoch: _Optional[int] = ..., found_damage: bool = ...) -> None: ...
+    corruption_detected: bool
+    def __init__(self, partition: _Optional[int] = ..., offset: _Optional[int] = ..., max_bytes: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., last_epoch: _Optional[int] = ..., corruption_detected: bool = ...) -> None: ...
 
 class FetchResponse(_message.Message):
     __slots__ = ("topics", "throttle_ms")
@@ -380,19 +380,19 @@ class LogDescription(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., flushed_offset: _Optional[int] = ..., size_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., is_leader: bool = ..., offline_reason: _Optional[str] = ..., is_follower: bool = ..., followers: _Optional[_Iterable[_Union[FollowerDescription, _Mapping]]] = ...) -> None: ...
 
 class FollowerDescription(_message.Message):
-    __slots__ = ("broker_id", "broker_epoch", "log_end_offset", "durable_offset", "behind_ms", "in_sync", "suspicion")
+    __slots__ = ("broker_id", "broker_epoch", "log_end_offset", "durable_offset", "behind_ms", "in_sync", "phi")
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
     BROKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     LOG_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
     DURABLE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     BEHIND_MS_FIELD_NUMBER: _ClassVar[int]
     IN_SYNC_FIELD_NUMBER: _ClassVar[int]
-    SUSPICION_FIELD_NUMBER: _ClassVar[int]
+    PHI_FIELD_NUMBER: _ClassVar[int]
     broker_id: int
     broker_epoch: int
     log_end_offset: int
     durable_offset: int
     behind_ms: int
     in_sync: bool
-    suspicion: float
-    def __init__(self, broker_id: _Optional[int] = ..., broker_epoch: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., durable_offset: _Optional[int] = ..., behind_ms: _Optional[int] = ..., in_sync: bool = ..., suspicion: _Optional[float] = ...) -> None: ...
+    phi: float
+    def __init__(self, broker_id: _Optional[int] = ..., broker_epoch: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., durable_offset: _Optional[int] = ..., behind_ms: _Optional[int] = ..., in_sync: bool = ..., phi: _Optional[float] = ...) -> None: ...

@@ -45,7 +45,7 @@ def read_facts(pem: bytes) -> list[CertificateFacts]:
     try:
         return [_facts(binascii.a2b_base64(body)) for body in found]
     except (ValueError, IndexError) as error:
-        raise CertificateFormatError("a certificate in it is damaged") from error
+        raise CertificateFormatError("a certificate in it is corrupt") from error
 
 
 def _facts(certificate: bytes) -> CertificateFacts:

@@ -104,7 +104,7 @@ def _inflate_gzip(data: bytes | memoryview, payload_bytes: int) -> bytes | memor
             rest = lambda most: inflater.decompress(inflater.unconsumed_tail, most)  # noqa: E731
             payload = _in_pieces(payload, rest, payload_bytes)
     except zlib.error as error:
-        raise CorruptBatchError(f"the gzip payload is damaged: {error}") from error
+        raise CorruptBatchError(f"the gzip payload is corrupt: {error}") from error
     if not inflater.eof or inflater.unused_data:
         raise CorruptBatchError("the gzip payload is not one whole member of the stated size")
     return payload
@@ -118,7 +118,7 @@ def _inflate_lz4(data: bytes | memoryview, payload_bytes: int) -> bytes | memory
             rest = lambda most: b"" if inflater.eof else inflater.decompress(b"", max_length=most)  # noqa: E731
             payload = _in_pieces(payload, rest, payload_bytes)
     except (RuntimeError, EOFError) as error:
-        raise CorruptBatchError(f"the lz4 payload is damaged: {error}") from error
+        raise CorruptBatchError(f"the lz4 payload is corrupt: {error}") from error
     if not inflater.eof or inflater.unused_data:
         raise CorruptBatchError("the lz4 payload is not one whole frame of the stated size")
     return payload
@@ -146,7 +146,7 @@ def _inflate_zstd(data: bytes | memoryview, payload_bytes: int) -> bytes:
             data, max_output_size=payload_bytes, allow_extra_data=False
         )
     except zstd.ZstdError as error:
-        raise CorruptBatchError(f"the zstd payload is damaged: {error}") from error
+        raise CorruptBatchError(f"the zstd payload is corrupt: {error}") from error
     return payload
 
 

@@ -355,7 +355,7 @@ class StorageFullError(HeadraceError):
 
 
 class StorageOfflineError(HeadraceError):
-    """The replica's storage has failed or is damaged; the broker serves it no more."""
+    """The replica's storage has failed or is corrupt; the broker serves it no more."""
 
     default_code = ErrorCode.STORAGE_OFFLINE
 
@@ -621,7 +621,7 @@ ERRORS: Mapping[ErrorCode, ErrorRow] = {
         "UNAVAILABLE",
         True,
         _NO,
-        "Look at the broker's log: its disk has failed or a file is damaged.",
+        "Look at the broker's log: its disk has failed or a file is corrupt.",
     ),
     ErrorCode.NOT_ENOUGH_BROKERS: ErrorRow(
         NotEnoughBrokersError, "UNAVAILABLE", True, _NO, "Start more brokers or ask for fewer replicas."

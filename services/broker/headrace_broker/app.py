@@ -68,8 +68,8 @@ from headrace_broker.runtime.partition import PartitionContext
 from headrace_broker.runtime.partition_samples import describe_sample
 from headrace_broker.runtime.registration import Registration
 from headrace_broker.runtime.replica_manager import ReplicaManager
+from headrace_broker.runtime.replica_messages import HEARTBEAT_SECONDS
 from headrace_broker.runtime.replica_messages import SERVICE_NAME as REPLICA_SERVICE_NAME
-from headrace_broker.runtime.replica_messages import SIGN_OF_LIFE_SECONDS
 from headrace_broker.runtime.replication import TICK_SECONDS, Replication
 from headrace_broker.runtime.uninterrupted import spawn_unless_ending
 from headrace_broker.settings import BrokerSettings
@@ -459,7 +459,7 @@ class BrokerServer:
     def _make_failure_detector(self, registration: Registration) -> PeerFailureDetector:
         table = PhiAccrualFailureDetector(
             threshold=self._settings.phi_threshold,
-            promised_ms=round(SIGN_OF_LIFE_SECONDS * 1000),
+            promised_ms=round(HEARTBEAT_SECONDS * 1000),
             tick_ms=round(TICK_SECONDS * 1000),
         )
         return PeerFailureDetector(table, registration, self._metrics)

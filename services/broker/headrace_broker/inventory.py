@@ -12,7 +12,7 @@ import secrets
 from typing import Any
 
 from headrace.log.directory import DataDirectory, LogId, read_identity
-from headrace.log.errors import LogDamagedError
+from headrace.log.errors import CorruptLogError
 from headrace.log.filesystem import FileSystem
 from headrace.log.settings import LogSettings
 from headrace_server.clock import read_boot_id
@@ -48,7 +48,7 @@ def look_at(data_dir: str, broker_id: int, *, boot_id: str, filesystem: FileSyst
     whole = directory.clean_broker_epoch is not None
     try:
         logs = [_describe(directory, log_id) for log_id in directory.log_ids()]
-        if not any("damage" in log for log in logs):
+        if not any("corruption" in log for log in logs):
             directory.note_boot()
     finally:
         directory.close(clean=whole)
@@ -58,7 +58,7 @@ def look_at(data_dir: str, broker_id: int, *, boot_id: str, filesystem: FileSyst
         "generation": identity["generation"],
         "broker_id": broker_id,
         "storage_id": directory.storage_id.hex(),
-        "storage_era": directory.era.hex(),
+        "storage_incarnation": directory.incarnation.hex(),
         "directory_version": directory.version,
         "logs": logs,
     }
@@ -75,8 +75,8 @@ def _describe(directory: DataDirectory, log_id: LogId) -> dict[str, Any]:
     where: dict[str, Any] = {"topic_id": log_id.topic_id.hex(), "partition": log_id.partition}
     try:
         log = directory.open_log(log_id.topic_id, log_id.partition, LogSettings())
-    except LogDamagedError as error:
-        return {**where, "damage": str(error)}
+    except CorruptLogError as error:
+        return {**where, "corruption": str(error)}
     end = log.end
     try:
         return {

@@ -85,7 +85,7 @@ class BrokerMetrics:
 
         self.replicated_in_bytes = loop_counter("replicated_in_bytes", "Bytes of batches copied from leaders")
         self.replicated_out_bytes = loop_counter("replicated_out_bytes", "Bytes of batches sent to followers")
-        self.damaged_fetches = counter("damaged_fetches", "Answers of leaders whose batches failed their checks")
+        self.corrupt_fetches = counter("corrupt_fetches", "Answers of leaders whose batches failed their checks")
         self.truncations = counter("truncations", "Logs truncated because they diverged from their leader's")
         self.in_sync_shrinks = counter("in_sync_shrinks", "Followers taken out of an in-sync set by their leader")
         self.in_sync_expands = counter("in_sync_expands", "Followers taken into an in-sync set by their leader")
@@ -106,7 +106,7 @@ class BrokerMetrics:
         )
         self.peer_phi = gauge_by(
             "peer_phi",
-            "Phi of a peer on replication streams; at 1 a suspicion is wrong one time in ten",
+            "Phi of a peer on replication streams; at 1 a suspected failure is wrong one time in ten",
             "peer",
         )
         self.under_replicated = gauge("under_replicated", "Partitions led with replicas out of sync")
@@ -120,9 +120,11 @@ class BrokerMetrics:
             "storage_refusals", "Flushes and maintenance postponed because disk space, descriptors or memory ran out"
         )
         self.unclaimed_logs = gauge("unclaimed_logs", "Logs on disk whose topic is not in etcd and has no tombstone")
-        self.damage_found = counter("damage_found", "Damage found in logs that no other replica can replace")
+        self.corruptions_detected = counter(
+            "corruptions_detected", "Corruption found in logs that no other replica can replace"
+        )
         self.scrubbed_bytes = counter("scrubbed_bytes", "Bytes of logs read and checked in the background")
-        self.replaced_logs = counter("replaced_logs", "Damaged logs set aside and copied anew from another replica")
+        self.replaced_logs = counter("replaced_logs", "Corrupt logs set aside and copied anew from another replica")
         self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes on the data directory's volume")
         self.disk_total_bytes = gauge("disk_total_bytes", "Size of the data directory's volume")
         self.appends_rejected_disk_full = gauge(

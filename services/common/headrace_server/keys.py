@@ -387,7 +387,7 @@ class Keyspace:
         return f"{self.group_prefix(group_id)}assign/{member_id.hex()}"
 
     def group_member(self, group_id: str, member_id: bytes) -> str:
-        """Key of a member's sign of life, on its lease."""
+        """Key of a member's liveness, on its lease."""
         assert len(member_id) == 16, member_id
         return f"{self.group_prefix(group_id)}live/{member_id.hex()}"
 

@@ -271,15 +271,15 @@ def note_committed(state: PartitionState, high_watermark: int) -> PartitionState
     return replace(state, high_watermark=max(state.high_watermark, high_watermark))
 
 
-def leave_failed(state: PartitionState, broker_id: int, *, damaged: bool) -> PartitionState | None:
+def leave_failed(state: PartitionState, broker_id: int, *, corrupt: bool) -> PartitionState | None:
     """Take out a replica whose log failed, with all it is counted for; None: the key stays as it is.
 
-    `damaged`: it lacks records that it reported (H33), so it must not count, and another log replaces it.
+    `corrupt`: it lacks records that it reported (H33), so it must not count, and another log replaces it.
     Also a replica that is not named leaves then: the write ends every one that was computed before and would name it,
-    and the fence all that the damaged log has fetched. After an I/O error (H34) a restart finds what was flushed: where
+    and the fence all that the corrupt log has fetched. After an I/O error (H34) a restart finds what was flushed: where
     no other replica is in sync this one stays in the set, so that its clean return is elected.
     """
-    if damaged:
+    if corrupt:
         return leave(state, [broker_id], doubtful=True, replaced=[broker_id]) if broker_id in state.replicas else None
     others = [entry for entry in state.in_sync if entry.broker_id != broker_id]
     named = len(others) < len(state.in_sync) or any(e.broker_id == broker_id for e in state.eligible_leaders)

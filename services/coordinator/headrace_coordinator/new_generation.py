@@ -79,21 +79,21 @@ def parse_inventory(found: dict[str, Any]) -> tuple[str, Inventory]:
     """As `read_inventory`, for the content of the file. Raises ValueError, KeyError, TypeError."""
     if found["format"] != INVENTORY_FORMAT:
         raise ValueError(f"it has format {found['format']}, not {INVENTORY_FORMAT}")
-    logs, damaged = {}, {}
+    logs, corrupt = {}, {}
     for log in found["logs"]:
         key = bytes.fromhex(log["topic_id"]), int(log["partition"])
-        if "damage" in log:
-            damaged[key] = str(log["damage"])
+        if "corruption" in log:
+            corrupt[key] = str(log["corruption"])
         else:
             logs[key] = LogEnd(*(int(log[name]) for name in LogEnd.__slots__))
     return str(found["cluster_id"]), Inventory(
         int(found["broker_id"]),
         int(found["generation"]),
         bytes.fromhex(found["storage_id"]),
-        bytes.fromhex(found["storage_era"]),
+        bytes.fromhex(found["storage_incarnation"]),
         int(found["directory_version"]),
         logs,
-        damaged,
+        corrupt,
     )
 
 
@@ -296,9 +296,11 @@ async def _write(
 
 
 def _session(inventory: Inventory) -> bytes:
-    """Return a session without a process: the directory continues, and its era shows whether all writes are present."""
+    """Return a session without a process: the directory continues, and its incarnation shows whether all writes are
+    present.
+    """
     return metadata_pb2.BrokerSession(
-        storage_id=inventory.storage_id, storage_era=inventory.storage_era
+        storage_id=inventory.storage_id, storage_incarnation=inventory.storage_incarnation
     ).SerializeToString()
 
 

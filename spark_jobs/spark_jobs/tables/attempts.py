@@ -76,7 +76,7 @@ class Attempt:
                 os.rename(staged, place)
                 directories[place.parent] = None
             elif not place.exists():
-                raise TableError(f"{place} is missing: the table is damaged")
+                raise TableError(f"{place} is missing: the table is corrupt")
         for directory in directories:
             sync(directory)
             if directory != self.root:

@@ -511,19 +511,19 @@ def test_a_gone_key_fails_a_write() -> None:
 # --- a broken log ---
 
 
-@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("corrupt", [False, True])
 @pytest.mark.parametrize("broker", [LEADER, FOLLOWER])
-def test_a_broken_log_leaves_the_set(broker: int, damaged: bool) -> None:
+def test_a_broken_log_leaves_the_set(broker: int, corrupt: bool) -> None:
     """H33, H34: whoever it is asks to be taken out of the key, and takes part in nothing more."""
     partition = ThreeReplicas().start(LEADER)
-    actions = partition[broker].handle(StorageFailed("disk gone", damaged))
-    assert actions[-1] == LeaveInSync(damaged)
+    actions = partition[broker].handle(StorageFailed("disk gone", corrupt))
+    assert actions[-1] == LeaveInSync(corrupt)
     assert partition[broker].replica.role is Role.OFFLINE
     assert partition[broker].handle(StorageFailed("again")) == []
     assert partition[broker].see() == [], "that version is known"
     partition.write(change(partition.state, leader=partition.state.leader, in_sync=partition.state.in_sync))
-    assert partition[broker].see() == [LeaveInSync(damaged)], "it is named still, or again"
-    left = leave_failed(partition.state, broker, damaged=damaged)
+    assert partition[broker].see() == [LeaveInSync(corrupt)], "it is named still, or again"
+    left = leave_failed(partition.state, broker, corrupt=corrupt)
     assert left is not None
     assert broker not in {entry.broker_id for entry in (*left.in_sync, *left.eligible_leaders)}
     assert (left.leader is None) == (broker == LEADER)

@@ -84,7 +84,7 @@ def test_a_flushed_offset_is_what_counts_where_only_flushed_records_do() -> None
 
 
 def test_an_idle_follower_is_caught_up_as_long_as_it_lives() -> None:
-    """Its fetch waits at the leader for hours: signs of life count, of that session, and only with everything."""
+    """Its fetch waits at the leader for hours: heartbeats count, of that session, and only with everything."""
     table = Table()
     table.fetch(5, 4_000, end=5)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from headrace.log.errors import LogDamagedError
+from headrace.log.errors import CorruptLogError
 from headrace.wire.errors import (
     CorruptBatchError,
     FencedBrokerError,
@@ -192,8 +192,8 @@ def test_the_same_epoch_and_another_chain_goes_one_batch_back(offset: int, last_
     assert compare_logs(partition[LEADER].log, request) == decision
 
 
-def test_a_leader_with_damage_sends_no_good_follower_back() -> None:
-    """I17: whichever byte before the fetch has rotted, the copy is called a copy, or the leader its own log damaged."""
+def test_a_leader_with_corruption_sends_no_good_follower_back() -> None:
+    """I17: whichever byte before the fetch has rotted, the copy is called a copy, or the leader its own log corrupt."""
     partition = leader_with_epochs()
     node = partition[LEADER]
     request = asked(partition, offset=4, last_epoch=1, last_crc=crc_before(node, 4))
@@ -204,7 +204,7 @@ def test_a_leader_with_damage_sends_no_good_follower_back() -> None:
         node.disk.corrupt(path, position, 0x10)
         try:
             assert compare_logs(node.log, request) is None
-        except LogDamagedError:
+        except CorruptLogError:
             noticed += 1
         node.disk.corrupt(path, position, 0x10)
     assert noticed
@@ -317,7 +317,7 @@ def test_an_answer_ahead_is_appended_where_the_log_ends() -> None:
 
 
 def test_an_answer_ahead_does_not_fit_where_the_one_before_was_not_written() -> None:
-    """Its bytes are good: they are no damage, and are asked for again."""
+    """Its bytes are good: they are no corruption, and are asked for again."""
     partition, _, ahead = fetching_ahead()
     node = partition[FOLLOWER]
     assert next_step(node.replica, node.log, ahead) == Refetch()
@@ -567,7 +567,7 @@ def test_an_old_unclean_election_excuses_nothing_newer() -> None:
         node.take(answer_to(asked(partition), decision=Diverged(1, 0)))
 
 
-def test_damaged_answers_append_nothing() -> None:
+def test_corrupt_answers_append_nothing() -> None:
     """I17: what fails its checks is not accepted, and the fetch may be sent again."""
     partition = follower_with(1)
     node = partition[FOLLOWER]
@@ -575,10 +575,10 @@ def test_damaged_answers_append_nothing() -> None:
     request = node.request()
     assert request is not None
     answer = partition[LEADER].answer(request)
-    damaged = bytearray(answer.batches)
-    damaged[-1] ^= 1
+    corrupt = bytearray(answer.batches)
+    corrupt[-1] ^= 1
     with pytest.raises(CorruptBatchError):
-        node.take(replace(answer, batches=bytes(damaged)))
+        node.take(replace(answer, batches=bytes(corrupt)))
     assert node.log.log_end_offset == node.replica.log_end_offset == 1
     partition.catch_up(FOLLOWER, LEADER)
     assert node.log.log_end_offset == 2

@@ -68,10 +68,10 @@ def test_a_removal_that_the_leader_missed_is_seen_by_the_adding() -> None:
 
 
 def test_a_replica_that_left_is_not_taken_in_by_what_it_said_before() -> None:
-    """Its log was damaged and is set aside: the leader waits for what it says as of the key without it."""
+    """Its log was corrupt and is set aside: the leader waits for what it says as of the key without it."""
     state = PartitionState((1, 2), ME, 0, (ME, OTHER))
     replica = leading(state)
-    left = leave_failed(state, 2, damaged=True)
+    left = leave_failed(state, 2, corrupt=True)
     assert left is not None
     replica.handle(StateSeen(left, 21))
     assert ticked(replica) == []

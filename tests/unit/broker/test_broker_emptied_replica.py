@@ -1,4 +1,4 @@
-"""A damaged follower is replaced by an empty log in the same session: nobody takes it for the full one (I3, H17, H33).
+"""A corrupt follower is replaced by an empty log in the same session: nobody takes it for the full one (I3, H17, H33).
 
 Broker 2 runs the shipped parts: replica manager, partition, ISR updater, data directory. Broker 1, which leads, is the
 shipped core with the shipped writer; elections are the controller's rule. The moments are scripted.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from headrace.log.directory import DataDirectory, LogId
-from headrace.log.errors import LogDamagedError
+from headrace.log.errors import CorruptLogError
 from headrace.wire.batch import STAMP_BYTES, read_header, stamp
 from headrace.wire.errors import FencedBrokerError
 from headrace.wire.ids import BrokerId, LeaderEpoch, Offset
@@ -58,7 +58,7 @@ KEYS = IDENTITY.keyspace
 KEY = KEYS.partition(TOPIC_ID, 0)
 RECORDS = 10
 LEADER, REPLACED, THIRD = 1, 2, 3
-DAMAGE = LogDamagedError("rotten", file="00000000000000000000.log", offset=3, position=12)
+CORRUPTION = CorruptLogError("rotten", file="00000000000000000000.log", offset=3, position=12)
 
 
 class Followers(Replication):
@@ -161,9 +161,9 @@ class Cluster:
         self.leader.handle(StateSeen(*await self.state()))
 
     async def rot_and_replace(self) -> None:
-        """Broker 2's scrubber finds damage; the log is replaced by an empty one."""
+        """Broker 2's scrubber finds corruption; the log is replaced by an empty one."""
         before = self.replica
-        before.note_read_error(DAMAGE)
+        before.note_read_error(CORRUPTION)
         await self.replica_manager.until(lambda: self.replica is not before)
         assert self.replica.replica.log_end_offset == 0
 
@@ -262,7 +262,7 @@ def cluster(tmp_path: Path) -> AbstractAsyncContextManager[Cluster]:
 
 
 async def test_a_join_written_before_the_log_was_emptied_does_not_name_the_empty_one(cluster: Cluster) -> None:
-    """C3: the leader's write is on its way while the damaged log is set aside; it lands too late to count."""
+    """C3: the leader's write is on its way while the corrupt log is set aside; it lands too late to count."""
     await cluster.rot_and_replace()
     await cluster.leader.write_proposals()
     await cluster.check_members()
@@ -301,7 +301,7 @@ async def test_a_fetch_of_the_log_that_was_set_aside_is_refused(cluster: Cluster
     check_fetch(cluster.leader.replica, FetchRequest(two, 0, 2, 0, 0, -1, 0, 0, now.partition_epoch))
 
 
-async def test_a_damaged_log_stays_until_its_leaving_is_written(cluster: Cluster) -> None:
+async def test_a_corrupt_log_kept_until_its_leaving_is_written(cluster: Cluster) -> None:
     """Another write of the key, at which broker 2 is no member either, is no reason to set the log aside."""
     replication, partition = cluster.replica_manager._replication, cluster.replica
     gate = asyncio.Event()
@@ -312,7 +312,7 @@ async def test_a_damaged_log_stays_until_its_leaving_is_written(cluster: Cluster
         return await leave(*arguments, **fields)  # type: ignore[arg-type]
 
     replication.isr_updater.leave = leave_later  # type: ignore[assignment,method-assign]
-    partition.note_read_error(DAMAGE)
+    partition.note_read_error(CORRUPTION)
     state, _ = await cluster.state()
     other = change(state, leader=state.leader, in_sync=state.in_sync)
     revision = (await cluster.metastore.txn([], [Put(KEY, encode(other))])).revision
@@ -359,7 +359,7 @@ async def test_a_member_whose_log_is_too_short_leaves_and_is_copied_anew(cluster
     named = change(state, leader=state.leader, in_sync=list(cluster.members.values()))
     await cluster.metastore.txn([], [Put(KEY, encode(note_committed(named, RECORDS + 1)))])
     await cluster.replica_manager.until(lambda: cluster.replica is not before)
-    assert isinstance(before.failure, LogDamagedError)
+    assert isinstance(before.failure, CorruptLogError)
     await cluster.check_members()
 
 
@@ -370,7 +370,7 @@ async def test_a_leader_whose_log_is_too_short_leads_no_more(cluster: Cluster) -
     elected = change(state, leader=me, in_sync=everybody)
     await cluster.metastore.txn([], [Put(KEY, encode(note_committed(elected, RECORDS + 1)))])
     await cluster.replica_manager.until(lambda: cluster.replica is not before)
-    assert isinstance(before.failure, LogDamagedError)
+    assert isinstance(before.failure, CorruptLogError)
     after, _ = await cluster.state()
     assert after.leader is None
     assert me not in (*after.in_sync, *after.eligible_leaders)
@@ -380,14 +380,14 @@ async def test_a_follower_that_a_reader_tells_of_rot_is_copied_anew(cluster: Clu
     """H33: it serves readers near it, so it looks at what it has, as a leader does, and does not wait for the scrub."""
     before = cluster.replica
     assert before.replica.role is Role.FOLLOWING
-    before.look_for_damage(3)
+    before.verify_log(3)
     assert before._looking is not None
     await before._looking
     assert before.replica.role is Role.FOLLOWING, "nothing is wrong here: the reader's copy broke on its way"
     rot(tmp_path)
-    before.look_for_damage(3)
+    before.verify_log(3)
     await cluster.replica_manager.until(lambda: cluster.replica is not before)
-    assert isinstance(before.failure, LogDamagedError)
+    assert isinstance(before.failure, CorruptLogError)
     await cluster.leader.write_proposals()
     await cluster.check_members()
 

@@ -113,7 +113,7 @@ def test_the_window_moves() -> None:
 
 
 def test_traffic_does_not_make_the_silence_after_it_suspicious() -> None:
-    """Messages a millisecond apart are signs of life; an idle stream sends one in `promised_ms`, and that is normal."""
+    """Messages a millisecond apart are heartbeats; an idle stream sends one in `promised_ms`, and that is normal."""
     peer, at_ms = heard([PROMISED_MS] * 50 + [1] * 10_000)
     assert peer.phi(at_ms + PROMISED_MS) < 1
 
@@ -178,7 +178,7 @@ def test_one_message_does_not_make_a_suspect_trusted() -> None:
 
 
 def test_doubts_at_half_the_threshold_keep_a_suspect_suspected() -> None:
-    """Hysteresis: the level at which trust begins is half of the one at which suspicion does."""
+    """Hysteresis: the level at which trust begins is half of the one at which suspecting begins."""
     watch = Watch()
     watch.go(50, PEER, OTHER)
     watch.go(5, OTHER)

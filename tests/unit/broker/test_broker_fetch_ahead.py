@@ -150,7 +150,7 @@ async def test_the_next_slice_is_asked_for_while_one_is_written(follower: Follow
 async def test_nothing_is_made_of_what_follows_a_slice_that_was_not_written(
     follower: Follower, failure: HeadraceError
 ) -> None:
-    """H6: the fetch ahead is over, so that its answer neither counts as damage nor cuts the pause short."""
+    """H6: the fetch ahead is over, so that its answer neither counts as corruption nor cuts the pause short."""
     first, second = slices(2)
     begun = follower.fetch()
     follower.failure = failure

@@ -36,7 +36,7 @@ async def test_a_failed_replica_leaves_though_it_reads_that_it_has_left() -> Non
     await metastore.txn([], [Put(KEY, encode(change(before, leader=ONE, in_sync=(ONE, TWO))))])
     metastore.stale.append(stale)
     writer = IsrUpdater(metastore, KEYS, TWO.broker_id, BrokerMetrics(CollectorRegistry()))
-    revision = await writer.leave(TOPIC_ID, 0, damaged=False)
+    revision = await writer.leave(TOPIC_ID, 0, corrupt=False)
     found = (await metastore.get(KEY)).key_value
     assert found is not None
     assert decode(found.value).in_sync == (ONE,)

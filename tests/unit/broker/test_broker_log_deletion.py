@@ -51,7 +51,7 @@ def is_there(path: Path, topic_id: bytes, number: int = 0) -> bool:
 
 
 class Quiet:
-    """Where suspicions would be published."""
+    """The publisher of suspected failures."""
 
     async def announce_suspected(self, broker_ids: object) -> bool:
         return True

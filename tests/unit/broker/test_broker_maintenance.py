@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from headrace.log import LogDamagedError
+from headrace.log import CorruptLogError
 from headrace.log.checkpoint import CheckpointFile
 from headrace.log.errors import StorageBusyError
 from headrace.log.os_filesystem import OsFileSystem
@@ -58,7 +58,7 @@ async def test_the_scrubber_finds_rot(partition: Partition, tmp_path: Path, othe
     settings = dataclasses.replace(partition.context.settings, scrub_interval_ms=1)
     context = dataclasses.replace(partition.context, settings=settings)
     task = asyncio.create_task(scrub(SimpleNamespace(partitions=[partition]), context))  # type: ignore[arg-type]
-    found = context.metrics.damage_found
+    found = context.metrics.corruptions_detected
     async with asyncio.timeout(20):
         while partition.replica.role is Role.LEADING and not found._value.get():  # noqa: ASYNC110 - a counter
             await asyncio.sleep(0)
@@ -130,7 +130,7 @@ async def test_producers_are_not_taken_from_a_rotten_header(partition: Partition
     with pytest.raises(OutOfOrderSequenceError):
         _rebuilt(partition).check(7, 0, 5, 1)
     _rot_first_producer(tmp_path)
-    with pytest.raises(LogDamagedError):
+    with pytest.raises(CorruptLogError):
         _rebuilt(partition)
 
 
@@ -179,7 +179,7 @@ async def test_what_the_disk_has_is_not_kept_again(partition: Partition) -> None
     await committed(partition, 2)
 
 
-async def test_damage_in_the_batch_that_holds_the_log_start_is_found(partition: Partition, tmp_path: Path) -> None:
+async def test_corruption_in_the_batch_that_holds_the_log_start_is_found(partition: Partition, tmp_path: Path) -> None:
     """H33, seed 441568: a new replica copies that batch whole, from before the log start, and says what is wrong."""
     assert partition.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
     await committed(partition, 3)
@@ -187,7 +187,7 @@ async def test_damage_in_the_batch_that_holds_the_log_start_is_found(partition: 
     me, other = Replica(1, 5), Replica(2, 6)
     partition.handle(StateSeen(PartitionState((1, 2), me, 0, (me, other), partition_epoch=1), 10))
     _rot_first_producer(tmp_path)
-    partition.look_for_damage(0)
+    partition.verify_log(0)
     assert partition._looking is not None
     await partition._looking
     assert partition.replica.role is Role.OFFLINE
@@ -370,7 +370,7 @@ def _follow(partition: Partition) -> None:
 
 @pytest.mark.parametrize("disturb_at", [1, 3, 6])
 @pytest.mark.parametrize("what", ["retention", "truncation", "no descriptor"])
-async def test_the_scrubber_beside_faults_finds_no_damage(
+async def test_the_scrubber_beside_faults_finds_no_corruption(
     partition: Partition, monkeypatch: pytest.MonkeyPatch, what: str, disturb_at: int
 ) -> None:
     """H33, I18: what is removed, cut or refused between two of its reads, or within one, is neither rot nor the end."""
@@ -403,5 +403,5 @@ async def test_the_scrubber_beside_faults_finds_no_damage(
     assert reads > 3 * disturb_at
     assert partition.replica.role is Role.LEADING
     assert not partition_log.offline
-    assert partition.context.metrics.damage_found._value.get() == 0
+    assert partition.context.metrics.corruptions_detected._value.get() == 0
     assert partition_log.verify() == partition_log.log_end_offset

@@ -47,16 +47,16 @@ class FakeStorage:
     """A data directory; `copy` is what a snapshot of its volume holds."""
 
     def __init__(
-        self, storage_id: bytes, era: bytes = b"", clean_broker_epoch: int | None = None, version: int = 0
+        self, storage_id: bytes, incarnation: bytes = b"", clean_broker_epoch: int | None = None, version: int = 0
     ) -> None:
-        self.storage_id, self.era, self.clean_broker_epoch = storage_id, era, clean_broker_epoch
+        self.storage_id, self.incarnation, self.clean_broker_epoch = storage_id, incarnation, clean_broker_epoch
         self.version = version
         self.broker_epoch = self.announced = 0
         self.notes: list[int] = []
         self.before_note: Callable[[], Awaitable[None]] | None = None
 
     def copy(self) -> FakeStorage:
-        return FakeStorage(self.storage_id, self.era, self.clean_broker_epoch, self.version)
+        return FakeStorage(self.storage_id, self.incarnation, self.clean_broker_epoch, self.version)
 
     async def note_session(self, version: int, broker_epoch: int | None = None, announced: int | None = None) -> None:
         if self.before_note is not None:
@@ -86,12 +86,12 @@ class Bench:
         storage: int = 1,
         faults: list[str] | None = None,
         *,
-        era: bytes = b"",
+        incarnation: bytes = b"",
         clean_broker_epoch: int | None = None,
         directory: FakeStorage | None = None,
     ) -> Registration:
         held = directory or self.directories.setdefault(storage, FakeStorage(bytes([storage]) * 16))
-        held.era, held.clean_broker_epoch = era, clean_broker_epoch
+        held.incarnation, held.clean_broker_epoch = incarnation, clean_broker_epoch
         made = Registration(
             FaultyMetastore(self.memory, faults or []),
             KEYS,
@@ -223,7 +223,7 @@ async def test_another_process_with_a_live_session_is_waited_for(bench: Bench) -
 
 
 @pytest.mark.parametrize(
-    ("era", "clean_broker_epoch", "clean"),
+    ("incarnation", "clean_broker_epoch", "clean"),
     [
         (b"", None, False),
         (b"one", None, True),
@@ -232,19 +232,26 @@ async def test_another_process_with_a_live_session_is_waited_for(bench: Bench) -
         (b"one", -1, True),
         (b"", -1, False),
     ],
-    ids=["unknown", "same era", "other era", "stopped in order", "same era, other stop", "other stop"],
+    ids=[
+        "unknown",
+        "same incarnation",
+        "other incarnation",
+        "stopped in order",
+        "same incarnation, other stop",
+        "other stop",
+    ],
 )
 async def test_what_the_process_before_had_written_is_there_or_not(
-    bench: Bench, era: bytes, clean_broker_epoch: int | None, clean: bool
+    bench: Bench, incarnation: bytes, clean_broker_epoch: int | None, clean: bool
 ) -> None:
     """We hold the directory's lock, so its session is a dead process's: no wait for its lease, and it is resumed.
 
     Lives without a session may have come between: a boot or a stop in order says nothing of a session before the last
     loss of power. `clean_broker_epoch` is here the distance from the session before.
     """
-    before = await bench.registration(1, era=b"one" if era else b"").register()
+    before = await bench.registration(1, incarnation=b"one" if incarnation else b"").register()
     stopped = None if clean_broker_epoch is None else before + clean_broker_epoch
-    after = await bench.registration(2, era=era, clean_broker_epoch=stopped).register()
+    after = await bench.registration(2, incarnation=incarnation, clean_broker_epoch=stopped).register()
     live, published, _ = await bench.live()
     assert after == published > before
     assert (live.address, live.resumes, live.clean) == ("boot-2", before, clean)
@@ -252,8 +259,8 @@ async def test_what_the_process_before_had_written_is_there_or_not(
 
 async def test_a_registration_whose_answer_was_lost_keeps_what_it_continues(bench: Bench) -> None:
     """The process registers once more on another lease; the session between is its own."""
-    before = await bench.registration(1, era=b"one").register()
-    made = bench.registration(2, era=b"one")
+    before = await bench.registration(1, incarnation=b"one").register()
+    made = bench.registration(2, incarnation=b"one")
     lease = await bench.memory.grant_lease(TTL_MS)
     await bench.memory.revoke_lease((await bench.live())[2])
     await made._put(lease.lease_id)
@@ -359,8 +366,8 @@ async def test_the_version_in_etcd_is_never_above_the_directory(bench: Bench, fa
     assert bench.directories[1].broker_epoch == (await bench.live())[1]
 
 
-async def test_after_a_lost_lease_a_later_session_resumes_unbroken(bench: Bench) -> None:
-    """H76: each session is later than the one before, and clean ones go back to the first unbroken one."""
+async def test_after_a_lost_lease_a_later_session_resumes_continuously(bench: Bench) -> None:
+    """H76: each session is later than the one before, and clean ones name the first session of a continuous storage."""
     made = bench.registration(1)
     epochs = [await made.register()]
     for _ in range(2):
@@ -387,7 +394,7 @@ async def test_an_end_deletes_the_own_session_only(bench: Bench) -> None:
 
 @pytest.mark.parametrize("faults", [[], ["answer lost"], ["never arrived"]])
 async def test_what_is_announced_stays_announced(bench: Bench, faults: list[str]) -> None:
-    """Draining and suspicions are written by turns over one key: neither takes the other back, whatever is lost."""
+    """Draining and failure reports are written in turn to one key: neither undoes the other, whatever is lost."""
     made = bench.registration(1)
     epoch = await made.register()
     metastore = made._metastore

@@ -324,7 +324,7 @@ def test_an_offline_replica_stays_offline() -> None:
     """H34: nothing brings a failed log back but a restart."""
     driver = Driver()
     driver.lead()
-    driver(StorageFailed("00000.log is damaged at byte 12"))
+    driver(StorageFailed("00000.log is corrupt at byte 12"))
     driver(SessionLost())
     driver(SessionStarted(EPOCH + 1))
     driver.see(Replica(ME, EPOCH + 1), 1)

@@ -55,7 +55,7 @@ class Host:
     def raise_log_start(self, partition: Partition, offset: Offset) -> None:
         self.tasks.append(asyncio.get_running_loop().create_task(partition.raise_log_start(offset)))
 
-    def leave_in_sync(self, partition: Partition, *, damaged: bool) -> None:
+    def leave_in_sync(self, partition: Partition, *, corrupt: bool) -> None:
         self.left.append(partition)
 
     def _unexpected(self, *_: object) -> None:

@@ -52,7 +52,7 @@ async def test_a_violation_by_an_append_ends_the_broker(partition: Partition) ->
 
 
 async def test_a_violation_in_a_task_that_nobody_awaits_ends_the_broker(follower: Follower) -> None:
-    """A cut runs beside the other answers of its stream, a look for damage beside everything."""
+    """A cut runs beside the other answers of its stream, a look for corruption beside everything."""
     met = note_crashes(follower.partition)
 
     async def fails(*_: object) -> bool:
@@ -63,8 +63,8 @@ async def test_a_violation_in_a_task_that_nobody_awaits_ends_the_broker(follower
     response.topics.add(topic_id=TOPIC_ID).partitions.add().diverged.end_offset = 0
     await follower.fetcher._apply(response, SplicedMessage(response, [[b""]]).batches)
     await asyncio.wait(follower.fetcher._tasks)
-    follower.partition._look_for_damage = fails  # type: ignore[assignment,method-assign]
-    follower.partition.look_for_damage(0)
+    follower.partition._verify_log = fails  # type: ignore[assignment,method-assign]
+    follower.partition.verify_log(0)
     assert follower.partition._looking is not None
     await asyncio.wait([follower.partition._looking])
     assert [str(error) for error in met] == ["I7", "I7"]

@@ -185,7 +185,7 @@ class Node:
         return self.handle(StateSeen(self.partition.state, self.partition.key_revision))
 
     def tick(self, *, heard: Sequence[int] = ()) -> None:
-        """Half a second is over; `heard` gave signs of life."""
+        """Half a second is over; `heard` sent heartbeats."""
         live = {Replica(broker_id, session.broker_epoch) for broker_id, session in self.partition.live.items()}
         at_ms = self.partition.at_ms
         self.handle(Ticked(at_ms, {each: at_ms for each in live if each.broker_id in heard}, live))
@@ -304,10 +304,10 @@ class ThreeReplicas:
         """Register a broker anew, with its report on the session before."""
         self.revision += 1
         before, clean = self.past.get(broker_id, (RegisteredBroker(0), True))
-        unbroken_since = before.resumes if before.clean and before.resumes else before.broker_epoch
+        continuous_since = before.resumes if before.clean and before.resumes else before.broker_epoch
         self.live[broker_id] = RegisteredBroker(
             self.revision,
-            unbroken_since if clean else before.broker_epoch,
+            continuous_since if clean else before.broker_epoch,
             clean,
             before.storage_since or before.broker_epoch,
         )

@@ -94,7 +94,7 @@ def test_describe_says_who_owns_what_since_when_and_how_far_it_is_behind(
     assert "registries" not in found
 
 
-def test_a_member_without_a_sign_of_life_is_seen(headrace: Any, billing: FakeGroup) -> None:
+def test_a_member_without_a_heartbeat_is_shown(headrace: Any, billing: FakeGroup) -> None:
     """Within or not for its session timeout; host and client are named."""
     lines = headrace("group", "describe", "billing").out.splitlines()
     heading = next(index for index, line in enumerate(lines) if line.startswith("MEMBER"))

@@ -445,7 +445,7 @@ def test_a_broker_without_the_replica_is_told(headrace: Any, four: Any) -> None:
     """Before the cluster refuses; one that has taken it offline is no candidate."""
     ended = headrace("partition", "elect", "clicks:0", "--unclean", "--broker", "4", "--dry-run")
     assert "clicks-0: broker 4 has no replica that answers." in ended.err
-    four.offline[FIRST, 3] = "damaged"
+    four.offline[FIRST, 3] = "corrupt"
     found = document(headrace, "elect", "clicks:0", "--unclean", "--dry-run")
     assert [each["broker_id"] for each in found["candidates"]] == [1, 2]
 

@@ -57,8 +57,8 @@ def test_moves_eligible_leaders_and_unclean_elections_show_where_they_are(headra
 def test_every_replica_stands_in_the_wide_table(headrace: Any, clicks: Any) -> None:
     """The plain one stays one line a partition."""
     plain, wide = (headrace("topic", "describe", "clicks", "--output", each).out for each in ("table", "wide"))
-    assert "SUSPICION" not in plain
-    table = next(section for section in wide.split("\n\n") if "SUSPICION" in section)
+    assert "PHI" not in plain
+    table = next(section for section in wide.split("\n\n") if "PHI" in section)
     assert len(table.splitlines()) == 7
 
 
@@ -67,7 +67,7 @@ def test_a_replica_that_has_not_fetched_yet_speaks_for_itself(headrace: Any, cli
     where = TopicPartition("clicks", 0)
     clicks.log_ends[where, 3] = -1
     follower = partition(headrace)["replica_logs"][2]
-    assert (follower["lag_ms"], follower["suspicion"]) == (None, None)
+    assert (follower["lag_ms"], follower["phi"]) == (None, None)
 
 
 def test_a_dead_or_silent_broker_leaves_gaps(headrace: Any, clicks: Any) -> None:

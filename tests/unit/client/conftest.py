@@ -50,7 +50,7 @@ class FakePartition:
         """Batches that came again."""
         self.spoiled = 0
         """So many answers are sent with a bit flipped in their last batch."""
-        self.told_of_damage = 0
+        self.corruption_reported = 0
         """Fetches that said so."""
 
     def truncate(self, offset: int) -> None:
@@ -347,7 +347,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
                 if near != self.broker_id:
                     result.preferred_replica = near
                     continue
-                log.told_of_damage += part.found_damage and not only_looks
+                log.corruption_reported += part.corruption_detected and not only_looks
                 diverged = log.diverged(part.offset, part.last_epoch) if part.HasField("last_epoch") else None
                 if diverged is not None:
                     result.diverged.leader_epoch, result.diverged.end_offset = diverged

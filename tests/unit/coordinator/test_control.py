@@ -140,7 +140,7 @@ def test_a_leader_is_asked_for_nobody_who_bears_more_than_it_does():
     assert (step, after.successors) == (Step.RELIEVE, (A, C))
 
 
-def test_suspicion_orders_equals_and_moves_nobody():
+def test_failure_reports_order_equals_and_move_no_leader():
     """It changes no in-sync set, and takes leadership from nobody."""
     assert decide(state(), live(A, B, C, suspected=[1])) == (None, None)
     assert decide(state(), live(B, C, suspected=[2]))[1].leader == C
@@ -255,7 +255,9 @@ def test_a_replica_that_is_only_being_added_is_not_missed(fields, expected):
 
 
 def test_sessions_know_who_stops_who_is_drained_and_who_is_suspected():
-    """A suspicion counts once a living broker, and never of itself; a drained broker need not be registered."""
+    """A failure report counts once per registered broker, and never of itself; a drained broker need not be
+    registered.
+    """
     value = metadata_pb2.BrokerLive
     brokers = [
         (2, 20, value(suspected_brokers=[1, 1, 3, 2])),

@@ -88,7 +88,7 @@ def test_never_outside_in_sync_and_eligible():
 
 @pytest.mark.parametrize("resumes", [10, 4])
 def test_a_clean_resume_counts_and_is_rewritten(resumes):
-    """An entry (b,e) whose broker now has session e' counts, rewritten to e', if its storage is unbroken since e."""
+    """An entry (b,e) whose broker now has session e' counts, rewritten to e', if its storage is continuous since e."""
     sessions = live(resumed={1: RegisteredBroker(44, resumes=resumes, clean=True)})
     after = elect(state(), sessions)
     assert after.leader == Replica(1, 44)
@@ -169,7 +169,7 @@ def test_a_sole_replica_with_another_directory_is_not_elected():
 
 
 def test_a_sole_replica_that_withdrew_is_not_elected():
-    """Damage below the flushed mark: the broker took itself out, and an administrator must look (H33)."""
+    """Corruption below the flushed mark: the broker took itself out, and an administrator must look (H33)."""
     sole = state(replicas=(1,), leader=None, in_sync=(), min_insync_replicas=1)
     assert elect(sole, {1: RegisteredBroker(44, resumes=10, clean=True)}) is None
 

@@ -151,7 +151,7 @@ def test_a_group_goes_on_without_members_above_all_its_epochs():
 
 
 def test_an_inventory_is_read_as_it_was_written(tmp_path):
-    """Damaged logs apart; what is no inventory is refused with the file's name."""
+    """Corrupt logs apart; what is no inventory is refused with the file's name."""
     log = {"log_start_offset": 1, "log_end_offset": 9, "last_batch_epoch": 3, "last_crc": 4, "last_epoch": 5}
     head = {
         "format": 1,
@@ -159,10 +159,13 @@ def test_an_inventory_is_read_as_it_was_written(tmp_path):
         "generation": 2,
         "broker_id": 7,
         "storage_id": "ab",
-        "storage_era": "",
+        "storage_incarnation": "",
         "directory_version": 6,
     }
-    logs = [{"topic_id": TOPIC.hex(), "partition": 0, **log}, {"topic_id": OTHER.hex(), "partition": 1, "damage": "x"}]
+    logs = [
+        {"topic_id": TOPIC.hex(), "partition": 0, **log},
+        {"topic_id": OTHER.hex(), "partition": 1, "corruption": "x"},
+    ]
     path = tmp_path / "one.json"
     path.write_text(as_text({**head, "logs": logs}))
     expected = Inventory(7, 2, b"\xab", b"", 6, {(TOPIC, 0): LogEnd(3, 9, 4, 5)}, {(OTHER, 1): "x"})

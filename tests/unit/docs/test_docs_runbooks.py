@@ -115,7 +115,7 @@ def test_its_chart_values_are_there(page: Path) -> None:
 def test_what_is_not_there_would_be_noticed() -> None:
     """The checks above look at something, and an invented name does not pass."""
     assert {"log_offline", "view_silent", "registration_lost"} <= log_events()
-    assert "replica_fetch_damaged" in log_events(), "a call of several lines"
+    assert "replica_fetch_corrupt" in log_events(), "a call of several lines"
     assert "retention_ms" in named_in("topic-configs.md")
     headrace = dict(trees())["headrace"]
     check_command(headrace, ["partition", "list", "--problem", "offline"])

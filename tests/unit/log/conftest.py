@@ -39,8 +39,10 @@ class Bench:
         )
         return self.directory
 
-    def open(self, *, cut_at_damage: bool = False) -> PartitionLog:
-        self.log = self.open_directory().open_log(TOPIC_ID, 0, self.settings, cut_at_damage=cut_at_damage)
+    def open(self, *, truncate_at_corruption: bool = False) -> PartitionLog:
+        self.log = self.open_directory().open_log(
+            TOPIC_ID, 0, self.settings, truncate_at_corruption=truncate_at_corruption
+        )
         self.directory.note_boot()
         return self.log
 

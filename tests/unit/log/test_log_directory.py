@@ -76,11 +76,11 @@ def test_a_directory_knows_whether_the_machine_was_started_anew(tmp_path):
     assert [opened(), opened(), opened(boot_id="b")] == [False, False, False]
 
 
-def test_damaged_identity_is_refused(tmp_path):
+def test_corrupt_identity_is_refused(tmp_path):
     """Nobody guesses whose data it is."""
     DataDirectory.open(str(tmp_path / "data"), **OWNER).close(clean=True)
     (tmp_path / "data" / "identity").write_bytes(b"garbage")
-    with pytest.raises(WrongDirectoryError, match="damaged"):
+    with pytest.raises(WrongDirectoryError, match="corrupt"):
         DataDirectory.open(str(tmp_path / "data"), **OWNER)
 
 
@@ -100,7 +100,7 @@ def test_logs_live_and_go_on_a_real_disk(tmp_path):
     directory = DataDirectory.open(str(tmp_path / "data"), **OWNER)
     assert [log_id.partition for log_id in directory.log_ids()] == [7]
     path = directory.quarantine_log(directory.log_ids()[0])
-    assert path.endswith(".damaged-0")
+    assert path.endswith(".corrupt-0")
     assert directory.log_ids() == []
     directory.delete_log(directory.open_log(b"u" * 16, 0, LogSettings()))
     assert directory.log_ids() == []

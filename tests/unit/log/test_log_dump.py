@@ -1,4 +1,4 @@
-"""The dump tool shows a person what is on disk, and where it is damaged."""
+"""The dump tool shows a person what is on disk, and where it is corrupt."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_partition_as_json_lines(partition):
     assert next(row for row in rows if row["kind"] == "epochs")["epochs"] == [[2, 0]]
 
 
-def test_damaged_batch_is_named_and_the_exit_code_is_1(partition):
+def test_corrupt_batch_is_named_and_the_exit_code_is_1(partition):
     """The first bad byte position is printed."""
     path = partition / f"{0:020d}.log"
     data = bytearray(path.read_bytes())
@@ -52,11 +52,11 @@ def test_damaged_batch_is_named_and_the_exit_code_is_1(partition):
     assert code == 1
     assert f"at byte {size}" in output
     (partition / f"{12:020d}.log").write_bytes(b"")
-    assert run(partition)[0] == 1, "a sound segment behind it does not hide the damage"
+    assert run(partition)[0] == 1, "a sound segment behind it does not hide the corruption"
 
 
 @pytest.mark.parametrize(("suffix", "field"), [("index", "relative_offset"), ("timeindex", "covered_offset")])
-def test_index_is_shown_and_a_damaged_one_is_said_to_be_so(partition, suffix, field):
+def test_index_is_shown_and_a_corrupt_one_is_said_to_be_so(partition, suffix, field):
     """Entries of an index; exit code 1 where its CRC is wrong."""
     path = partition / f"{0:020d}.{suffix}"
     code, output = run(path)

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable
 
 import pytest
-from headrace.log import DiskLimits, LogDamagedError, LogSettings, SliceCutError, TimestampKind
+from headrace.log import CorruptLogError, DiskLimits, LogSettings, SliceCutError, TimestampKind
 from headrace.log.errors import StorageBusyError
 from headrace.log.memory_filesystem import MemoryFileSystem
 from headrace.wire.errors import OffsetOutOfRangeError, StorageOfflineError
@@ -69,16 +69,18 @@ def test_look_up_beside_retention_leaves_the_log_in_service(bench, log_of_segmen
 
 @pytest.mark.parametrize("look_up", LOOK_UPS.values(), ids=LOOK_UPS.keys())
 @pytest.mark.parametrize("cut", [3, 30, 58])
-def test_look_up_beside_a_truncation_finds_neither_damage_nor_a_failed_disk(bench, log_of_segments, look_up, cut):
-    """What a truncation takes away under a look-up is a SliceCutError, never damage; the index is that of the cut."""
+def test_look_up_beside_a_truncation_finds_neither_corruption_nor_a_failed_disk(bench, log_of_segments, look_up, cut):
+    """What a truncation takes away under a look-up is a SliceCutError, never corruption; the index is that of the
+    cut.
+    """
     log = log_of_segments
     bench.disk.meanwhile = lambda: log.truncate_to(cut)
     try:
         look_up(log)
     except (SliceCutError, OffsetOutOfRangeError):
         pass
-    except LogDamagedError as error:
-        raise AssertionError("a cut was taken for damage") from error
+    except CorruptLogError as error:
+        raise AssertionError("a cut was taken for corruption") from error
     assert not log.offline
     assert log.log_end_offset == cut
     assert bench.append(20) == cut + 19
@@ -87,11 +89,11 @@ def test_look_up_beside_a_truncation_finds_neither_damage_nor_a_failed_disk(benc
         assert log.batch_with(offset).base_offset == offset
 
 
-def test_file_that_somebody_removed_is_damage_and_no_failed_disk(bench, log_of_segments):
+def test_file_that_somebody_removed_is_corruption_and_no_failed_disk(bench, log_of_segments):
     """A segment that is in the list and not on the disk was not taken by retention: its replica is to be replaced."""
     log = log_of_segments
     bench.disk.unlink(bench.path(log.log_start_offset))
-    with pytest.raises(LogDamagedError, match="the file is gone"):
+    with pytest.raises(CorruptLogError, match="the file is gone"):
         log.batch_with(0)
     assert not log.offline
 

@@ -1,4 +1,4 @@
-"""Opening after a clean stop, after a crash, and with files that were damaged meanwhile (PROTOCOL H31 to H39, I17)."""
+"""Opening after a clean stop, after a crash, and with files that were corrupt meanwhile (PROTOCOL H31 to H39, I17)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import errno
 import random
 
 import pytest
-from headrace.log import LogDamagedError, LogSettings, TimestampKind
+from headrace.log import CorruptLogError, LogSettings, TimestampKind
 from headrace.log.memory_filesystem import Loss
 from headrace.wire.errors import StorageFullError, StorageOfflineError
 
@@ -72,7 +72,7 @@ def test_every_byte_flip_below_the_mark_is_reported_and_none_is_cut(bench):
         bench.disk.corrupt(bench.path(0), position, 0x10)
         log = bench.open()
         assert log.log_end_offset == 3
-        with pytest.raises(LogDamagedError) as caught:
+        with pytest.raises(CorruptLogError) as caught:
             log.verify()
         assert caught.value.file == bench.path(0)
         assert caught.value.offset == position // batch_bytes
@@ -88,13 +88,13 @@ def test_every_byte_flip_of_the_last_batch_is_found_where_it_is(bench):
     assert bench.log.verify_from(3, 1) == (6, batch_bytes)
     for position in range(batch_bytes, 2 * batch_bytes):
         bench.disk.corrupt(bench.path(0), position, 0x10)
-        with pytest.raises(LogDamagedError) as caught:
+        with pytest.raises(CorruptLogError) as caught:
             bench.log.verify_from(3, 1)
         assert caught.value.file == bench.path(0)
         bench.disk.corrupt(bench.path(0), position, 0x10)
 
 
-def test_damage_past_the_mark_with_a_valid_batch_behind_is_not_a_torn_tail(bench):
+def test_corruption_past_the_mark_with_a_valid_batch_behind_is_not_a_torn_tail(bench):
     """H31: in the same boot the kernel has kept it all: nothing is changed until the operator says that it may go."""
     bench.open()
     bench.append(1)
@@ -103,12 +103,12 @@ def test_damage_past_the_mark_with_a_valid_batch_behind_is_not_a_torn_tail(bench
     bench.disk.corrupt(bench.path(0), size_bytes + 100, 1)
     before = bench.disk.content(bench.path(0))
     crash(bench)
-    with pytest.raises(LogDamagedError) as caught:
+    with pytest.raises(CorruptLogError) as caught:
         bench.open()
     assert (caught.value.offset, caught.value.position) == (1, size_bytes)
     assert bench.disk.content(bench.path(0)) == before
     crash(bench)
-    assert bench.open(cut_at_damage=True).log_end_offset == 1
+    assert bench.open(truncate_at_corruption=True).log_end_offset == 1
 
 
 def test_after_a_loss_of_power_anything_past_the_mark_may_be_torn(bench):
@@ -129,7 +129,7 @@ def test_after_a_loss_of_power_anything_past_the_mark_may_be_torn(bench):
     crash(bench)
     bench.boot_id = "three"
     assert bench.open().log_end_offset == 2
-    with pytest.raises(LogDamagedError):
+    with pytest.raises(CorruptLogError):
         bench.log.verify()
 
 
@@ -166,17 +166,17 @@ def test_an_io_error_takes_back_what_the_boot_promises(bench):
     assert not bench.open_directory().same_boot
 
 
-def test_log_shorter_than_its_mark_is_damage(bench):
+def test_log_shorter_than_its_mark_is_corruption(bench):
     """A file that lost fsynced bytes is never taken for a shorter log (H33)."""
     bench.open()
     bench.append(3)
     bench.directory.close(clean=True)
     bench.disk.cut(bench.path(0), bench.log.size_bytes - 8)
-    with pytest.raises(LogDamagedError, match="was fsynced"):
+    with pytest.raises(CorruptLogError, match="was fsynced"):
         bench.open()
 
 
-def test_lost_segment_is_damage(bench):
+def test_lost_segment_is_corruption(bench):
     """A whole segment gone below the mark is reported too."""
     bench.settings = LogSettings(segment_bytes=500)
     bench.open()
@@ -186,7 +186,7 @@ def test_lost_segment_is_damage(bench):
     names = bench.disk.list_directory(bench.log.directory)
     newest = max(name for name in names if name.endswith(".log"))
     bench.disk.unlink(f"{bench.log.directory}/{newest}")
-    with pytest.raises(LogDamagedError, match="is gone"):
+    with pytest.raises(CorruptLogError, match="is gone"):
         bench.open()
     assert active == 10
 
@@ -222,13 +222,13 @@ def test_both_checkpoint_slots_bad_scans_all_and_refuses_only_a_bad_tail(bench):
     for slot in (0, 1):
         bench.disk.corrupt(f"{bench.log.directory}/checkpoint", slot * 4096 + 33, 0xFF)
     bench.disk.cut(bench.path(0), log.size_bytes - 8)
-    with pytest.raises(LogDamagedError, match="slots are lost"):
+    with pytest.raises(CorruptLogError, match="slots are lost"):
         bench.open()
 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 @pytest.mark.parametrize("how", ["flip_header", "flip_entry", "cut", "gone"])
-def test_damaged_index_is_built_again(bench, suffix, how):
+def test_corrupt_index_is_built_again(bench, suffix, how):
     """Indexes are hints: whatever happens to them, each offset and time is found (H38)."""
     bench.settings = LogSettings(segment_bytes=20_000, index_interval_bytes=200)
     bench.open()
@@ -294,7 +294,7 @@ def test_recovery_point_never_lies_in_a_segment_that_is_removed(bench):
 
 
 def test_mark_at_the_end_of_a_removed_segment_is_the_start_of_the_next(bench):
-    """All is deleted up to the mark, then a roll, then a crash: nothing is damaged, and the epoch is still known."""
+    """All is deleted up to the mark, then a roll, then a crash: nothing is corrupt, and the epoch is still known."""
     bench.settings = LogSettings(segment_bytes=700)
     bench.open()
     bench.append()
@@ -306,19 +306,19 @@ def test_mark_at_the_end_of_a_removed_segment_is_the_start_of_the_next(bench):
     assert log.epochs() == ((0, 1),)
 
 
-def test_cut_at_damage_keeps_what_is_sound_before_a_missing_mark(bench):
+def test_truncate_at_corruption_keeps_what_is_sound_before_a_missing_mark(bench):
     """The operator's word saves every whole batch of a file that lost its end below the mark."""
     bench.open()
     bench.append(5)
     bench.directory.close(clean=True)
     bench.disk.cut(bench.path(0), bench.log.size_bytes - 8)
-    log = bench.open(cut_at_damage=True)
+    log = bench.open(truncate_at_corruption=True)
     assert log.log_end_offset == 4
     assert log.verify() == 4
     assert bench.append() == 4
 
 
-def test_damaged_epoch_file_is_built_again_from_the_headers(bench):
+def test_corrupt_epoch_file_is_built_again_from_the_headers(bench):
     """The epochs equal what a scan gives (I6)."""
     bench.open()
     for epoch in (0, 2, 5):
@@ -379,8 +379,8 @@ def test_truncation_forgets_the_epochs_it_cuts(bench):
     assert bench.open().epochs() == ((0, 0), (2, 3))
 
 
-def test_producer_snapshot_survives_and_a_damaged_one_gives_way(bench):
-    """Newest valid within the log; after damage the one before; none past a truncation (H48)."""
+def test_producer_snapshot_survives_and_a_corrupt_one_gives_way(bench):
+    """Newest valid within the log; after corruption the one before; none past a truncation (H48)."""
     log = bench.open()
     bench.append(10)
     log.store_producer_snapshot(4, b"four")

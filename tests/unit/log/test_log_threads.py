@@ -124,7 +124,7 @@ def look_up(log: PartitionLog, step: int) -> None:
 
 
 def test_look_ups_beside_retention_and_truncation(tmp_path: Path) -> None:
-    """No look-up ends in damage or in an I/O error, whatever is removed, cut and appended beside it (I18, H34).
+    """No look-up ends in corruption or in an I/O error, whatever is removed, cut and appended beside it (I18, H34).
 
     The scrubber's checks are among the look-ups. At the end the log is online and sound, also for who opens it anew.
     """

@@ -143,8 +143,8 @@ def test_replica_holds_the_same_bytes(bench):
     assert bench.disk.content(f"{follower.directory}/{0:020d}.log") == data
 
 
-@pytest.mark.parametrize("damage", ["flip", "gap", "again", "chain"])
-def test_replica_refuses_what_does_not_fit(bench, damage):
+@pytest.mark.parametrize("corruption", ["flip", "gap", "again", "chain"])
+def test_replica_refuses_what_does_not_fit(bench, corruption):
     """A bad CRC, a gap, a repeated batch or a broken chain: nothing is appended (I6, I17)."""
     bench.open()
     bench.append(3)
@@ -157,8 +157,8 @@ def test_replica_refuses_what_does_not_fit(bench, damage):
         "gap": data[2 * size :],
         "again": data[:size],
         "chain": data[size:],
-    }[damage]
-    if damage == "chain":
+    }[corruption]
+    if corruption == "chain":
         other = bench.directory.open_log(b"o" * 16, 0, bench.settings)
         bench.log = other
         bench.append(3)

@@ -103,7 +103,7 @@ def test_without_any_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_shim_is_written_once_and_mended(tmp_path: Path) -> None:
-    """A second call changes nothing; a damaged one is replaced."""
+    """A second call changes nothing; a corrupt one is replaced."""
     java = fake_java(tmp_path / "jdk of mine" / "java", "21.0.1")
     program = make_shim(java, tmp_path / "home") / "bin" / "java"
     assert java_version(program) == 21

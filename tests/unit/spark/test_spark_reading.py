@@ -55,7 +55,7 @@ def test_what_retention_has_taken_is_told_or_left_out(fake):
 
 
 def test_every_checksum_is_looked_at(fake):
-    """A damaged copy is asked for again; a batch that stays damaged is an error."""
+    """A corrupt copy is asked for again; a batch that stays corrupt is an error."""
     fake.topics["t"].partitions[0].spoiled = 1
     assert read(fake, 0, 30) == [b"%d" % n for n in range(30)]
     fake.topics["t"].partitions[0].spoiled = 99

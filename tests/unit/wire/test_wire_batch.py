@@ -97,7 +97,7 @@ def test_padding_that_is_not_zero_is_refused() -> None:
 
 
 def test_unknown_codec_and_limits_have_their_own_errors() -> None:
-    """What is sound but unwelcome is told apart from damage."""
+    """What is sound but unwelcome is told apart from corruption."""
     with pytest.raises(UnsupportedCodecError):
         check_batch(changed(37, "<B", 4), **LIMITS)
     for limit, value in (("max_batch_bytes", len(BATCH) - 8), ("max_records", 1), ("max_payload_bytes", 23)):
@@ -115,8 +115,8 @@ def test_stamp_changes_only_the_first_32_bytes() -> None:
     assert header.crc == read_header(BATCH).crc
 
 
-def test_damage_names_the_batch() -> None:
-    """A reader learns which batch is damaged from the stamp, which has a checksum of its own."""
+def test_corruption_names_the_batch() -> None:
+    """A reader learns which batch is corrupt from the stamp, which has a checksum of its own."""
     head = stamp(read_header(BATCH), base_offset=50, append_timestamp_ms=9, leader_epoch=3, previous_crc=77)
     with pytest.raises(CorruptBatchError) as raised:
         check_batch(head + BATCH[32:-1] + b"\x01", **LIMITS)

@@ -73,6 +73,6 @@ def test_missing_package_names_the_extra(codec: Codec, module: str, monkeypatch:
 
 
 def test_unknown_codec() -> None:
-    """A codec of the future is not mistaken for damage."""
+    """A codec of the future is not mistaken for corruption."""
     with pytest.raises(UnsupportedCodecError):
         decompress(9, b"x", 1, 1)

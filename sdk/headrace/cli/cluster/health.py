@@ -73,7 +73,7 @@ def find_problems(
         Problem(
             "replica_offline",
             f"broker {log.broker_id} has taken {log.topic}-{log.partition} offline: {log.offline_reason}",
-            f"Look at the log of broker {log.broker_id}; its disk has failed or a file is damaged.",
+            f"Look at the log of broker {log.broker_id}; its disk has failed or a file is corrupt.",
         )
         for log in logs
         if log.offline_reason

@@ -267,7 +267,7 @@ def _check_member(where: str, member: EtcdMemberDescription) -> Iterator[Finding
         action = (
             "Compact and defragment etcd, raise --quota-backend-bytes, then `etcdctl alarm disarm`."
             if alarm == "NOSPACE"
-            else "Replace the member: its data is damaged."
+            else "Replace the member: its data is corrupt."
         )
         yield Finding("etcd_alarm", where, Status.FAILURE, alarm, action)
     quota = member.quota_bytes or ETCD_DEFAULT_QUOTA

@@ -209,7 +209,7 @@ def _member_table(group: "GroupDescription", rows: list[dict[str, JsonValue]]) -
         Column("PARTITIONS", "partitions"),
         Column("LAG", "lag_records"),
         Column("BEHIND", "behind"),
-        Column("SIGN OF LIFE", "seen"),
+        Column("HEARTBEAT", "seen"),
         Column("GIVING UP FOR", "revoking", wide=not any(member.revoking_ms for member in group.members)),
         Column("TOPICS", "topics", wide=True),
         Column("PATTERN", "topic_pattern", wide=True),

@@ -87,7 +87,7 @@ def _replica_row(
         "lag_records": max(0, leader.log_end_offset - end) if leader and end is not None else None,
         "lag_ms": 0 if is_leader and leader else seen.behind_ms if seen else None,
         "size_bytes": own.size_bytes if own else None,
-        "suspicion": round(seen.suspicion, 2) if seen else None,
+        "phi": round(seen.phi, 2) if seen else None,
         "offline_reason": own.offline_reason or None if own else None,
     }
 
@@ -175,7 +175,7 @@ def _replica_table(partitions: list[dict[str, JsonValue]]) -> Table:
         Column("LAG", "lag_records"),
         Column("LAG MS", "lag_ms"),
         Column("BYTES", "size_bytes"),
-        Column("SUSPICION", "suspicion"),
+        Column("PHI", "phi"),
         Column("OFFLINE", "offline_reason"),
     )
     return Table(columns, rows, wide=True)

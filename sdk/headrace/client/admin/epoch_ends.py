@@ -69,7 +69,7 @@ def truncation_points(
 def record_epochs(
     admin: AdminOperations, client_id: str, topic: str, offsets: Mapping[int, int], topic_id: bytes
 ) -> Operation[dict[int, int]]:
-    """Return the leader epochs of the records at offsets, by partition; absent: the record is gone, or damaged."""
+    """Return the leader epochs of the records at offsets, by partition; absent: the record is gone, or corrupt."""
     found: dict[int, int] = {}
     for partition, batches in (yield from batches_at(admin, client_id, topic, offsets, None, topic_id)).items():
         try:

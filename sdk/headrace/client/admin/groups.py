@@ -77,7 +77,7 @@ class GroupMember:
     revoking_ms: int
     """For how long it has been asked to give up partitions that it still owns; 0: it is not."""
     live: bool
-    """It gave a sign of life within its session timeout."""
+    """It sent a heartbeat within its session timeout."""
 
     @property
     def name(self) -> str:

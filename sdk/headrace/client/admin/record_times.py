@@ -26,7 +26,7 @@ def record_times(
 ) -> Operation[dict[int, int]]:
     """Return the timestamps of records in ms since 1970, partition by partition.
 
-    A partition is absent where the record is gone meanwhile, its batch is damaged or too large, or its codec is not
+    A partition is absent where the record is gone meanwhile, its batch is corrupt or too large, or its codec is not
     installed.
 
     Args:

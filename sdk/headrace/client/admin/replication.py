@@ -78,7 +78,7 @@ class FollowerInfo:
     behind_ms: int
     """Milliseconds since it had everything; 0: it has."""
     in_sync: bool
-    suspicion: float
+    phi: float
     """The level (phi) at which its broker is suspected to be dead; each 1 more is ten times less doubt."""
 
 
@@ -234,7 +234,7 @@ def log_infos(response: broker_pb2.DescribeLogsResponse) -> list[LogInfo]:
                     each.durable_offset,
                     each.behind_ms,
                     each.in_sync,
-                    each.suspicion,
+                    each.phi,
                 )
                 for each in sorted(log.followers, key=lambda each: each.broker_id)
             ),

@@ -155,7 +155,7 @@ class Consumer:
             max_records: at most so many; None: what one fetch brought. Never more than `max_poll_bytes`.
 
         Raises:
-            CorruptBatchError: a batch is damaged wherever it can be read; `next_offset` says where to seek to go on.
+            CorruptBatchError: a batch is corrupt wherever it can be read; `next_offset` says where to seek to go on.
             LogTruncationError: records that were received were lost or replaced; `diverging_offset` says from where on.
             OffsetOutOfRangeError: the position is gone, and auto_offset_reset is `error`.
             TopicRecreatedError: the topic was deleted and created again, and auto_offset_reset is `error`.

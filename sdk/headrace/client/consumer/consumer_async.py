@@ -93,7 +93,7 @@ class Consumer:
             max_records: at most so many; None: what one fetch brought. Never more than `max_poll_bytes`.
 
         Raises:
-            CorruptBatchError: a batch is damaged wherever it can be read; `next_offset` says where to seek to go on.
+            CorruptBatchError: a batch is corrupt wherever it can be read; `next_offset` says where to seek to go on.
             LogTruncationError: records that were received were lost or replaced; `diverging_offset` says from where on.
             OffsetOutOfRangeError: the position is gone, and auto_offset_reset is `error`.
             WakeupError: another task called `wakeup`.

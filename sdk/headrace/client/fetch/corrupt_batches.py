@@ -1,8 +1,8 @@
 """What becomes of a batch that cannot be decoded: `on_corrupt_batch` is fail, skip or dead_letter. No I/O.
 
 A batch whose checksum is wrong is asked for again first, from whoever has a sound copy
-(`SubscriptionState.found_damage`). One whose checksums are right was written so: every replica has it, and asking again
-changes nothing.
+(`SubscriptionState.corruption_detected`). One whose checksums are right was written so: every replica has it, and
+asking again changes nothing.
 """
 
 import logging

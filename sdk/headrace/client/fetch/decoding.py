@@ -84,7 +84,7 @@ def _decoded(batch: memoryview, max_payload_bytes: int) -> Columns:
 
 
 def _at(completed: CompletedFetch, offset: int, position: int, error: CorruptBatchError) -> CorruptBatchError:
-    """Say where the damage is, what to do about it, and where a reader may go on."""
+    """Say where the corruption is, what to do about it, and where a reader may go on."""
     next_offset, written_so = error.next_offset, error.next_offset > offset
     following = _header_after(completed.data, position)
     if not written_so:
@@ -109,9 +109,9 @@ def _at(completed: CompletedFetch, offset: int, position: int, error: CorruptBat
 
 
 def _header_after(data: ReadableBuffer, position: int) -> BatchHeader | None:
-    """The header of the batch behind the damaged one, where the damaged one's length can still be believed."""
+    """The header of the batch behind the corrupt one, where the corrupt one's length can still be believed."""
     try:
-        damaged = read_header(data, position)
-        return read_header(data, position + damaged.batch_bytes)
+        corrupt = read_header(data, position)
+        return read_header(data, position + corrupt.batch_bytes)
     except CorruptBatchError:
         return None

@@ -20,7 +20,7 @@ class Wanted(NamedTuple):
     leader_epoch: int
     last_epoch: int
     """Of the batch before `offset`; -1: not known."""
-    found_damage: bool
+    corruption_detected: bool
     from_leader: bool
 
 
@@ -68,6 +68,6 @@ def fetch_plan(
             max_bytes=config.max_partition_fetch_bytes,
             leader_epoch=part.leader_epoch,
             last_epoch=part.last_epoch if part.last_epoch >= 0 else None,
-            found_damage=part.found_damage,
+            corruption_detected=part.corruption_detected,
         )
     return FetchPlan(broker_id, address, transfer_address, tuple(parts), request)

@@ -194,7 +194,7 @@ class Fetcher:
     def ask_again(self, completed: CompletedFetch, error: CorruptBatchError) -> bool:
         """Whether a batch that failed its checksum is asked for again; otherwise the error is the application's."""
         with self.changing() as positions:
-            return bool(positions.found_damage(completed, error, monotonic_ms()))
+            return bool(positions.corruption_detected(completed, error, monotonic_ms()))
 
     def _wake_engine(self) -> None:
         self._work.notify()

@@ -26,10 +26,10 @@ REFUSED_REPLICA_MS = 10_000
 """So long the leader is read where a nearer replica could not serve."""
 LAGGING_TRIES = 5
 """So often a nearer replica is asked again, after a back-off, that has not heard yet of what the leader has given."""
-DAMAGED_COPIES = 3
-"""So many damaged copies of a batch from one broker are the application's error."""
-DAMAGE_PATIENCE_MS = 30_000
-"""So long is a sound copy of a damaged batch waited for while brokers refuse to serve it."""
+CORRUPT_COPIES = 3
+"""So many corrupt copies of a batch from one broker are the application's error."""
+CORRUPTION_PATIENCE_MS = 30_000
+"""So long is a sound copy of a corrupt batch waited for while brokers refuse to serve it."""
 
 
 class CompletedFetch(NamedTuple):
@@ -113,7 +113,7 @@ class NearReplica:
         self._not_before_ms = now_ms + REFUSED_REPLICA_MS
 
 
-class Damage:
+class Corruption:
     """A batch whose checksum failed here: asked for again, from whoever has a sound copy (PROTOCOL I17)."""
 
     __slots__ = ("broker_id", "copies", "error", "since_ms")
@@ -125,7 +125,7 @@ class Damage:
         self.copies = 0
 
     def came_from(self, broker_id: int) -> None:
-        """Count one more damaged copy; another broker's are counted anew."""
+        """Count one more corrupt copy; another broker's are counted anew."""
         if broker_id != self.broker_id:
             self.broker_id = broker_id
             self.copies = 0
@@ -133,7 +133,7 @@ class Damage:
 
     def is_hopeless(self, now_ms: int) -> bool:
         """Whether to ask no more."""
-        return self.copies >= DAMAGED_COPIES or now_ms - self.since_ms >= DAMAGE_PATIENCE_MS
+        return self.copies >= CORRUPT_COPIES or now_ms - self.since_ms >= CORRUPTION_PATIENCE_MS
 
 
 @dataclass(slots=True, eq=False)
@@ -165,7 +165,7 @@ class PartitionFetchState:
     """Whether it stands in the line of those that have something for the application, or had."""
     needs_reset: bool = False
     divergence: Divergence | None = None
-    damage: Damage | None = None
+    corruption: Corruption | None = None
     near: NearReplica = field(default_factory=NearReplica)
     completed_fetches: deque[CompletedFetch] = field(default_factory=deque)
     buffered_bytes: int = 0
@@ -229,7 +229,7 @@ class PartitionFetchState:
             self.topic_id = topic_id or self.replaced_by
             self.compared_answer, self.replaced_by = NO_ANSWER, b""
         self.position = offset
-        self.damage = None
+        self.corruption = None
         self.forget_epochs()
 
     def forget_epochs(self) -> None:
@@ -245,7 +245,7 @@ class PartitionFetchState:
             self.epoch = leader_epoch
             self.epochs.append((leader_epoch, self.position))
         self.position = position
-        self.damage = None
+        self.corruption = None
 
     def diverging_offset(self) -> int:
         """Where the leader's log and what was read part, as far as epochs tell: never above the position.

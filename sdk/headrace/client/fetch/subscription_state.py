@@ -23,7 +23,7 @@ from headrace.client.fetch.partition_fetch_state import (
     ANY_EPOCH,
     NO_EPOCH,
     CompletedFetch,
-    Damage,
+    Corruption,
     Divergence,
     PartitionFetchState,
 )
@@ -318,7 +318,7 @@ class SubscriptionState:
                 found.append(where)
         return found
 
-    def found_damage(self, completed: CompletedFetch, error: CorruptBatchError, now_ms: int) -> bool:
+    def corruption_detected(self, completed: CompletedFetch, error: CorruptBatchError, now_ms: int) -> bool:
         """Note that the batch at the position failed its checksum; whether it is asked for again.
 
         Otherwise the error is the application's; when that goes on unchanged, the batch is asked for anew. The broker
@@ -327,19 +327,19 @@ class SubscriptionState:
         partition = self._partitions.get(completed.where)
         if partition is None or partition.generation != completed.generation:
             return True
-        if error.written_so:  # All replicas have it so: it is not asked for again, and no broker looks for damage.
-            partition.damage = None
+        if error.written_so:  # All replicas have it so: it is not asked for again, and no broker looks for corruption.
+            partition.corruption = None
             self._rewind(partition)
             return False
-        damage = partition.damage = partition.damage or Damage(completed.broker_id, error, now_ms)
-        damage.came_from(completed.broker_id)
+        corruption = partition.corruption = partition.corruption or Corruption(completed.broker_id, error, now_ms)
+        corruption.came_from(completed.broker_id)
         self._rewind(partition)
-        if damage.is_hopeless(now_ms):
+        if corruption.is_hopeless(now_ms):
             if partition.near.broker_id != completed.broker_id:
-                partition.damage = None
+                partition.corruption = None
                 return False
             partition.near.refused(now_ms)
-        self._wait(partition, NO_EPOCH, now_ms, failures=damage.copies)
+        self._wait(partition, NO_EPOCH, now_ms, failures=corruption.copies)
         return True
 
     def fail(self, where: TopicPartition, error: HeadraceError, now_ms: int) -> None:
@@ -530,11 +530,11 @@ class SubscriptionState:
             else:
                 near.refused(now_ms)
             return False
-        damage = partition.damage
-        if damage is not None and (error.retriable or isinstance(error, CorruptBatchError)):
-            if damage.is_hopeless(now_ms):
-                partition.damage = None
-                self.fail(partition.where, damage.error, now_ms)
+        corruption = partition.corruption
+        if corruption is not None and (error.retriable or isinstance(error, CorruptBatchError)):
+            if corruption.is_hopeless(now_ms):
+                partition.corruption = None
+                self.fail(partition.where, corruption.error, now_ms)
                 return True
         elif isinstance(error, OffsetOutOfRangeError):
             partition.needs_reset = True
@@ -593,7 +593,7 @@ class _Candidate(NamedTuple):
             partition.fetch_offset,
             self.leader_epoch,
             partition.fetch_epoch,
-            partition.damage is not None and partition.fetch_offset == partition.position,
+            partition.corruption is not None and partition.fetch_offset == partition.position,
             self.from_leader,
         )
 

@@ -78,7 +78,7 @@ class FollowerTable:
         return known
 
     def note_heard(self, heard_ms: Mapping[Replica, int], *, log_end_offset: Offset, flushed_only: bool) -> None:
-        """Take in signs of life: who has everything is caught up for as long as it lives."""
+        """Apply heartbeats: a follower that has everything is caught up while it is alive."""
         for follower in self._followers.values():
             at_ms = heard_ms.get(follower.replica, -1)
             if at_ms > follower.caught_up_ms and follower.acknowledged(flushed_only) >= log_end_offset:

@@ -127,7 +127,7 @@ class Ticked:
     """Time has passed: followers may have fallen behind, a write without an answer may be due again."""
 
     at_ms: int  # monotonic
-    heard_ms: Mapping[Replica, int]  # when each follower gave its last sign of life
+    heard_ms: Mapping[Replica, int]  # when each follower sent its last heartbeat
     may_join: Collection[Replica]  # registered sessions of brokers that do not stop (KIP-841)
 
 
@@ -200,10 +200,10 @@ class DurabilityChanged:
 
 @dataclass(frozen=True, slots=True)
 class StorageFailed:
-    """The log met an I/O error or damage; it is not used again by this process."""
+    """The log met an I/O error or corruption; it is not used again by this process."""
 
     reason: str
-    damaged: bool = False  # records are missing or changed that were on stable storage
+    corrupt: bool = False  # records are missing or changed that were on stable storage
 
 
 Event = (
@@ -329,7 +329,7 @@ class Unfollow:
 class LeaveInSync:
     """Take this broker out of the key by compare-and-swap, as `partition_state.leave_failed` says."""
 
-    damaged: bool
+    corrupt: bool
 
 
 Action = (

@@ -10,7 +10,7 @@ Cassandra takes the tail of an exponential distribution instead (phi = t / (mean
 vary as widely as they are long. Here the sender keeps time: it promises a message at least every `promised_ms`. The
 exponential tail would ask for a silence of 18 intervals where the normal one asks for about four.
 
-A suspicion carries no safety: it is not read where in-sync sets, leadership or visibility are decided. Driven by
+A suspected failure is no proof: it is not read where in-sync sets, leadership or visibility are decided. Driven by
 `headrace_broker.runtime.failure_detector` and by the simulator. Pure: times are monotonic milliseconds that the caller
 gives.
 """
@@ -52,7 +52,7 @@ class ArrivalIntervals:
     def arrive(self, at_ms: int, *, listened: bool = True) -> None:
         """A message came; not `listened`: the observer stood still, so the interval is not the peer's.
 
-        Messages that follow each other faster than promised come with traffic: they are signs of life, but say nothing
+        Messages that follow each other faster than promised come with traffic: they are heartbeats, but say nothing
         of how long the silence between two may be.
         """
         interval_ms = at_ms - self.heard_ms

@@ -146,7 +146,7 @@ class PartitionReplica:
         self.join_retry_ms = join_retry_ms
         self.stops = False  # the broker is about to end
         self.offline_reason = ""
-        self._damaged = False
+        self._corrupt = False
         self.followers = FollowerTable(0)
         self.proposals = Proposals()
         self._hand_over = HandOver()
@@ -298,7 +298,7 @@ class PartitionReplica:
             # It was elected meanwhile: its log cannot be trusted for that (H33).
             members = (*event.state.in_sync, *event.state.eligible_leaders)
             named = any(member.broker_id == self.broker_id for member in members)
-            return [LeaveInSync(self._damaged)] if named else []
+            return [LeaveInSync(self._corrupt)] if named else []
         return [] if self.role is Role.FENCED else [*self._take_committed(), *self._follow_key()]
 
     def _take_committed(self) -> list[Action]:
@@ -327,7 +327,7 @@ class PartitionReplica:
         """Count nothing that was fetched before a fence in the key (H17, H33).
 
         The replica may have another log since, in the same session: an empty one where it was moved away and back, or
-        where a damaged one was set aside.
+        where a corrupt one was set aside.
         """
         for fence in after.fetch_fences:
             if fence.partition_epoch > before.partition_epoch:
@@ -494,8 +494,8 @@ class PartitionReplica:
     def _fail(self, event: StorageFailed) -> list[Action]:
         actions = [*self._end_leadership("the log failed"), *self._unfollow()]
         self.role = Role.OFFLINE
-        self.offline_reason, self._damaged = event.reason, event.damaged
-        return [*actions, LeaveInSync(event.damaged)]
+        self.offline_reason, self._corrupt = event.reason, event.corrupt
+        return [*actions, LeaveInSync(event.corrupt)]
 
     def _judge_in_sync(self) -> list[Action]:
         """After a change of the in-sync set: pending appends may be committed, or cannot be any more (H13)."""

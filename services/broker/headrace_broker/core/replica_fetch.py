@@ -62,7 +62,7 @@ class ReplicaLog(Protocol):
         ...
 
     def verify_from(self, offset: int, max_bytes: int) -> tuple[Offset, int]:
-        """Check at least the batch that holds `offset`; raises where it is damaged."""
+        """Check at least the batch that holds `offset`; raises where it is corrupt."""
         ...
 
     def first_batch(self) -> tuple[Offset, int]:
@@ -190,7 +190,7 @@ def compare_logs(log: ReplicaLog, request: FetchRequest) -> FetchDecision | None
 def _one_batch_back(log: ReplicaLog, request: FetchRequest) -> FetchDecision:
     """The same epoch and another chain: let the follower ask again from the batch before its last one.
 
-    One of the two logs is damaged. Raises where it is this one: a good follower must not be sent back (I17).
+    One of the two logs is corrupt. Raises where it is this one: a good follower must not be sent back (I17).
     """
     if request.offset <= log.log_start_offset:
         return Restart(*log.first_batch())

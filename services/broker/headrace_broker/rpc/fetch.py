@@ -221,8 +221,8 @@ class FetchHandler:
                 if topic is not None:
                     try:
                         each.partition = self._replica_manager.find_in(topic, part.partition)
-                        if part.found_damage:
-                            each.partition.look_for_damage(part.offset)
+                        if part.corruption_detected:
+                            each.partition.verify_log(part.offset)
                     except HeadraceError as error:
                         each.error = error
                 wanted.append(each)

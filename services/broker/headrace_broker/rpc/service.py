@@ -336,7 +336,7 @@ def _describe_followers(
                 durable_offset=-1,
                 behind_ms=now_ms - replica.followers.started_ms,
                 in_sync=broker_id in in_sync,
-                suspicion=failure_detector.level(broker_id),
+                phi=failure_detector.level(broker_id),
             )
             continue
         caught_up = follower.acknowledged(replica.flushed_only) >= replica.log_end_offset
@@ -347,5 +347,5 @@ def _describe_followers(
             durable_offset=follower.durable_offset,
             behind_ms=0 if caught_up else now_ms - follower.caught_up_ms,
             in_sync=broker_id in in_sync,
-            suspicion=failure_detector.level(broker_id),
+            phi=failure_detector.level(broker_id),
         )

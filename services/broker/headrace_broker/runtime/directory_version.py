@@ -37,9 +37,9 @@ class StoredSessions:
         return self._directory.storage_id
 
     @property
-    def era(self) -> bytes:
+    def incarnation(self) -> bytes:
         """See `Storage`."""
-        return self._directory.era
+        return self._directory.incarnation
 
     @property
     def clean_broker_epoch(self) -> int | None:

@@ -23,7 +23,7 @@ PUBLISH_SECONDS = 1.0
 
 
 class Publisher(Protocol):
-    """Where suspicions are published: `registration.Registration`."""
+    """The publisher of suspected failures: `registration.Registration`."""
 
     async def announce_suspected(self, broker_ids: Sequence[int]) -> bool:
         """Tell the cluster; False where that has to be tried again."""
@@ -67,6 +67,6 @@ class PeerFailureDetector:
             self._changed.clear()
             suspected = self._table.suspected
             if suspected != self._published and await self._publisher.announce_suspected(suspected):
-                log.info("suspicion_published", suspected=list(suspected))
+                log.info("suspected_brokers_published", suspected=list(suspected))
                 self._published = suspected
             await asyncio.sleep(PUBLISH_SECONDS)

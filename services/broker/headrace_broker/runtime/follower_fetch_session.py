@@ -24,7 +24,7 @@ from headrace_broker.core.replica_fetch import FetchDecision, FetchRequest, chec
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.replica_messages import (
-    SIGN_OF_LIFE_SECONDS,
+    HEARTBEAT_SECONDS,
     read_request,
     write_decision,
     write_error,
@@ -56,7 +56,7 @@ class _Refused:
 
 
 class FollowerFetchSession:
-    """See the module. `heard_ms` is when the follower gave its last sign of life (monotonic)."""
+    """See the module. `heard_ms` is when the follower sent its last heartbeat (monotonic)."""
 
     def __init__(
         self,
@@ -117,8 +117,8 @@ class FollowerFetchSession:
         except HeadraceError as error:
             self._refuse(key, request, error)
             return
-        if entry.found_damage:
-            partition.look_for_damage(request.offset)
+        if entry.corruption_detected:
+            partition.verify_log(request.offset)
         if decision is not None:
             self._refuse(key, request, decision)
             return
@@ -181,10 +181,10 @@ class FollowerFetchSession:
     # --- answers ---
 
     async def responses(self) -> AsyncIterator[SplicedMessage]:
-        """Messages to the follower, an empty one as a sign of life, until `close`."""
+        """Messages to the follower, an empty one as a heartbeat, until `close`."""
         while not self._closed:
             try:
-                async with asyncio.timeout(SIGN_OF_LIFE_SECONDS):
+                async with asyncio.timeout(HEARTBEAT_SECONDS):
                     await self._wake.wait()
             except TimeoutError:
                 pass

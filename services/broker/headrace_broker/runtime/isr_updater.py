@@ -93,7 +93,7 @@ class IsrUpdater:
         if new - old:
             bound.info("in_sync_set_grew", joined=sorted(new - old))
 
-    async def leave(self, topic_id: bytes, number: int, *, damaged: bool) -> int:
+    async def leave(self, topic_id: bytes, number: int, *, corrupt: bool) -> int:
         """Take this broker out of a partition's key as `leave_failed` says, however long etcd takes (H33, H34).
 
         Return the revision of a write, or of a key found right, that no write computed before can follow (C3).
@@ -103,7 +103,7 @@ class IsrUpdater:
             try:
                 found = (await self._metastore.get(key)).key_value
                 state = None if found is None else decode(found.value)
-                left = None if state is None else leave_failed(state, self._broker_id, damaged=damaged)
+                left = None if state is None else leave_failed(state, self._broker_id, corrupt=corrupt)
                 unchanged = [ModRevisionIs(key, 0 if found is None else found.mod_revision)]
                 if left is None:
                     # A read may be old, also one that finds no key; only a compare shows the current state (C4).

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Protocol, TypeVar, assert_never
 
 import structlog
-from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, LogDamagedError
+from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, CorruptLogError
 from headrace.log.log import PartitionLog, TimestampedOffset, TimestampKind
 from headrace.log.settings import LogSettings
 from headrace.log.slices import Slice
@@ -130,7 +130,7 @@ class PartitionHost(Protocol):
     def propose(self, partition: Partition, proposal: Propose) -> None:
         """Write the partition's key and report how that ended."""
 
-    def leave_in_sync(self, partition: Partition, *, damaged: bool) -> None:
+    def leave_in_sync(self, partition: Partition, *, corrupt: bool) -> None:
         """Take this broker out of the partition's key, as `leave_failed` says."""
 
 
@@ -490,7 +490,7 @@ class Partition:
             raise
 
     def compare_fetch(self, request: FetchRequest) -> FetchDecision | None:
-        """As `replica_fetch.check_fetch` and `compare_logs`; damage met takes the replica offline."""
+        """As `replica_fetch.check_fetch` and `compare_logs`; corruption met takes the replica offline."""
         check_fetch(self.replica, request)
         try:
             return compare_logs(self.open_log, request)
@@ -669,13 +669,13 @@ class Partition:
         self.replica.producers = producers
         self._has_stale_producers = False
 
-    def look_for_damage(self, offset: int) -> None:
+    def verify_log(self, offset: int) -> None:
         """A reader found bytes that fail their checks: look at what is on the disk, and go offline if it is here."""
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look_for_damage(offset))
+            self._looking = asyncio.create_task(self._verify_log(offset))
             self.context.watch(self._looking)
 
-    async def _look_for_damage(self, offset: int) -> None:
+    async def _verify_log(self, offset: int) -> None:
         if self.replica.role in (Role.OFFLINE, Role.DELETED):
             return
         start = max(offset, self.open_log.log_start_offset)  # It may lie inside a batch, which replicas copy whole.
@@ -686,10 +686,10 @@ class Partition:
         except HeadraceError as error:
             self.note_read_error(error)
             return
-        log.info("damage_not_found_here", topic=self.topic, partition=self.number, offset=offset)
+        log.info("corruption_not_found_here", topic=self.topic, partition=self.number, offset=offset)
 
     def note_read_error(self, error: HeadraceError) -> None:
-        """A read met `error`: where the log is broken or damaged, others have the records, and this one is not needed.
+        """A read met `error`: where the log is broken or corrupt, others have the records, and this one is not needed.
 
         Without another in-sync replica it stays: what can still be read is read, and the alarm says what cannot (H33).
         """
@@ -697,11 +697,11 @@ class Partition:
             return
         state = self.replica.state
         has_others = state is not None and any(entry.broker_id != self.context.broker_id for entry in state.in_sync)
-        if has_others or not isinstance(error, LogDamagedError):
+        if has_others or not isinstance(error, CorruptLogError):
             self.fail(error)
             return
-        self.context.metrics.damage_found.inc()
-        log.error("log_damaged", topic=self.topic, partition=self.number, reason=str(error))
+        self.context.metrics.corruptions_detected.inc()
+        log.error("log_corrupt", topic=self.topic, partition=self.number, reason=str(error))
 
     # --- roles, flushes, settings: events for the core ---
 
@@ -727,7 +727,7 @@ class Partition:
         state, partition_log = self.replica.state, self.open_log
         assert state is not None
         self.fail(
-            LogDamagedError(
+            CorruptLogError(
                 f"it ends there, and everything below offset {state.high_watermark} was committed with this replica",
                 file=partition_log.directory,
                 offset=self.replica.log_end_offset,
@@ -769,8 +769,8 @@ class Partition:
                     self._host.follow(self, leader)
                 case Unfollow():
                     self._host.unfollow(self)
-                case LeaveInSync(damaged):
-                    self._host.leave_in_sync(self, damaged=damaged)
+                case LeaveInSync(corrupt):
+                    self._host.leave_in_sync(self, corrupt=corrupt)
                 case LeadershipStarted(leader_epoch, start_offset):
                     self.context.metrics.leader_partitions.inc()
                     self.context.metrics.leaderships_started.inc()
@@ -907,7 +907,7 @@ class Partition:
         self.failure = error
         self.context.metrics.offline_logs.inc()
         log.error("log_offline", topic=self.topic, partition=self.number, reason=str(error))
-        self.handle(StorageFailed(str(error), damaged=isinstance(error, LogDamagedError)))
+        self.handle(StorageFailed(str(error), corrupt=isinstance(error, CorruptLogError)))
         self._wake_watchers()
 
     def fail_unless_refused(self, error: HeadraceError) -> bool:

@@ -35,7 +35,7 @@ class SnapshotClock:
 def rebuild_producers(producers: ProducerWindows, partition_log: PartitionLog) -> int:
     """Restore the newest snapshot and add the batches behind it; the offset that these began at.
 
-    Blocks: call it in a thread, before the first use. Raises LogDamagedError, StorageOfflineError.
+    Blocks: call it in a thread, before the first use. Raises CorruptLogError, StorageOfflineError.
     """
     snapshot = partition_log.load_producer_snapshot()
     start = int(partition_log.log_start_offset)

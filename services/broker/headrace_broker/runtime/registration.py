@@ -59,7 +59,7 @@ class Storage(Protocol):
         """Drawn for the directory."""
 
     @property
-    def era(self) -> bytes:
+    def incarnation(self) -> bytes:
         """The time without a boot of the machine, up to now; empty: not known."""
 
     @property
@@ -260,7 +260,7 @@ class Registration:
         live, storage = self._live, self._storage
         live.resumes, live.storage_since, live.clean = 0, 0, False
         session = metadata_pb2.BrokerSession(
-            boot_id=live.boot_id, storage_id=storage.storage_id, storage_era=storage.era
+            boot_id=live.boot_id, storage_id=storage.storage_id, storage_incarnation=storage.incarnation
         )
         if found is None:
             return session
@@ -268,14 +268,14 @@ class Registration:
         if before.storage_id != storage.storage_id:
             return session
         live.storage_since = session.storage_since = before.storage_since or found.mod_revision
-        live.clean = self._is_unbroken(before, found.mod_revision)
+        live.clean = self._is_continuous(before, found.mod_revision)
         if not live.clean:
             live.resumes = found.mod_revision
             return session
-        live.resumes = session.unbroken_since = before.unbroken_since or found.mod_revision
+        live.resumes = session.continuous_since = before.continuous_since or found.mod_revision
         return session
 
-    def _is_unbroken(self, before: metadata_pb2.BrokerSession, broker_epoch: int) -> bool:
+    def _is_continuous(self, before: metadata_pb2.BrokerSession, broker_epoch: int) -> bool:
         """Whether all that the session before had written is there, whatever lives without a session came between.
 
         It was this process's own, or it stopped in order, or nothing of what the kernel held was lost since.
@@ -284,7 +284,7 @@ class Registration:
         return (
             before.boot_id == self._live.boot_id
             or storage.clean_broker_epoch == broker_epoch
-            or (before.storage_era == storage.era != b"")
+            or (before.storage_incarnation == storage.incarnation != b"")
         )
 
     async def _take_over(self, present: KeyValue, session: KeyValue | None, lease_id: int) -> bool:

@@ -32,9 +32,9 @@ from headrace_server.tls import TlsIdentity, open_channel
 from headrace_broker.core.replica import Role
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.replica_messages import (
+    HEARTBEAT_SECONDS,
     METHOD,
     RESPONSES,
-    SIGN_OF_LIFE_SECONDS,
     SILENCE_SECONDS,
     read_answer,
 )
@@ -83,7 +83,7 @@ class ReplicaFetcher:
         self._tls = tls
         self._partitions: dict[PartitionId, Partition] = {}
         self._due: dict[PartitionId, Partition] = {}
-        self._damaged: dict[PartitionId, None] = {}
+        self._corrupt: dict[PartitionId, None] = {}
         self._wake = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._refusal = ""
@@ -104,7 +104,7 @@ class ReplicaFetcher:
         key = (partition.topic_id, partition.number)
         self._partitions.pop(key, None)
         self._due.pop(key, None)
-        self._damaged.pop(key, None)
+        self._corrupt.pop(key, None)
 
     def fetch(self, partition: Partition) -> None:
         """See that a fetch of the partition is sent when it may be."""
@@ -199,7 +199,7 @@ class ReplicaFetcher:
         """Send fetches until the stream is gone."""
         while True:
             try:
-                async with asyncio.timeout(SIGN_OF_LIFE_SECONDS):
+                async with asyncio.timeout(HEARTBEAT_SECONDS):
                     await self._wake.wait()
             except TimeoutError:
                 pass
@@ -240,11 +240,11 @@ class ReplicaFetcher:
                 last_crc=end.crc,
                 high_watermark=replica.high_watermark,
                 partition_epoch=0 if replica.state is None else replica.state.partition_epoch,
-                found_damage=key in self._damaged,
+                corruption_detected=key in self._corrupt,
                 read_offset=read_offset,
                 log_start_offset=replica.log_start_offset,
             )
-            self._damaged.pop(key, None)
+            self._corrupt.pop(key, None)
         return request
 
     # --- answers ---
@@ -284,12 +284,12 @@ class ReplicaFetcher:
             if not await partition.take_answer(read_answer(result, data)):
                 return
         except CorruptBatchError as error:
-            partition.context.metrics.damaged_fetches.inc()
+            partition.context.metrics.corrupt_fetches.inc()
             log.error(
-                "replica_fetch_damaged",
+                "replica_fetch_corrupt",
                 topic=partition.topic, partition=partition.number, leader=self._leader_id, reason=str(error),
             )  # fmt: skip
-            self._damaged[key] = None
+            self._corrupt[key] = None
             pause = REFUSED_PAUSE_SECONDS
         except REFUSALS:
             pause = REFUSED_STORAGE_SECONDS

@@ -13,7 +13,7 @@ from functools import partial
 
 import structlog
 from headrace.log.directory import DataDirectory, LogId
-from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, LogDamagedError
+from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, CorruptLogError
 from headrace.v1 import topics_pb2
 from headrace.wire.errors import (
     HeadraceError,
@@ -69,7 +69,7 @@ class ReplicaManager:
         self._context = context
         self._replication = replication
         replication.on_left(self._note_written_out)
-        self._damaged: dict[PartitionId, None] = {}  # taken out of their keys, to be replaced by empty logs
+        self._corrupt: dict[PartitionId, None] = {}  # taken out of their keys, to be replaced by empty logs
         self._partitions: dict[PartitionId, Partition] = {}
         self._dirty: dict[PartitionId, None] = {}
         self._wake = asyncio.Event()
@@ -134,7 +134,7 @@ class ReplicaManager:
 
         After a clean stop, and where only the process ended, all that was written is there: the kernel has kept it.
         After a crash of the machine recovery finds what was fsynced, which is all that counts where the partition's key
-        says `durable`. A damaged replica is taken out of its key first, so that no election counts on it.
+        says `durable`. A corrupt replica is taken out of its key first, so that no election counts on it.
 
         Raises:
             InvalidConfigError: the directory has seen more than etcd has, which was restored from a backup.
@@ -152,8 +152,8 @@ class ReplicaManager:
             partition = await self._open(topic, number)
             if partition.log is None:
                 all_recovered = False
-                damaged = isinstance(partition.failure, LogDamagedError)
-                partition.left_revision = await self._replication.isr_updater.leave(topic_id, number, damaged=damaged)
+                corrupt = isinstance(partition.failure, CorruptLogError)
+                partition.left_revision = await self._replication.isr_updater.leave(topic_id, number, corrupt=corrupt)
             elif partition.replica.last_epoch > entry.state.leader_epoch:
                 raise etcd_restored(
                     f"the log of {topic.name}-{number} has leader epoch {partition.replica.last_epoch}, etcd only "
@@ -180,7 +180,7 @@ class ReplicaManager:
             was_begun = self._directory.seen.was_begun(LogId(topic.topic_id, number).directory_name)
             if is_counted_on and was_begun and (topic.topic_id, number) not in self._partitions:
                 log.error("log_missing", topic=topic.name, partition=number)
-                await self._replication.isr_updater.leave(topic.topic_id, number, damaged=True)
+                await self._replication.isr_updater.leave(topic.topic_id, number, corrupt=True)
 
     def _check_not_restored(self, log_ids: Sequence[LogId]) -> None:
         """Refuse an etcd that is behind what the directory has seen of it (H81).
@@ -277,8 +277,8 @@ class ReplicaManager:
         while self._dirty:
             key = next(iter(self._dirty))
             del self._dirty[key]
-            if key in self._damaged:
-                await self._replace_damaged(key)
+            if key in self._corrupt:
+                await self._replace_corrupt(key)
             await self._reconcile(*key)
 
     async def _reconcile(self, topic_id: bytes, number: int) -> None:
@@ -341,25 +341,25 @@ class ReplicaManager:
         self._note_left(partition)
 
     def _note_left(self, partition: Partition) -> None:
-        """Begin anew where a damaged log was written out of its key and others have the records.
+        """Begin anew where a corrupt log was written out of its key and others have the records.
 
-        Not before: a write on its way could name the empty log. Where no other replica is entitled to lead, the damaged
+        Not before: a write on its way could name the empty log. Where no other replica is entitled to lead, the corrupt
         log may be the only one with all records: it stays (H14).
         """
         key, left_revision = (partition.topic_id, partition.number), partition.left_revision
         entry = self._view.partition(*key)
-        if entry is None or left_revision is None or not isinstance(partition.failure, LogDamagedError):
+        if entry is None or left_revision is None or not isinstance(partition.failure, CorruptLogError):
             return
         if entry.mod_revision < left_revision:
             return  # The write is on its way to this view, and comes here again.
         members = {member.broker_id for member in (*entry.state.in_sync, *entry.state.eligible_leaders)}
         if members and self._context.broker_id not in members and self._partitions.get(key) is partition:
-            self._damaged[key] = None
+            self._corrupt[key] = None
             self._mark(*key)
 
-    async def _replace_damaged(self, key: PartitionId) -> None:
-        """Set a damaged log aside for a person and forget the replica, so that an empty one takes its place (H33)."""
-        del self._damaged[key]
+    async def _replace_corrupt(self, key: PartitionId) -> None:
+        """Set a corrupt log aside for a person and forget the replica, so that an empty one takes its place (H33)."""
+        del self._corrupt[key]
         partition = self._partitions.get(key)
         if partition is None or partition.replica.role is not Role.OFFLINE:
             return
@@ -370,16 +370,16 @@ class ReplicaManager:
                     await self._calls.run(lambda: self._directory.close_log(partition_log))
                 path = await self._calls.run(lambda: self._directory.quarantine_log(LogId(*key)))
             except HeadraceError as error:
-                log.error("damaged_log_stays", topic=partition.topic, partition=partition.number, reason=str(error))
+                log.error("corrupt_log_kept", topic=partition.topic, partition=partition.number, reason=str(error))
                 if isinstance(error, REFUSALS):
-                    self._damaged[key] = None
+                    self._corrupt[key] = None
                     asyncio.get_running_loop().call_later(RETRY_AFTER_MS / 1000, self._mark, *key)
                 return
         del self._partitions[key]
         self._context.metrics.offline_logs.dec()
         self._context.metrics.replaced_logs.inc()
         log.error(
-            "damaged_log_replaced",
+            "corrupt_log_replaced",
             topic=partition.topic, partition=partition.number, kept=path, reason=str(partition.failure),
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ from headrace_broker.core.replica_fetch import Diverged, FetchAnswer, FetchDecis
 
 METHOD = "/headrace.internal.v1.ReplicaService/ReplicaFetch"
 SERVICE_NAME = "headrace.internal.v1.ReplicaService"
-SIGN_OF_LIFE_SECONDS = 0.5
+HEARTBEAT_SECONDS = 0.5
 SILENCE_SECONDS = 5.0
 """A stream on which nothing came for so long is given up."""
 

@@ -118,12 +118,12 @@ class Replication:
         """See `PartitionHost`."""
         self._spawn(self.isr_updater.write(partition, proposal))
 
-    def leave_in_sync(self, partition: Partition, *, damaged: bool) -> None:
+    def leave_in_sync(self, partition: Partition, *, corrupt: bool) -> None:
         """See `PartitionHost`."""
-        self._spawn(self._leave(partition, damaged))
+        self._spawn(self._leave(partition, corrupt))
 
-    async def _leave(self, partition: Partition, damaged: bool) -> None:
-        self._on_left(partition, await self.isr_updater.leave(partition.topic_id, partition.number, damaged=damaged))
+    async def _leave(self, partition: Partition, corrupt: bool) -> None:
+        self._on_left(partition, await self.isr_updater.leave(partition.topic_id, partition.number, corrupt=corrupt))
 
     def _on_heartbeat(self, leader_id: int) -> None:
         self._failure_detector.on_heartbeat(leader_id, self._context.clock.monotonic_ms())

@@ -58,18 +58,18 @@ class BrokerLive(_message.Message):
     def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., internal_address: _Optional[str] = ..., rack: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., draining: bool = ..., resumes: _Optional[int] = ..., clean: bool = ..., version: _Optional[str] = ..., max_batch_bytes: _Optional[int] = ..., suspected_brokers: _Optional[_Iterable[int]] = ..., storage_since: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., transfer_address: _Optional[str] = ..., instance: _Optional[str] = ..., max_replicas: _Optional[int] = ..., takes_no_replicas: _Optional[str] = ...) -> None: ...
 
 class BrokerSession(_message.Message):
-    __slots__ = ("boot_id", "storage_id", "unbroken_since", "storage_since", "storage_era")
+    __slots__ = ("boot_id", "storage_id", "continuous_since", "storage_since", "storage_incarnation")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     STORAGE_ID_FIELD_NUMBER: _ClassVar[int]
-    UNBROKEN_SINCE_FIELD_NUMBER: _ClassVar[int]
+    CONTINUOUS_SINCE_FIELD_NUMBER: _ClassVar[int]
     STORAGE_SINCE_FIELD_NUMBER: _ClassVar[int]
-    STORAGE_ERA_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     boot_id: bytes
     storage_id: bytes
-    unbroken_since: int
+    continuous_since: int
     storage_since: int
-    storage_era: bytes
-    def __init__(self, boot_id: _Optional[bytes] = ..., storage_id: _Optional[bytes] = ..., unbroken_since: _Optional[int] = ..., storage_since: _Optional[int] = ..., storage_era: _Optional[bytes] = ...) -> None: ...
+    storage_incarnation: bytes
+    def __init__(self, boot_id: _Optional[bytes] = ..., storage_id: _Optional[bytes] = ..., continuous_since: _Optional[int] = ..., storage_since: _Optional[int] = ..., storage_incarnation: _Optional[bytes] = ...) -> None: ...
 
 class DirectoryVersion(_message.Message):
     __slots__ = ("storage_id", "version")

@@ -40,7 +40,7 @@ class TopicReplicaFetch(_message.Message):
     def __init__(self, topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionReplicaFetch, _Mapping]]] = ...) -> None: ...
 
 class PartitionReplicaFetch(_message.Message):
-    __slots__ = ("partition", "leader_epoch", "token", "offset", "durable_offset", "last_epoch", "last_crc", "high_watermark", "found_damage", "partition_epoch", "read_offset", "log_start_offset")
+    __slots__ = ("partition", "leader_epoch", "token", "offset", "durable_offset", "last_epoch", "last_crc", "high_watermark", "corruption_detected", "partition_epoch", "read_offset", "log_start_offset")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -49,7 +49,7 @@ class PartitionReplicaFetch(_message.Message):
     LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     LAST_CRC_FIELD_NUMBER: _ClassVar[int]
     HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
-    FOUND_DAMAGE_FIELD_NUMBER: _ClassVar[int]
+    CORRUPTION_DETECTED_FIELD_NUMBER: _ClassVar[int]
     PARTITION_EPOCH_FIELD_NUMBER: _ClassVar[int]
     READ_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -61,11 +61,11 @@ class PartitionReplicaFetch(_message.Message):
     last_epoch: int
     last_crc: int
     high_watermark: int
-    found_damage: bool
+    corruption_detected: bool
     partition_epoch: int
     read_offset: int
     log_start_offset: int
-    def __init__(self, partition: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., token: _Optional[int] = ..., offset: _Optional[int] = ..., durable_offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_crc: _Optional[int] = ..., high_watermark: _Optional[int] = ..., found_damage: bool = ..., partition_epoch: _Optional[int] = ..., read_offset: _Optional[int] = ..., log_start_offset: _Optional[int] = ...) -> None: ...
+    def __init__(self, partition: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., token: _Optional[int] = ..., offset: _Optional[int] = ..., durable_offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_crc: _Optional[int] = ..., high_watermark: _Optional[int] = ..., corruption_detected: bool = ..., partition_epoch: _Optional[int] = ..., read_offset: _Optional[int] = ..., log_start_offset: _Optional[int] = ...) -> None: ...
 
 class ReplicaFetchResponse(_message.Message):
     __slots__ = ("topics", "challenge")

@@ -170,7 +170,9 @@ WatchEvent = PutEvent | DeleteEvent
 
 @dataclass(frozen=True, slots=True)
 class WatchEvents:
-    """All changes of one revision under the prefix, never a part of them; or, without events, a sign of life."""
+    """All changes of one revision under the prefix, never a part of them; or, without events, a progress
+    notification.
+    """
 
     revision: int
     """With events: their revision. Without: etcd's revision, which does not say that all events up to it have come

@@ -195,7 +195,7 @@ class LeaseKeeper:
         self._tell_loop(lambda: self._on_change(state))
 
     def _beat(self) -> None:
-        """Ask the loop for a sign of life, unless one is asked for already."""
+        """Ask the loop for a heartbeat, unless one is asked for already."""
         if not self._beat_pending:
             self._beat_asked_ms = self._clock.boottime_ms()
             self._beat_pending = True
@@ -205,7 +205,7 @@ class LeaseKeeper:
         self._beat_pending = False
 
     def _loop_is_dead(self) -> bool:
-        """True where a sign of life asked for has not come for too long."""
+        """Return whether a requested heartbeat is overdue."""
         return self._beat_pending and self._clock.boottime_ms() - self._beat_asked_ms > self._loop_dead_after_ms
 
     def _tell_loop(self, callback: Callable[[], None]) -> None:

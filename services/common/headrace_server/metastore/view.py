@@ -75,7 +75,7 @@ class PrefixView:
         return self._revision
 
     def age_ms(self) -> int:
-        """Milliseconds since etcd last gave a sign of life on the watch, or since the last full read."""
+        """Milliseconds since etcd last sent a message on the watch, or since the last full read."""
         return self._clock.monotonic_ms() - self._confirmed_ms
 
     def get(self, key: str) -> KeyValue | None:

@@ -41,7 +41,8 @@ def sessions_of(
 ) -> dict[int, RegisteredBroker]:
     """Return the sessions by broker id, ascending, of registrations (broker id, broker epoch, value).
 
-    `drained` are the brokers that an administrator took out of service. A suspicion counts while who has it lives.
+    `drained` are the brokers that an administrator took out of service. A failure report counts while its reporter is
+    registered.
     """
     registered = sorted(brokers, key=lambda broker: broker[0])
     out_of_service = frozenset(drained)
@@ -159,7 +160,7 @@ def preferred(state: PartitionState, candidates: Sequence[Replica], live: Mappin
 def by_preference(
     state: PartitionState, candidates: Sequence[Replica], live: Mapping[int, RegisteredBroker]
 ) -> tuple[Replica, ...]:
-    """Order equally entitled ones, all live: by reluctance, then by suspicion, then in replica order."""
+    """Order equally entitled ones, all live: by reluctance, then by failure reports, then in replica order."""
     rank = {broker_id: index for index, broker_id in enumerate(state.replicas)}
 
     def key(entry: Replica) -> tuple[int, int, int]:

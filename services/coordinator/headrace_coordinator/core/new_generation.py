@@ -51,11 +51,11 @@ class Inventory:
     broker_id: int
     generation: int
     storage_id: bytes
-    storage_era: bytes
+    storage_incarnation: bytes
     directory_version: int
     logs: Mapping[tuple[bytes, int], LogEnd]
     """By topic id and partition."""
-    damaged: Mapping[tuple[bytes, int], str] = field(default_factory=dict)
+    corrupt: Mapping[tuple[bytes, int], str] = field(default_factory=dict)
     """Logs that are ignored, with the reason."""
 
 
@@ -105,7 +105,7 @@ def plan_partitions(
     notes += [
         f"{names.get(topic_id, topic_id.hex())}-{number} at broker {inventory.broker_id}: not counted, {reason}"
         for inventory in inventories
-        for (topic_id, number), reason in sorted(inventory.damaged.items())
+        for (topic_id, number), reason in sorted(inventory.corrupt.items())
     ]
     return GenerationPlan(decided, recovered, notes)
 

@@ -59,7 +59,7 @@ from headrace_coordinator.runtime.positions import ReportedPositions
 SERVICE_NAME = "headrace.v1.GroupService"
 MAX_REQUEST_PARTITIONS = 10_000
 HEARTBEATS_A_SESSION = 4
-"""A member is told to give this many signs of life in its session timeout, at least."""
+"""Minimum heartbeats in a member's session timeout: it bounds the interval that members get."""
 LONGEST_INTERVAL_MS = 3_000
 BEHIND_SECONDS = 1.0
 """How long a heartbeat waits for the view to show a member that joined elsewhere."""

@@ -312,7 +312,7 @@ class GroupTransactions:
             operations.append(Put(keyspace.group_assignment(group_id, member_id), value))
         for member_id, member in result.group.members.items():
             if member_id not in entry.group.members:
-                operations.append(_sign_of_life(keyspace.group_member(group_id, member_id), member))
+                operations.append(_put_liveness(keyspace.group_member(group_id, member_id), member))
         try:
             written = await self._metastore.txn(compares, operations)
         except MetastoreUnknownOutcomeError:
@@ -365,7 +365,7 @@ def _asks_for_more(heartbeat: MemberHeartbeat, known: Member | None) -> bool:
     return known is None or (said.topics, said.topic_pattern) != (known.topics, known.topic_pattern)
 
 
-def _sign_of_life(key: str, member: Member) -> Put:
+def _put_liveness(key: str, member: Member) -> Put:
     value = metadata_pb2.LiveMember(client_id=member.client_id, host=member.host).SerializeToString()
     return Put(key, value, member.lease_id)
 

@@ -77,7 +77,7 @@ class GroupView:
         self.groups: dict[str, GroupEntry] = {}
         self.positions: dict[str, KeyValue] = {}
         self.members = 0
-        """Of all groups, by their signs of life."""
+        """Of all groups, by their liveness keys."""
         self.key_bytes = 0
         """Of all keys and values."""
         self._key_bytes: dict[str, int] = {}
@@ -96,7 +96,7 @@ class GroupView:
         return self.groups.get(group_id) or GroupEntry()
 
     def on_members(self, callback: Callable[[str], None]) -> None:
-        """Call `callback(group_id)` when a state, an assignment or a sign of life has changed."""
+        """Call `callback(group_id)` when a state, an assignment or a member's liveness has changed."""
         self._callbacks.append(callback)
 
     def end_on_members(self, callback: Callable[[str], None]) -> None:

@@ -112,7 +112,7 @@ class TopicStore:
         return (await self._writes.read(self._keyspace.topic(name), deadline)) is not None
 
     async def check_reachable(self, deadline: float) -> None:
-        """Ask etcd for a sign of life, so that an outage is reported before anything is sent.
+        """Probe etcd, so that an outage is reported before anything is sent.
 
         Raises:
             MetastoreUnavailableError: no answer; nothing was written.

@@ -411,7 +411,7 @@ def test_partitions_that_do_not_fit_into_an_answer_are_asked_for_again(servers):
 
 
 def test_a_batch_that_cannot_be_read_has_no_time():
-    """Damaged, cut, or all of it before the offset; the record itself and not its batch's first one counts."""
+    """Corrupt, cut, or all of it before the offset; the record itself and not its batch's first one counts."""
     good = batch(100, [5, 6, 7])
     assert [timestamp_of(good, offset) for offset in (99, 100, 102, 103)] == [5, 5, 7, None]
     assert timestamp_of(batch(90, [1] * 10) + good, 101) == 6

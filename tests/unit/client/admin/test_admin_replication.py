@@ -171,7 +171,7 @@ def logs_of(step):
     log = response.logs.add(name="t", partition=0, log_end_offset=10 * broker_id, is_leader=broker_id == 2)
     log.is_follower = not log.is_leader
     if log.is_leader:
-        log.followers.add(broker_id=3, log_end_offset=-1, behind_ms=70, suspicion=1.5)
+        log.followers.add(broker_id=3, log_end_offset=-1, behind_ms=70, phi=1.5)
         log.followers.add(broker_id=1, log_end_offset=10, durable_offset=9, in_sync=True)
     return response
 
@@ -190,7 +190,7 @@ def test_logs_of_all_brokers_or_of_some(servers):
         (1, 10, True),
         (3, -1, False),
     ]
-    assert (followers[0].durable_offset, followers[1].behind_ms, followers[1].suspicion) == (9, 70, 1.5)
+    assert (followers[0].durable_offset, followers[1].behind_ms, followers[1].phi) == (9, 70, 1.5)
     assert [log.broker_id for log in servers.run(servers.operations.describe_logs(None, [3], 1))] == [3]
     assert servers.run(servers.operations.describe_disks(None, 1)) == [(1, 100, 1), (2, 100, 2), (3, 100, 3)]
     with pytest.raises(UnknownBrokerError):

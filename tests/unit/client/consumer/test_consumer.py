@@ -277,15 +277,15 @@ def test_what_was_not_received_may_be_replaced(clicks, consume):
     ]
 
 
-def test_a_batch_that_was_damaged_on_its_way_is_fetched_again(clicks, consume):
-    """The broker is told that it is damaged; the application sees every record once and no error (I17)."""
+def test_a_batch_that_was_corrupt_on_its_way_is_fetched_again(clicks, consume):
+    """The broker is told that it is corrupt; the application sees every record once and no error (I17)."""
     fill(clicks, 30)
     log = clicks.topics["clicks"].partitions[0]
     log.spoiled = 2
     consumer = consume()
     consumer.assign([P0])
     assert [record.offset for record in take(consumer, 30)] == list(range(30))
-    assert log.told_of_damage == 2
+    assert log.corruption_reported == 2
 
 
 @pytest.mark.parametrize("broken", ["give_up_overdue", "take_answer"])
@@ -307,7 +307,7 @@ def test_a_bug_in_a_background_thread_reaches_the_application(clicks, consume, m
     consumer.close()
 
 
-def test_a_damaged_batch_names_itself_and_the_next_good_offset(clicks, consume):
+def test_a_corrupt_batch_names_itself_and_the_next_good_offset(clicks, consume):
     """Bytes that fail their checksum are never delivered; the error says where to go on, and one can (I17)."""
     fill(clicks, 30)
     log = clicks.topics["clicks"].partitions[0]

@@ -28,7 +28,7 @@ def fill(fake, count, partition=0, size=10):
         fake.append("clicks", batch(*(f"{n}" for n in range(base, min(base + size, count)))), partition)
 
 
-def damage(fake, index):
+def corruption(fake, index):
     log = fake.topics["clicks"].partitions[0]
     header, stored = log.batches[index]
     log.batches[index] = (header, stored[:-1] + bytes([stored[-1] ^ 1]))
@@ -107,10 +107,10 @@ async def test_a_poll_that_finds_records_cannot_be_cancelled_out_of_them(clicks)
 
 
 @pytest.mark.parametrize("how", ["iterate", "poll", "poll some"])
-async def test_a_damaged_batch_names_itself_and_hides_nothing_before_it(clicks, how):
+async def test_a_corrupt_batch_names_itself_and_hides_nothing_before_it(clicks, how):
     """Bytes that fail their checksum are never delivered; all before them are; one can go on behind (I17)."""
     fill(clicks, 30)
-    damage(clicks, 1)
+    corruption(clicks, 1)
     async with consumer_for(clicks) as consumer:
         await consumer.assign([P0])
         seen = []
@@ -126,9 +126,9 @@ async def test_a_damaged_batch_names_itself_and_hides_nothing_before_it(clicks, 
         assert [record.offset for record in await take(consumer, 10)] == list(range(20, 30))
 
 
-async def test_a_reader_raises_at_damage_after_what_is_before_it(clicks):
+async def test_a_reader_raises_at_corruption_after_what_is_before_it(clicks):
     fill(clicks, 30)
-    damage(clicks, 1)
+    corruption(clicks, 1)
     async with headrace.aio.Reader("clicks", bootstrap_servers=clicks.address, partitions=[0]) as reader:
         seen = []
         for _ in range(2):
@@ -220,15 +220,15 @@ async def test_bad_calls_are_refused(clicks):
             pass
 
 
-async def test_a_truncation_and_a_repaired_damage_are_told_as_by_the_blocking_class(clicks):
-    """Damage on the way shows nowhere; records that were replaced are an error with the offset to go on from."""
+async def test_a_truncation_and_a_repaired_corruption_are_told_as_by_the_blocking_class(clicks):
+    """Corruption on the way shows nowhere; records that were replaced are an error with the offset to go on from."""
     log = clicks.topics["clicks"].partitions[0]
     fill(clicks, 30)
     log.spoiled = 2
     async with consumer_for(clicks) as consumer:
         await consumer.assign([P0])
         assert [record.offset for record in await take(consumer, 30)] == list(range(30))
-        assert log.told_of_damage == 2
+        assert log.corruption_reported == 2
         log.truncate(20)
         with pytest.raises(headrace.LogTruncationError) as caught:
             await take(consumer, 1)

@@ -90,7 +90,7 @@ def test_batches_and_edges_are_told(read):
         assert [record.offset for batch in reader.batches() for record in batch] == list(range(2, 20))
 
 
-def test_damage_is_an_error(clicks, read):
+def test_corruption_is_an_error(clicks, read):
     """A reader never skips what it cannot read."""
     log = clicks.topics["clicks"].partitions[0]
     header, stored = log.batches[3]

@@ -61,7 +61,7 @@ def consumed(clicks, count, **settings):
 
 
 def test_error_says_that_every_replica_has_it_so(clicks):
-    """It is not asked for again, no broker is told of damage, and the advice fits."""
+    """It is not asked for again, no corruption is reported to a broker, and the advice fits."""
     with headrace.Reader("clicks", bootstrap_servers=clicks.address, **SETTINGS) as reader:
         records = iter(reader)
         assert [record.offset for record in islice(records, 10)] == GOOD[:10]
@@ -69,7 +69,7 @@ def test_error_says_that_every_replica_has_it_so(clicks):
             next(records)
     assert (caught.value.offset, caught.value.next_offset, caught.value.written_so) == (10, 12, True)
     assert "another replica" not in str(caught.value)
-    assert clicks.topics["clicks"].partitions[0].told_of_damage == 0
+    assert clicks.topics["clicks"].partitions[0].corruption_reported == 0
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from headrace.client.base.config import ConsumerConfig
 from headrace.client.base.errors import LogTruncationError, TopicRecreatedError
 from headrace.client.base.retry import OVERDUE_MS, Backoff
 from headrace.client.fetch.partition_fetch_state import (
-    DAMAGE_PATIENCE_MS,
-    DAMAGED_COPIES,
+    CORRUPT_COPIES,
+    CORRUPTION_PATIENCE_MS,
     LAGGING_TRIES,
     REFUSED_REPLICA_MS,
     SILENT_REPLICA_MS,
@@ -806,93 +806,93 @@ def test_a_replica_that_is_named_again_starts_afresh():
     assert reading.fetch().broker_id == 2
 
 
-# --- damage (PROTOCOL I17) ---
+# --- corruption (PROTOCOL I17) ---
 
 
-def damaged(reading):
-    """Fetch and find the batch damaged; whether it is asked for again."""
+def corrupt(reading):
+    """Fetch and find the batch corrupt; whether it is asked for again."""
     plan = reading.fetch()
     reading.answer(plan, batch(0))
     completed = reading.positions.pop(reading.now_ms)
-    again = reading.positions.found_damage(completed, CorruptBatchError("checksum"), reading.now_ms)
+    again = reading.positions.corruption_detected(completed, CorruptBatchError("checksum"), reading.now_ms)
     reading.later(1000)
     return again
 
 
-def test_a_damaged_batch_is_asked_for_again_and_the_broker_is_told():
-    """A sound copy is delivered as if nothing had been; the word of damage ends with it."""
+def test_a_corrupt_batch_is_asked_for_again_and_the_broker_is_told():
+    """A sound copy is delivered as if nothing had been; the reported corruption ends with it."""
     reading = Reading()
-    assert damaged(reading)
+    assert corrupt(reading)
     plan = reading.fetch()
     entry = plan.request.topics[0].partitions[0]
-    assert (entry.offset, entry.found_damage) == (0, True)
+    assert (entry.offset, entry.corruption_detected) == (0, True)
     reading.answer(plan, batch(0))
     plan = reading.fetch()
-    assert not plan.request.topics[0].partitions[0].found_damage, "it is behind the batch"
+    assert not plan.request.topics[0].partitions[0].corruption_detected, "it is behind the batch"
     reading.deliver(10)
     reading.answer(plan)
-    assert not reading.asks()[1].found_damage
+    assert not reading.asks()[1].corruption_detected
 
 
-def test_damage_is_asked_for_after_a_back_off_and_forgotten_by_a_seek():
+def test_corruption_is_asked_for_after_a_back_off_and_forgotten_by_a_seek():
     reading = Reading()
     reading.answer(reading.fetch(), batch(0))
     completed = reading.positions.pop(0)
-    assert reading.positions.found_damage(completed, CorruptBatchError("checksum"), 0)
+    assert reading.positions.corruption_detected(completed, CorruptBatchError("checksum"), 0)
     assert reading.fetch() is None
     reading.positions.seek(WHERE, 10)
-    assert not reading.asks()[1].found_damage
+    assert not reading.asks()[1].corruption_detected
 
 
-def test_after_three_damaged_copies_it_is_the_applications():
-    """And then again after three, as long as the application stays there: nobody passes damage unaware."""
+def test_after_three_corrupt_copies_it_is_the_applications():
+    """And then again after three, as long as the application stays there: nobody passes corruption unaware."""
     reading = Reading()
     for _ in range(2):
-        assert [damaged(reading) for _ in range(DAMAGED_COPIES)] == [True, True, False]
+        assert [corrupt(reading) for _ in range(CORRUPT_COPIES)] == [True, True, False]
 
 
 def test_a_new_leaders_copies_are_counted_anew():
     reading = Reading()
-    assert damaged(reading)
-    assert damaged(reading)
+    assert corrupt(reading)
+    assert corrupt(reading)
     reading.cluster_metadata.update(metadata(leader=2, epoch=4))
-    assert damaged(reading)
-    assert damaged(reading)
-    assert not damaged(reading)
+    assert corrupt(reading)
+    assert corrupt(reading)
+    assert not corrupt(reading)
 
 
-def test_a_nearer_replicas_damage_leads_back_to_the_leader():
+def test_a_nearer_replicas_corruption_leads_back_to_the_leader():
     reading = near()
-    assert [damaged(reading) for _ in range(DAMAGED_COPIES)] == [True] * DAMAGED_COPIES
+    assert [corrupt(reading) for _ in range(CORRUPT_COPIES)] == [True] * CORRUPT_COPIES
     plan = reading.fetch()
-    assert (plan.broker_id, plan.request.topics[0].partitions[0].found_damage) == (1, True)
+    assert (plan.broker_id, plan.request.topics[0].partitions[0].corruption_detected) == (1, True)
     reading.answer(plan, batch(0))
     assert reading.deliver(10).broker_id == 1
 
 
-@pytest.mark.parametrize("error", [StorageOfflineError("damaged"), CorruptBatchError("damaged")])
-def test_a_leader_that_refuses_what_is_damaged_is_waited_out(error):
+@pytest.mark.parametrize("error", [StorageOfflineError("corrupt"), CorruptBatchError("corrupt")])
+def test_a_leader_that_refuses_what_is_corrupt_is_waited_out(error):
     """Until another one has a sound copy, or patience ends with the error that was found."""
     reading = Reading()
-    assert damaged(reading)
+    assert corrupt(reading)
     assert not reading.answer(reading.fetch(), error=error)
     assert "clicks" in reading.positions.stale_topics
-    reading.later(DAMAGE_PATIENCE_MS)
+    reading.later(CORRUPTION_PATIENCE_MS)
     assert reading.answer(reading.fetch(), error=error)
     with pytest.raises(CorruptBatchError, match="checksum"):
         reading.positions.pop(reading.now_ms)
     reading.later(1000)
-    assert not reading.asks()[1].found_damage, "then it begins anew"
+    assert not reading.asks()[1].corruption_detected, "then it begins anew"
 
 
-def test_damage_in_what_was_left_behind_meanwhile_is_nobodys():
+def test_corruption_in_what_was_left_behind_meanwhile_is_nobodys():
     """A completed fetch from before a seek says nothing about where the reader is now."""
     reading = Reading()
     reading.answer(reading.fetch(), batch(0))
     completed = reading.positions.pop(0)
     reading.positions.seek(WHERE, 500)
-    assert reading.positions.found_damage(completed, CorruptBatchError("checksum"), 0)
-    assert not reading.asks()[1].found_damage
+    assert reading.positions.corruption_detected(completed, CorruptBatchError("checksum"), 0)
+    assert not reading.asks()[1].corruption_detected
 
 
 # --- answers and metadata that cross ---

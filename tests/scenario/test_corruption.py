@@ -1,9 +1,9 @@
-"""A bit flips on one disk: nobody takes what it damaged, and nothing is lost (H33, I17)."""
+"""A bit flips on one disk: nobody takes what it corrupt, and nothing is lost (H33, I17)."""
 
 from tests.simulation.scenario import LARGE, Scenario
 
 
-def test_a_follower_refuses_what_its_leaders_disk_damaged() -> None:
+def test_a_follower_refuses_what_its_leaders_disk_corrupt() -> None:
     """b3 is sent a batch whose bytes do not fit; b1 looks, leaves, and copies everything anew from who leads next."""
     story = Scenario()
     story.separate(3, 1, 2)
@@ -11,9 +11,9 @@ def test_a_follower_refuses_what_its_leaders_disk_damaged() -> None:
     story.kill(3)
     story.start(3)  # Its fetches are as of the key that it left in, so that the first one counts.
     story.produce(to=1, value=LARGE)
-    story.damage(1)
+    story.corruption(1)
     story.reunite(3, 1, 2)
-    story.until(lambda: story.cluster.world.counts.get("log: replica_fetch_damaged", 0) > 0, "b3 refuses it")
+    story.until(lambda: story.cluster.world.counts.get("log: replica_fetch_corrupt", 0) > 0, "b3 refuses it")
     assert story.end(3) == 0
     story.until_leads(2)
     story.until_in_sync(1, 2, 3)
@@ -21,11 +21,11 @@ def test_a_follower_refuses_what_its_leaders_disk_damaged() -> None:
     story.finish()
 
 
-def test_a_restarted_replica_finds_the_damage_itself() -> None:
-    """b2 is restarted over a damaged log: it leaves, sets the log aside and copies it."""
+def test_a_restarted_replica_finds_the_corruption_itself() -> None:
+    """b2 is restarted over a corrupt log: it leaves, sets the log aside and copies it."""
     story = Scenario()
     story.produce(to=1, value=LARGE)
-    story.damage(2)
+    story.corruption(2)
     story.lose_power(2)
     story.start(2)
     story.until_in_sync(1, 2, 3)
@@ -33,7 +33,7 @@ def test_a_restarted_replica_finds_the_damage_itself() -> None:
     story.finish()
 
 
-def test_a_join_on_its_way_does_not_name_the_log_that_takes_the_damaged_ones_place() -> None:
+def test_a_join_on_its_way_does_not_name_the_log_that_takes_the_corrupt_ones_place() -> None:
     """b1's write that takes b3 in lands when b3 has set its log aside, and has not registered anew (C3, H17)."""
     story = Scenario()
     story.produce(to=1, value=LARGE)
@@ -45,7 +45,7 @@ def test_a_join_on_its_way_does_not_name_the_log_that_takes_the_damaged_ones_pla
     story.delay_next_write()
     assert story.host(1).replica.proposals.under_way, "b1 takes b3 in"
     story.mute(1)
-    story.damage(3)
+    story.corruption(3)
     story.lose_power(3, noticed=False)
     story.start(3)
     story.until_end(3, 0)  # It has left the key.
@@ -76,7 +76,7 @@ def test_a_join_on_its_way_does_not_name_the_empty_log_of_a_session_that_goes_on
     session = story.host(3).broker.broker_epoch
     story.separate(3, 1, 2)
     story.blind(1)
-    story.damage(3)
+    story.corruption(3)
     story.host(3).broker.scrub()
     story.until_end(3, 0)
     assert story.host(3).broker.broker_epoch == session

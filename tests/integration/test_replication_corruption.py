@@ -40,20 +40,20 @@ def rot(directory: Path, batch: int = BATCHES // 2) -> bytes:
 
 
 def check_replaced(replicated: Replicated, broker_id: int, topic: str, topic_id: bytes, rotten: bytes) -> None:
-    """The damaged log was set aside as it is, another was copied in its place, and all replicas have all records."""
+    """The corrupt log was set aside as it is, another was copied in its place, and all replicas have all records."""
     replicated.wait_in_sync(topic)
     append(lambda: replicated.leader_address(topic), topic_id, b"after")
     replicated.check_replicas_equal(topic)
     assert replicated.values(broker_id, topic) == [*VALUES, b"after"]
     directory = replicated.log_directory(broker_id, topic)
-    (kept,) = directory.with_name(f"{directory.name}.damaged-0").glob("*.log")
+    (kept,) = directory.with_name(f"{directory.name}.corrupt-0").glob("*.log")
     assert kept.read_bytes() == rotten
     assert replicated.logs(topic)[broker_id].offline_reason == ""
-    assert "damaged_log_replaced" in replicated.broker(broker_id).log_file.read_text()
+    assert "corrupt_log_replaced" in replicated.broker(broker_id).log_file.read_text()
 
 
-def test_damage_that_a_start_finds(replicated: Replicated) -> None:
-    """A follower that finds damage when it starts leaves the in-sync set, begins anew and comes back."""
+def test_corruption_that_a_start_finds(replicated: Replicated) -> None:
+    """A follower that finds corruption when it starts leaves the in-sync set, begins anew and comes back."""
     topic_id = fill(replicated, "at-start", [1, 2, 3])
     replicated.broker(2).kill()
     directory = replicated.log_directory(2, "at-start")
@@ -66,7 +66,7 @@ def test_damage_that_a_start_finds(replicated: Replicated) -> None:
     check_replaced(replicated, 2, "at-start", topic_id, rotten)
 
 
-def test_damage_that_a_follower_finds(replicated: Replicated) -> None:
+def test_corruption_that_a_follower_finds(replicated: Replicated) -> None:
     """A follower that copies refuses the bytes and says so; the leader looks, resigns, and copies from the next."""
     topic_id = fill(replicated, "follower-finds", [1, 2, 3])
     replicated.broker(3).kill()
@@ -78,11 +78,11 @@ def test_damage_that_a_follower_finds(replicated: Replicated) -> None:
     replicated.wait_for("follower-finds", lambda part: part.leader_id == 2, "another leader")
     until(lambda: replicated.metric(1, "replaced_logs_total") == before + 1, "the leader's log replaced")
     check_replaced(replicated, 1, "follower-finds", topic_id, rotten)
-    assert replicated.metric(3, "damaged_fetches_total") >= 1
+    assert replicated.metric(3, "corrupt_fetches_total") >= 1
     assert replicated.values(3, "follower-finds") == [*VALUES, b"after"]
 
 
-def test_damage_that_a_reader_finds(replicated: Replicated) -> None:
+def test_corruption_that_a_reader_finds(replicated: Replicated) -> None:
     """A consumer never sees the bytes: it says so, the leader resigns, and the reader goes on at the next one."""
     topic_id = fill(replicated, "reader-finds", [1, 2, 3])
     before = replicated.metric(1, "replaced_logs_total")
@@ -95,29 +95,29 @@ def test_damage_that_a_reader_finds(replicated: Replicated) -> None:
 
 
 def test_a_false_alarm(replicated: Replicated) -> None:
-    """Who says that it found damage where there is none changes nothing."""
+    """Who says that it found corruption where there is none changes nothing."""
     topic_id = fill(replicated, "false-alarm", [1, 2, 3])
     for offset in (0, 7, BATCHES, 1 << 40):
-        fetch(replicated.broker(1).address, topic_id, offset, found_damage=True)
-    until(lambda: "damage_not_found_here" in replicated.broker(1).log_file.read_text(), "a look at the disk")
+        fetch(replicated.broker(1).address, topic_id, offset, corruption_detected=True)
+    until(lambda: "corruption_not_found_here" in replicated.broker(1).log_file.read_text(), "a look at the disk")
     append(replicated.broker(1).address, topic_id, b"after")
     assert replicated.partition("false-alarm").leader_epoch == 0
 
 
-def test_damage_on_a_sole_replica(replicated: Replicated) -> None:
+def test_corruption_on_a_sole_replica(replicated: Replicated) -> None:
     """Nobody else has the records: what is sound is served, what is not is an error and an alarm, nothing is cut."""
     topic_id = fill(replicated, "sole", [1])
     directory = replicated.log_directory(1, "sole")
     rotten = rot(directory)
     address = replicated.broker(1).address
-    found_before = replicated.metric(1, "damage_found_total")
+    found_before = replicated.metric(1, "corruptions_detected_total")
     values = []
     with headrace.Reader("sole", bootstrap_servers=replicated.servers, fetch_max_bytes=4_000) as reader:
         with pytest.raises(headrace.HeadraceError) as raised:
             values += [record.value for record in reader]
     assert raised.value.code == ErrorCode.CORRUPT_BATCH
     assert str(BATCHES // 2) in str(raised.value)
-    until(lambda: replicated.metric(1, "damage_found_total") > found_before, "an alarm")
+    until(lambda: replicated.metric(1, "corruptions_detected_total") > found_before, "an alarm")
     assert append(address, topic_id, b"after") == BATCHES
     (path,) = directory.glob("*.log")
     assert path.read_bytes()[: len(rotten)] == rotten
@@ -146,27 +146,27 @@ def left_alone(replicated: Replicated, topic: str) -> bytes:
     return topic_id
 
 
-def test_damage_on_the_last_in_sync_replica(replicated: Replicated) -> None:
+def test_corruption_on_the_last_in_sync_replica(replicated: Replicated) -> None:
     """H14: it leads on until another has all records; then it resigns and copies what had rotted from that one."""
     topic_id = left_alone(replicated, "last")
     rotten = rot(replicated.log_directory(1, "last"))
     before = replicated.metric(1, "replaced_logs_total")
-    fetch(replicated.broker(1).address, topic_id, BATCHES // 2, found_damage=True)
-    until(lambda: "log_damaged" in replicated.broker(1).log_file.read_text(), "an alarm")
+    fetch(replicated.broker(1).address, topic_id, BATCHES // 2, corruption_detected=True)
+    until(lambda: "log_corrupt" in replicated.broker(1).log_file.read_text(), "an alarm")
     assert replicated.partition("last").leader_id == 1
     replicated.cluster.restart(replicated.broker(2))
     replicated.wait_in_sync("last")
-    fetch(replicated.broker(1).address, topic_id, BATCHES // 2, found_damage=True)
-    until(lambda: replicated.metric(1, "replaced_logs_total") == before + 1, "the damaged log replaced")
+    fetch(replicated.broker(1).address, topic_id, BATCHES // 2, corruption_detected=True)
+    until(lambda: replicated.metric(1, "replaced_logs_total") == before + 1, "the corrupt log replaced")
     check_replaced(replicated, 1, "last", topic_id, rotten)
 
 
-def test_damage_that_an_administrator_gives_up(replicated: Replicated) -> None:
-    """H21: damage where nobody else has the records is copied to nobody; an unclean election gives them up."""
+def test_corruption_that_an_administrator_gives_up(replicated: Replicated) -> None:
+    """H21: corruption where nobody else has the records is copied to nobody; an unclean election gives them up."""
     topic_id = left_alone(replicated, "given-up")
     rot(replicated.log_directory(1, "given-up"), BATCHES - 1)
     replicated.cluster.restart(replicated.broker(2))
-    until(lambda: replicated.metric(2, "damaged_fetches_total") >= 1, "a fetch that fails its checks")
+    until(lambda: replicated.metric(2, "corrupt_fetches_total") >= 1, "a fetch that fails its checks")
     part = replicated.partition("given-up")
     assert (part.leader_id, part.in_sync_replicas) == (1, (1,))
     assert replicated.logs("given-up")[2].log_end_offset == BATCHES - 1
