@@ -25,11 +25,11 @@ from tests.integration.chaos_lives import Lives
 from tests.integration.chaos_machine import FILE_OPERATIONS, Machine
 from tests.integration.etcd_backups import (
     copy_data,
-    new_generation,
+    export_log_states,
     put_back_data,
+    recover_metadata,
     restore_snapshot,
     save_snapshot,
-    take_inventories,
 )
 from tests.integration.replicated import Follower, Gate, Replicated, Writer, until
 
@@ -278,8 +278,8 @@ class Nemesis:
         """As the guide disaster-recovery says."""
         for part in self._cluster.parts:
             part.kill()
-        inventories = take_inventories(self._cluster, self._directory, BROKERS)
-        done = new_generation(self._cluster, inventories, "--apply")
+        log_states = export_log_states(self._cluster, self._directory, BROKERS)
+        done = recover_metadata(self._cluster, log_states, "--apply")
         assert done.returncode == 0, done.stderr
         for part in self._cluster.parts:
             self._cluster.restart(part)

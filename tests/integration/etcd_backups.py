@@ -1,4 +1,4 @@
-"""What operators do to etcd and after it: copies of its data, snapshots by its own tools, `new-generation`."""
+"""What operators do to etcd and after it: copies of its data, snapshots by its own tools, `recover-metadata`."""
 
 from __future__ import annotations
 
@@ -85,21 +85,21 @@ def _throw_away_data(cluster: LocalCluster) -> None:
 # --- the way back ---
 
 
-def take_inventories(cluster: LocalCluster, directory: Path, broker_ids: Sequence[int]) -> list[Path]:
+def export_log_states(cluster: LocalCluster, directory: Path, broker_ids: Sequence[int]) -> list[Path]:
     """Ask the disks of these brokers, which do not run, what they hold."""
     found = []
     for broker_id in broker_ids:
-        told = command("headrace_broker", "inventory", **cluster.broker(broker_id).spec.settings)
+        told = command("headrace_broker", "export-log-state", **cluster.broker(broker_id).spec.settings)
         assert told.returncode == 0, told.stderr
         found.append(directory / f"broker-{broker_id}.json")
         found[-1].write_text(told.stdout)
     return found
 
 
-def new_generation(
-    cluster: LocalCluster, inventories: Sequence[Path], *arguments: object
+def recover_metadata(
+    cluster: LocalCluster, log_states: Sequence[Path], *arguments: object
 ) -> subprocess.CompletedProcess[str]:
-    """Run `headrace-coordinator new-generation`."""
-    options = [f"--inventory={path}" for path in inventories]
+    """Run `headrace-coordinator recover-metadata`."""
+    options = [f"--log-state={path}" for path in log_states]
     own = cluster.coordinators[0].spec.settings
-    return command("headrace_coordinator", "new-generation", *options, *arguments, **own)
+    return command("headrace_coordinator", "recover-metadata", *options, *arguments, **own)

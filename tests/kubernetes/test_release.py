@@ -399,11 +399,11 @@ def test_etcd_is_restored_from_a_backup(outside: Release, figure: Figure, tmp_pa
     options = ["--lost", "3"]  # It was scaled away, empty; etcd remembers it.
     for number in range(3):
         config = ("--config", "/etc/headrace/broker.toml")
-        found = outside.kubectl("exec", f"{broker}-{number}", "--", "headrace-broker", "inventory", *config)
+        found = outside.kubectl("exec", f"{broker}-{number}", "--", "headrace-broker", "export-log-state", *config)
         path = f"/tmp/broker-{number}.json"
         outside.kubectl("exec", "-i", coordinator, "--", "sh", "-c", f"cat > {path}", stdin=found)
-        options += ["--inventory", path]
-    command = ("headrace-coordinator", "new-generation", "--config", "/etc/headrace/coordinator.toml", *options)
+        options += ["--log-state", path]
+    command = ("headrace-coordinator", "recover-metadata", "--config", "/etc/headrace/coordinator.toml", *options)
     planned = outside.kubectl("exec", coordinator, "--", *command)
     assert planned.endswith("nothing was changed: say --apply to begin it\n")
     outside.kubectl("exec", coordinator, "--", *command, "--apply")

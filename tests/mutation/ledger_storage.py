@@ -482,14 +482,14 @@ STORAGE_RULES = (
         Simulation(100, changes=CLOCKS),
     ),
     Mutant(
-        "new-generation-without-a-time",
+        "recovery-without-a-time",
         "H43",
-        f"{COORDINATOR}/new_generation.py",
+        f"{COORDINATOR}/recover_metadata.py",
         "*backup.groups, *versions, clock]",
         "*backup.groups, *versions]",
         "A broker without records believes any clock under a new generation, and confirms it to others.",
         Test(
-            "tests/unit/coordinator/test_new_generation.py"
+            "tests/unit/coordinator/test_recover_metadata.py"
             "::test_processes_of_the_new_generation_measure_their_clocks_by_the_operators",
             "Two clocks have to be wrong by as much at the same time.",
         ),

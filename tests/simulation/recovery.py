@@ -1,7 +1,8 @@
 """etcd put back to a snapshot, and what an operator does then: docs/guides/disaster-recovery.md, with the shipped code.
 
 Processes run on and are started again meanwhile, as supervisors do. Then everything is stopped, `headrace-broker
-inventory` looks at each disk, `headrace-coordinator new-generation` begins a generation, and everything is started.
+export-log-state` looks at each disk, `headrace-coordinator recover-metadata` begins a generation, and everything is
+started.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from headrace.log.errors import WrongDirectoryError
 from headrace.log.memory_filesystem import Loss
-from headrace_broker.inventory import look_at
-from headrace_coordinator.new_generation import begin_in, parse_inventory
+from headrace_broker.log_state_export import look_at
+from headrace_coordinator.recover_metadata import parse_log_state, recover_in
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import TopicIdKey
@@ -87,7 +88,7 @@ class Recovery:
 
     def _begin_generation(self) -> None:
         cluster, store = self._cluster, self._cluster.etcd.store
-        inventories, lost = [], []
+        log_states, lost = [], []
         for node in cluster.brokers.values():
             try:
                 with node.sound_disk():
@@ -96,11 +97,11 @@ class Recovery:
                 cluster.world.count("generations begun without a broker's disk")
                 lost.append(node.broker_id)
             else:
-                inventories.append(parse_inventory(found))
+                log_states.append(parse_log_state(found))
         now_ms = EPOCH_MS + cluster.world.now_ms
-        lines = run_now(begin_in(store, cluster.identity.cluster, inventories, lost, now_ms, apply=True))
+        lines = run_now(recover_in(store, cluster.identity.cluster, log_states, lost, now_ms, apply=True))
         for line in lines:
-            cluster.world.note("op", f"new-generation: {line}")
+            cluster.world.note("op", f"recover-metadata: {line}")
         cluster.identity = run_now(read_or_create(store, cluster.identity.cluster, ""))
         cluster.checks.generation_began()
         self._settle_topics()

@@ -1,4 +1,4 @@
-"""The command `headrace-broker`: `run` (the default), `drain`, `trust-clock`, `inventory` and `dump`."""
+"""The command `headrace-broker`: `run` (the default), `drain`, `trust-clock`, `export-log-state` and `dump`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headrace_server.settings import SettingsError, load_settings
 
 from headrace_broker.app import serve
 from headrace_broker.drain import drain as drain_broker
-from headrace_broker.inventory import as_text, take_inventory
+from headrace_broker.log_state_export import as_text, export_log_state
 from headrace_broker.say_time import say_time
 from headrace_broker.settings import ENVIRON_PREFIX, BrokerSettings
 
@@ -81,11 +81,11 @@ def trust_clock(config: ConfigOption = None, set_: SetOption = []) -> None:  # n
     )
 
 
-@cli.command()
-def inventory(config: ConfigOption = None, set_: SetOption = []) -> None:  # noqa: B006
-    """Print what the disk of this broker, which does not run, holds: for `headrace-coordinator new-generation`."""
+@cli.command("export-log-state")
+def print_log_state(config: ConfigOption = None, set_: SetOption = []) -> None:  # noqa: B006
+    """Print the log ends on the disk of this stopped broker, as input for `headrace-coordinator recover-metadata`."""
     try:
-        print(as_text(take_inventory(_read_settings(config, set_))))
+        print(as_text(export_log_state(_read_settings(config, set_))))
     except HeadraceError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(

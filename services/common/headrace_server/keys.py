@@ -38,7 +38,7 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
     KeyFamily(
         "meta",
         "/headrace/{cluster}/meta",
-        "the first process of the cluster, once; `headrace-coordinator new-generation` raises `generation`",
+        "the first process of the cluster, once; `headrace-coordinator recover-metadata` raises `generation`",
         metadata_pb2.ClusterMeta,
         "persistent",
         "Cluster id, generation and format version; read before anything else.",
@@ -46,7 +46,7 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
     KeyFamily(
         "ended",
         "ended",
-        "`headrace-coordinator new-generation`, in the transaction that begins the next one",
+        "`headrace-coordinator recover-metadata`, in the transaction that begins the next one",
         metadata_pb2.ClusterMeta,
         "persistent",
         "This generation is over; the value is the next one's. Processes that still use it end.",
@@ -135,7 +135,7 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
     KeyFamily(
         "clock",
         "clock/{process}",
-        "every broker and coordinator, each two minutes; as `operator` `headrace-broker trust-clock`, `new-generation`",
+        "every broker and coordinator, each two minutes; `trust-clock` and `recover-metadata`, as `operator`",
         metadata_pb2.ProcessClock,
         "persistent",
         "The wall clock of a process when it wrote, so that others see a clock that is wrong.",

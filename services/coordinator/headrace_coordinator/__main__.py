@@ -1,4 +1,4 @@
-"""The command `headrace-coordinator`: `run` (the default), and `new-generation` after a restore of etcd."""
+"""The command `headrace-coordinator`: `run` (the default), and `recover-metadata` after a restore of etcd."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace_server.lifecycle import ProcessExitCode
 from headrace_server.settings import SettingsError, load_settings
 
 from headrace_coordinator.app import serve
-from headrace_coordinator.new_generation import begin_generation
+from headrace_coordinator.recover_metadata import run_recovery
 from headrace_coordinator.settings import ENVIRON_PREFIX, CoordinatorSettings
 
 gc.enable()
@@ -47,24 +47,23 @@ def run(config: ConfigOption = None, set_: SetOption = None) -> None:
     raise typer.Exit(start(config, set_))
 
 
-@cli.command("new-generation")
-def new_generation(
+@cli.command("recover-metadata")
+def recover_metadata(
     config: ConfigOption = None,
     set_: SetOption = None,
-    inventory: Annotated[
-        list[Path] | None, typer.Option("--inventory", help="What `headrace-broker inventory` printed; one a broker.")
+    log_state: Annotated[
+        list[Path] | None,
+        typer.Option("--log-state", help="Output of `headrace-broker export-log-state`; one a broker."),
     ] = None,
-    lost: Annotated[list[int] | None, typer.Option("--lost", help="A broker whose disk is gone for good.")] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Begin it; else only say what would be done.")] = False,
+    lost: Annotated[list[int] | None, typer.Option("--lost", help="Id of a broker whose disk is lost.")] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Write it; otherwise only print the plan.")] = False,
 ) -> None:
-    """Bring the cluster back under an etcd that was restored from a backup, with everything stopped.
+    """Rebuild the metadata after etcd was restored from a backup. All brokers and coordinators must be stopped.
 
     The backup's in-sync sets are not trusted: the logs in the exported states decide.
     """
     try:
-        for line in asyncio.run(
-            begin_generation(_read_settings(config, set_), inventory or [], lost or [], apply=apply)
-        ):
+        for line in asyncio.run(run_recovery(_read_settings(config, set_), log_state or [], lost or [], apply=apply)):
             print(line)
     except HeadraceError as error:
         print(f"error: {error}", file=sys.stderr)

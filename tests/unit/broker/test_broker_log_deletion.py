@@ -363,7 +363,7 @@ async def test_an_etcd_of_the_past_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="revision 2, this data directory has seen 3") as refused:
         async with started(past, tmp_path):
             pass
-    assert "headrace-coordinator new-generation" in refused.value.action
+    assert "headrace-coordinator recover-metadata" in refused.value.action
     assert is_there(tmp_path, NEW)
 
 

@@ -50,7 +50,7 @@ def etcd_restored(found: str) -> InvalidConfigError:
     """The error of a broker whose data directory has seen more than etcd has."""
     return InvalidConfigError(
         f"{found}: etcd was restored from a backup",
-        action="Stop all and run `headrace-coordinator new-generation`: see the guide disaster-recovery.",
+        action="Stop all and run `headrace-coordinator recover-metadata`: see the guide disaster-recovery.",
     )
 
 

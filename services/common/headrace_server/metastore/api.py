@@ -216,7 +216,7 @@ class MetastoreRolledBackError(MetastoreUnavailableError):
             "retriable": False,
             "fatal": True,
             "outcome": Outcome.UNKNOWN,
-            "action": "Check etcd_endpoints; after a restore stop all, run `headrace-coordinator new-generation`.",
+            "action": "Check etcd_endpoints; after a restore stop all, run `headrace-coordinator recover-metadata`.",
         }
         super().__init__(message, **(defaults | fields))
 

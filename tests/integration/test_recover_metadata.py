@@ -1,4 +1,4 @@
-"""etcd restored from a snapshot under a cluster that went on since: `new-generation` brings everything back (H81)."""
+"""etcd restored from a snapshot under a cluster that went on since: `recover-metadata` brings everything back (H81)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from headrace_devcluster.cluster import LocalCluster
 from headrace_devcluster.errors import PartStartError
 
-from tests.integration.etcd_backups import new_generation, restore_snapshot, save_snapshot, take_inventories
+from tests.integration.etcd_backups import export_log_states, recover_metadata, restore_snapshot, save_snapshot
 from tests.integration.replicated import BROKER_SETTINGS, Replicated, until
 
 GROUP = "goes-on"
@@ -70,18 +70,18 @@ def test_a_cluster_goes_on_under_a_restored_etcd(own_cluster: Callable[..., Loca
     for part in [*cluster.coordinators, *cluster.brokers[:2]]:
         until(lambda: part.pid is None, f"{part.name} gives up")  # noqa: B023
 
-    inventories = take_inventories(cluster, tmp_path, (1, 2))
-    told = json.loads(inventories[-1].read_text())
+    log_states = export_log_states(cluster, tmp_path, (1, 2))
+    told = json.loads(log_states[-1].read_text())
     assert {log["topic_id"] for log in told["logs"]} == {topic_id.hex(), new_id.hex()}
-    refused = new_generation(cluster, inventories, "--apply")
+    refused = recover_metadata(cluster, log_states, "--apply")
     assert refused.returncode == 1
     assert "the log state of broker 3 is missing; it may hold the only copy of records" in refused.stderr
-    planned = new_generation(cluster, inventories, "--lost=3")
+    planned = recover_metadata(cluster, log_states, "--lost=3")
     assert planned.stdout.endswith("nothing was changed: say --apply to begin it\n"), planned.stderr
-    done = new_generation(cluster, inventories, "--lost=3", "--apply")
+    done = recover_metadata(cluster, log_states, "--lost=3", "--apply")
     assert done.returncode == 0, done.stderr
     assert "generation 2 of cluster headrace: 1 topics of the backup, 1 that it lacks; 2 of 2" in done.stdout
-    again = new_generation(cluster, inventories, "--lost=3", "--apply")
+    again = recover_metadata(cluster, log_states, "--lost=3", "--apply")
     assert "generation 3 of cluster headrace: 2 topics of the backup, 0 that it lacks; 2 of 2" in again.stdout
 
     for part in [*cluster.coordinators, *cluster.brokers[:2]]:

@@ -45,8 +45,8 @@ class LogEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
-    """What one broker's disk holds."""
+class BrokerLogState:
+    """The logs on one broker's disk."""
 
     broker_id: int
     generation: int
@@ -72,7 +72,7 @@ def plan_partitions(
     names: Mapping[bytes, str],
     states: Mapping[tuple[bytes, int], PartitionState],
     deleted: Collection[bytes],
-    inventories: Sequence[Inventory],
+    log_states: Sequence[BrokerLogState],
     broker_epoch: int,
     now_ms: int,
 ) -> GenerationPlan:
@@ -82,30 +82,30 @@ def plan_partitions(
         names: topics of the backup by id.
         states: their partitions as the backup has them.
         deleted: ids of topics that were deleted before the backup: their logs stay what they are, to be deleted.
-        inventories: of all brokers whose disks there are.
+        log_states: of all brokers whose disks there are.
         broker_epoch: of the sessions that the new generation begins with, the same for all these brokers.
         now_ms: for `created_ms` of topics that come back.
     """
-    present = {inventory.broker_id for inventory in inventories}
+    present = {log_state.broker_id for log_state in log_states}
     notes: list[str] = []
     decided: dict[tuple[bytes, int], PartitionState] = {}
     for key, state in sorted(states.items()):
-        ends = _ends_of(key, inventories)
+        ends = _ends_of(key, log_states)
         name = f"{names.get(key[0], key[0].hex())}-{key[1]}"
         decided[key] = _decide(name, state, ends, present, broker_epoch, notes)
     recovered: list[metadata_pb2.Topic] = []
     known = {*names, *deleted}
-    unknown = sorted({key for inventory in inventories for key in inventory.logs if key[0] not in known})
+    unknown = sorted({key for log_state in log_states for key in log_state.logs if key[0] not in known})
     for topic_id in dict.fromkeys(key[0] for key in unknown):
         count = 1 + max(number for found, number in unknown if found == topic_id)
-        topic, found = _recover_topic(topic_id, count, inventories, broker_epoch, now_ms)
+        topic, found = _recover_topic(topic_id, count, log_states, broker_epoch, now_ms)
         decided.update(found)
         recovered.append(topic)
         notes.append(f"topic {topic.name}: made after the backup; its settings are the defaults")
     notes += [
-        f"{names.get(topic_id, topic_id.hex())}-{number} at broker {inventory.broker_id}: not counted, {reason}"
-        for inventory in inventories
-        for (topic_id, number), reason in sorted(inventory.corrupt.items())
+        f"{names.get(topic_id, topic_id.hex())}-{number} at broker {log_state.broker_id}: not counted, {reason}"
+        for log_state in log_states
+        for (topic_id, number), reason in sorted(log_state.corrupt.items())
     ]
     return GenerationPlan(decided, recovered, notes)
 
@@ -116,8 +116,8 @@ def empty_group(group: Group, now_ms: int) -> Group:
     return Group(group_epoch=epoch, assignment_epoch=epoch, assignor=group.assignor, empty_since_ms=now_ms)
 
 
-def _ends_of(key: tuple[bytes, int], inventories: Sequence[Inventory]) -> dict[int, LogEnd]:
-    return {inventory.broker_id: inventory.logs[key] for inventory in inventories if key in inventory.logs}
+def _ends_of(key: tuple[bytes, int], log_states: Sequence[BrokerLogState]) -> dict[int, LogEnd]:
+    return {log_state.broker_id: log_state.logs[key] for log_state in log_states if key in log_state.logs}
 
 
 def _decide(
@@ -171,12 +171,12 @@ def _is_same(one: LogEnd, other: LogEnd) -> bool:
 
 
 def _recover_topic(
-    topic_id: bytes, count: int, inventories: Sequence[Inventory], broker_epoch: int, now_ms: int
+    topic_id: bytes, count: int, log_states: Sequence[BrokerLogState], broker_epoch: int, now_ms: int
 ) -> tuple[metadata_pb2.Topic, dict[tuple[bytes, int], PartitionState]]:
-    holders = [inventory.broker_id for inventory in inventories if any(key[0] == topic_id for key in inventory.logs)]
+    holders = [log_state.broker_id for log_state in log_states if any(key[0] == topic_id for key in log_state.logs)]
     states = {}
     for number in range(count):
-        ends = _ends_of((topic_id, number), inventories)
+        ends = _ends_of((topic_id, number), log_states)
         replicas = tuple(ends) or (holders[0],)
         minimum = effective_min_insync_replicas(0, len(replicas))
         before = PartitionState(replicas, None, 0, (), min_insync_replicas=minimum)

@@ -1,10 +1,10 @@
-"""The command `headrace-coordinator new-generation`: brings a cluster back under an etcd restored from a backup (H81).
+"""The command `headrace-coordinator recover-metadata`: rebuilds metadata after etcd was restored from a backup (H81).
 
 It belongs to the coordinator, which knows where etcd is, with which certificates, and how every key is written; the
-brokers' part is `headrace-broker inventory`. Everything of the new generation is written below a prefix that no process
-reads yet, and one transaction makes it the cluster's; what broke off before is thrown away by the next run, and a run
-after one that went through begins one more. The old generation's keys stay for a person to look at, and its key `ended`
-ends every process that still works in it.
+brokers' part is `headrace-broker export-log-state`. Everything of the new generation is written below a prefix that no
+process reads yet, and one transaction makes it the cluster's; what broke off before is thrown away by the next run, and
+a run after one that went through begins one more. The old generation's keys stay for a person to look at, and its key
+`ended` ends every process that still works in it.
 """
 
 from __future__ import annotations
@@ -48,37 +48,44 @@ from headrace_server.settings import SettingsError
 from headrace_server.tls import read_tls
 
 from headrace_coordinator.core.group_state import decode_group, encode_group
-from headrace_coordinator.core.new_generation import GenerationPlan, Inventory, LogEnd, empty_group, plan_partitions
+from headrace_coordinator.core.metadata_recovery import (
+    BrokerLogState,
+    GenerationPlan,
+    LogEnd,
+    empty_group,
+    plan_partitions,
+)
 from headrace_coordinator.settings import CoordinatorSettings
 
-INVENTORY_FORMAT = 1
+LOG_STATE_FORMAT = 1
 WAIT_SECONDS = 60.0
-"""How long registrations of processes that have ended may take to go: their leases were restored with them."""
+"""Maximum wait for the expiry of stopped processes' registrations: the restore brought their leases back."""
 CHUNK_KEYS, CHUNK_BYTES = 100, 1 << 20
 
 
-class NotBegunError(InvalidConfigError):
-    """The new generation was not begun, and nothing that anybody reads was changed. The message says what to do."""
+class RecoveryRefusedError(InvalidConfigError):
+    """The recovery was refused, and nothing that a process reads was changed. The message states the next step."""
 
 
-def read_inventory(path: Path) -> tuple[str, Inventory]:
-    """The cluster id and the inventory in a file that `headrace-broker inventory` printed.
+def read_log_state(path: Path) -> tuple[str, BrokerLogState]:
+    """Return the cluster id and log state in an output file of `headrace-broker export-log-state`.
 
     Raises:
-        SettingsError: it is none.
+        SettingsError: the file cannot be read or has another format.
     """
     try:
-        return parse_inventory(json.loads(path.read_text()))
+        return parse_log_state(json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SettingsError(
-            f"{path} is no inventory of a broker: {error}", action="Let `headrace-broker inventory` write it."
+            f"{path} is not a log state of a broker: {error}",
+            action="Create it with `headrace-broker export-log-state`.",
         ) from error
 
 
-def parse_inventory(found: dict[str, Any]) -> tuple[str, Inventory]:
-    """As `read_inventory`, for the content of the file. Raises ValueError, KeyError, TypeError."""
-    if found["format"] != INVENTORY_FORMAT:
-        raise ValueError(f"it has format {found['format']}, not {INVENTORY_FORMAT}")
+def parse_log_state(found: dict[str, Any]) -> tuple[str, BrokerLogState]:
+    """As `read_log_state`, for the content of the file. Raises ValueError, KeyError, TypeError."""
+    if found["format"] != LOG_STATE_FORMAT:
+        raise ValueError(f"format {found['format']}, expected {LOG_STATE_FORMAT}")
     logs, corrupt = {}, {}
     for log in found["logs"]:
         key = bytes.fromhex(log["topic_id"]), int(log["partition"])
@@ -86,7 +93,7 @@ def parse_inventory(found: dict[str, Any]) -> tuple[str, Inventory]:
             corrupt[key] = str(log["corruption"])
         else:
             logs[key] = LogEnd(*(int(log[name]) for name in LogEnd.__slots__))
-    return str(found["cluster_id"]), Inventory(
+    return str(found["cluster_id"]), BrokerLogState(
         int(found["broker_id"]),
         int(found["generation"]),
         bytes.fromhex(found["storage_id"]),
@@ -97,41 +104,43 @@ def parse_inventory(found: dict[str, Any]) -> tuple[str, Inventory]:
     )
 
 
-async def begin_generation(
-    settings: CoordinatorSettings, inventory_files: Sequence[Path], lost: Sequence[int], *, apply: bool
+async def run_recovery(
+    settings: CoordinatorSettings, log_state_files: Sequence[Path], lost: Sequence[int], *, apply: bool
 ) -> Iterator[str]:
-    """GenerationPlan the next generation, begin it if `apply`, and give lines that say what was, or would be, done.
+    """Plan the next generation of the metadata, write it if `apply`, and return the lines of the report.
 
     Raises:
-        SettingsError: an inventory cannot be read.
-        NotBegunError: a broker is not accounted for, something still runs, or the etcd is not the cluster's.
+        SettingsError: a log state file cannot be read.
+        RecoveryRefusedError: a broker is unaccounted for, a process still runs, or etcd is another cluster's.
         MetastoreUnavailableError: etcd did not answer; run it again.
     """
-    read = [read_inventory(path) for path in inventory_files]
+    read = [read_log_state(path) for path in log_state_files]
     async with _connected(settings) as metastore:
-        return await begin_in(metastore, settings.cluster, read, lost, time.time_ns() // 1_000_000, apply=apply)
+        return await recover_in(metastore, settings.cluster, read, lost, time.time_ns() // 1_000_000, apply=apply)
 
 
-async def begin_in(
+async def recover_in(
     metastore: Metastore,
     cluster: str,
-    read: Sequence[tuple[str, Inventory]],
+    read: Sequence[tuple[str, BrokerLogState]],
     lost: Sequence[int],
     now_ms: int,
     *,
     apply: bool,
 ) -> Iterator[str]:
-    """As `begin_generation`, in an etcd that is connected; the processes that start take `now_ms` for seen (H43)."""
+    """As `run_recovery`, with a connected etcd; starting processes take `now_ms` as a seen time (H43)."""
     if (await metastore.get(meta_key(cluster))).key_value is None:
-        raise NotBegunError(f"there is no cluster {cluster} in this etcd", action="Restore a snapshot of it first.")
+        raise RecoveryRefusedError(
+            f"there is no cluster {cluster} in this etcd", action="Restore a snapshot of it first."
+        )
     identity = await read_or_create(metastore, cluster, str(uuid.uuid4()))
-    inventories = [_check_inventory(identity, cluster_id, inventory) for cluster_id, inventory in read]
+    log_states = [_check_log_state(identity, cluster_id, log_state) for cluster_id, log_state in read]
     backup = await _read_backup(metastore, identity, now_ms)
-    _check_complete(backup, inventories, lost)
-    plan = plan_partitions(backup.names, backup.states, backup.deleted, inventories, 1, now_ms)
+    _check_complete(backup, log_states, lost)
+    plan = plan_partitions(backup.names, backup.states, backup.deleted, log_states, 1, now_ms)
     if apply:
         await _wait_until_alone(metastore, identity.keyspace)
-        plan = await _write(metastore, identity, backup, inventories, now_ms)
+        plan = await _write(metastore, identity, backup, log_states, now_ms)
     return _report(identity, backup, plan, applied=apply)
 
 
@@ -144,20 +153,20 @@ async def _connected(settings: CoordinatorSettings) -> AsyncIterator[Metastore]:
         await metastore.close()
 
 
-def _check_inventory(identity: ClusterIdentity, cluster_id: str, inventory: Inventory) -> Inventory:
+def _check_log_state(identity: ClusterIdentity, cluster_id: str, log_state: BrokerLogState) -> BrokerLogState:
     if cluster_id != identity.cluster_id:
-        raise NotBegunError(
-            f"the inventory of broker {inventory.broker_id} is of cluster {cluster_id}, etcd's is "
+        raise RecoveryRefusedError(
+            f"the log state of broker {log_state.broker_id} is of cluster {cluster_id}, etcd's is "
             f"{identity.cluster_id}",
-            action="Give inventories of this cluster, or restore a snapshot of theirs.",
+            action="Pass log states of this cluster, or restore a snapshot of the other one.",
         )
-    if inventory.generation > identity.generation:
-        raise NotBegunError(
-            f"the disk of broker {inventory.broker_id} is of generation {inventory.generation}, the backup of "
+    if log_state.generation > identity.generation:
+        raise RecoveryRefusedError(
+            f"the disk of broker {log_state.broker_id} is of generation {log_state.generation}, the backup of "
             f"{identity.generation}",
-            action="Restore a snapshot that was taken after the last new generation.",
+            action="Restore a snapshot that was taken after the last recovery.",
         )
-    return inventory
+    return log_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +215,7 @@ async def _read_backup(metastore: Metastore, identity: ClusterIdentity, now_ms: 
             case LiveKey() | CoordinatorKey() | ControllerKey() | ClockKey() | EndedKey():
                 pass  # Of processes that have ended, or of this generation alone.
             case _:
-                raise NotBegunError(
+                raise RecoveryRefusedError(
                     f"the backup holds {key_value.key}, which this release does not know",
                     action="Use the release that wrote it: what is left out here would be gone.",
                 )
@@ -220,13 +229,15 @@ async def _read_backup(metastore: Metastore, identity: ClusterIdentity, now_ms: 
     return _Backup(names, states, frozenset(brokers), tuple(copied), tuple(groups), frozenset(deleted))
 
 
-def _check_complete(backup: _Backup, inventories: Sequence[Inventory], lost: Sequence[int]) -> None:
-    given = [inventory.broker_id for inventory in inventories]
+def _check_complete(backup: _Backup, log_states: Sequence[BrokerLogState], lost: Sequence[int]) -> None:
+    given = [log_state.broker_id for log_state in log_states]
     if len(set(given)) < len(given) or set(given) & set(lost):
-        raise NotBegunError("a broker is named twice", action="Pass one log state file, or --lost, for each broker.")
+        raise RecoveryRefusedError(
+            "a broker is named twice", action="Pass one log state file, or --lost, for each broker."
+        )
     missing = sorted(backup.brokers - set(given) - set(lost))
     if missing:
-        raise NotBegunError(
+        raise RecoveryRefusedError(
             f"the log state of broker {', '.join(map(str, missing))} is missing; it may hold the only copy of records",
             action="Pass its log state file, or --lost with its id if its disk is lost for good.",
         )
@@ -236,7 +247,9 @@ async def _wait_until_alone(metastore: Metastore, keyspace: Keyspace) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while left := [*await _registered(metastore, keyspace)]:
         if time.monotonic() > deadline:
-            raise NotBegunError(f"{', '.join(left)} still run", action="Stop all brokers and coordinators first.")
+            raise RecoveryRefusedError(
+                f"{', '.join(left)} still run", action="Stop all brokers and coordinators first."
+            )
         await asyncio.sleep(0.2)
 
 
@@ -255,7 +268,7 @@ async def _registered(metastore: Metastore, keyspace: Keyspace) -> list[str]:
 
 
 async def _write(
-    metastore: Metastore, identity: ClusterIdentity, backup: _Backup, inventories: Sequence[Inventory], now_ms: int
+    metastore: Metastore, identity: ClusterIdentity, backup: _Backup, log_states: Sequence[BrokerLogState], now_ms: int
 ) -> GenerationPlan:
     old, new = identity.keyspace, Keyspace(identity.cluster, identity.generation + 1)
     meta = (await metastore.get(meta_key(identity.cluster))).key_value
@@ -263,17 +276,17 @@ async def _write(
     await metastore.txn(
         [], [DeletePrefix(prefix) for prefix in (new.prefix, new.groups_prefix, new.directories_prefix)]
     )
-    sessions = [Put(new.session(one.broker_id), _session(one)) for one in inventories]
+    sessions = [Put(new.session(one.broker_id), _session(one)) for one in log_states]
     # What the brokers register now continues these sessions, whose epoch is this revision.
     broker_epoch = (await metastore.txn([], sessions)).revision
-    plan = plan_partitions(backup.names, backup.states, backup.deleted, inventories, broker_epoch, now_ms)
+    plan = plan_partitions(backup.names, backup.states, backup.deleted, log_states, broker_epoch, now_ms)
     topics = [
         (key, topic.SerializeToString())
         for topic in plan.recovered_topics
         for key in (new.topic_by_id(topic.topic_id), new.topic(topic.name))
     ]
     partitions = [(new.partition(*key), encode(state)) for key, state in plan.states.items()]
-    versions = [(new.directory(one.broker_id), _directory_version(one)) for one in inventories]
+    versions = [(new.directory(one.broker_id), _directory_version(one)) for one in log_states]
     # Without a time that was seen, a broker would believe any clock that it starts with.
     clock = new.clock(OPERATOR), believed_clock(now_ms)
     for chunk in _chunks([*partitions, *backup.copied, *topics, *backup.groups, *versions, clock]):
@@ -291,23 +304,23 @@ async def _write(
         [Put(meta_key(identity.cluster), after.SerializeToString()), Put(old.ended(), ended)],
     )
     if not result.succeeded:
-        raise NotBegunError("something was started meanwhile", action="Stop all brokers and coordinators first.")
+        raise RecoveryRefusedError("something was started meanwhile", action="Stop all brokers and coordinators first.")
     return plan
 
 
-def _session(inventory: Inventory) -> bytes:
+def _session(log_state: BrokerLogState) -> bytes:
     """Return a session without a process: the directory continues, and its incarnation shows whether all writes are
     present.
     """
     return metadata_pb2.BrokerSession(
-        storage_id=inventory.storage_id, storage_incarnation=inventory.storage_incarnation
+        storage_id=log_state.storage_id, storage_incarnation=log_state.storage_incarnation
     ).SerializeToString()
 
 
-def _directory_version(inventory: Inventory) -> bytes:
+def _directory_version(log_state: BrokerLogState) -> bytes:
     """Return the version of the inspected directory: an older copy of it is refused."""
     return metadata_pb2.DirectoryVersion(
-        storage_id=inventory.storage_id, version=inventory.directory_version
+        storage_id=log_state.storage_id, version=log_state.directory_version
     ).SerializeToString()
 
 

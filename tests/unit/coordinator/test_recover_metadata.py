@@ -6,17 +6,17 @@ import asyncio
 import json
 
 import pytest
-from headrace_broker.inventory import as_text
+from headrace_broker.log_state_export import as_text
 from headrace_coordinator.core.group_state import Group, GroupTopic, Member, Ownership
-from headrace_coordinator.core.new_generation import (
+from headrace_coordinator.core.metadata_recovery import (
     GROUP_EPOCHS_APART,
     LEADER_EPOCHS_APART,
-    Inventory,
+    BrokerLogState,
     LogEnd,
     empty_group,
     plan_partitions,
 )
-from headrace_coordinator.new_generation import begin_in, read_inventory
+from headrace_coordinator.recover_metadata import read_log_state, recover_in
 from headrace_server.clock_watch import OPERATOR
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.generations import watch_generation
@@ -44,11 +44,11 @@ def end(epoch, offset, crc=1, last_epoch=None):
 
 def plan(ends, state=BACKUP, topic_id=TOPIC):
     """Of one partition, whose replicas end as told: by broker id, None for a disk without a log of it."""
-    inventories = [
-        Inventory(broker_id, 1, b"s" * 16, b"", 1, {} if found is None else {(topic_id, 0): found})
+    log_states = [
+        BrokerLogState(broker_id, 1, b"s" * 16, b"", 1, {} if found is None else {(topic_id, 0): found})
         for broker_id, found in ends.items()
     ]
-    return plan_partitions({TOPIC: "topic"}, {(TOPIC, 0): state}, (), inventories, EPOCH, 5)
+    return plan_partitions({TOPIC: "topic"}, {(TOPIC, 0): state}, (), log_states, EPOCH, 5)
 
 
 def members(state):
@@ -130,9 +130,9 @@ def test_a_topic_that_the_backup_lacks_comes_back_under_its_id():
 
 def test_a_topic_that_was_deleted_before_the_backup_does_not_come_back():
     """A disk that was away has a log of it still; the backup says that it is to go."""
-    inventories = [Inventory(1, 1, b"s" * 16, b"", 1, {(OTHER, 0): end(3, 7)})]
-    assert plan_partitions({}, {}, {OTHER}, inventories, EPOCH, 5).recovered_topics == []
-    assert plan_partitions({}, {}, (), inventories, EPOCH, 5).recovered_topics != []
+    log_states = [BrokerLogState(1, 1, b"s" * 16, b"", 1, {(OTHER, 0): end(3, 7)})]
+    assert plan_partitions({}, {}, {OTHER}, log_states, EPOCH, 5).recovered_topics == []
+    assert plan_partitions({}, {}, (), log_states, EPOCH, 5).recovered_topics != []
 
 
 def test_a_group_goes_on_without_members_above_all_its_epochs():
@@ -150,8 +150,8 @@ def test_a_group_goes_on_without_members_above_all_its_epochs():
     assert empty_group(group, 5) == Group(9 + GROUP_EPOCHS_APART, 9 + GROUP_EPOCHS_APART, empty_since_ms=5)
 
 
-def test_an_inventory_is_read_as_it_was_written(tmp_path):
-    """Corrupt logs apart; what is no inventory is refused with the file's name."""
+def test_a_log_state_is_read_as_it_was_written(tmp_path):
+    """Corrupt logs apart; what is no log state is refused with the file's name."""
     log = {"log_start_offset": 1, "log_end_offset": 9, "last_batch_epoch": 3, "last_crc": 4, "last_epoch": 5}
     head = {
         "format": 1,
@@ -168,14 +168,14 @@ def test_an_inventory_is_read_as_it_was_written(tmp_path):
     ]
     path = tmp_path / "one.json"
     path.write_text(as_text({**head, "logs": logs}))
-    expected = Inventory(7, 2, b"\xab", b"", 6, {(TOPIC, 0): LogEnd(3, 9, 4, 5)}, {(OTHER, 1): "x"})
-    assert read_inventory(path) == ("c", expected)
+    expected = BrokerLogState(7, 2, b"\xab", b"", 6, {(TOPIC, 0): LogEnd(3, 9, 4, 5)}, {(OTHER, 1): "x"})
+    assert read_log_state(path) == ("c", expected)
     path.write_text(as_text({**head, "logs": []}))
-    assert read_inventory(path)[1].logs == {}
+    assert read_log_state(path)[1].logs == {}
     for wrong in ("", "[]", json.dumps({**head, "format": 2})):
         path.write_text(wrong)
         with pytest.raises(SettingsError, match=r"one\.json"):
-            read_inventory(path)
+            read_log_state(path)
 
 
 async def test_who_works_in_a_generation_that_has_ended_ends(parts):
@@ -191,7 +191,7 @@ async def test_who_works_in_a_generation_that_has_ended_ends(parts):
 async def test_processes_of_the_new_generation_measure_their_clocks_by_the_operators():
     memory = MemoryMetastore()
     before = await read_or_create(memory, "c", "id")
-    assert list(await begin_in(memory, "c", [], (), 1_000, apply=True))
+    assert list(await recover_in(memory, "c", [], (), 1_000, apply=True))
     after = await read_or_create(memory, "c", "id")
     assert after.generation == before.generation + 1
     stored = (await memory.get(after.keyspace.clock(OPERATOR))).key_value

@@ -1,8 +1,7 @@
-"""The command `headrace-broker inventory`: what the disk of a stopped broker holds.
+"""The command `headrace-broker export-log-state`: the log ends on the disk of a stopped broker.
 
-`headrace-coordinator new-generation` reads it. The command owns the data directory meanwhile, recovers the logs as a
-start would, flushes them, and says of each where it ends. Nothing else is changed, so it may be asked again. Needs no
-etcd.
+`headrace-coordinator recover-metadata` reads its output. The command locks the data directory, recovers the logs as a
+start does, flushes them, and reports the end of each. It changes nothing else, so it can be repeated. It needs no etcd.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from headrace_broker.settings import BrokerSettings
 FORMAT_VERSION = 1
 
 
-def take_inventory(settings: BrokerSettings) -> dict[str, Any]:
-    """Look at every log below `data_dir`.
+def export_log_state(settings: BrokerSettings) -> dict[str, Any]:
+    """Return the state of every log below `data_dir`.
 
     Raises:
         DirectoryInUseError: the broker runs.
-        WrongDirectoryError: it is not this broker's, or has no readable identity.
+        WrongDirectoryError: the directory is another broker's, or has no readable identity.
         StorageOfflineError: the disk fails.
     """
     return look_at(settings.data_dir, settings.broker_id, boot_id=read_boot_id())
 
 
 def look_at(data_dir: str, broker_id: int, *, boot_id: str, filesystem: FileSystem | None = None) -> dict[str, Any]:
-    """As `take_inventory`, on a machine that is in the boot `boot_id`."""
+    """As `export_log_state`, with the machine's `boot_id` as an argument."""
     identity = read_identity(data_dir, filesystem)
     directory = DataDirectory.open(
         data_dir,
@@ -64,10 +63,10 @@ def look_at(data_dir: str, broker_id: int, *, boot_id: str, filesystem: FileSyst
     }
 
 
-def as_text(inventory: dict[str, Any]) -> str:
-    """One line a log, so that two inventories can be compared by eye."""
-    head = {name: value for name, value in inventory.items() if name != "logs"}
-    lines = ",\n".join(f"    {json.dumps(log)}" for log in inventory["logs"])
+def as_text(log_state: dict[str, Any]) -> str:
+    """Return JSON with one line a log, so that two exports can be compared by eye."""
+    head = {name: value for name, value in log_state.items() if name != "logs"}
+    lines = ",\n".join(f"    {json.dumps(log)}" for log in log_state["logs"])
     return json.dumps(head, indent=2)[:-2] + f',\n  "logs": [\n{lines}\n  ]\n}}'
 
 
