@@ -101,7 +101,7 @@ def _cluster(
     )
     yield ask("ElectLeaders", "the preferred", elect)
     yield ask("DrainBroker", "undrain", cluster_pb2.DrainBrokerRequest(client_id=CLIENT_ID, broker_id=2))
-    yield ask("DumpMetadata", "topics", cluster_pb2.DumpMetadataRequest(client_id=CLIENT_ID, prefix="topic/"))
+    yield ask("DumpMetadata", "topics", cluster_pb2.DumpMetadataRequest(client_id=CLIENT_ID, prefix="topics/"))
 
 
 def _broker(

@@ -132,7 +132,7 @@ class BrokerProcess:
         try:
             keys = (await self._identity(metastore)).keyspace
             topic_id = secrets.token_bytes(16)
-            live = (await metastore.get(keys.live(self.broker_id))).key_value
+            live = (await metastore.get(keys.broker(self.broker_id))).key_value
             assert live is not None
             me = Replica(self.broker_id, live.create_revision)
             state = PartitionState(replicas=(self.broker_id,), leader=me, leader_epoch=0, in_sync=(me,))
@@ -184,7 +184,7 @@ class BrokerProcess:
         metastore = EtcdMetastore([self.etcd.endpoint])
         try:
             keys = (await self._identity(metastore)).keyspace
-            live = (await metastore.get(keys.live(self.broker_id))).key_value
+            live = (await metastore.get(keys.broker(self.broker_id))).key_value
             found = (await metastore.get(keys.partition(topic_id, number))).key_value
             state = decode(found.value)
             me = Replica(self.broker_id, live.create_revision)

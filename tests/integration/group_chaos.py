@@ -21,7 +21,8 @@ from headrace.wire.errors import MetastoreUnavailableError
 from headrace_devcluster import guarded_exec
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.keys import GroupAssignmentKey, GroupOffsetKey, Keyspace
+from headrace_server.key_table import GroupAssignmentKey, GroupOffsetKey
+from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import PutEvent, WatchEvents
 from headrace_server.metastore.etcd import EtcdMetastore
 

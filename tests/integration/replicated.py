@@ -277,7 +277,7 @@ class Replicated:
         """
 
         async def write(metastore: EtcdMetastore, identity: ClusterIdentity) -> int:
-            key = identity.keyspace.live(broker_id)
+            key = identity.keyspace.broker(broker_id)
             live = metadata_pb2.BrokerLive(
                 broker_id=broker_id, address=self.broker(1).address, internal_address="127.0.0.1:1", draining=True
             )
@@ -292,7 +292,7 @@ class Replicated:
         """End what `register_hand` began."""
 
         async def write(metastore: EtcdMetastore, identity: ClusterIdentity) -> None:
-            await metastore.txn([], [Delete(identity.keyspace.live(broker_id))])
+            await metastore.txn([], [Delete(identity.keyspace.broker(broker_id))])
 
         self.in_etcd(write)
         until(lambda: broker_id not in self.sessions().values(), "unregistered")

@@ -59,13 +59,13 @@ def metrics_address(broker: Any) -> str:
 
 
 def drain(broker: Any) -> None:
-    """What an administrator's word does: `drain/{broker_id}`."""
+    """What an administrator's word does: `drained_brokers/{broker_id}`."""
 
     async def put() -> None:
         metastore = EtcdMetastore([broker.etcd.endpoint])
         try:
             keys = (await read_or_create(metastore, broker.cluster, "0" * 32)).keyspace
-            await metastore.txn([], [Put(keys.drained(broker.broker_id), b"")])
+            await metastore.txn([], [Put(keys.drained_broker(broker.broker_id), b"")])
         finally:
             await metastore.close()
 

@@ -242,7 +242,7 @@ def test_a_lost_lease_fences_and_a_new_session_resumes(broker_process: Any) -> N
     async def revoke() -> None:
         metastore = EtcdMetastore([broker_process.etcd.endpoint])
         keys = (await broker_process._identity(metastore)).keyspace
-        found = (await metastore.get(keys.live(1))).key_value
+        found = (await metastore.get(keys.broker(1))).key_value
         await metastore.revoke_lease(found.lease_id)
         await metastore.close()
 

@@ -162,7 +162,7 @@ def test_the_registries_are_keys_of_etcd(
         try:
             keyspace = Keyspace(named[0]["key"].split("/")[2], int(named[0]["key"].split("/")[3]))
             of_group = await metastore.range(keyspace.group_prefix(topic))
-            alive = await metastore.range(f"{keyspace.prefix}live/")
+            alive = await metastore.range(f"{keyspace.prefix}brokers/")
             return {each.key for each in of_group.key_values}, {each.key for each in alive.key_values}
         finally:
             await metastore.close()

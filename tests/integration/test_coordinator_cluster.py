@@ -195,7 +195,7 @@ class World:
 
         async def act(metastore, keyspace):
             live = metadata_pb2.BrokerLive(broker_id=broker_id, address=f"127.0.0.1:{7000 + broker_id}", **fields)
-            key = keyspace.live(broker_id)
+            key = keyspace.broker(broker_id)
             await metastore.txn([], [Delete(key)])
             return (await metastore.txn([], [Put(key, live.SerializeToString())])).revision
 
@@ -203,7 +203,7 @@ class World:
 
     def unregister(self, broker_id):
         async def act(metastore, keyspace):
-            await metastore.txn([], [Delete(keyspace.live(broker_id))])
+            await metastore.txn([], [Delete(keyspace.broker(broker_id))])
 
         self.in_etcd(act)
 
@@ -221,7 +221,7 @@ def leaders_that_hand_over(world):
 
     async def serve(metastore, keyspace):
         while not stop.is_set():
-            for found in (await metastore.range(keyspace.prefix + "part/")).key_values:
+            for found in (await metastore.range(keyspace.prefix + "partitions/")).key_values:
                 state = decode(found.value)
                 if state.successors:
                     after = hand_over(state, state.successors[0], leaves=False)
@@ -296,8 +296,8 @@ def test_a_topic_is_created_seen_described_and_deleted(pair, topic_name):
     (deleted,) = second.delete(topics_pb2.TopicRef(topic_id=created.topic_id))
     assert (deleted.name, deleted.topic_id) == (topic_name, created.topic_id)
     assert second.topic(topic_name).error.code == errors_pb2.ERROR_CODE_UNKNOWN_TOPIC
-    assert world.key_count(f"part/{created.topic_id.hex()}/") == 0
-    assert world.key_count(f"tid/{created.topic_id.hex()}") == 0
+    assert world.key_count(f"partitions/{created.topic_id.hex()}/") == 0
+    assert world.key_count(f"topic_ids/{created.topic_id.hex()}") == 0
 
 
 def test_a_large_topic_is_created_grown_and_deleted(pair, topic_name):
@@ -313,7 +313,7 @@ def test_a_large_topic_is_created_grown_and_deleted(pair, topic_name):
     assert [partition.partition for partition in partitions] == list(range(600))
     assert {number: sum(p.leader_id == number for p in partitions) for number in (1, 2, 3)} == {1: 200, 2: 200, 3: 200}
     first.delete(by_name(topic_name))
-    assert world.key_count(f"part/{created.topic_id.hex()}/") == 0
+    assert world.key_count(f"partitions/{created.topic_id.hex()}/") == 0
 
 
 def test_two_coordinators_race_for_one_name(pair, topic_name):
@@ -468,14 +468,14 @@ def test_the_dump_decodes_every_key(pair, topic_name):
     world, first, _ = pair
     (created,) = first.create(new_topic(topic_name, 2))
     dumped = first.dump()
-    topic = next(found for key, found in dumped.items() if key.endswith(f"topic/{topic_name}"))
+    topic = next(found for key, found in dumped.items() if key.endswith(f"topics/{topic_name}"))
     assert json.loads(topic.value_json)["partitions"] == 2
-    state = json.loads(dumped[f"/headrace/{world.cluster}/1/part/{created.topic_id.hex()}/1"].value_json)
+    state = json.loads(dumped[f"/headrace/{world.cluster}/1/partitions/{created.topic_id.hex()}/1"].value_json)
     assert sorted(state["replicas"]) == [1, 2, 3]
     assert f"/headrace/{world.cluster}/meta" in dumped
     assert not any("undecoded_hex" in found.value_json for found in dumped.values())
-    assert dumped[f"/headrace/{world.cluster}/1/coord/a"].lease_id > 0
-    assert all("/live/" in key for key in first.dump("live/"))
+    assert dumped[f"/headrace/{world.cluster}/1/coordinators/a"].lease_id > 0
+    assert all("/brokers/" in key for key in first.dump("brokers/"))
 
 
 def test_the_dump_has_the_keys_of_groups(pair, topic_name):
@@ -483,9 +483,9 @@ def test_the_dump_has_the_keys_of_groups(pair, topic_name):
     world, first, _ = pair
     report = groups_pb2.ReportPositionsRequest(reader_id=topic_name, expire_ms=60_000)
     groups_pb2_grpc.GroupServiceStub(first.channel).ReportPositions(report, timeout=SECONDS)
-    key = f"/headrace/{world.cluster}/groups/1/position/{topic_name}"
+    key = f"/headrace/{world.cluster}/groups/1/positions/{topic_name}"
     assert key in first.dump()
-    assert list(first.dump(f"groups/position/{topic_name}")) == [key]
+    assert list(first.dump(f"groups/positions/{topic_name}")) == [key]
 
 
 def test_the_cluster_is_described_with_its_coordinators(pair):
@@ -660,8 +660,8 @@ def test_remains_of_a_half_created_topic_are_cleared(world):
         )
 
     world.in_etcd(leave_remains)
-    until(lambda: world.key_count("part/") == 2, "the end of the invisible partitions")
-    until(lambda: world.key_count("tid/") == 1, "the end of the unnamed topic")
+    until(lambda: world.key_count("partitions/") == 2, "the end of the invisible partitions")
+    until(lambda: world.key_count("topic_ids/") == 1, "the end of the unnamed topic")
     assert len(coordinator.topic("t").partitions) == 2
     assert not coordinator.grow("t", 3).result.HasField("error")
 

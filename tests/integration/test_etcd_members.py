@@ -45,7 +45,7 @@ def registered(members: list[Etcd]) -> set[str]:
         finally:
             await store.close()
         names = ["/".join(each.key.split("/")[-2:]) for each in found.key_values]
-        return {name for name in names if name.startswith(("live/", "coord/"))}
+        return {name for name in names if name.startswith(("brokers/", "coordinators/"))}
 
     return asyncio.run(ask())
 
@@ -54,7 +54,7 @@ def lose_leader_and_stop(cluster: LocalCluster, lose: Callable[[Etcd], None], pa
     """The part is told to stop as the member goes that leads; what is registered when its process has ended."""
     (leader,) = (member for member in cluster.etcd_members if member.is_leader())
     others = [member for member in cluster.etcd_members if member is not leader]
-    assert registered(others) == {"live/1", "live/2", "coord/a", "coord/b"}
+    assert registered(others) == {"brokers/1", "brokers/2", "coordinators/a", "coordinators/b"}
     lose(leader)
     assert part.stop() == 0, part.log_tail()
     return registered(others)
@@ -62,7 +62,7 @@ def lose_leader_and_stop(cluster: LocalCluster, lose: Callable[[Etcd], None], pa
 
 def test_a_broker_that_stops_meanwhile_leaves_at_once(cluster: LocalCluster, lose: Callable[[Etcd], None]) -> None:
     """Its registration does not stay until the lease ends: leaders would wait for a follower that is gone."""
-    assert lose_leader_and_stop(cluster, lose, cluster.broker(1)) == {"live/2", "coord/a", "coord/b"}
+    assert lose_leader_and_stop(cluster, lose, cluster.broker(1)) == {"brokers/2", "coordinators/a", "coordinators/b"}
 
 
 def test_a_controller_that_stops_meanwhile_leaves_at_once(cluster: LocalCluster, lose: Callable[[Etcd], None]) -> None:
@@ -70,5 +70,5 @@ def test_a_controller_that_stops_meanwhile_leaves_at_once(cluster: LocalCluster,
     controller = describe_cluster(cluster.coordinator("a").address).controller_id
     (other,) = {"a", "b"} - {controller}
     left = lose_leader_and_stop(cluster, lose, cluster.coordinator(controller))
-    assert left == {"live/1", "live/2", f"coord/{other}"}
+    assert left == {"brokers/1", "brokers/2", f"coordinators/{other}"}
     cluster.wait_until_healthy()

@@ -17,7 +17,7 @@ def suspected_by(replicated: Replicated) -> dict[int, list[int]]:
     async def read(metastore: EtcdMetastore, identity: ClusterIdentity) -> dict[int, list[int]]:
         found = {}
         for broker_id in (1, 2, 3):
-            key_value = (await metastore.get(identity.keyspace.live(broker_id))).key_value
+            key_value = (await metastore.get(identity.keyspace.broker(broker_id))).key_value
             if key_value is not None:
                 found[broker_id] = list(metadata_pb2.BrokerLive.FromString(key_value.value).suspected_brokers)
         return found

@@ -111,7 +111,7 @@ class HandLeader:
             live = metadata_pb2.BrokerLive(
                 broker_id=HAND, address=self.address, internal_address=self.address, boot_id=b"h" * 16
             )
-            result = await metastore.txn([], [Put(keys.live(HAND), live.SerializeToString())])
+            result = await metastore.txn([], [Put(keys.broker(HAND), live.SerializeToString())])
             self.me = Replica(HAND, result.revision)
             self.state = PartitionState(
                 replicas=(HAND, FOLLOWER), leader=self.me, leader_epoch=0, in_sync=(self.me,), min_insync_replicas=1

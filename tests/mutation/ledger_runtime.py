@@ -72,7 +72,7 @@ RUNTIME_RULES = (
         "C1",
         CONTROLLER,
         "            *(\n"
-        "                CreateRevisionIs(self._keyspace.live(entry.broker_id), entry.broker_epoch)\n"
+        "                CreateRevisionIs(self._keyspace.broker(entry.broker_id), entry.broker_epoch)\n"
         "                for entry in change.sessions()\n"
         "            ),\n",
         "",

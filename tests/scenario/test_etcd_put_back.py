@@ -32,7 +32,7 @@ def test_coordinators_start_first_and_raise_the_revision() -> None:
         story.start(broker_id)
     for _ in range(50):
         story.run_for(100)
-        assert not [each for each in BROKERS if store.now(story.cluster.keyspace.live(each)) is not None]
+        assert not [each for each in BROKERS if store.now(story.cluster.keyspace.broker(each)) is not None]
     recovery.begin()
     story.until(lambda: not recovery.is_due, "a new generation")
     story.finish()

@@ -178,7 +178,7 @@ class Broker:
     def _open_directory(self) -> WatchedDirectory:
         """As `headrace_broker.app._open_directory`, on the machine's disk."""
         cluster = self.cluster
-        session = cluster.etcd.store.now(cluster.keyspace.session(self.broker_id))
+        session = cluster.etcd.store.now(cluster.keyspace.broker_session(self.broker_id))
         directory = WatchedDirectory.open(
             "/data",
             cluster_id=cluster.identity.cluster_id,

@@ -214,7 +214,7 @@ class Cluster:
         if self.recovery.is_due:
             return False
         self.etcd.store.expire_leases()  # As any write to it does first.
-        live = {each: self.etcd.store.now(self.keyspace.live(each)) for each in sorted(self.brokers)}
+        live = {each: self.etcd.store.now(self.keyspace.broker(each)) for each in sorted(self.brokers)}
         sessions = {each: found.create_revision for each, found in live.items() if found is not None}
         if self.partitions or len(sessions) < plan.replication_factor:
             return False
@@ -448,7 +448,7 @@ class Cluster:
     def undrain(self, broker_id: int) -> None:
         """An administrator takes a broker back into service."""
         coordinator = self.coordinator()
-        if coordinator is not None and self.etcd.store.now(self.keyspace.drained(broker_id)) is not None:
+        if coordinator is not None and self.etcd.store.now(self.keyspace.drained_broker(broker_id)) is not None:
             coordinator.drain(broker_id, undo=True)
 
     def finish(self) -> None:

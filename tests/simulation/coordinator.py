@@ -211,7 +211,7 @@ class Coordinator:
         compares: list[Compare] = [
             ModRevisionIs(etcd_key, mod_revision),
             *(
-                CreateRevisionIs(self.cluster.keyspace.live(each.broker_id), each.broker_epoch)
+                CreateRevisionIs(self.cluster.keyspace.broker(each.broker_id), each.broker_epoch)
                 for each in new_sessions(before, after)
             ),
         ]
@@ -257,7 +257,7 @@ class Coordinator:
 
     def drain(self, broker_id: int, *, undo: bool) -> None:
         """Take a broker out of service, or back."""
-        key = self.cluster.keyspace.drained(broker_id)
+        key = self.cluster.keyspace.drained_broker(broker_id)
         operation = Delete(key) if undo else Put(key, metadata_pb2.DrainedBroker().SerializeToString())
 
         async def write() -> None:

@@ -84,7 +84,7 @@ class Faults:
 
     def _end_session(self, broker_id: int) -> None:
         """End a broker's registration, where it has one."""
-        live = self.cluster.etcd.store.now(self.cluster.keyspace.live(broker_id))
+        live = self.cluster.etcd.store.now(self.cluster.keyspace.broker(broker_id))
         if live is not None:
             self.cluster.etcd.store.end_lease(live.lease_id)
 

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from headrace_coordinator.core.group_state import Group, decode_group
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.keys import GroupAssignmentKey, GroupKey, GroupMemberKey, GroupOffsetKey
+from headrace_server.key_table import (
+    GroupAssignmentKey,
+    GroupKey,
+    GroupMemberKey,
+    GroupOffsetKey,
+)
 from headrace_server.metastore.api import PutEvent, WatchEvent
 
 from tests.simulation.exercise import CHECKED
@@ -27,7 +32,7 @@ TopicPartition = tuple[bytes, int]
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The value of one `assign/*`."""
+    """The value of one `assignments/*`."""
 
     member_epoch: int
     owned: dict[TopicPartition, int]

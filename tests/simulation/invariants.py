@@ -19,7 +19,7 @@ from headrace.wire.batch import BatchHeader, iter_batches, sequence_after
 from headrace.wire.crc import ReadableBuffer
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchRequest
-from headrace_server.keys import LiveKey, PartitionKey
+from headrace_server.key_table import BrokerKey, PartitionKey
 from headrace_server.metastore.api import PutEvent, WatchEvent
 from headrace_server.partition_state import PartitionState, Replica, decode
 
@@ -393,7 +393,7 @@ class Checks:
             match keyspace.parse(key_value.key):
                 case PartitionKey(topic_id, number):
                     self._check_write(LogId(topic_id, number), decode(key_value.value))
-                case LiveKey(broker_id) if key_value.version == 1:
+                case BrokerKey(broker_id) if key_value.version == 1:
                     self._checked("I13", broker_id in self._broker_epochs)
                     if self._broker_epochs.get(broker_id, 0) >= key_value.create_revision:
                         raise SimulationError("I13", f"broker epoch {key_value.create_revision} of b{broker_id}")
@@ -454,7 +454,7 @@ class Checks:
                 raise SimulationError("I12", f"{partition.name}: {entry} is named and not registered")
 
     def _is_registered(self, entry: Replica) -> bool:
-        found = self._cluster.etcd.store.now(self._cluster.keyspace.live(entry.broker_id))
+        found = self._cluster.etcd.store.now(self._cluster.keyspace.broker(entry.broker_id))
         return found is not None and found.create_revision == entry.broker_epoch
 
     def check_members(self, partition: Partition) -> None:

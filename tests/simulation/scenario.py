@@ -316,7 +316,7 @@ class Scenario:
 
     def end_session(self, broker_id: int) -> None:
         """Let the registration end, as if the lease had run out."""
-        key_value = self.cluster.etcd.store.now(self.cluster.keyspace.live(broker_id))
+        key_value = self.cluster.etcd.store.now(self.cluster.keyspace.broker(broker_id))
         if key_value is not None:
             self.cluster.etcd.store.end_lease(key_value.lease_id)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace_server import keys, topic_configs
+from headrace_server import key_table, topic_configs
 
 from reference_pages.batch_page import batch_body
 from reference_pages.chart_page import chart_body
@@ -37,7 +37,7 @@ class Page:
 
 
 def _etcd_keys_body() -> str:
-    return f"{keys.describe_keys().strip()}\n\n{values_body()}"
+    return f"{key_table.describe_keys().strip()}\n\n{values_body()}"
 
 
 PAGES = (

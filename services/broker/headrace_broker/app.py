@@ -35,7 +35,7 @@ from headrace_server.descriptors import DescriptorShares, raise_limit, report, s
 from headrace_server.generations import watch_generation
 from headrace_server.handshakes import check_registered
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.keys import LiveKey
+from headrace_server.key_table import BrokerKey
 from headrace_server.lifecycle import StopRequest, write_ready_file
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Metastore, MetastoreRolledBackError
@@ -148,7 +148,7 @@ async def _identify(
     while not stop.is_set():
         try:
             identity = await read_or_create(metastore, settings.cluster, str(uuid.uuid4()))
-            found = (await metastore.get(identity.keyspace.session(settings.broker_id))).key_value
+            found = (await metastore.get(identity.keyspace.broker_session(settings.broker_id))).key_value
             adopts = b"" if found is None else metadata_pb2.BrokerSession.FromString(found.value).storage_id
             return identity, adopts
         except MetastoreRolledBackError:
@@ -479,7 +479,7 @@ class BrokerServer:
     def _watch_own_key(self, view: ClusterView, keys: Sequence[str]) -> None:
         """The own key gone, or another session's: fenced, also where renewals are still answered (H76)."""
         own = self._settings.broker_id
-        if not any(view.keyspace.parse(key) == LiveKey(BrokerId(own)) for key in keys):
+        if not any(view.keyspace.parse(key) == BrokerKey(BrokerId(own)) for key in keys):
             return
         broker = view.brokers.get(BrokerId(own))
         behind = view.source.revision < self._broker_epoch

@@ -2,10 +2,10 @@
 
 Called by `__main__`, in a container by what runs before SIGTERM. It does two things, and waits until both are done:
 
-- Leadership goes. `drain/{broker_id}` is written on the lease of the broker's own registration, so it goes when that
-  ends: a broker that starts again is not drained. An administrator's `drain` is left as it is. Where the broker that
-  is registered is another instance than the one of these settings, as where a pod was deleted by force and the next one
-  was quicker than this command, there is nothing to hand over.
+- Leadership goes. `drained_brokers/{broker_id}` is written on the lease of the broker's own registration, so it goes
+  when that ends: a broker that starts again is not drained. An administrator's `drain` is left as it is. Where the
+  broker that is registered is another instance than the one of these settings, as where a pod was deleted by force and
+  the next one was quicker than this command, there is nothing to hand over.
 - Lagging replicas catch up, where without this broker a partition would have fewer replicas in sync than its
   minimum: then `acks=all` still works without the broker. It does not wait for brokers that are down or stopping.
 
@@ -144,10 +144,10 @@ def _catches_up(view: ClusterView, partition: PartitionEntry, replica: int) -> b
 
 async def _write_drain_key(metastore: Metastore, view: ClusterView, broker: Broker, clock: Clock) -> None:
     """On the registration's lease, while that is held; if the key exists already, another caller drains it."""
-    key = view.keyspace.drained(broker.broker_id)
+    key = view.keyspace.drained_broker(broker.broker_id)
     value = metadata_pb2.DrainedBroker(since_ms=clock.now_ms()).SerializeToString()
     await metastore.txn(
-        [VersionIs(key, 0), CreateRevisionIs(view.keyspace.live(broker.broker_id), broker.broker_epoch)],
+        [VersionIs(key, 0), CreateRevisionIs(view.keyspace.broker(broker.broker_id), broker.broker_epoch)],
         success=[Put(key, value, broker.lease_id)],
         failure=[],
     )

@@ -13,7 +13,7 @@ not by waiting. A clock that others disprove, all of a jump at once, stays in do
 Meanwhile records are stamped with the time that is most likely right, `ClockWatch.now_ms`: they are deleted by their
 stamp when the doubt is over.
 
-`ClockWatch` decides: no I/O, time by its `Clock`. `ClockExchange` writes `clock/{process}` to etcd and reads those of
+`ClockWatch` decides: no I/O, time by its `Clock`. `ClockExchange` writes `clocks/{process}` to etcd and reads those of
 others.
 """
 
@@ -29,7 +29,7 @@ from prometheus_client import Gauge
 
 from headrace_server.clock import Clock
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.keys import ClockKey
+from headrace_server.key_table import ClockKey
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Metastore, MetastoreRolledBackError, Put
 

@@ -1,7 +1,7 @@
 """The end of a generation: after a restore of etcd an operator begins the next one, and every process leaves this one.
 
 A generation has its own prefix in etcd, so a process that has missed the change reads and writes keys that no other
-process reads. The key `ended` below that prefix ends such a process (PROTOCOL H81).
+process reads. The key `superseded` below that prefix ends such a process (PROTOCOL H81).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ async def watch_generation(view: ClusterView) -> None:
     changed = asyncio.Event()
     unsubscribe = view.subscribe(lambda _revision, _keys: changed.set())
     try:
-        while view.source.get(view.keyspace.ended()) is None:
+        while view.source.get(view.keyspace.superseded()) is None:
             changed.clear()
             await changed.wait()
     finally:

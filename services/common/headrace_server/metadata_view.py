@@ -30,12 +30,12 @@ from headrace.wire.ids import BrokerId, TopicId
 from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.handshakes import check_handshake, own_handshake
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.keys import (
+from headrace_server.key_table import (
+    BrokerKey,
     ControllerKey,
     CoordinatorKey,
     DeletedTopicKey,
-    DrainKey,
-    LiveKey,
+    DrainedBrokerKey,
     ParsedKey,
     PartitionKey,
     TopicKey,
@@ -109,7 +109,7 @@ class PartitionEntry:
 
 @dataclass(frozen=True, slots=True)
 class DeletedTopic:
-    """A topic that was deleted; see `keys.KEY_TABLE`."""
+    """A topic that was deleted; see `key_table.KEY_TABLE`."""
 
     message: metadata_pb2.DeletedTopic
     mod_revision: int
@@ -306,11 +306,11 @@ class ClusterView:
 
     def _take(self, parsed: ParsedKey | None, key_value: KeyValue | None) -> None:
         match parsed:
-            case LiveKey(broker_id):
+            case BrokerKey(broker_id):
                 _set(self.brokers, broker_id, key_value, lambda found: _broker(broker_id, found))
             case CoordinatorKey(coordinator_id):
                 _set(self.coordinators, coordinator_id, key_value, _coordinator)
-            case DrainKey(broker_id):
+            case DrainedBrokerKey(broker_id):
                 _set(self.drained, broker_id, key_value, lambda found: found)
             case ControllerKey():
                 self.controller = None if key_value is None else _coordinator(key_value)

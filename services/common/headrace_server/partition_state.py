@@ -33,7 +33,7 @@ class FetchFence:
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """One value of `part/{topic_id}/{partition}`. Immutable; a change makes a new one by the functions below."""
+    """One value of `partitions/{topic_id}/{partition}`. Immutable; a change makes a new one by the functions below."""
 
     #: Broker ids in order of preference; the first is the preferred leader.
     replicas: tuple[int, ...]

@@ -4,7 +4,7 @@ It belongs to the coordinator, which knows where etcd is, with which certificate
 brokers' part is `headrace-broker export-log-state`. Everything of the new generation is written below a prefix that no
 process reads yet, and one transaction makes it the cluster's; what broke off before is thrown away by the next run, and
 a run after one that went through begins one more. The old generation's keys stay for a person to look at, and its key
-`ended` ends every process that still works in it.
+`superseded` ends every process that still works in it.
 """
 
 from __future__ import annotations
@@ -24,23 +24,22 @@ from headrace.wire.errors import InvalidConfigError
 from headrace_server.clock_watch import OPERATOR, believed_clock
 from headrace_server.cluster_identity import FORMAT_VERSION, SECRET_BYTES, ClusterIdentity, read_or_create
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.keys import (
+from headrace_server.key_table import (
+    BrokerKey,
+    BrokerSessionKey,
     ClockKey,
     ControllerKey,
     CoordinatorKey,
     DeletedTopicKey,
-    DrainKey,
-    EndedKey,
+    DrainedBrokerKey,
     GroupKey,
     GroupOffsetKey,
-    Keyspace,
-    LiveKey,
     PartitionKey,
-    SessionKey,
+    SupersededKey,
     TopicIdKey,
     TopicKey,
-    meta_key,
 )
+from headrace_server.keys import Keyspace, meta_key
 from headrace_server.metastore.api import DeletePrefix, KeyValue, Metastore, ModRevisionIs, Put, VersionIs
 from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.partition_state import PartitionState, decode, encode
@@ -207,12 +206,12 @@ async def _read_backup(metastore: Metastore, identity: ClusterIdentity, now_ms: 
             case DeletedTopicKey(topic_id):
                 deleted.add(topic_id)
                 copied.append((renamed, key_value.value))
-            case DrainKey():
+            case DrainedBrokerKey():
                 if not key_value.lease_id:
                     copied.append((renamed, key_value.value))
-            case SessionKey(broker_id):
+            case BrokerSessionKey(broker_id):
                 brokers.add(broker_id)
-            case LiveKey() | CoordinatorKey() | ControllerKey() | ClockKey() | EndedKey():
+            case BrokerKey() | CoordinatorKey() | ControllerKey() | ClockKey() | SupersededKey():
                 pass  # Of processes that have ended, or of this generation alone.
             case _:
                 raise RecoveryRefusedError(
@@ -255,12 +254,12 @@ async def _wait_until_alone(metastore: Metastore, keyspace: Keyspace) -> None:
 
 async def _registered(metastore: Metastore, keyspace: Keyspace) -> list[str]:
     found: list[KeyValue] = []
-    for prefix in (keyspace.live_prefix(), keyspace.coordinator_prefix()):
+    for prefix in (keyspace.broker_prefix(), keyspace.coordinator_prefix()):
         found += (await metastore.range(prefix)).key_values
     names = []
     for key_value in found:
         match keyspace.parse(key_value.key):
-            case LiveKey(broker_id):
+            case BrokerKey(broker_id):
                 names.append(f"broker-{broker_id}")
             case CoordinatorKey(coordinator_id):
                 names.append(f"coordinator-{coordinator_id}")
@@ -276,7 +275,7 @@ async def _write(
     await metastore.txn(
         [], [DeletePrefix(prefix) for prefix in (new.prefix, new.groups_prefix, new.directories_prefix)]
     )
-    sessions = [Put(new.session(one.broker_id), _session(one)) for one in log_states]
+    sessions = [Put(new.broker_session(one.broker_id), _session(one)) for one in log_states]
     # What the brokers register now continues these sessions, whose epoch is this revision.
     broker_epoch = (await metastore.txn([], sessions)).revision
     plan = plan_partitions(backup.names, backup.states, backup.deleted, log_states, broker_epoch, now_ms)
@@ -299,9 +298,9 @@ async def _write(
     result = await metastore.txn(
         [
             ModRevisionIs(meta_key(identity.cluster), meta.mod_revision),
-            *(VersionIs(old.live(broker_id), 0) for broker_id in sorted(backup.brokers)),
+            *(VersionIs(old.broker(broker_id), 0) for broker_id in sorted(backup.brokers)),
         ],
-        [Put(meta_key(identity.cluster), after.SerializeToString()), Put(old.ended(), ended)],
+        [Put(meta_key(identity.cluster), after.SerializeToString()), Put(old.superseded(), ended)],
     )
     if not result.succeeded:
         raise RecoveryRefusedError("something was started meanwhile", action="Stop all brokers and coordinators first.")

@@ -130,7 +130,7 @@ class Cluster:
     async def set_up(self) -> None:
         for broker_id in (LEADER, REPLACED, THIRD):
             live = metadata_pb2.BrokerLive(broker_id=broker_id).SerializeToString()
-            result = await self.metastore.txn([], [Put(KEYS.live(broker_id), live)])
+            result = await self.metastore.txn([], [Put(KEYS.broker(broker_id), live)])
             self.members[broker_id] = Replica(broker_id, result.revision)
         one, two, three = self.members.values()
         topic = metadata_pb2.Topic(name="t", topic_id=TOPIC_ID, partitions=1, replication_factor=3).SerializeToString()
@@ -175,7 +175,7 @@ class Cluster:
 
     async def elect_without_leader(self) -> None:
         """Broker 1's session ends; the controller's rule decides."""
-        await self.metastore.txn([], [Delete(KEYS.live(LEADER))])
+        await self.metastore.txn([], [Delete(KEYS.broker(LEADER))])
         state, _ = await self.state()
         live = {broker_id: RegisteredBroker(self.members[broker_id].broker_epoch) for broker_id in (REPLACED, THIRD)}
         elected = elect(state, live)

@@ -370,7 +370,7 @@ async def test_an_etcd_of_the_past_is_refused(tmp_path: Path) -> None:
 async def test_an_etcd_that_lacks_the_last_session_is_refused(tmp_path: Path) -> None:
     """H81: a restore with a raised revision brings back an older session of the broker, or none."""
     etcd = Etcd()
-    session = await etcd.write(Put(KEYS.session(1), b""))
+    session = await etcd.write(Put(KEYS.broker_session(1), b""))
     async with started(etcd, tmp_path) as broker:
         broker.directory.note_session(7, session, session)
     async with started(etcd, tmp_path) as broker:

@@ -107,7 +107,7 @@ class Bench:
 
     async def live(self) -> tuple[metadata_pb2.BrokerLive, int, int]:
         """What is published: (value, epoch, lease)."""
-        found = (await self.memory.get(KEYS.live(1))).key_value
+        found = (await self.memory.get(KEYS.broker(1))).key_value
         assert found is not None
         return metadata_pb2.BrokerLive.FromString(found.value), found.create_revision, found.lease_id
 
@@ -140,7 +140,7 @@ async def test_a_running_broker_takes_no_lower_epoch_from_a_restored_etcd(bench:
     with pytest.raises(MetastoreRolledBackError, match=f"has {epoch}"):
         await again.register()
     assert bench.directories[1].broker_epoch == epoch
-    assert (await bench.memory.get(KEYS.live(1))).key_value is None
+    assert (await bench.memory.get(KEYS.broker(1))).key_value is None
 
 
 @pytest.mark.parametrize("runs", [False, True])
@@ -180,7 +180,7 @@ async def test_the_own_registration_on_the_same_lease_is_adopted(bench: Bench) -
     made = bench.registration(1)
     lease = await bench.memory.grant_lease(TTL_MS)
     value = made._live.SerializeToString()
-    put = await bench.memory.txn([], [Put(KEYS.live(1), value, lease.lease_id)])
+    put = await bench.memory.txn([], [Put(KEYS.broker(1), value, lease.lease_id)])
     assert await made._put(lease.lease_id) == put.revision
     assert (await bench.live())[1:] == (put.revision, lease.lease_id)
 
@@ -326,7 +326,7 @@ async def test_a_start_that_ends_half_way_changes_nothing(bench: Bench, dies_at:
     with pytest.raises(Killed):
         await half.register()
     used.before_note = None
-    for key_value in (await bench.memory.range(KEYS.live_prefix())).key_values:
+    for key_value in (await bench.memory.range(KEYS.broker_prefix())).key_values:
         await bench.memory.revoke_lease(key_value.lease_id)
     after = bench.registration(3, directory=used)
     await after.register()
@@ -389,7 +389,7 @@ async def test_an_end_deletes_the_own_session_only(bench: Bench) -> None:
     await first.end(revoke=True)
     assert (await bench.live())[1] == after
     await second.end(revoke=True)
-    assert (await bench.memory.get(KEYS.live(1))).key_value is None
+    assert (await bench.memory.get(KEYS.broker(1))).key_value is None
 
 
 @pytest.mark.parametrize("faults", [[], ["answer lost"], ["never arrived"]])

@@ -366,8 +366,8 @@ class FakeAdmin(FakeGroupMethods, FakeContext):
         if self.held.etcd_failure is not None:
             raise self.held.etcd_failure
         keys = {f"topics/{name}": f'{{"name": "{name}"}}' for name in self.held.topics}
-        keys |= {f"drain/{each}": "{}" for each in self.held.drained}
-        keys |= {f"live/{each.broker_id}": "{}" for each in self.held.brokers}
+        keys |= {f"drained_brokers/{each}": "{}" for each in self.held.drained}
+        keys |= {f"brokers/{each.broker_id}": "{}" for each in self.held.brokers}
         for key, value in sorted(keys.items()):
             if key.startswith(prefix):
                 yield MetadataEntry(f"/headrace/c1/1/{key}", value, 1, 2, 3, 0)

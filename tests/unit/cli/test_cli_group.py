@@ -141,7 +141,7 @@ def test_the_papers_four_registries_have_names(headrace: Any, held: Any, billing
     rows = json.loads(headrace("group", "describe", "billing", "-v", "--output", "json").out)["registries"]
     topic_id = held.topics["clicks"].topic_id
     assert [(row["registry"], row["key"]) for row in rows] == [
-        ("brokers", keys.live(1)),
+        ("brokers", keys.broker(1)),
         ("consumers", keys.group_member("billing", b"\x01" * 16)),
         ("ownership", keys.group("billing")),
         ("ownership", keys.group_assignment("billing", b"\x01" * 16)),

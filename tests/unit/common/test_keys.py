@@ -5,68 +5,66 @@ import json
 import pytest
 from headrace.wire.errors import InvalidConfigError
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.keys import (
+from headrace_server.key_table import (
     KEY_TABLE,
+    BrokerKey,
+    BrokerSessionKey,
     ClockKey,
     ControllerKey,
     CoordinatorKey,
     DeletedTopicKey,
     DirectoryKey,
-    DrainKey,
-    EndedKey,
+    DrainedBrokerKey,
     GroupAssignmentKey,
     GroupKey,
     GroupMemberKey,
     GroupOffsetKey,
-    Keyspace,
-    LiveKey,
+    MetaKey,
     PartitionKey,
     PositionKey,
-    SessionKey,
+    SupersededKey,
     TopicIdKey,
     TopicKey,
     describe_keys,
-    meta_key,
-    value_json,
 )
+from headrace_server.keys import Keyspace, meta_key, value_json
 
 KEYS = Keyspace("test", 2)
 TOPIC_ID = bytes(range(16))
 
 BUILT = [
-    (KEYS.live(3), "live/3", LiveKey(3), "live"),
-    (KEYS.session(3), "sess/3", SessionKey(3), "sess"),
-    (KEYS.ended(), "ended", EndedKey(), "ended"),
-    (KEYS.controller(), "ctl", ControllerKey(), "ctl"),
-    (KEYS.coordinator("a"), "coord/a", CoordinatorKey("a"), "coord"),
-    (KEYS.clock("broker-3"), "clock/broker-3", ClockKey("broker-3"), "clock"),
-    (KEYS.topic("page.views"), "topic/page.views", TopicKey("page.views"), "topic"),
-    (KEYS.topic_by_id(TOPIC_ID), f"tid/{TOPIC_ID.hex()}", TopicIdKey(TOPIC_ID), "tid"),
-    (KEYS.deleted_topic(TOPIC_ID), f"deleted/{TOPIC_ID.hex()}", DeletedTopicKey(TOPIC_ID), "deleted"),
-    (KEYS.partition(TOPIC_ID, 7), f"part/{TOPIC_ID.hex()}/7", PartitionKey(TOPIC_ID, 7), "part"),
-    (KEYS.drained(3), "drain/3", DrainKey(3), "drain"),
+    (KEYS.broker(3), "brokers/3", BrokerKey(3)),
+    (KEYS.broker_session(3), "broker_sessions/3", BrokerSessionKey(3)),
+    (KEYS.superseded(), "superseded", SupersededKey()),
+    (KEYS.controller(), "controller", ControllerKey()),
+    (KEYS.coordinator("a"), "coordinators/a", CoordinatorKey("a")),
+    (KEYS.clock("broker-3"), "clocks/broker-3", ClockKey("broker-3")),
+    (KEYS.topic("page.views"), "topics/page.views", TopicKey("page.views")),
+    (KEYS.topic_by_id(TOPIC_ID), f"topic_ids/{TOPIC_ID.hex()}", TopicIdKey(TOPIC_ID)),
+    (KEYS.deleted_topic(TOPIC_ID), f"deleted_topics/{TOPIC_ID.hex()}", DeletedTopicKey(TOPIC_ID)),
+    (KEYS.partition(TOPIC_ID, 7), f"partitions/{TOPIC_ID.hex()}/7", PartitionKey(TOPIC_ID, 7)),
+    (KEYS.drained_broker(3), "drained_brokers/3", DrainedBrokerKey(3)),
 ]
 MEMBER_ID = bytes(range(16, 32))
 GROUP_BUILT = [
-    (KEYS.group("g"), "group/g/state", GroupKey("g"), "state"),
+    (KEYS.group("g"), "group/g/state", GroupKey("g")),
     (
         KEYS.group_assignment("g", MEMBER_ID),
-        f"group/g/assign/{MEMBER_ID.hex()}",
+        f"group/g/assignments/{MEMBER_ID.hex()}",
         GroupAssignmentKey("g", MEMBER_ID),
-        "assign",
     ),
-    (KEYS.group_member("g", MEMBER_ID), f"group/g/live/{MEMBER_ID.hex()}", GroupMemberKey("g", MEMBER_ID), "member"),
-    (KEYS.group_offset("g", TOPIC_ID, 7), f"group/g/off/{TOPIC_ID.hex()}/7", GroupOffsetKey("g", TOPIC_ID, 7), "off"),
-    (KEYS.position("r"), "position/r", PositionKey("r"), "position"),
+    (KEYS.group_member("g", MEMBER_ID), f"group/g/members/{MEMBER_ID.hex()}", GroupMemberKey("g", MEMBER_ID)),
+    (KEYS.group_offset("g", TOPIC_ID, 7), f"group/g/offsets/{TOPIC_ID.hex()}/7", GroupOffsetKey("g", TOPIC_ID, 7)),
+    (KEYS.position("r"), "positions/r", PositionKey("r")),
 ]
 
 
-@pytest.mark.parametrize(("key", "tail", "parsed", "family"), BUILT)
-def test_keys_go_there_and_back(key, tail, parsed, family):
+@pytest.mark.parametrize(("key", "tail", "parsed"), BUILT)
+def test_keys_go_there_and_back(key, tail, parsed):
     """Every key of the table is built, parsed and found in the table."""
     assert key == "/headrace/test/2/" + tail
     assert KEYS.parse(key) == parsed
-    assert KEYS.family(key).name == family
+    assert KEYS.family(key).key is type(parsed)
 
 
 def test_the_version_of_a_directory_stands_apart():
@@ -74,36 +72,38 @@ def test_the_version_of_a_directory_stands_apart():
     key = KEYS.directory(3)
     assert key == "/headrace/test/directories/2/3"
     assert not key.startswith((KEYS.prefix, KEYS.groups_prefix))
-    assert (KEYS.parse(key), KEYS.family(key).name) == (DirectoryKey(3), "directory")
+    assert (KEYS.parse(key), KEYS.family(key).key) == (DirectoryKey(3), DirectoryKey)
     assert KEYS.parse(KEYS.directories_prefix + "x") is None
 
 
-@pytest.mark.parametrize(("key", "tail", "parsed", "family"), GROUP_BUILT)
-def test_keys_of_groups_stand_apart(key, tail, parsed, family):
+@pytest.mark.parametrize(("key", "tail", "parsed"), GROUP_BUILT)
+def test_keys_of_groups_stand_apart(key, tail, parsed):
     """No view of the brokers' prefix sees them."""
     assert key == "/headrace/test/groups/2/" + tail
     assert not key.startswith(KEYS.prefix)
     assert KEYS.parse(key) == parsed
-    assert KEYS.family(key).name == family
+    assert KEYS.family(key).key is type(parsed)
 
 
 def test_every_family_is_built_here():
     """No row of the table lacks a builder."""
-    assert {family for *_, family in (*BUILT, *GROUP_BUILT)} | {"meta", "directory"} == {row.name for row in KEY_TABLE}
-    assert KEYS.family(meta_key("test")).name == "meta"
+    assert {type(parsed) for *_, parsed in (*BUILT, *GROUP_BUILT)} | {MetaKey, DirectoryKey} == {
+        row.key for row in KEY_TABLE
+    }
+    assert KEYS.family(meta_key("test")).key is MetaKey
 
 
 @pytest.mark.parametrize(
     "key",
     [
-        "/headrace/test/1/ctl",
-        "/headrace/test/2/live/x",
-        "/headrace/test/2/live/01",
-        "/headrace/test/2/live/-1",
-        "/headrace/test/2/live/",
-        "/headrace/test/2/tid/00",
-        f"/headrace/test/2/tid/{TOPIC_ID.hex().upper()}",
-        f"/headrace/test/2/part/{TOPIC_ID.hex()}",
+        "/headrace/test/1/controller",
+        "/headrace/test/2/brokers/x",
+        "/headrace/test/2/brokers/01",
+        "/headrace/test/2/brokers/-1",
+        "/headrace/test/2/brokers/",
+        "/headrace/test/2/topic_ids/00",
+        f"/headrace/test/2/topic_ids/{TOPIC_ID.hex().upper()}",
+        f"/headrace/test/2/partitions/{TOPIC_ID.hex()}",
         "/headrace/test/2/future/key",
         "/headrace/test/2/",
         "/other",
@@ -117,14 +117,21 @@ def test_strange_keys_are_not_ours(key):
 
 def test_prefixes_hold_their_keys_only():
     """A prefix ends with a slash, so that broker 1 is not a part of broker 10."""
-    assert KEYS.live(1).startswith(KEYS.live_prefix())
+    assert KEYS.broker(1).startswith(KEYS.broker_prefix())
     assert KEYS.topic("t").startswith(KEYS.topic_prefix())
     assert KEYS.coordinator("a").startswith(KEYS.coordinator_prefix())
     assert KEYS.topic_by_id(TOPIC_ID).startswith(KEYS.topic_by_id_prefix())
     assert KEYS.partition(TOPIC_ID, 1).startswith(KEYS.partition_prefix(TOPIC_ID))
     assert KEYS.partition_prefix(TOPIC_ID).startswith(KEYS.partition_prefix())
-    for prefix in (KEYS.prefix, KEYS.live_prefix(), KEYS.partition_prefix(), KEYS.partition_prefix(TOPIC_ID)):
+    for prefix in (KEYS.prefix, KEYS.broker_prefix(), KEYS.partition_prefix(), KEYS.partition_prefix(TOPIC_ID)):
         assert prefix.endswith("/")
+
+
+def test_changes_are_sorted_by_family():
+    """Who waits for some families is not woken by others, also where one name begins with another's."""
+    assert KEYS.has_any([KEYS.clock("x"), KEYS.controller()], ControllerKey, TopicKey)
+    assert not KEYS.has_any([KEYS.coordinator("a"), KEYS.topic_by_id(TOPIC_ID)], ControllerKey, TopicKey)
+    assert not KEYS.has_any([], ControllerKey)
 
 
 @pytest.mark.parametrize("cluster", ["", "a/b", "-a", "a" * 64, "a b", "a\n"])
@@ -137,8 +144,8 @@ def test_a_bad_cluster_name_is_refused(cluster):
 def test_values_are_shown_decoded():
     """The dump shows a value's fields by their names, and an unreadable value as what it is."""
     value = metadata_pb2.BrokerLive(broker_id=3, address="localhost:7181").SerializeToString()
-    assert json.loads(value_json(KEYS, KEYS.live(3), value)) == {"broker_id": 3, "address": "localhost:7181"}
-    assert json.loads(value_json(KEYS, KEYS.live(3), b"\xff")) == {"undecoded_hex": "ff"}
+    assert json.loads(value_json(KEYS, KEYS.broker(3), value)) == {"broker_id": 3, "address": "localhost:7181"}
+    assert json.loads(value_json(KEYS, KEYS.broker(3), b"\xff")) == {"undecoded_hex": "ff"}
     assert json.loads(value_json(KEYS, "/headrace/test/2/future", b"\x01")) == {"undecoded_hex": "01"}
 
 

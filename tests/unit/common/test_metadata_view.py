@@ -86,14 +86,14 @@ def metadata(view, **request):
 def test_what_was_there_and_what_comes_are_the_same(source):
     """A view made after the writes equals one that followed them."""
     early = ClusterView(IDENTITY, source)
-    source.write(**{KEYS.live(1): metadata_pb2.BrokerLive(broker_id=1, address="h:1").SerializeToString()})
+    source.write(**{KEYS.broker(1): metadata_pb2.BrokerLive(broker_id=1, address="h:1").SerializeToString()})
     clicks(source)
     assert metadata(early) == metadata(ClusterView(IDENTITY, source))
     assert early.brokers[1].broker_epoch == 2
 
 
 def test_a_topic_is_visible_with_its_name_key_only(source):
-    """`tid/` and `part/` keys alone are a topic still being made: not in the metadata, not led."""
+    """`topic_ids/` and `partitions/` keys alone are a topic still being made: not in the metadata, not led."""
     view = ClusterView(IDENTITY, source)
     source.write(**{KEYS.topic_by_id(VIEWS_ID): topic("views", VIEWS_ID), KEYS.partition(VIEWS_ID, 0): led_by(1, 2)})
     assert not metadata(view).topics
@@ -140,10 +140,10 @@ def test_a_value_that_cannot_be_read_is_left_out_and_listed(source):
     """One foreign value does not stop the rest; once it is restarted it is taken in."""
     view = ClusterView(IDENTITY, source)
     clicks(source)
-    source.write(**{KEYS.live(7): b"\xff\xff\xff"})
-    assert list(view.undecodable) == [KEYS.live(7)]
+    source.write(**{KEYS.broker(7): b"\xff\xff\xff"})
+    assert list(view.undecodable) == [KEYS.broker(7)]
     assert 7 not in view.brokers
-    source.write(**{KEYS.live(7): metadata_pb2.BrokerLive(broker_id=7).SerializeToString()})
+    source.write(**{KEYS.broker(7): metadata_pb2.BrokerLive(broker_id=7).SerializeToString()})
     assert not view.undecodable
     assert 7 in view.brokers
 

@@ -68,13 +68,13 @@ class Parts:
     async def register(self, broker_id, **fields):
         """Begin a session; its epoch, once the view shows it."""
         live = metadata_pb2.BrokerLive(broker_id=broker_id, **fields)
-        await self.memory.txn([], [Delete(self.keyspace.live(broker_id))])
-        result = await self.memory.txn([], [Put(self.keyspace.live(broker_id), live.SerializeToString())])
+        await self.memory.txn([], [Delete(self.keyspace.broker(broker_id))])
+        result = await self.memory.txn([], [Put(self.keyspace.broker(broker_id), live.SerializeToString())])
         await self.prefix_view.wait_for(result.revision, SECONDS)
         return result.revision
 
     async def unregister(self, broker_id):
-        result = await self.memory.txn([], [Delete(self.keyspace.live(broker_id))])
+        result = await self.memory.txn([], [Delete(self.keyspace.broker(broker_id))])
         await self.prefix_view.wait_for(result.revision, SECONDS)
 
     async def keys(self, prefix):

@@ -11,7 +11,7 @@ from headrace_coordinator.core.orphans import Orphan, TopicIdEntry, find_orphans
 from headrace_coordinator.core.topics import TopicDefaults, TopicSpec, check_new_topic, place_new_topic
 from headrace_coordinator.runtime.controller import Controller
 from headrace_coordinator.runtime.session import CoordinatorSession
-from headrace_server.clock import SystemClock
+from headrace_server.clock import ManualClock, SystemClock
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import CreateRevisionIs, Delete, Put
 from headrace_server.metastore.memory import MemoryLeaseRenewer
@@ -21,7 +21,7 @@ LOST, NEVER = "answer lost", "never arrived"
 
 
 @contextlib.asynccontextmanager
-async def coordinator(parts, name="a", rebalance_ms=0, clock=None):
+async def coordinator(parts, name="a", rebalance_ms=0, clock=None, orphan_grace_ms=60_000):
     """A registered coordinator with its controller."""
     session = CoordinatorSession(
         parts.metastore,
@@ -39,7 +39,7 @@ async def coordinator(parts, name="a", rebalance_ms=0, clock=None):
         parts.metrics,
         clock or SystemClock(),
         max_inflight=4,
-        orphan_grace_ms=60_000,
+        orphan_grace_ms=orphan_grace_ms,
         deleted_topics_retention_ms=60_000,
         leader_rebalance_interval_ms=rebalance_ms,
     )
@@ -100,7 +100,7 @@ async def test_every_write_compares_the_controller_epoch(parts):
         assert parts.metastore.sent
         for compares, _ in parts.metastore.sent:
             assert CreateRevisionIs(parts.keyspace.controller(), epoch) in compares
-            assert CreateRevisionIs(parts.keyspace.live(1), session) in compares
+            assert CreateRevisionIs(parts.keyspace.broker(1), session) in compares
 
 
 async def test_there_is_one_controller_and_the_next_when_it_ends(parts):
@@ -121,6 +121,20 @@ async def test_a_controller_whose_key_is_gone_steps_down_and_stands_again(parts)
         await parts.memory.txn([], [Delete(parts.keyspace.controller())])
         await parts.shows(lambda: parts.view.controller is not None and parts.view.controller.create_revision > epoch)
         assert await elected(parts) > epoch
+
+
+async def test_a_key_of_a_topic_id_wakes_the_controller(parts):
+    """It looks for orphans at once, and not only when its interval on the event loop's clock is over (minutes here)."""
+    clock = ManualClock()
+    value = metadata_pb2.Topic().SerializeToString()
+    orphan, other = (parts.keyspace.topic_by_id(bytes([number] * 16)) for number in (1, 2))
+    async with coordinator(parts, clock=clock, orphan_grace_ms=3_600_000), asyncio.timeout(10):
+        await elected(parts)
+        await parts.memory.txn([], [Put(orphan, value)])
+        while (await parts.memory.get(orphan)).key_value is not None:
+            clock.advance(3_600_000)
+            revision = (await parts.memory.txn([], [Put(other, value)])).revision
+            await parts.prefix_view.wait_for(revision, 10)
 
 
 async def test_an_election_whose_answer_was_lost_is_found_won(parts):
@@ -183,10 +197,10 @@ async def test_leadership_leaves_a_drained_broker_and_comes_back_when_it_is_undr
     topic_id, _ = await three_in_sync(parts, 3)
     async with coordinator(parts, rebalance_ms=1), parts.leaders():
         await elected(parts)
-        await put(parts, parts.keyspace.drained(1))
+        await put(parts, parts.keyspace.drained_broker(1))
         await parts.shows(lambda: led_by(parts, topic_id, 2))
         assert all(len(state.in_sync) == 3 for state in states(parts, topic_id))
-        await parts.memory.txn([], [Delete(parts.keyspace.drained(1))])
+        await parts.memory.txn([], [Delete(parts.keyspace.drained_broker(1))])
         await parts.shows(lambda: led_by(parts, topic_id, 1))
     assert parts.metric("leadership_moves") == 6
     assert parts.metric("elections") == 0
@@ -221,7 +235,7 @@ async def test_preferred_leaders_lead_again_once_in_each_interval(parts):
         await stays()
         for _ in range(2):
             clock.time_ms += 60_000
-            await put(parts, parts.keyspace.drained(9))
+            await put(parts, parts.keyspace.drained_broker(9))
             await parts.shows(lambda: led_by(parts, topic_id, 1))
             await led_by_second()
             await stays()
@@ -233,7 +247,7 @@ async def test_a_stopping_broker_leaves_at_once(parts):
     async with coordinator(parts), parts.leaders():
         await elected(parts)
         live = metadata_pb2.BrokerLive(broker_id=1, draining=True)
-        await put(parts, parts.keyspace.live(1), live.SerializeToString())
+        await put(parts, parts.keyspace.broker(1), live.SerializeToString())
         await parts.shows(lambda: led_by(parts, topic_id, 2))
     for state in states(parts, topic_id):
         assert [entry.broker_id for entry in state.in_sync] == [2, 3]
@@ -388,7 +402,7 @@ def test_orphans_are_what_is_known_to_be_a_remainder(visible, tids, partitions, 
 
 
 def test_orphans_ripen_only_while_nothing_moves():
-    """An attempt under way moves `tid/`, which begins the grace time anew."""
+    """An attempt under way moves `topic_ids/`, which begins the grace time anew."""
     seen = {}
     assert ripe_orphans([Orphan(A_ID, 5, False, ())], seen, 0, 100) == []
     assert ripe_orphans([Orphan(A_ID, 6, False, ())], seen, 90, 100) == []
@@ -399,6 +413,6 @@ def test_orphans_ripen_only_while_nothing_moves():
 
 
 def test_partitions_of_a_deleted_topic_are_ripe_at_once():
-    """Without `tid/` no attempt can be under way: each compares it."""
+    """Without `topic_ids/` no attempt can be under way: each compares it."""
     orphan = Orphan(A_ID, 0, False, (1,))
     assert ripe_orphans([orphan], {}, 0, 100) == [orphan]

@@ -60,7 +60,7 @@ def test_deletions_are_forgotten_after_their_time(cluster):
     assert cluster.look() == list(range(300))
     cluster.delete(1)
     cluster.clock.advance(2 * WEEK_MS)
-    cluster.undecodable["topic/x"] = b""
+    cluster.undecodable["topics/x"] = b""
     assert cluster.look() == []
     cluster.undecodable.clear()
     assert cluster.look() == [1]

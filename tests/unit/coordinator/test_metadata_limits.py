@@ -211,4 +211,4 @@ async def test_a_reader_cannot_fill_etcd_with_positions(parts):
         with pytest.raises(InvalidRequestError):
             await coordinator.servicer.ReportPositions.__wrapped__(coordinator.servicer, request, None)
     await coordinator.stop()
-    assert await parts.keys("position/") == []
+    assert await parts.keys("positions/") == []

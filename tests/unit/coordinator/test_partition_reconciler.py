@@ -89,16 +89,16 @@ async def test_a_look_at_many_partitions_lets_others_run(looked):
     await asyncio.sleep(0)
     assert not look.done()
     await parts.unregister(3)
-    assert looking.reconciler.note([parts.keyspace.live(3)])
+    assert looking.reconciler.note([parts.keyspace.broker(3)])
     assert await look == []
     assert len(await looking.steps()) == 2 + 2 * ITEMS_PER_TURN
 
 
-@pytest.mark.parametrize("family", ["live/1", "drain/1", "topic/t"])
+@pytest.mark.parametrize("family", ["brokers/1", "drained_brokers/1", "topics/t"])
 async def test_brokers_topics_and_words_concern_every_partition(looked, family):
     """Who is registered, drained, and what a topic demands is taken anew."""
     looking, parts = looked
-    await looking.put(parts.keyspace.drained(1))
+    await looking.put(parts.keyspace.drained_broker(1))
     assert await looking.steps() == []
     assert looking.reconciler.note([parts.keyspace.prefix + family])
     assert await looking.steps() == [(0, Step.RELIEVE), (1, Step.RELIEVE)]
@@ -115,7 +115,7 @@ async def test_what_was_written_is_not_written_again_before_the_view_shows_it(lo
     assert await looking.steps() == [(1, Step.SWEEP)]
     await looking.put(looking.key(0), encode(first.after))
     await parts.unregister(2)
-    looking.reconciler.note([parts.keyspace.live(2)])
+    looking.reconciler.note([parts.keyspace.broker(2)])
     assert await looking.steps() == [(0, Step.SWEEP), (1, Step.SWEEP)]
 
 

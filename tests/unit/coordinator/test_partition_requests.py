@@ -113,7 +113,7 @@ async def test_a_move_begins_once_whatever_answers_are_lost(administration, faul
     assert (state.adding, state.removing, state.copy_bytes_per_second) == ((4,), (3,), 1_000)
     assert state.partition_epoch == 1
     compares, _ = parts.metastore.sent[0]
-    assert CreateRevisionIs(parts.keyspace.live(4), admin.epochs[4]) in compares
+    assert CreateRevisionIs(parts.keyspace.broker(4), admin.epochs[4]) in compares
     (listed,) = admin.partitions.list_reassignments(cluster_pb2.ListReassignmentsRequest()).partitions
     assert (listed.name, listed.partition, list(listed.adding), list(listed.removing)) == ("t", 0, [4], [3])
     assert (list(listed.in_sync_replicas), listed.leader_id, listed.copy_bytes_per_second) == ([2, 1, 3], 1, 1_000)
@@ -366,20 +366,20 @@ async def test_an_administrators_drain_outlives_that_of_a_broker_that_is_being_s
     """A key on a lease goes with the lease; what an administrator asks for then stands without one."""
     admin, parts = administration
     lease = await parts.memory.grant_lease(60_000)
-    await parts.memory.txn([], [Put(parts.keyspace.drained(1), b"", lease.lease_id)])
+    await parts.memory.txn([], [Put(parts.keyspace.drained_broker(1), b"", lease.lease_id)])
     assert not (await admin.drain(1)).unchanged
     assert (await admin.drain(1)).unchanged
     await parts.memory.revoke_lease(lease.lease_id)
-    assert (await parts.memory.get(parts.keyspace.drained(1))).key_value is not None
+    assert (await parts.memory.get(parts.keyspace.drained_broker(1))).key_value is not None
 
 
 async def test_a_broker_that_is_not_registered_is_drained_if_known_and_always_undrained(administration):
     """Whoever was there once may come back; a mistyped number is refused."""
     admin, parts = administration
-    await parts.memory.txn([], [Put(parts.keyspace.session(7), b"")])
+    await parts.memory.txn([], [Put(parts.keyspace.broker_session(7), b"")])
     assert not (await admin.drain(7)).unchanged
     assert not (await admin.drain(7, False)).unchanged
-    await parts.memory.txn([], [Put(parts.keyspace.drained(9), b"")])
+    await parts.memory.txn([], [Put(parts.keyspace.drained_broker(9), b"")])
     assert not (await admin.drain(9, False)).unchanged
     with pytest.raises(UnknownBrokerError, match="broker 8 was never registered"):
         await admin.drain(8)

@@ -181,7 +181,7 @@ def test_a_log_state_is_read_as_it_was_written(tmp_path):
 async def test_who_works_in_a_generation_that_has_ended_ends(parts):
     """Also where the key was there before, and where it comes while the view is watched."""
     watching = asyncio.create_task(watch_generation(parts.view))
-    await parts.metastore.txn([], [Put(parts.keyspace.ended(), b"")])
+    await parts.metastore.txn([], [Put(parts.keyspace.superseded(), b"")])
     with pytest.raises(MetastoreRolledBackError, match="has ended: etcd was restored"):
         await watching
     with pytest.raises(MetastoreRolledBackError, match="Start this process again"):

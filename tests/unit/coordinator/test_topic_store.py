@@ -42,8 +42,8 @@ async def test_a_small_topic_is_created_once_whatever_answers_are_lost(parts, fa
     await parts.register(1)
     parts.metastore.faults = list(faults)
     created = await create(parts)
-    assert len(await parts.keys("topic/")) == len(await parts.keys("tid/")) == 1
-    assert len(await parts.keys("part/")) == 3
+    assert len(await parts.keys("topics/")) == len(await parts.keys("topic_ids/")) == 1
+    assert len(await parts.keys("partitions/")) == 3
     found = await parts.store.find(by_name("t"), parts.deadline)
     assert found.message.topic_id == created.topic_id
     assert parts.metric("topics_created") == 1
@@ -72,7 +72,7 @@ async def test_every_attempt_draws_its_own_id(parts):
         metadata_pb2.Topic.FromString(operation.value).topic_id
         for _, success in parts.metastore.sent
         for operation in success
-        if isinstance(operation, Put) and "/topic/" in operation.key
+        if isinstance(operation, Put) and "/topics/" in operation.key
     ]
     assert len(ids) == len(set(ids)) == 3
 
@@ -151,7 +151,7 @@ async def test_growing_settles_lost_answers(parts, faults, total):
     """The new number once, all partitions there, the old ones untouched."""
     await parts.register(1)
     created = await create(parts)
-    before = {key: (await parts.memory.get(key)).key_value for key in await parts.keys("part/")}
+    before = {key: (await parts.memory.get(key)).key_value for key in await parts.keys("partitions/")}
     found = await parts.store.find(by_name("t"), parts.deadline)
     placement = place_new_topic(checked(partitions=total - 3), parts.store.candidates())
     parts.metastore.faults = list(faults)
@@ -182,7 +182,7 @@ async def test_deleting_settles_lost_answers(parts, faults):
     parts.metastore.faults = list(faults)
     message, _ = await parts.store.delete(by_name("t"), parts.deadline)
     assert message.topic_id == created.topic_id
-    assert await parts.keys("topic/") == await parts.keys("tid/") == await parts.keys("part/") == []
+    assert await parts.keys("topics/") == await parts.keys("topic_ids/") == await parts.keys("partitions/") == []
     with pytest.raises(UnknownTopicError):
         await parts.store.delete(by_name("t"), parts.deadline)
 
@@ -223,7 +223,7 @@ async def test_two_changes_of_settings_do_not_undo_each_other(parts, faults):
 
 
 async def test_a_topic_in_creation_says_no_partition(parts):
-    """`tid/` begins with 0 partitions, so that whoever clears it away can tell; it ends with all."""
+    """`topic_ids/` begins with 0 partitions, so that whoever clears it away can tell; it ends with all."""
     await parts.register(1)
     created = await create(parts, partitions=300)
     (reserved,) = parts.metastore.sent[0][1]
@@ -234,7 +234,7 @@ async def test_a_topic_in_creation_says_no_partition(parts):
 
 
 async def test_a_reserved_topic_is_not_found(parts):
-    """`tid/` alone is no topic: neither by name nor by id."""
+    """`topic_ids/` alone is no topic: neither by name nor by id."""
     half = metadata_pb2.Topic(name="half", topic_id=bytes(16))
     await parts.memory.txn([], [Put(parts.keyspace.topic_by_id(half.topic_id), half.SerializeToString())])
     for reference in (by_name("half"), topics_pb2.TopicRef(topic_id=half.topic_id)):

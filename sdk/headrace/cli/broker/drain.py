@@ -122,7 +122,7 @@ def _leadership(admin: "Admin", broker_id: int) -> LedPartitions:
 
 def drained_brokers(admin: "Admin") -> list[int]:
     """The brokers that an administrator drains, ascending; from etcd itself, registered or not."""
-    return sorted(int(entry.key.rpartition("/")[2]) for entry in admin.dump("drain/"))
+    return sorted(int(entry.key.rpartition("/")[2]) for entry in admin.dump("drained_brokers/"))
 
 
 def _progress(broker_id: int, at_first: int, now: LedPartitions) -> Report:

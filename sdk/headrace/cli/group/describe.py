@@ -49,7 +49,7 @@ def describe(
     with session.admin() as admin:
         found = admin.describe_group(group)
         lags = admin.group_lag(found, times=not no_time)
-        registries = registry_rows(found, admin.dump("live/")) if session.verbose else None
+        registries = registry_rows(found, admin.dump("brokers/")) if session.verbose else None
     lags = [each for each in lags if not topics or each.topic in topics]
     document = _document(found, lags)
     if registries is not None:

@@ -22,7 +22,7 @@ def registry_rows(group: "GroupDescription", brokers: "Iterable[MetadataEntry]")
 
     Args:
         group: what a coordinator says of it.
-        brokers: the keys below `live/`.
+        brokers: the keys below `brokers/`.
     """
     rows: list[dict[str, JsonValue]] = []
     prefix = ""
@@ -34,16 +34,16 @@ def registry_rows(group: "GroupDescription", brokers: "Iterable[MetadataEntry]")
         return rows  # Without a broker nothing says what the cluster is called.
     name = group.listing.group_id
     if group.listing.state == "observed":
-        return [*rows, _row("offsets", f"{prefix}position/{name}", "positions that the reader reports")]
+        return [*rows, _row("offsets", f"{prefix}positions/{name}", "positions that the reader reports")]
     here = f"{prefix}group/{name}/"
     for member in group.members:
         if member.live:
             held = f"{member_text(member)} is alive, for {duration_text(member.session_timeout_ms)} at a time"
-            rows.append(_row("consumers", f"{here}live/{member.member_id.hex()}", held))
+            rows.append(_row("consumers", f"{here}members/{member.member_id.hex()}", held))
     rows.append(_row("ownership", f"{here}state", f"members, target and owners at group epoch {group.group_epoch}"))
     for member in group.members:
         owned = ",".join(f"{where.topic}:{where.partition}" for where in sorted(member.owned)) or "nothing"
-        rows.append(_row("ownership", f"{here}assign/{member.member_id.hex()}", f"{member.name} owns {owned}"))
+        rows.append(_row("ownership", f"{here}assignments/{member.member_id.hex()}", f"{member.name} owns {owned}"))
     rows += _offset_rows(group, here, group.topic_ids)
     return rows
 
@@ -52,7 +52,7 @@ def _offset_rows(
     group: "GroupDescription", prefix: str, topic_ids: Mapping[str, bytes]
 ) -> Iterable[dict[str, JsonValue]]:
     for where, each in group.offsets.items():
-        key = f"{prefix}off/{topic_ids[where.topic].hex()}/{where.partition}"
+        key = f"{prefix}offsets/{topic_ids[where.topic].hex()}/{where.partition}"
         yield _row("offsets", key, f"{where.topic}:{where.partition} goes on at {each.offset}")
 
 

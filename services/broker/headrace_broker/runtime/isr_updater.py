@@ -46,7 +46,7 @@ class IsrUpdater:
         key = self._keyspace.partition(partition.topic_id, partition.number)
         before = partition.replica.state  # The watch may tell of the write before its answer does.
         sessions = [
-            CreateRevisionIs(self._keyspace.live(replica.broker_id), replica.broker_epoch)
+            CreateRevisionIs(self._keyspace.broker(replica.broker_id), replica.broker_epoch)
             for replica in proposal.sessions
         ]
         try:

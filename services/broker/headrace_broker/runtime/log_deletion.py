@@ -2,7 +2,7 @@
 
 A log is deleted on positive evidence only, after the delay that its topic sets:
 
-- its topic is gone and `deleted/{topic_id}` is there, or
+- its topic is gone and `deleted_topics/{topic_id}` is there, or
 - its partition's key does not name this broker, at a revision after the last one at which it did.
 
 Absence is no evidence: an etcd restored from a backup lacks topics, too, and a view leaves out what it cannot decode.

@@ -1,8 +1,8 @@
 """The broker's session: its key in etcd on a lease, made anew when it is lost.
 
-The epoch of a session is the revision of the transaction that made `live/{broker_id}`. Silence of etcd does not end a
-session; a received time-to-live of 0 or the own key deleted does (PROTOCOL, decisions; H76). Owned by the broker's app,
-belongs to the event loop.
+The epoch of a session is the revision of the transaction that made `brokers/{broker_id}`. Silence of etcd does not end
+a session; a received time-to-live of 0 or the own key deleted does (PROTOCOL, decisions; H76). Owned by the broker's
+app, belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Registration:
     async def _put(self, lease_id: int) -> int:
         """Try the transaction until the key is ours; the broker epoch."""
         broker_id = self._live.broker_id
-        live_key, session_key = self._keyspace.live(broker_id), self._keyspace.session(broker_id)
+        live_key, session_key = self._keyspace.broker(broker_id), self._keyspace.broker_session(broker_id)
         directory_key = self._keyspace.directory(broker_id)
         while True:
             found = (await self._metastore.get(session_key)).key_value
@@ -230,7 +230,7 @@ class Registration:
             session, broker_id = self.session, self._live.broker_id
             if session is None:
                 return False
-            live_key, directory_key = self._keyspace.live(broker_id), self._keyspace.directory(broker_id)
+            live_key, directory_key = self._keyspace.broker(broker_id), self._keyspace.directory(broker_id)
             version = self._storage.version + 1
             try:
                 await self._storage.note_session(version)
@@ -346,7 +346,7 @@ class Registration:
             session = self.session
             if session is None:
                 return False
-            live_key = self._keyspace.live(self._live.broker_id)
+            live_key = self._keyspace.broker(self._live.broker_id)
             try:
                 while True:
                     result = await self._metastore.txn(

@@ -25,7 +25,7 @@ from headrace.wire.errors import (
     UnknownPartitionError,
 )
 from headrace.wire.ids import BrokerId
-from headrace_server.keys import DeletedTopicKey, PartitionKey, TopicKey
+from headrace_server.key_table import DeletedTopicKey, PartitionKey, TopicKey
 from headrace_server.metadata_view import ClusterView, PartitionEntry, Topic
 from headrace_server.partition_state import PartitionState, Replica
 from headrace_server.topic_configs import TopicConfig
@@ -190,7 +190,7 @@ class ReplicaManager:
         seen, revision = self._directory.seen, self._view.source.revision
         if revision < seen.revision:
             raise etcd_restored(f"etcd is at revision {revision}, this data directory has seen {seen.revision}")
-        session = self._view.source.get(self._view.keyspace.session(self._context.broker_id))
+        session = self._view.source.get(self._view.keyspace.broker_session(self._context.broker_id))
         noted_epoch, broker_epoch = self._directory.broker_epoch, 0 if session is None else session.mod_revision
         if broker_epoch < noted_epoch:
             raise etcd_restored(

@@ -18,7 +18,9 @@ from headrace_server.partition_state import PartitionState, Replica, change
 
 @dataclass(frozen=True, slots=True)
 class RegisteredBroker:
-    """A broker that is registered now: what the controller needs of `live/{broker_id}` and `drain/{broker_id}`."""
+    """A broker that is registered now: what the controller needs of `brokers/{broker_id}` and
+    `drained_brokers/{broker_id}`.
+    """
 
     broker_epoch: int
     """The revision of the registration (create_revision of the key)."""

@@ -203,7 +203,7 @@ def decode_group(value: bytes) -> Group:
 
 
 def assignments_of(group: Group) -> dict[bytes, metadata_pb2.MemberAssignment]:
-    """Return the values of `group/{group_id}/assign/{member_id}`: functions of the group's state alone."""
+    """Return the values of `group/{group_id}/assignments/{member_id}`: functions of the group's state alone."""
     messages = {
         member_id: metadata_pb2.MemberAssignment(member_epoch=member.member_epoch)
         for member_id, member in group.members.items()

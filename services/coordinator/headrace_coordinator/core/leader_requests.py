@@ -70,7 +70,7 @@ def nobody_returned(
     entries = state.in_sync + state.eligible_leaders
     return tuple(
         CreateRevisionIs(
-            keyspace.live(entry.broker_id), live[entry.broker_id].broker_epoch if entry.broker_id in live else 0
+            keyspace.broker(entry.broker_id), live[entry.broker_id].broker_epoch if entry.broker_id in live else 0
         )
         for entry in entries
     )

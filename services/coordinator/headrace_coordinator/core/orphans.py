@@ -13,11 +13,13 @@ from headrace.wire.ids import TopicId
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """What a dead coordinator left of a topic: `tid/{topic_id}` without a name, or partitions beyond the number."""
+    """What a dead coordinator left of a topic: `topic_ids/{topic_id}` without a name, or partitions beyond the
+    number.
+    """
 
     topic_id: TopicId
     tid_revision: int
-    """mod_revision of `tid/{topic_id}`; 0: the key is absent, and the topic was deleted."""
+    """mod_revision of `topic_ids/{topic_id}`; 0: the key is absent, and the topic was deleted."""
     visible: bool
     """The topic is there under its name: only `partitions` are to go."""
     partitions: tuple[int, ...]
@@ -26,7 +28,7 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class TopicIdEntry:
-    """What `tid/{topic_id}` says."""
+    """What `topic_ids/{topic_id}` says."""
 
     mod_revision: int
     partitions: int
@@ -43,7 +45,8 @@ def find_orphans(
 
     A topic that lacks its name although its partitions were visible, and partitions of a topic that neither exists nor
     was deleted, are no remainders: something that should be there is missing, and nothing is made of that.
-    `visible`: number of partitions by topic; `entries`: all `tid/` keys; `partitions`: all keys; `deleted`: topics.
+    `visible`: number of partitions by topic; `entries`: all `topic_ids/` keys; `partitions`: all keys; `deleted`:
+    topics.
     """
     beyond: dict[TopicId, list[int]] = {}
     for topic_id, number in partitions:
@@ -74,8 +77,8 @@ def ripe_orphans(
 ) -> list[Orphan]:
     """Return the keys that have not changed for `grace_ms`; update `first_seen_ms`.
 
-    An attempt still under way moves `tid/{topic_id}` or ends within its deadline. What is left of a topic that was
-    deleted is ripe at once.
+    An attempt still under way moves `topic_ids/{topic_id}` or ends within its deadline. What is left of a topic that
+    was deleted is ripe at once.
     """
     orphans = {(orphan.topic_id, orphan.tid_revision): orphan for orphan in found}
     for key in [key for key in first_seen_ms if key not in orphans]:

@@ -1,13 +1,13 @@
 """What creating, growing, changing and deleting a topic writes: transactions of at most 128 operations, crash-safe.
 
-A topic is visible if and only if `topic/{name}` is there (docs/decisions/0021-topics-become-visible-last.md). What fits
-into one transaction is written by one. What does not:
+A topic is visible if and only if `topics/{name}` is there (docs/decisions/0021-topics-become-visible-last.md). What
+fits into one transaction is written by one. What does not:
 
-1. `tid/{topic_id}` is put with `partitions` as they are visible now (0 for a new topic).
-2. Partition keys are put in chunks, each comparing the mod_revision of `tid/{topic_id}`.
-3. `topic/{name}` and `tid/{topic_id}` are put together with the new number of partitions, comparing the same.
+1. `topic_ids/{topic_id}` is put with `partitions` as they are visible now (0 for a new topic).
+2. Partition keys are put in chunks, each comparing the mod_revision of `topic_ids/{topic_id}`.
+3. `topics/{name}` and `topic_ids/{topic_id}` are put together with the new number of partitions, comparing the same.
 
-The clean-up of a dead coordinator's remains writes or deletes `tid/{topic_id}` first, so that nothing of
+The clean-up of a dead coordinator's remains writes or deletes `topic_ids/{topic_id}` first, so that nothing of
 the old attempt can be written any more. Deleting takes one transaction whatever the size: partition keys go by prefix.
 Every partition put compares the registration of each broker it names (C1, I12).
 """
@@ -48,7 +48,7 @@ class Write:
 
 
 def create(keyspace: Keyspace, topic: metadata_pb2.Topic, states: Mapping[int, PartitionState]) -> Write:
-    """Create a whole topic. Failure branch: `topic/{name}`, `tid/{topic_id}`."""
+    """Create a whole topic. Failure branch: `topics/{name}`, `topic_ids/{topic_id}`."""
     return Write(
         _is_new(keyspace, topic) + _registered(keyspace, states),
         _put_topic(keyspace, topic) + _put_states(keyspace, topic.topic_id, states),
@@ -77,7 +77,7 @@ def publish(keyspace: Keyspace, topic: metadata_pb2.Topic, tid_revision: int) ->
 def put_partitions(
     keyspace: Keyspace, topic_id: bytes, tid_revision: int, states: Mapping[int, PartitionState]
 ) -> Iterator[Write]:
-    """Put invisible partitions in chunks, in order. Failure branch: `tid/{topic_id}`."""
+    """Put invisible partitions in chunks, in order. Failure branch: `topic_ids/{topic_id}`."""
     tid_key = keyspace.topic_by_id(topic_id)
     for chunk in _chunks(states):
         yield Write(
@@ -127,7 +127,7 @@ def delete(keyspace: Keyspace, topic: metadata_pb2.Topic, topic_revision: int, n
 
 
 def delete_unclaimed(keyspace: Keyspace, topic_id: bytes, now_ms: int) -> Write:
-    """Record that logs of an id without a topic may be deleted. Failure branch: `tid/{topic_id}`."""
+    """Record that logs of an id without a topic may be deleted. Failure branch: `topic_ids/{topic_id}`."""
     deleted = metadata_pb2.DeletedTopic(topic=metadata_pb2.Topic(topic_id=topic_id), deleted_ms=now_ms)
     tid_key = keyspace.topic_by_id(topic_id)
     put = Put(keyspace.deleted_topic(topic_id), deleted.SerializeToString(deterministic=True))
@@ -155,7 +155,7 @@ def _unchanged(
 
 def _registered(keyspace: Keyspace, states: Mapping[int, PartitionState]) -> tuple[Compare, ...]:
     sessions = {entry.broker_id: entry.broker_epoch for state in states.values() for entry in state.in_sync}
-    return tuple(CreateRevisionIs(keyspace.live(broker_id), sessions[broker_id]) for broker_id in sorted(sessions))
+    return tuple(CreateRevisionIs(keyspace.broker(broker_id), sessions[broker_id]) for broker_id in sorted(sessions))
 
 
 def _put_topic(keyspace: Keyspace, topic: metadata_pb2.Topic) -> tuple[Operation, ...]:
@@ -191,8 +191,8 @@ def clear_orphan(
 ) -> Write:
     """Clear away what was left of a topic's creation or growth.
 
-    `tid_value` None: the topic has no name, everything goes. Otherwise it is visible: `tid/{topic_id}` is written anew,
-    so that the attempt that left `partitions` cannot continue, and those are deleted (at most 127 at once).
+    `tid_value` None: the topic has no name, everything goes. Otherwise it is visible: `topic_ids/{topic_id}` is written
+    anew, so that the attempt that left `partitions` cannot continue, and those are deleted (at most 127 at once).
     """
     tid_key = keyspace.topic_by_id(topic_id)
     compare = ModRevisionIs(tid_key, tid_revision)

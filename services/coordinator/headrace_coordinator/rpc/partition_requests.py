@@ -203,7 +203,7 @@ class PartitionRequests:
     ) -> tuple[Compare, ...]:
         """Who is added is registered in the session that was checked."""
         return tuple(
-            CreateRevisionIs(self._view.keyspace.live(broker_id), live[broker_id].broker_epoch)
+            CreateRevisionIs(self._view.keyspace.broker(broker_id), live[broker_id].broker_epoch)
             for broker_id in after.adding
             if broker_id not in before.replicas
         )

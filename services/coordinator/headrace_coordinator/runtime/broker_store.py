@@ -1,4 +1,4 @@
-"""An administrator's word about a broker: `drain/{broker_id}`, written by any coordinator.
+"""An administrator's word about a broker: `drained_brokers/{broker_id}`, written by any coordinator.
 
 Belongs to the event loop.
 """
@@ -32,7 +32,7 @@ class BrokerStore:
             UnknownBrokerError: no broker of this id was ever registered.
             MetastoreUnavailableError, TimedOutError: with the outcome.
         """
-        key = self._keyspace.drained(broker_id)
+        key = self._keyspace.drained_broker(broker_id)
 
         async def attempt(tracker: WriteTracker) -> tuple[int, bool] | None:
             found = await self._writes.read(key, deadline)
@@ -51,5 +51,5 @@ class BrokerStore:
         return await self._writes.resolve(attempt, deadline, f"draining broker {broker_id}")
 
     async def _is_known(self, broker_id: int, deadline: float) -> bool:
-        keys = (self._keyspace.session(broker_id), self._keyspace.live(broker_id))
+        keys = (self._keyspace.broker_session(broker_id), self._keyspace.broker(broker_id))
         return any([await self._writes.read(key, deadline) is not None for key in keys])

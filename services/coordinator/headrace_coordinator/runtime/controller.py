@@ -1,6 +1,7 @@
-"""The controller: one coordinator, elected by creating `ctl` on its lease, that keeps partitions led and keys tidy.
+"""The controller: one coordinator, elected by creating `controller` on its lease, that keeps partitions led and keys
+tidy.
 
-Its epoch is the create_revision of `ctl`, compared in every write, so that nothing of a controller succeeds once
+Its epoch is the create_revision of `controller`, compared in every write, so that nothing of a controller succeeds once
 another one exists (I14). The loop is level-triggered: it passes the present view to `core.control` and writes the
 answers, each by compare-and-swap on the version it was computed from, many at once (`max_inflight`). A write whose
 answer was lost is neither done nor failed: the partition is looked at again after a moment, and the same version is
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 from headrace.wire.errors import MetastoreUnavailableError
 from headrace_server.clock import Clock
+from headrace_server.key_table import ControllerKey, TopicIdKey
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import (
     Compare,
@@ -89,8 +91,7 @@ class Controller:
 
     def _on_change(self, revision: int, keys: Sequence[str]) -> None:
         """Wake where there is something to look at; offsets and groups change far more often and are ignored."""
-        start = len(self._keyspace.prefix)
-        if self._partitions.note(keys) or any(key.startswith(("tid/", "ctl"), start) for key in keys):
+        if self._partitions.note(keys) or self._keyspace.has_any(keys, TopicIdKey, ControllerKey):
             self._wake.set()
 
     async def _win(self) -> tuple[int, int]:
@@ -189,7 +190,7 @@ class Controller:
             ModRevisionIs(key, change.mod_revision),
             CreateRevisionIs(self._keyspace.controller(), epoch),
             *(
-                CreateRevisionIs(self._keyspace.live(entry.broker_id), entry.broker_epoch)
+                CreateRevisionIs(self._keyspace.broker(entry.broker_id), entry.broker_epoch)
                 for entry in change.sessions()
             ),
         ]

@@ -1,9 +1,9 @@
 """Forgets deleted topics when brokers have had time to delete their logs: the controller's slow side work.
 
-`deleted/{topic_id}` is the evidence that brokers delete logs on. A broker that was away for longer keeps its log of the
-topic as unclaimed, so that forgetting too early costs disk space and no record. So the oldest are forgotten early where
-there are more than `MAX_DELETED_TOPICS`: constant creation and deletion of topics does not fill etcd. Belongs to the
-event loop; used by the controller alone.
+`deleted_topics/{topic_id}` is the evidence that brokers delete logs on. A broker that was away for longer keeps its log
+of the topic as unclaimed, so that forgetting too early costs disk space and no record. So the oldest are forgotten
+early where there are more than `MAX_DELETED_TOPICS`: constant creation and deletion of topics does not fill etcd.
+Belongs to the event loop; used by the controller alone.
 """
 
 from __future__ import annotations

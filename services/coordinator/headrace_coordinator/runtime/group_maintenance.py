@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import structlog
 from headrace.wire.errors import HeadraceError
 from headrace_server.clock import Clock
+from headrace_server.key_table import BrokerKey, DeletedTopicKey, PartitionKey, TopicKey
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import MetastoreRolledBackError
 
@@ -47,8 +48,7 @@ class AssignableTopics:
         view.subscribe(self._on_change)
 
     def _on_change(self, revision: int, keys: Sequence[str]) -> None:
-        start = len(self._view.keyspace.prefix)
-        if any(key.startswith(("topic/", "deleted/", "part/", "live/"), start) for key in keys):
+        if self._view.keyspace.has_any(keys, TopicKey, DeletedTopicKey, PartitionKey, BrokerKey):
             self._topics = None
             self.version += 1
 
@@ -114,8 +114,7 @@ class GroupMaintenance:
 
     def _on_change(self, revision: int, keys: Sequence[str]) -> None:
         """Topics came, went or grew: every group may have to follow."""
-        start = len(self._view.keyspace.prefix)
-        if any(key.startswith("topic/", start) for key in keys):
+        if self._view.keyspace.has_any(keys, TopicKey):
             for group_id, entry in self._groups.groups.items():
                 if entry.group.members:
                     self._noticed[group_id] = None

@@ -13,14 +13,14 @@ from typing import TypeVar
 import structlog
 from google.protobuf.message import DecodeError
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.keys import (
+from headrace_server.key_table import (
     GroupAssignmentKey,
     GroupKey,
     GroupMemberKey,
     GroupOffsetKey,
-    Keyspace,
     PositionKey,
 )
+from headrace_server.keys import Keyspace
 from headrace_server.metadata_view import KeySource
 from headrace_server.metastore.api import KeyValue
 

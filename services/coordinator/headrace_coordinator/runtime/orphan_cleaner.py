@@ -9,7 +9,7 @@ import structlog
 from headrace.wire.ids import TopicId
 from headrace_server.clock import Clock
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.keys import PartitionKey, TopicIdKey
+from headrace_server.key_table import PartitionKey, TopicIdKey
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import CreateRevisionIs, Metastore
 from headrace_server.rpc import let_others_run

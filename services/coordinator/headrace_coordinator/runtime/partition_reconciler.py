@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import structlog
 from headrace.wire.ids import TopicId
-from headrace_server.keys import PartitionKey
+from headrace_server.key_table import BrokerKey, DrainedBrokerKey, PartitionKey, TopicKey
 from headrace_server.metadata_view import ClusterView
 from headrace_server.partition_state import PartitionState
 from headrace_server.rpc import let_others_run
@@ -72,16 +72,14 @@ class PartitionReconciler:
 
     def note(self, keys: Sequence[str]) -> bool:
         """Note what changed; False: it concerns no partition."""
-        start = len(self._keyspace.prefix)
         noted = False
         for key in keys:
-            if key.startswith("part/", start):
-                parsed = self._keyspace.parse(key)
-                if isinstance(parsed, PartitionKey):
-                    self._look_at[key] = (parsed.topic_id, parsed.partition)
+            match self._keyspace.parse(key):
+                case PartitionKey(topic_id, partition):
+                    self._look_at[key] = (topic_id, partition)
                     noted = True
-            elif key.startswith(("live/", "topic/", "drain/"), start):
-                self._look_at_all = noted = True
+                case BrokerKey() | TopicKey() | DrainedBrokerKey():
+                    self._look_at_all = noted = True
         return noted
 
     def note_again(self, change: PlannedChange, *, written: bool) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from headrace.wire.errors import UnknownPartitionError
-from headrace_server.keys import PartitionKey
+from headrace_server.key_table import PartitionKey
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Compare, CreateRevisionIs, ModRevisionIs, Put
 from headrace_server.partition_state import PartitionState, decode, encode
@@ -106,7 +106,7 @@ class PartitionStore:
             compares: list[Compare] = [
                 ModRevisionIs(key, current.mod_revision),
                 *(
-                    CreateRevisionIs(self._keyspace.live(entry.broker_id), entry.broker_epoch)
+                    CreateRevisionIs(self._keyspace.broker(entry.broker_id), entry.broker_epoch)
                     for entry in new_sessions(current.state, after)
                 ),
                 *(guard(current.state, after, live) if guard is not None else ()),

@@ -14,7 +14,7 @@ from headrace_coordinator.runtime.group_view import GroupView
 
 
 class ReportedPositions:
-    """Writes `position/{reader_id}`."""
+    """Writes `positions/{reader_id}`."""
 
     def __init__(self, metastore: Metastore, view: GroupView, clock: Clock) -> None:
         self._metastore = metastore

@@ -1,4 +1,4 @@
-"""The coordinator's registration: `coord/{coordinator_id}` on a lease, made anew when it is lost.
+"""The coordinator's registration: `coordinators/{coordinator_id}` on a lease, made anew when it is lost.
 
 The controller's key hangs on the same lease. Belongs to the event loop; `run` is a task of the app.
 """

@@ -1,0 +1,348 @@
+"""The table of all keys in etcd: who writes each, what its value is and how long it lives (PROTOCOL section 1.1).
+
+`keys.Keyspace` builds and parses keys by this table, and no pattern is written anywhere else. The administrators' dump
+and docs/reference/etcd-keys.md come from it, too. `python -m headrace_server.key_table` prints the page's table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+from headrace.wire.ids import BrokerId, TopicId
+
+from headrace_server.internal_v1 import metadata_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class MetaKey:
+    """`/headrace/{cluster}/meta`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerKey:
+    """`brokers/{broker_id}`."""
+
+    broker_id: BrokerId
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSessionKey:
+    """`broker_sessions/{broker_id}`."""
+
+    broker_id: BrokerId
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryKey:
+    """`directories/{generation}/{broker_id}`."""
+
+    broker_id: BrokerId
+
+
+@dataclass(frozen=True, slots=True)
+class SupersededKey:
+    """`superseded`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerKey:
+    """`controller`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorKey:
+    """`coordinators/{coordinator_id}`."""
+
+    coordinator_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClockKey:
+    """`clocks/{process}`."""
+
+    process: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicKey:
+    """`topics/{name}`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicIdKey:
+    """`topic_ids/{topic_id}`."""
+
+    topic_id: TopicId
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedTopicKey:
+    """`deleted_topics/{topic_id}`."""
+
+    topic_id: TopicId
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionKey:
+    """`partitions/{topic_id}/{partition}`."""
+
+    topic_id: TopicId
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainedBrokerKey:
+    """`drained_brokers/{broker_id}`."""
+
+    broker_id: BrokerId
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """`group/{group_id}/state`."""
+
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAssignmentKey:
+    """`group/{group_id}/assignments/{member_id}`."""
+
+    group_id: str
+    member_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMemberKey:
+    """`group/{group_id}/members/{member_id}`."""
+
+    group_id: str
+    member_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffsetKey:
+    """`group/{group_id}/offsets/{topic_id}/{partition}`."""
+
+    group_id: str
+    topic_id: TopicId
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionKey:
+    """`positions/{reader_id}`."""
+
+    reader_id: str
+
+
+ParsedKey = (
+    MetaKey
+    | BrokerKey
+    | BrokerSessionKey
+    | DirectoryKey
+    | SupersededKey
+    | ControllerKey
+    | CoordinatorKey
+    | ClockKey
+    | TopicKey
+    | TopicIdKey
+    | DeletedTopicKey
+    | PartitionKey
+    | DrainedBrokerKey
+    | GroupKey
+    | GroupAssignmentKey
+    | GroupMemberKey
+    | GroupOffsetKey
+    | PositionKey
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFamily:
+    """One row of the table: keys that share a pattern."""
+
+    key: Callable[..., ParsedKey]
+    """What a key of the family is parsed into; its fields are those of the pattern, in that order."""
+    pattern: str
+    """Below `/headrace/{cluster}/{generation}/`, or absolute if it starts with a slash."""
+    writer: str
+    value: type[Message]
+    lifetime: str
+    purpose: str
+
+
+KEY_TABLE: tuple[KeyFamily, ...] = (
+    KeyFamily(
+        MetaKey,
+        "/headrace/{cluster}/meta",
+        "the first process of the cluster, once; `headrace-coordinator recover-metadata` raises `generation`",
+        metadata_pb2.ClusterMeta,
+        "persistent",
+        "Cluster id, generation and format version; read before anything else.",
+    ),
+    KeyFamily(
+        SupersededKey,
+        "superseded",
+        "`headrace-coordinator recover-metadata`, in the transaction that begins the next one",
+        metadata_pb2.ClusterMeta,
+        "persistent",
+        "This generation is over; the value is the next one's. Processes that still use it end.",
+    ),
+    KeyFamily(
+        BrokerKey,
+        "brokers/{broker_id}",
+        "the broker itself",
+        metadata_pb2.BrokerLive,
+        "the broker's lease",
+        "The registration of a broker. Its create_revision is the broker epoch.",
+    ),
+    KeyFamily(
+        BrokerSessionKey,
+        "broker_sessions/{broker_id}",
+        "the broker itself, in the transaction of `brokers/{broker_id}`",
+        metadata_pb2.BrokerSession,
+        "persistent",
+        "Which process and which data directory registered last under this broker id.",
+    ),
+    KeyFamily(
+        DirectoryKey,
+        "/headrace/{cluster}/directories/{generation}/{broker_id}",
+        "the broker itself: at its registration, and every two seconds while records are written or metadata changes",
+        metadata_pb2.DirectoryVersion,
+        "persistent",
+        "How new the broker's data directory is at least, or it is an older copy of itself. The directory notes when "
+        "etcd had it, and so how new etcd is at least. No process watches it.",
+    ),
+    KeyFamily(
+        ControllerKey,
+        "controller",
+        "coordinators: made if absent",
+        metadata_pb2.CoordinatorLive,
+        "the controller's lease",
+        "The elected controller. Its create_revision is the controller epoch, compared in every write of a controller.",
+    ),
+    KeyFamily(
+        CoordinatorKey,
+        "coordinators/{coordinator_id}",
+        "the coordinator itself",
+        metadata_pb2.CoordinatorLive,
+        "the coordinator's lease",
+        "The registration of a coordinator: where clients reach it.",
+    ),
+    KeyFamily(
+        TopicKey,
+        "topics/{name}",
+        "coordinators",
+        metadata_pb2.Topic,
+        "persistent",
+        "A topic by name. The topic is visible if and only if this key is there.",
+    ),
+    KeyFamily(
+        TopicIdKey,
+        "topic_ids/{topic_id}",
+        "coordinators, in the transaction of `topics/{name}` or before it",
+        metadata_pb2.Topic,
+        "persistent",
+        "The same topic by its id (32 hexadecimal digits). Alone, without `topics/{name}`: still being created.",
+    ),
+    KeyFamily(
+        DeletedTopicKey,
+        "deleted_topics/{topic_id}",
+        "coordinators, in the transaction that deletes the topic",
+        metadata_pb2.DeletedTopic,
+        "`deleted_topics_retention_ms`, then removed by the controller",
+        "The topic was deleted: the evidence without which no broker deletes a log of it.",
+    ),
+    KeyFamily(
+        PartitionKey,
+        "partitions/{topic_id}/{partition}",
+        "the controller and the partition's leader, each write comparing mod_revision",
+        metadata_pb2.PartitionState,
+        "persistent",
+        "Replicas, leader, leader epoch and in-sync set of a partition.",
+    ),
+    KeyFamily(
+        DrainedBrokerKey,
+        "drained_brokers/{broker_id}",
+        "coordinators, on an administrator's word; `headrace-broker drain`",
+        metadata_pb2.DrainedBroker,
+        "persistent; by `headrace-broker drain` on the lease of the broker's registration",
+        "The broker gets no leadership and no new replicas; what it holds stays in sync.",
+    ),
+    KeyFamily(
+        ClockKey,
+        "clocks/{process}",
+        "every broker and coordinator, each two minutes; `trust-clock` and `recover-metadata`, as `operator`",
+        metadata_pb2.ProcessClock,
+        "persistent",
+        "The wall clock of a process when it wrote, so that others see a clock that is wrong.",
+    ),
+    KeyFamily(
+        GroupKey,
+        "/headrace/{cluster}/groups/{generation}/group/{group_id}/state",
+        "coordinators, by compare-and-swap",
+        metadata_pb2.GroupState,
+        "persistent; removed with the group",
+        "Members of a consumer group, its topics, who is to own each partition and who does.",
+    ),
+    KeyFamily(
+        GroupAssignmentKey,
+        "/headrace/{cluster}/groups/{generation}/group/{group_id}/assignments/{member_id}",
+        "coordinators, in a transaction that compares the group's state",
+        metadata_pb2.MemberAssignment,
+        "persistent; removed with the member",
+        "What one member owns: the paper's ownership registry. Commits compare it.",
+    ),
+    KeyFamily(
+        GroupMemberKey,
+        "/headrace/{cluster}/groups/{generation}/group/{group_id}/members/{member_id}",
+        "coordinators, in the transaction that lets the member join",
+        metadata_pb2.LiveMember,
+        "the member's lease",
+        "The member was heard of within its session timeout: the paper's consumer registry.",
+    ),
+    KeyFamily(
+        GroupOffsetKey,
+        "/headrace/{cluster}/groups/{generation}/group/{group_id}/offsets/{topic_id}/{partition}",
+        "coordinators, for the partition's owner",
+        metadata_pb2.CommittedOffset,
+        "persistent; removed with the group, or when it was empty for long",
+        "The position where the group continues: the paper's offset registry.",
+    ),
+    KeyFamily(
+        PositionKey,
+        "/headrace/{cluster}/groups/{generation}/positions/{reader_id}",
+        "coordinators, for a reader",
+        metadata_pb2.ReportedPositions,
+        "a lease",
+        "Positions of a reader without a group, for observation only.",
+    ),
+)
+
+
+def describe_keys() -> str:
+    """docs/reference/etcd-keys.md as markdown."""
+    lines = [
+        "# Keys in etcd",
+        "",
+        "Generated by `python -m headrace_server.key_table`. Keys that do not begin with a slash are below",
+        "`/headrace/{cluster}/{generation}/`, whose generation comes from the first. Values are the protobuf",
+        "messages of `proto/headrace/internal/v1/metadata.proto`; `headrace cluster dump` prints them all.",
+        "",
+        "| key | value | written by | lifetime | purpose |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| `{row.pattern}` | `{row.value.DESCRIPTOR.name}` | {row.writer} | {row.lifetime} | {row.purpose} |"
+        for row in KEY_TABLE
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(describe_keys(), end="")
