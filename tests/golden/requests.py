@@ -120,8 +120,8 @@ def _broker(
         timestamp_ms=NOW_MS,
     )
     for note, acks, topic, part in (
-        ("a batch", broker_pb2.ACKS_ALL, by_id, broker_pb2.PartitionProduce(partition=0, batches=[batch])),
-        ("a record", broker_pb2.ACKS_LEADER, by_name, broker_pb2.PartitionProduce(partition=0, records=[record])),
+        ("a batch", broker_pb2.ACKS_LEADER, by_id, broker_pb2.PartitionProduce(partition=0, batches=[batch])),
+        ("a record", broker_pb2.ACKS_ALL, by_name, broker_pb2.PartitionProduce(partition=0, records=[record])),
         ("to no partition", broker_pb2.ACKS_ALL, by_id, broker_pb2.PartitionProduce(partition=99, batches=[batch])),
     ):
         topics = [broker_pb2.TopicProduce(topic=topic, partitions=[part])]
