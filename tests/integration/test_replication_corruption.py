@@ -99,7 +99,7 @@ def test_a_false_alarm(replicated: Replicated) -> None:
     topic_id = fill(replicated, "false-alarm", [1, 2, 3])
     for offset in (0, 7, BATCHES, 1 << 40):
         fetch(replicated.broker(1).address, topic_id, offset, corruption_detected=True)
-    until(lambda: "corruption_not_found_here" in replicated.broker(1).log_file.read_text(), "a look at the disk")
+    until(lambda: "corruption_not_confirmed" in replicated.broker(1).log_file.read_text(), "a look at the disk")
     append(replicated.broker(1).address, topic_id, b"after")
     assert replicated.partition("false-alarm").leader_epoch == 0
 

@@ -34,7 +34,7 @@ def test_the_log_start_passes_a_follower(replicated: Replicated, segment_bytes: 
     replicated.check_replicas_equal(topic)
     log = replicated.logs(topic)[3]
     assert (log.log_start_offset, log.log_end_offset) == (25, 31)
-    assert "log_started_over" in replicated.broker(3).log_file.read_text()
+    assert "log_reset" in replicated.broker(3).log_file.read_text()
 
 
 def test_followers_forget_what_the_leader_forgot(replicated: Replicated) -> None:

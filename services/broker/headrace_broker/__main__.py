@@ -68,7 +68,9 @@ def drain(
 
 @cli.command("trust-clock")
 def trust_clock(config: ConfigOption = None, set_: SetOption = []) -> None:  # noqa: B006
-    """Say to every broker and coordinator that this machine's clock is right: those that agree end their doubt."""
+    """Declare this machine's clock correct for all brokers and coordinators: those that agree with it end their
+    doubt.
+    """
     try:
         now_ms = asyncio.run(say_time(_read_settings(config, set_)))
     except HeadraceError as error:

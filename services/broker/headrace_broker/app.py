@@ -595,7 +595,7 @@ class BrokerServer:
             await self._transfer.stop()
 
     async def _give_leaderships_away(self, replica_manager: ReplicaManager, registration: Registration) -> bool:
-        """Say that the broker stops, and serve on until others lead what they can lead (KIP-841).
+        """Announce the stop, and keep serving until other brokers lead all partitions that they can lead (KIP-841).
 
         False: they do not yet, and the time is up.
         """

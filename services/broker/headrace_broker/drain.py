@@ -42,7 +42,7 @@ class DrainNotFinishedError(MetastoreUnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """What still speaks against stopping a broker; names of partitions, `topic-number`, ascending."""
+    """Reasons against stopping a broker: names of partitions, `topic-number`, ascending."""
 
     led: tuple[str, ...]
     """It leads them, and another replica could."""
@@ -110,7 +110,7 @@ async def _drain(metastore: Metastore, settings: BrokerSettings, clock: Clock, l
 
 
 def left_to_hand_over(view: ClusterView, broker_id: BrokerId) -> Remainder:
-    """Say which partitions still need this broker, as far as waiting can help."""
+    """Return the partitions that still need this broker, if waiting can help."""
     led, needed = [], []
     for topic in sorted(view.topics.values(), key=lambda each: each.name):
         for partition in view.partitions(topic.topic_id):

@@ -1,4 +1,4 @@
-"""What a broker is told by its operator. Read once by `__main__` through `headrace_server.settings.load_settings`."""
+"""The settings of a broker. Read once by `__main__` through `headrace_server.settings.load_settings`."""
 
 from __future__ import annotations
 

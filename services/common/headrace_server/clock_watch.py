@@ -64,12 +64,12 @@ class ClockWatch:
         self._is_believed = False  # as `doubt` has found it, and nothing was taken in since
 
     def note_seen(self, wall_ms: int) -> None:
-        """Take in a time that was seen before this process started: of a record, or of a process in etcd."""
+        """Record a time that was seen before this process started: of a record, or of a process in etcd."""
         self._last_seen_ms = max(self._last_seen_ms, wall_ms)
         self._is_believed = False
 
     def note(self, process: str, wall_ms: int, *, doubtful: bool) -> None:
-        """Take in the time that another process has just written; `operator` is believed."""
+        """Record the time that another process has just written; `operator`'s is trusted."""
         reading = _Reading(wall_ms, self._clock.boottime_ms(), doubtful)
         self._is_believed = False
         if process != OPERATOR:
@@ -183,7 +183,7 @@ class ClockExchange:
         watch.note_seen(self._seen_ms)
 
     def note_newest_record(self, append_ms: int) -> None:
-        """Take in when the newest record on the disk was appended, where etcd has no time that was believed.
+        """Record the append time of the newest record on the disk, unless etcd has a trusted time.
 
         A record may be of a time in which the clock was in doubt.
         """
@@ -207,7 +207,7 @@ class ClockExchange:
             if doubt:
                 log.error("clock_in_doubt", reason=doubt, advice="nothing is deleted by age; see HeadraceClockInDoubt")
             else:
-                log.warning("clock_believed")
+                log.warning("clock_trusted")
         self._told = doubt
         return doubt
 
@@ -240,7 +240,7 @@ class ClockExchange:
 
 
 async def trust_clock(metastore: Metastore, key: str, clock: Clock) -> int:
-    """Say to every process that this machine's clock is right; the time said, in milliseconds since 1970.
+    """Declare this machine's clock correct for every process; return its time in milliseconds since 1970.
 
     Raises MetastoreUnavailableError.
     """

@@ -22,13 +22,13 @@ LOOK_SECONDS = 5.0
 
 
 async def keep_shares(port: int, max_connections: int) -> None:
-    """Look again and again, in a thread; until cancelled."""
+    """Enforce the shares periodically, in a thread, until cancelled."""
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         try:
             await asyncio.to_thread(end_beyond_shares, port, max_connections)
         except OSError as error:  # For example no descriptor left, which is when the next look matters most.
-            log.warning("connections_not_looked_at", cause=str(error))
+            log.warning("connections_not_checked", cause=str(error))
 
 
 def end_beyond_shares(port: int, max_connections: int) -> None:

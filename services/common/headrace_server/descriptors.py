@@ -71,7 +71,7 @@ def share_out(limit: int, *, max_connections: int = 0, transfers: int = 0) -> De
 
 
 def report(limit: int, shares: DescriptorShares) -> None:
-    """Say in the log what the limit is, and warn where it is low."""
+    """Log the limit, and warn if it is low."""
     if limit < LOW:
         log.warning(
             "open_files_limit_low", limit=limit, **shares._asdict(),

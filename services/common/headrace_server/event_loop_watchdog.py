@@ -57,7 +57,7 @@ class EventLoopWatchdog:
     """Fails liveness while a `LoopLagSampler` makes no progress. Made on the loop's thread; `stop` it there, too."""
 
     def __init__(self, sampler: LoopLagSampler, health: Health, metrics: CommonMetrics, *, stall_ms: int) -> None:
-        """Look about ten times in `stall_ms`.
+        """Check about ten times in `stall_ms`.
 
         A look that comes late itself says nothing of the loop (a paused process, a machine that slept), so looks are
         counted and not time.
@@ -71,11 +71,11 @@ class EventLoopWatchdog:
         self._thread = threading.Thread(target=self._run, name="loop-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the thread."""
         self._ends.set()
         self._thread.join()
 
@@ -86,7 +86,7 @@ class EventLoopWatchdog:
             if self._sampler.count != seen:
                 seen, looks = self._sampler.count, 0
                 if stalled_at:
-                    log.warning("event_loop_beats_again", stalled_seconds=round(time.monotonic() - stalled_at, 1))
+                    log.warning("event_loop_recovered", stalled_seconds=round(time.monotonic() - stalled_at, 1))
                     self._health.release("liveness", "event_loop")
                     stalled_at = 0.0
                 continue

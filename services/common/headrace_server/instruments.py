@@ -55,7 +55,7 @@ class LoopTimes:
         self.sum_seconds = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Take in one time."""
+        """Observe one duration."""
         self.counts[bisect_left(self._bounds, seconds)] += 1
         self.sum_seconds += seconds
 

@@ -44,14 +44,14 @@ class ProcessExitCode(IntEnum):
 
 
 class StopRequest:
-    """Says that the service is to end. Set by a signal or by the service itself; belongs to the event loop."""
+    """A request to stop the service. Set by a signal or by the service itself; belongs to the event loop."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self.reason = ""
 
     def set(self, reason: str) -> None:
-        """Ask for the stop; the first reason stays."""
+        """Request the stop; the first reason is kept."""
         if not self._event.is_set():
             self.reason = reason
             self._event.set()

@@ -62,7 +62,7 @@ class WastedCalls:
                 return
             if len(self._shut_out) >= MAX_SHUT_OUT:
                 return
-            log.warning("caller_shut_out", peer=caller, reason="too many calls without a request")
+            log.warning("caller_blocked", peer=caller, reason="too many calls without a request")
             self._shut_out[caller] = Counter()
             if self._keeping is None:
                 self._keeping = asyncio.create_task(self._keep_out(Diversion(self._port)))
@@ -88,14 +88,14 @@ class WastedCalls:
                 except OSError as error:  # For example no descriptor left: it is tried again.
                     self._ending |= ending
                     if callers != told:
-                        log.warning("callers_not_kept_out", peers=callers, cause=str(error))
+                        log.warning("callers_not_blocked", peers=callers, cause=str(error))
                         told = callers
                 await asyncio.sleep(PASS_SECONDS)
                 for caller in callers:
                     if self._rates.debt_seconds(caller, "calls") <= 0:
                         wasted = self._shut_out.pop(caller).values()
                         ended = sum(calls >= CALLS_OF_CONNECTION for calls in wasted)
-                        log.warning("caller_let_in", peer=caller, connections_ended=ended)
+                        log.warning("caller_unblocked", peer=caller, connections_ended=ended)
         finally:
             diversion.close()
             self._keeping = None

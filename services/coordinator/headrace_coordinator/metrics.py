@@ -108,7 +108,7 @@ class CoordinatorMetrics:
         return {name: self.call_seconds.labels(name) for name in names}
 
     def observe_etcd(self, operation: str, seconds: float, answered: bool) -> None:
-        """Take in one call of etcd."""
+        """Observe one call of etcd."""
         self.etcd_request_seconds.labels(operation).observe(seconds)
         if not answered:
             self.etcd_errors.labels(operation).inc()

@@ -52,7 +52,7 @@ def test_a_loop_that_stands_still_is_not_alive_and_its_stack_is_logged():
     assert stalled["event"] == "event_loop_stalled"
     assert stalled["threads"].startswith("event loop:")
     assert "in get_stuck" in stalled["threads"]
-    assert again["event"] == "event_loop_beats_again"
+    assert again["event"] == "event_loop_recovered"
     assert lines == ["error", "warning"]
     assert registry.get_sample_value("headrace_x_loop_stalls_total") == 1
 

@@ -62,7 +62,7 @@ class FollowerTable:
         log_end_offset: Offset,
         flushed_only: bool,
     ) -> Follower:
-        """Take in a verified fetch: `log_start_offset` is the follower's, `log_end_offset` this log's."""
+        """Record a verified fetch: `log_start_offset` is the follower's, `log_end_offset` this log's."""
         known = self._followers.get(replica.broker_id)
         if known is None or known.replica != replica:
             since_ms = self.started_ms if known is None else known.caught_up_ms

@@ -1,4 +1,4 @@
-"""What a `PartitionReplica` is told (events) and what it asks for (actions).
+"""The events that a `PartitionReplica` handles and the actions that it returns.
 
 All are frozen. The driver of the replica performs the actions of one `handle` call in order before the next event.
 """

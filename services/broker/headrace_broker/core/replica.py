@@ -340,7 +340,7 @@ class PartitionReplica:
         return actions
 
     def _follow_key(self) -> list[Action]:
-        """Take the role that the key gives: leader iff it names this broker in its current session (I12)."""
+        """Assume the role in the key: leader if and only if it names this broker in its current session (I12)."""
         state = self.state
         if state is None:
             return []
@@ -402,7 +402,7 @@ class PartitionReplica:
         return [] if self.flushed_only else self._advance()
 
     def _note_append(self, event: Appended) -> list[Action]:
-        """Take in a batch that was being written while leadership ended: it is in the log, and no reader sees it."""
+        """Record a batch whose write was under way when leadership ended: it is in the log, and no reader sees it."""
         self._append_only(event)
         return []
 
@@ -742,7 +742,7 @@ class PartitionReplica:
     # --- errors ---
 
     def _lost(self, why: str) -> HeadraceError:
-        """Say that a wait ended without an answer: the records may be committed by the next leader (H52)."""
+        """Return the error of a wait without an outcome: the next leader may commit the records (H52)."""
         return NotLeaderError(
             f"{why} while the acknowledgement was awaited", outcome=Outcome.UNKNOWN, leader=self.leader_hint()
         )

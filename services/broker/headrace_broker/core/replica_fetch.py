@@ -237,7 +237,7 @@ Step: TypeAlias = TruncateTo | ResetLog | AppendBatches | Refetch
 
 
 def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -> Step | None:
-    """Say what the follower has to do with an answer; None: it is late or not the one awaited (H6).
+    """Return what the follower must do with a response; `None`: the response is late or unexpected (H6).
 
     The fetch is over then: whatever comes of the step, the next one may be sent.
 

@@ -71,7 +71,7 @@ class Located:
         return any(found.was_cut for slices in self.slices for found in slices)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Release the files."""
         for slices in self.slices:
             for found in slices:
                 found.close()

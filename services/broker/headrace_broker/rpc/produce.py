@@ -194,7 +194,7 @@ class ProduceHandler:
         return response, pending
 
     def _observe(self, times: _Times, pending: list[_Pending]) -> None:
-        """Say where the call's time went; a call that waited for nothing has no share in what it would have been."""
+        """Record the phases of the call's time; a call that did not wait counts in no phase."""
         metrics = self._context.metrics
         metrics.queue_stage.observe(times.appended - times.started - times.append_seconds)
         metrics.append_stage.observe(times.append_seconds)

@@ -106,7 +106,7 @@ class TransferServer:
         return f"{host}:{self._listener.getsockname()[1]}"
 
     async def stop(self) -> None:
-        """Take no more connections, and end those that are there. Again: nothing."""
+        """Stop accepting, and close all connections. Idempotent."""
         if self._accepting is not None:
             self._accepting.cancel()
             await asyncio.wait([self._accepting])
@@ -189,7 +189,7 @@ class TransferServer:
                 loop.call_soon_threadsafe(self._connections.pop, connection, None)
 
     def _note_idle(self, connection: socket.socket, since_seconds: float | None) -> None:
-        """Say since when a connection has no request; `None`: it has one."""
+        """Set since when a connection has no request; `None` means that it has one."""
         entry = self._connections.get(connection)
         if entry is None:
             raise ConnectionResetError("the place was given to another connection")
@@ -316,7 +316,7 @@ def _has_left(connection: socket.socket) -> bool:
 
 
 def _limit(connection: socket.socket, option: int, seconds: float) -> None:
-    """Let the kernel end a call that moves nothing for so long: `sendfile` knows no other time-out."""
+    """Have the kernel end a call without progress for that long: `sendfile` has no other timeout."""
     whole = int(seconds)
     connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", whole, int((seconds - whole) * 1_000_000)))
 

@@ -53,7 +53,7 @@ class AppendResult:
     error: HeadraceError | None = None  # what stopped the append
 
     def add(self, later: AppendResult) -> None:
-        """Take in what became of the batches behind, appended under the same leader epoch or not at all."""
+        """Record the outcome of the later batches: appended under the same leader epoch, or not at all."""
         self.base_offsets += later.base_offsets
         self.end_offset = max(self.end_offset, later.end_offset)
         self.append_seconds += later.append_seconds

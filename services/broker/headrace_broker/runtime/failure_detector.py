@@ -26,7 +26,7 @@ class Publisher(Protocol):
     """The publisher of suspected failures: `registration.Registration`."""
 
     async def announce_suspected(self, broker_ids: Sequence[int]) -> bool:
-        """Tell the cluster; False where that has to be tried again."""
+        """Publish the suspected brokers; return False if the call must be repeated."""
         ...
 
 

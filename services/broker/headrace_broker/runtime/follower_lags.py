@@ -19,7 +19,7 @@ class FollowerLags:
         self._ms: dict[int, int] = {}
 
     def look_at(self, partition: Partition) -> None:
-        """Take in a partition that is led here."""
+        """Add a partition that is led here."""
         replica = partition.replica
         assert replica.state is not None
         fetched = {follower.replica.broker_id: follower for follower in replica.followers}

@@ -39,7 +39,7 @@ async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, co
         try:
             usage = await loop.run_in_executor(context.executor, directory.check_space)
         except REFUSALS as error:
-            log.warning("disk_not_looked_at", reason=str(error))
+            log.warning("disk_not_checked", reason=str(error))
             continue
         context.metrics.disk_free_bytes.set(usage.free_bytes)
         context.metrics.disk_total_bytes.set(usage.total_bytes)
@@ -49,7 +49,7 @@ async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, co
         context.metrics.log_segments.set(sum(found.segment_count for found in logs))
         if usage.refusing != refusing:
             refusing = usage.refusing
-            log.warning("disk_full" if refusing else "disk_has_room", free_bytes=usage.free_bytes)
+            log.warning("disk_full" if refusing else "disk_space_recovered", free_bytes=usage.free_bytes)
         now_ms = _believed_ms(context)
         for index, partition in enumerate(replica_manager.partitions):
             await let_others_run(index)

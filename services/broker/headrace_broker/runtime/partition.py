@@ -307,7 +307,7 @@ class Partition:
     def _note_run(
         self, pairs: list[tuple[bytes, BatchHeader]], base: int, at_ms: int, leader_epoch: int, result: AppendResult
     ) -> None:
-        """Tell the core, the flusher and the counters of what was written."""
+        """Report a write to the core, the flusher and the counters."""
         records = size_bytes = 0
         actions: list[Action] = []
         for _, header in pairs:
@@ -641,7 +641,7 @@ class Partition:
         self.context.metrics.truncations.inc()
 
     async def _reset_log(self, offset: int, previous_crc: int) -> None:
-        log.warning("log_started_over", topic=self.topic, partition=self.number, offset=offset)
+        log.warning("log_reset", topic=self.topic, partition=self.number, offset=offset)
         await self._cut(lambda: self.open_log.reset_to(offset, previous_crc), restart_offset=offset)
         self.handle(LogRestarted(Offset(offset)))
 
@@ -686,7 +686,7 @@ class Partition:
         except HeadraceError as error:
             self.note_read_error(error)
             return
-        log.info("corruption_not_found_here", topic=self.topic, partition=self.number, offset=offset)
+        log.info("corruption_not_confirmed", topic=self.topic, partition=self.number, offset=offset)
 
     def note_read_error(self, error: HeadraceError) -> None:
         """A read met `error`: where the log is broken or corrupt, others have the records, and this one is not needed.
@@ -706,7 +706,7 @@ class Partition:
     # --- roles, flushes, settings: events for the core ---
 
     def handle(self, event: Event) -> None:
-        """Tell the core and do what it asks."""
+        """Pass an event to the core and perform its actions."""
         revision = self.replica.revision
         self._perform(self._tell_core(event))
         if self.replica.revision != revision:

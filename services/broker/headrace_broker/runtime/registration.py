@@ -251,12 +251,12 @@ class Registration:
             except MetastoreRolledBackError:
                 raise
             except HeadraceError as error:
-                log.warning("directory_version_not_raised", cause=str(error))
+                log.warning("directory_version_not_advanced", cause=str(error))
                 return False
             return result.succeeded
 
     def _describe_past(self, found: KeyValue | None) -> metadata_pb2.BrokerSession:
-        """Say in the registration what this session continues of the ones before, and give the session's own record."""
+        """Set which earlier session the registration continues, and return the record of this session."""
         live, storage = self._live, self._storage
         live.resumes, live.storage_since, live.clean = 0, 0, False
         session = metadata_pb2.BrokerSession(
@@ -329,12 +329,12 @@ class Registration:
             raise LeaseNotFoundError("the lease ended while the registration waited")
 
     async def announce_draining(self) -> bool:
-        """Tell the cluster that this broker stops; False where etcd does not answer or the session is over."""
+        """Publish that this broker stops; return False if etcd does not answer or the session is over."""
         self._live.draining = True
         return await self._announce()
 
     async def announce_suspected(self, broker_ids: Sequence[int]) -> bool:
-        """Tell the cluster whose messages are overdue here; False as for `announce_draining`."""
+        """Publish the brokers whose messages are overdue here; False as for `announce_draining`."""
         self._live.suspected_brokers[:] = broker_ids
         return await self._announce()
 

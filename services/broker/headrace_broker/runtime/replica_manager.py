@@ -295,7 +295,7 @@ class ReplicaManager:
             try:
                 await self._claim(log_id, entry)
             except HeadraceError as error:
-                log.warning("replica_not_begun", topic=topic.name, partition=number, reason=str(error))
+                log.warning("replica_not_started", topic=topic.name, partition=number, reason=str(error))
                 asyncio.get_running_loop().call_later(RETRY_AFTER_MS / 1000, self._mark, *log_id)
                 return
             partition = await self._open(topic, number)
@@ -458,7 +458,7 @@ class ReplicaManager:
             try:
                 await self._note_seen(self._partitions)
             except HeadraceError as error:
-                log.warning("metadata_not_noted", reason=str(error))
+                log.warning("seen_metadata_not_recorded", reason=str(error))
 
     async def _note_seen(self, held: Iterable[PartitionId], *, all_held: frozenset[str] | None = None) -> None:
         """Note etcd's revision, and of `held` that of the keys which name this broker, before it is relied on."""

@@ -207,7 +207,7 @@ class Replication:
         return broker is not None and broker.broker_epoch == replica.broker_epoch and not broker.live.draining
 
     async def tick(self, partitions: Callable[[], list[Partition]]) -> None:
-        """Look after followers that fall behind, until cancelled."""
+        """Remove followers that fall behind from the in-sync sets, until cancelled."""
         clock, metrics = self._context.clock, self._context.metrics
         ticks = 0
         told: tuple[int, ...] = ()

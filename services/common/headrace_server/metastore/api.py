@@ -323,7 +323,7 @@ class Metastore(Protocol):
         """Forget the history before `revision`. For administrators and tests: etcd compacts by itself."""
 
     async def status(self) -> MetastoreStatus:
-        """Say which etcd this is."""
+        """Return the status of the etcd cluster."""
 
     async def close(self) -> None:
         """Close all connections; calls and watches in progress fail."""

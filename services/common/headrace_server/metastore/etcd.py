@@ -327,7 +327,7 @@ class EtcdMetastore:
         return answer
 
     def _note(self, what: str, started: float, error: Exception | None) -> None:
-        """Tell of a call that has ended; a lease that is gone was answered."""
+        """Report a completed call; `LeaseNotFoundError` is an answer, too."""
         if self._observe is not None:
             answered = error is None or (isinstance(error, grpc.aio.AioRpcError) and _is_lease_gone(error))
             self._observe(what, asyncio.get_running_loop().time() - started, answered)

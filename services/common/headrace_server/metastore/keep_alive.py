@@ -60,7 +60,7 @@ class KeepAliveStream:
             await asyncio.gather(task, return_exceptions=True)
 
     def _give_up(self, reason: str) -> None:
-        """Let go of the stream: what comes next opens another one."""
+        """Drop the stream: the next renewal opens another one."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

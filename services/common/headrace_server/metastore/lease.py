@@ -195,7 +195,7 @@ class LeaseKeeper:
         self._tell_loop(lambda: self._on_change(state))
 
     def _beat(self) -> None:
-        """Ask the loop for a heartbeat, unless one is asked for already."""
+        """Request a heartbeat of the loop, unless one is pending."""
         if not self._beat_pending:
             self._beat_asked_ms = self._clock.boottime_ms()
             self._beat_pending = True

@@ -121,7 +121,7 @@ def change_partition(
 
 
 def is_under_replicated(state: PartitionState) -> bool:
-    """Say whether a replica is not in sync, other than one that a move is only adding."""
+    """Return whether a replica is not in sync, other than one that a move is adding."""
     held = set(state.replicas) - set(state.adding)
     return not held <= {entry.broker_id for entry in state.in_sync}
 
@@ -153,7 +153,7 @@ def leave_stopping(state: PartitionState, live: Mapping[int, RegisteredBroker]) 
 
 
 def relieve(state: PartitionState, live: Mapping[int, RegisteredBroker], *, giving_away: bool) -> PartitionState | None:
-    """Ask the leader to hand over to the in-sync members that bear least, where they bear less than it does.
+    """Request a hand-over to the least reluctant in-sync members, if they are less reluctant than the leader.
 
     One that bears more than the leader by now is asked for no more. `giving_away`: the move under way waits for nothing
     but the leader.
@@ -170,7 +170,7 @@ def relieve(state: PartitionState, live: Mapping[int, RegisteredBroker], *, givi
 
 
 def is_move_copied(state: PartitionState, min_insync_replicas: int) -> bool:
-    """Say whether a move is under way whose added replicas are all in sync, and enough stay without the removed."""
+    """Return whether a move can complete: all added replicas are in sync, and enough stay without the removed."""
     if not state.adding and not state.removing:
         return False
     stays = {entry.broker_id for entry in state.in_sync} - set(state.removing)
@@ -206,7 +206,7 @@ def prefer(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> Parti
 def _burden(
     entry: Replica, state: PartitionState, live: Mapping[int, RegisteredBroker], giving_away: bool
 ) -> tuple[bool, bool, bool]:
-    """Say what speaks against an in-sync member as leader, the weightiest first."""
+    """Return the reasons against an in-sync member as leader, the strongest first."""
     session = live[entry.broker_id]
     return session.stopping, giving_away and entry.broker_id in state.removing, session.drained
 

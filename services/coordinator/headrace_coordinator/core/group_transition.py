@@ -288,7 +288,7 @@ class _TransitionBuilder:
     # --- what is assigned ---
 
     def follow_topics(self, begun: Mapping[bytes, int]) -> None:
-        """Take in topics and partitions that came or went since the target was computed."""
+        """Apply topics and partitions that were added or removed since the target was computed."""
         wanted = self._subscribed_topics()
         now = {topic.topic_id: self._follow(topic, begun.get(topic.topic_id, 0)) for topic in wanted}
         targeted = {topic_id for topic_id, _ in self._target}

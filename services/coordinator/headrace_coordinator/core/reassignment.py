@@ -78,6 +78,6 @@ def plan_cancel(state: PartitionState) -> PartitionState | None:
 
 
 def _is_copying(state: PartitionState, broker_id: int) -> bool:
-    """Say whether a replica is being added and has not caught up."""
+    """Return whether a replica is being added and has not caught up."""
     members = {entry.broker_id for entry in state.in_sync + state.eligible_leaders}
     return broker_id in state.adding and broker_id not in members

@@ -183,5 +183,5 @@ def _fill(answer: cluster_pb2.PartitionChangeResult, outcome: ChangedPartition) 
 
 
 def topic_key(reference: topics_pb2.TopicRef) -> str:
-    """Tell one reference from another in what `PartitionChanges.find` gives."""
+    """Return the identity of a reference in the result of `PartitionChanges.find`."""
     return f"name {reference.name}" if reference.HasField("name") else f"id {reference.topic_id.hex()}"

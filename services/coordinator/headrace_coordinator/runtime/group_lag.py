@@ -45,7 +45,7 @@ Ask = Callable[[str, broker_pb2.ListOffsetsRequest], Awaitable[broker_pb2.ListOf
 
 @dataclass(slots=True)
 class _Answers:
-    """What the leaders have said."""
+    """The responses of the leaders."""
 
     ends: dict[TopicPartition, int] = field(default_factory=dict)
     """High watermarks."""
@@ -94,7 +94,7 @@ class GroupLag:
             await self.turn()
 
     async def turn(self) -> None:
-        """Hold one round, if this is the controller; else forget the last one, so that no two show lags."""
+        """Measure once if this is the controller; otherwise clear the metrics, so that only one process shows lags."""
         if self._is_controller():
             await self._measure()
         else:
@@ -153,7 +153,7 @@ class GroupLag:
         return self._view.partition(*partition) is not None
 
     async def _ask_leaders(self, readers: Mapping[tuple[str, bool], Mapping[TopicPartition, int]]) -> _Answers:
-        """Ask each leader for what is read of its partitions."""
+        """Request the offsets of all partitions that are read, from each leader."""
         wanted: dict[TopicPartition, set[int]] = {}
         for offsets in readers.values():
             for partition, offset in offsets.items():
@@ -171,7 +171,7 @@ class GroupLag:
         return answers
 
     async def _ask_leader(self, address: str, asked: Sequence[tuple[TopicPartition, int]], answers: _Answers) -> None:
-        """Take in what one broker says, in as many requests as it takes."""
+        """Collect one broker's responses, in as many requests as needed."""
         for first in range(0, len(asked), ASK_PARTITIONS):
             some = asked[first : first + ASK_PARTITIONS]
             try:

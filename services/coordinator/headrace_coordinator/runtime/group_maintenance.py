@@ -121,7 +121,7 @@ class GroupMaintenance:
             self._wake.set()
 
     async def run(self) -> None:
-        """Look after the groups until cancelled."""
+        """Maintain the groups until cancelled."""
         loop = asyncio.get_running_loop()
         next_expiry = loop.time() + EXPIRY_ROUND_SECONDS
         try:

@@ -131,7 +131,7 @@ class GroupView:
                 callback(group_id)
 
     def _apply(self, key: str, key_value: KeyValue | None) -> tuple[str, bytes | None]:
-        """Take in one key; the group whose members it concerns, or "", and the member whose assignment it is."""
+        """Apply one key; return the group whose members it concerns, or "", and the member whose assignment it is."""
         parsed = self.keyspace.parse(key)
         self._count(key, key_value, is_member=isinstance(parsed, GroupMemberKey))
         if isinstance(parsed, PositionKey):

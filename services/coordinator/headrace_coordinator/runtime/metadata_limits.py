@@ -48,7 +48,7 @@ class MetadataLimits:
         self._groups = groups
 
     def look_at(self, members: Sequence[MemberStatus]) -> None:
-        """Take in how full the members of etcd are that answered; none: what was known stays."""
+        """Record the fill level of the etcd members that answered; without any, the last one stays."""
         if members:
             self._used_bytes = max(member.used_bytes or member.database_bytes for member in members)
             self._quota_bytes = effective_quota_bytes(members)

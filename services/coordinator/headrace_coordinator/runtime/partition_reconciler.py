@@ -180,6 +180,6 @@ class PartitionReconciler:
         if missing and missing != self._missing:
             log.warning("brokers_missing", broker_ids=missing)
         elif self._missing and not missing:
-            log.info("brokers_back", broker_ids=self._missing)
+            log.info("brokers_returned", broker_ids=self._missing)
         self._missing = missing
         self._metrics.missing_brokers.set(len(missing))

@@ -104,7 +104,7 @@ class TopicStore:
         }
 
     async def exists(self, name: str, deadline: float) -> bool:
-        """Ask etcd itself whether a topic has this name.
+        """Return from etcd itself whether a topic has this name.
 
         Raises:
             MetastoreUnavailableError: no answer; nothing was written.
@@ -311,7 +311,7 @@ class TopicStore:
         return await self._writes.resolve(attempt, deadline, "deleting a topic")
 
     async def delete_unclaimed(self, reference: topics_pb2.TopicRef, deadline: float, *, validate_only: bool) -> int:
-        """Say of an id that no topic has that its logs may be deleted; the revision, 0 where nothing was written.
+        """Record that logs of an id without a topic may be deleted; return the revision, 0 if nothing was written.
 
         Raises:
             InvalidRequestError: the reference is no id of 16 bytes.
