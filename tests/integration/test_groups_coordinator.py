@@ -285,7 +285,7 @@ def test_a_restart_of_all_coordinators_moves_nothing(run, cluster):
     run(scenario)
 
 
-def test_while_etcd_stands_still_nobody_is_put_out_and_commits_are_resolved_afterwards(run, cluster):
+def test_while_etcd_is_paused_no_member_is_removed_and_commits_are_resolved_afterwards(run, cluster):
     """H84: heartbeats fail and say so; then everything goes on where it was, and the commit is stored once."""
 
     async def scenario(bench):

@@ -147,7 +147,7 @@ async def test_a_lost_session_is_told_though_the_view_is_old(pair):
     assert isinstance(await error_of(one.beat(b)), MetastoreUnavailableError)
 
 
-async def test_a_dead_member_is_put_out_and_its_partitions_go_over(pair):
+async def test_a_dead_member_is_removed_and_its_partitions_go_over(pair):
     """Its lease is gone: the transaction compares that, and frees what it owned."""
     parts, a, _ = pair
     one, two = Caller(1), Caller(2)
@@ -235,7 +235,7 @@ async def test_a_static_member_that_comes_back_while_it_was_to_give_up_has_given
     assert (len(new.holds), len(other.holds)) == (2, 2)
 
 
-async def test_who_does_not_give_up_in_time_is_put_out(pair):
+async def test_a_member_that_does_not_release_in_time_is_removed(pair):
     """After the rebalance timeout, as the coordinator counts that puts it out."""
     _, a, _ = pair
     one, two = Caller(1), Caller(2)
