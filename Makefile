@@ -58,7 +58,7 @@ test: check ## the checks, then all tests
 	$(BIN)/pytest $(PYTEST_FLAGS)
 
 test-containers: set-up ## Dockerfile, docker-compose.yml and Prometheus' own checks, on a Docker engine of the run's own: needs root on Debian, takes minutes
-	@$(BIN)/python -m tests.containers tests/deploy/test_rules.py tests/deploy/test_dashboards_live.py tests/containers
+	@$(BIN)/python -m tests.containers tests/deploy/test_rules.py tests/deploy/test_dashboards.py tests/deploy/test_dashboards_live.py tests/containers
 
 test-kubernetes: set-up ## the Helm chart's life on a Kubernetes of three nodes, the run's own: needs root on Debian and Go, builds for a quarter of an hour the first time
 	@$(BIN)/python -m tests.kubernetes tests/kubernetes

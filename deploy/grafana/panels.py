@@ -13,6 +13,7 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.builders import prometheus, stat, timeseries
 from grafana_foundation_sdk.builders.common import (
     ReduceDataOptions,
+    StackingConfig,
     VizLegendOptions,
     VizTooltipOptions,
 )
@@ -21,6 +22,8 @@ from grafana_foundation_sdk.models import common, dashboard
 DATASOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
 WIDTH = 24
 HEIGHTS = {"stat": 4, "graph": 8}
+NOTHING = "none"
+"""What a panel of rare series shows in place of "No data"."""
 DETAIL_SECONDS = 60
 """How seldom the series of single partitions are scraped: the least step of queries on them."""
 
@@ -48,7 +51,11 @@ class Panel:
     steps: tuple[tuple[float | None, str], ...] = ()
     """Colours from a value on; None: from the bottom."""
     stack: bool = False
+    signed: bool = False
+    """Values may fall below zero; every other graph begins at zero."""
     highest: float | None = None
+    words: tuple[tuple[str, str, str], ...] = ()
+    """A text and a colour in place of a value: (value, text, colour)."""
     detail: bool = False
     """Of /metrics/detail."""
     rare: bool = False
@@ -159,7 +166,9 @@ def _panel(panel: Panel, place: dashboard.GridPos) -> stat.Panel | timeseries.Pa
         made = (
             stat.Panel()
             .graph_mode(common.BigValueGraphMode.AREA)
-            .color_mode(common.BigValueColorMode.VALUE)
+            .color_mode(
+                common.BigValueColorMode.BACKGROUND if panel.steps or panel.words else common.BigValueColorMode.NONE
+            )
             .reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
         )
     else:
@@ -176,9 +185,19 @@ def _panel(panel: Panel, place: dashboard.GridPos) -> stat.Panel | timeseries.Pa
             )
             .tooltip(VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING))
         )
-        if panel.unit not in ("short", "celsius"):
+        if panel.stack:
+            made.stacking(StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
+        if not panel.signed:
             made.min(0)
     made.title(panel.title).description(panel.description).unit(panel.unit).datasource(DATASOURCE).grid_pos(place)
+    if panel.rare:
+        made.no_value(NOTHING)
+    if panel.words:
+        options = {
+            value: dashboard.ValueMappingResult(text=text, color=color, index=index)
+            for index, (value, text, color) in enumerate(panel.words)
+        }
+        made.mappings([dashboard.ValueMap(options=options)])
     if panel.highest is not None:
         made.max(panel.highest)
     if panel.steps:

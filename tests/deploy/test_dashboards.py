@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from deploy.grafana.dashboards import FOLDER, texts
+from deploy.grafana.boards.overview import BROKERS_UP, VERDICT
+from deploy.grafana.dashboards import DASHBOARDS, FOLDER, texts
+from deploy.grafana.queries import OURS, events
 from tests.deploy.conftest import ROOT, Render, select
 from tests.deploy.promql import metric_names
 
@@ -99,6 +104,100 @@ def test_variables_are_chosen_by_what_exists(path: Path) -> None:
     for each in variables[1:]:
         (metric,) = re.findall(r"label_values\((\w+)", each["query"])
         assert f"`{metric}`" in reference
+
+
+def test_panels_stack_forecast_and_stay_empty_as_declared() -> None:
+    """Stacks stack, only forecasts go below zero, and rare series do not end in "No data"."""
+    for board in DASHBOARDS:
+        written = {panel["title"]: panel for panel in panels(FOLDER / f"headrace-{board.name}.json")}
+        for panel in (panel for row in board.rows for panel in row.panels):
+            defaults = written[panel.title]["fieldConfig"]["defaults"]
+            stacking = defaults.get("custom", {}).get("stacking", {}).get("mode", "none")
+            assert stacking == ("normal" if panel.stack else "none"), panel.title
+            if panel.kind == "graph":
+                forecast = any("predict_linear" in query.expr for query in panel.queries)
+                assert defaults.get("min") == (None if forecast else 0), panel.title
+            assert defaults.get("noValue") == ("none" if panel.rare else None), panel.title
+            # Grafana's "wps" is written "wr/s": no unit for records.
+            assert panel.unit != "wps", panel.title
+
+
+WELL = {"up": "1 1 1", "controllers": 1, "offline": 0, "missing": 0, "minimum": 0, "replicated": 0}
+"""Three brokers that are scraped, one controller, and nothing wrong."""
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "brokers_up"),
+    [
+        ({}, 0, 1.0),
+        ({"up": "1 1 0"}, 1, 2 / 3),
+        ({"up": "1 1 0", "missing": 1}, 1, 2 / 3),
+        ({"up": "1 1", "missing": 1}, 1, 2 / 3),
+        ({"up": "0 0 0", "minimum": None}, 2, 0.0),
+        ({"replicated": 4}, 1, 1.0),
+        ({"minimum": 4}, 2, 1.0),
+        ({"offline": 1, "replicated": 1}, 2, 1.0),
+        ({"controllers": 0}, 2, 1.0),
+        ({"offline": None, "missing": None, "controllers": None, "replicated": None}, 2, 1.0),
+        ({"up": "", "minimum": None}, 2, 0.0),
+    ],
+)
+def test_verdict_shows_the_worst_condition(
+    tmp_path: Path, change: dict[str, Any], verdict: int, brokers_up: float
+) -> None:
+    """Green only where nothing is wrong, and never for want of data."""
+    state = WELL | change
+    series = {
+        f'up{{job="headrace-broker",instance="broker-{number}"}}': value
+        for number, value in enumerate(state["up"].split())
+    }
+    for key, name in (
+        ("controllers", "headrace_coordinator_is_controller"),
+        ("offline", "headrace_coordinator_offline_partitions"),
+        ("missing", "headrace_coordinator_missing_brokers"),
+        ("minimum", "headrace_broker_under_min_insync"),
+        ("replicated", "headrace_coordinator_under_replicated_partitions"),
+    ):
+        if state[key] is not None:
+            series[f'{name}{{instance="a"}}'] = f"{state[key]}"
+    promtool(tmp_path, series, {VERDICT: [("{}", verdict)], BROKERS_UP: [("{}", brokers_up)]}, "0m")
+
+
+def test_events_of_a_new_label_are_counted(tmp_path: Path) -> None:
+    """A labelled counter begins at its first events, and increase() alone would show none of them."""
+    counter = "headrace_broker_produce_errors_total"
+    series = {
+        f'{counter}{{instance="a",code="X"}}': "_ _ _ 7 7 7",
+        f'{counter}{{instance="a",code="Y"}}': "5 5 5 5 5 5",
+    }
+    expected = [('{code="X"}', 7), ('{code="Y"}', 0)]
+    promtool(tmp_path, series, {events(counter, OURS, "code"): expected}, "3m")
+
+
+def promtool(folder: Path, series: dict[str, str], expected: dict[str, list[tuple[str, float]]], at: str) -> None:
+    """Let Prometheus' own tool evaluate expressions over samples a minute apart."""
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("promtool is not installed (apt install prometheus): the expressions were NOT evaluated")
+    case = {
+        "interval": "1m",
+        "input_series": [
+            {"series": name.replace("{", '{cluster="headrace",'), "values": values} for name, values in series.items()
+        ],
+        "promql_expr_test": [
+            {
+                # Rounded, for promtool compares exactly; and a rate needs two samples, a minute apart.
+                "expr": f"round({plain(expression)}, 0.01)".replace("1m", "2m"),
+                "eval_time": at,
+                "exp_samples": [{"labels": labels, "value": round(value, 2)} for labels, value in samples],
+            }
+            for expression, samples in expected.items()
+        ],
+    }
+    path = folder / "case.yaml"
+    path.write_text(yaml.safe_dump({"tests": [case]}), "utf-8")
+    done = subprocess.run([program, "test", "rules", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_chart_installs_them_all(render: Render) -> None:

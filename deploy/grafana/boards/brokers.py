@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.grafana.panels import Dashboard, Query, Row, graph
-from deploy.grafana.queries import HERE, INSTANCE, per_second, slowest
+from deploy.grafana.queries import HERE, INSTANCE, RECORDS, events, per_second, rises, slowest
 
 BOARD = Dashboard(
     "brokers",
@@ -16,7 +16,7 @@ BOARD = Dashboard(
                 graph(
                     "Records in",
                     "Appended by this broker as leader.",
-                    "wps",
+                    RECORDS,
                     Query(per_second("headrace_broker_produced_records_total", HERE, "instance"), "{{instance}}"),
                 ),
                 graph(
@@ -153,11 +153,9 @@ BOARD = Dashboard(
                 graph(
                     "Transfers refused and broken",
                     "Refused: too many connections; they go on over gRPC. Broken: the reader left or stood still.",
-                    "reqps",
-                    Query(
-                        per_second("headrace_broker_transfer_refused_total", HERE, "instance"), "{{instance}} refused"
-                    ),
-                    Query(per_second("headrace_broker_transfer_broken_total", HERE, "instance"), "{{instance}} broken"),
+                    "short",
+                    Query(rises("headrace_broker_transfer_refused_total", HERE, "instance"), "{{instance}} refused"),
+                    Query(rises("headrace_broker_transfer_broken_total", HERE, "instance"), "{{instance}} broken"),
                 ),
             ),
         ),
@@ -167,17 +165,15 @@ BOARD = Dashboard(
                 graph(
                     "Produce errors",
                     "By code. NOT_LEADER is routine while leadership moves; STORAGE_FULL is not.",
-                    "reqps",
-                    Query(per_second("headrace_broker_produce_errors_total", HERE, "code"), "{{code}}"),
+                    "short",
+                    Query(events("headrace_broker_produce_errors_total", HERE, "code"), "{{code}}"),
                     rare=True,
                 ),
                 graph(
                     "Calls refused or failed",
                     "Whole calls, by method and code.",
-                    "reqps",
-                    Query(
-                        per_second("headrace_broker_call_errors_total", HERE, "method", "code"), "{{method}} {{code}}"
-                    ),
+                    "short",
+                    Query(events("headrace_broker_call_errors_total", HERE, "method", "code"), "{{method}} {{code}}"),
                     rare=True,
                 ),
                 graph(
@@ -185,7 +181,7 @@ BOARD = Dashboard(
                     "Lines in the broker's log.",
                     "short",
                     Query(
-                        per_second("headrace_broker_log_lines_total", HERE, "instance", "level"),
+                        events("headrace_broker_log_lines_total", HERE, "instance", "level"),
                         "{{instance}} {{level}}",
                     ),
                     rare=True,

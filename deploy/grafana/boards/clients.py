@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.grafana.panels import Dashboard, Query, Row, graph
-from deploy.grafana.queries import OURS, per_second, slowest
+from deploy.grafana.queries import OURS, RECORDS, events, per_second, slowest
 
 BOARD = Dashboard(
     "clients",
@@ -75,15 +75,15 @@ BOARD = Dashboard(
                 graph(
                     "Produce",
                     "By code.",
-                    "reqps",
-                    Query(per_second("headrace_broker_produce_errors_total", OURS, "code"), "{{code}}"),
+                    "short",
+                    Query(events("headrace_broker_produce_errors_total", OURS, "code"), "{{code}}"),
                     rare=True,
                 ),
                 graph(
                     "Fetch",
                     "By code.",
-                    "reqps",
-                    Query(per_second("headrace_broker_fetch_errors_total", OURS, "code"), "{{code}}"),
+                    "short",
+                    Query(events("headrace_broker_fetch_errors_total", OURS, "code"), "{{code}}"),
                     rare=True,
                 ),
                 graph(
@@ -100,7 +100,7 @@ BOARD = Dashboard(
                 graph(
                     "Records sent and failed",
                     "By client; the label cluster is not theirs, so these are all that this Prometheus scrapes.",
-                    "wps",
+                    RECORDS,
                     Query(per_second("headrace_client_sent_records_total", "", "client"), "{{client}} sent"),
                     Query(per_second("headrace_client_failed_records_total", "", "client"), "{{client}} failed"),
                     rare=True,
@@ -123,13 +123,9 @@ BOARD = Dashboard(
                 graph(
                     "Errors that clients met with",
                     "By code, of partitions of their calls. NOT_LEADER is routine while leadership moves.",
-                    "reqps",
-                    Query(
-                        per_second("headrace_client_produce_errors_total", "", "client", "code"), "{{client}} {{code}}"
-                    ),
-                    Query(
-                        per_second("headrace_client_fetch_errors_total", "", "client", "code"), "{{client}} {{code}}"
-                    ),
+                    "short",
+                    Query(events("headrace_client_produce_errors_total", "", "client", "code"), "{{client}} {{code}}"),
+                    Query(events("headrace_client_fetch_errors_total", "", "client", "code"), "{{client}} {{code}}"),
                     rare=True,
                 ),
                 graph(

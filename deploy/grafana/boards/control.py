@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.grafana.panels import Dashboard, Query, Row, graph
-from deploy.grafana.queries import OURS, per_second, slowest
+from deploy.grafana.queries import OURS, events, per_second, slowest
 
 BOARD = Dashboard(
     "control",
@@ -35,12 +35,12 @@ BOARD = Dashboard(
                 graph(
                     "Errors answered",
                     "Whole calls by method and code; and single topics or partitions inside answers by code.",
-                    "reqps",
+                    "short",
                     Query(
-                        per_second("headrace_coordinator_call_errors_total", OURS, "method", "code"),
+                        events("headrace_coordinator_call_errors_total", OURS, "method", "code"),
                         "{{method}} {{code}}",
                     ),
-                    Query(per_second("headrace_coordinator_answer_errors_total", OURS, "code"), "in answers {{code}}"),
+                    Query(events("headrace_coordinator_answer_errors_total", OURS, "code"), "in answers {{code}}"),
                     rare=True,
                 ),
                 graph(
@@ -87,8 +87,8 @@ BOARD = Dashboard(
                 graph(
                     "Unanswered requests",
                     "By operation.",
-                    "reqps",
-                    Query(per_second("headrace_coordinator_etcd_errors_total", OURS, "operation"), "{{operation}}"),
+                    "short",
+                    Query(events("headrace_coordinator_etcd_errors_total", OURS, "operation"), "{{operation}}"),
                     rare=True,
                 ),
                 graph(

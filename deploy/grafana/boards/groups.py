@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.grafana.panels import Dashboard, Query, Row, Variable, graph
-from deploy.grafana.queries import GROUPS, OURS, per_second, rises, slowest
+from deploy.grafana.queries import GROUPS, OURS, RECORDS, per_second, rises, slowest
 
 BOARD = Dashboard(
     "groups",
@@ -36,7 +36,7 @@ BOARD = Dashboard(
                 graph(
                     "Progress",
                     "Records finished with a second: how fast committed offsets rise.",
-                    "wps",
+                    RECORDS,
                     Query(
                         "max by (group, topic) "
                         f"(deriv(headrace_coordinator_group_offset{{{GROUPS}}}[$__rate_interval]))",
@@ -100,13 +100,13 @@ BOARD = Dashboard(
                 graph(
                     "Commits",
                     "Transactions that stored offsets.",
-                    "wps",
+                    "ops",
                     Query(per_second("headrace_coordinator_group_commits_total", OURS, "instance"), "{{instance}}"),
                 ),
                 graph(
                     "Transactions on groups",
                     "And those that another coordinator was quicker in: many, and clients ask several coordinators.",
-                    "wps",
+                    "ops",
                     Query(per_second("headrace_coordinator_group_transactions_total", OURS), "all"),
                     Query(per_second("headrace_coordinator_group_conflicts_total", OURS), "lost"),
                 ),

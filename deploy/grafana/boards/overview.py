@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 from deploy.grafana.panels import Dashboard, Query, Row, graph, number
-from deploy.grafana.queries import GOOD_IS_SMALL, GOOD_IS_ZERO, OURS, per_second, slowest
+from deploy.grafana.queries import GOOD_IS_SMALL, GOOD_IS_ZERO, OURS, RECORDS, events, per_second, slowest
+
+UP = f'up{{job="headrace-broker", {OURS}}}'
+DOWN = f"(count({UP}) - sum({UP}))"
+MISSING = f"max(headrace_coordinator_missing_brokers{{{OURS}}})"
+OFFLINE = f"max(headrace_coordinator_offline_partitions{{{OURS}}})"
+CONTROLLERS = f"sum(headrace_coordinator_is_controller{{{OURS}}})"
+UNDER_MINIMUM = f"sum(headrace_broker_under_min_insync{{{OURS}}})"
+UNDER_REPLICATED = f"max(headrace_coordinator_under_replicated_partitions{{{OURS}}})"
+BROKERS_UP = f"(sum({UP}) / (sum({UP}) + ({DOWN} > {MISSING} or {MISSING} or {DOWN}))) or vector(0)"
+"""A broker that is down may have lost its target (Kubernetes), or its registration, or both: the larger count."""
+VERDICT = (
+    f"clamp_max(2 * (({OFFLINE} > bool 0) + ({UNDER_MINIMUM} > bool 0) + ({CONTROLLERS} != bool 1)) + "
+    f"clamp_max(({MISSING} > bool 0) + ({DOWN} > bool 0) + ({UNDER_REPLICATED} > bool 0), 1), 2) or vector(2)"
+)
+"""Without data of brokers or of coordinators there is no sum: critical."""
 
 BOARD = Dashboard(
     "overview",
@@ -14,25 +29,27 @@ BOARD = Dashboard(
             "Health",
             (
                 number(
-                    "Brokers up",
-                    "Brokers that Prometheus reaches; fewer than there should be: see Brokers.",
+                    "Cluster",
+                    "Critical: partitions offline or under minimum in-sync, not one controller, or no metrics. "
+                    "Degraded: a broker or a replica is missing.",
                     "short",
-                    f'sum(up{{job="headrace-broker", {OURS}}})',
+                    VERDICT,
                     width=3,
+                    words=(("0", "Healthy", "green"), ("1", "Degraded", "orange"), ("2", "Critical", "red")),
                 ),
                 number(
-                    "Brokers missing",
-                    "Brokers that hold replicas and are not registered: down, not scheduled, or scaled away.",
-                    "short",
-                    f"max(headrace_coordinator_missing_brokers{{{OURS}}})",
+                    "Brokers up",
+                    "Of the brokers that are registered, hold replicas, or are scraped; below 100 %: see Brokers.",
+                    "percentunit",
+                    BROKERS_UP,
                     width=3,
-                    steps=GOOD_IS_ZERO,
+                    steps=((None, "red"), (0.001, "orange"), (1.0, "green")),
                 ),
                 number(
                     "Controllers",
                     "Exactly one coordinator must be the controller.",
                     "short",
-                    f"sum(headrace_coordinator_is_controller{{{OURS}}})",
+                    CONTROLLERS,
                     width=3,
                     steps=((None, "red"), (1.0, "green"), (2.0, "red")),
                 ),
@@ -40,7 +57,7 @@ BOARD = Dashboard(
                     "Offline partitions",
                     "Partitions without a leader: neither written nor read.",
                     "short",
-                    f"max(headrace_coordinator_offline_partitions{{{OURS}}})",
+                    OFFLINE,
                     width=3,
                     steps=GOOD_IS_ZERO,
                 ),
@@ -48,7 +65,7 @@ BOARD = Dashboard(
                     "Under minimum in-sync",
                     "Partitions that refuse acks=all.",
                     "short",
-                    f"sum(headrace_broker_under_min_insync{{{OURS}}})",
+                    UNDER_MINIMUM,
                     width=3,
                     steps=GOOD_IS_ZERO,
                 ),
@@ -56,7 +73,7 @@ BOARD = Dashboard(
                     "Under-replicated",
                     "Partitions with a replica that is not in sync; expected while a broker restarts.",
                     "short",
-                    f"max(headrace_coordinator_under_replicated_partitions{{{OURS}}})",
+                    UNDER_REPLICATED,
                     width=3,
                     steps=GOOD_IS_SMALL,
                 ),
@@ -85,7 +102,7 @@ BOARD = Dashboard(
                 graph(
                     "Records in",
                     "Records appended by leaders.",
-                    "wps",
+                    RECORDS,
                     Query(per_second("headrace_broker_produced_records_total", OURS, "instance"), "{{instance}}"),
                     stack=True,
                 ),
@@ -128,9 +145,9 @@ BOARD = Dashboard(
                 graph(
                     "Errors answered",
                     "Partitions of produce and fetch calls that were answered with an error, by code.",
-                    "reqps",
-                    Query(per_second("headrace_broker_produce_errors_total", OURS, "code"), "produce {{code}}"),
-                    Query(per_second("headrace_broker_fetch_errors_total", OURS, "code"), "fetch {{code}}"),
+                    "short",
+                    Query(events("headrace_broker_produce_errors_total", OURS, "code"), "produce {{code}}"),
+                    Query(events("headrace_broker_fetch_errors_total", OURS, "code"), "fetch {{code}}"),
                     rare=True,
                 ),
             ),

@@ -31,10 +31,8 @@ BOARD = Dashboard(
                     "In-sync sets shrink and grow",
                     "A follower that keeps falling out has a slow disk, a slow network, or too little processor.",
                     "short",
-                    Query(
-                        per_second("headrace_broker_in_sync_shrinks_total", HERE, "instance"), "{{instance}} shrinks"
-                    ),
-                    Query(per_second("headrace_broker_in_sync_expands_total", HERE, "instance"), "{{instance}} grows"),
+                    Query(rises("headrace_broker_in_sync_shrinks_total", HERE, "instance"), "{{instance}} shrinks"),
+                    Query(rises("headrace_broker_in_sync_expands_total", HERE, "instance"), "{{instance}} grows"),
                 ),
             ),
         ),
@@ -69,18 +67,14 @@ BOARD = Dashboard(
                     "Truncations and corrupt answers",
                     "Logs truncated because they diverged from their leader's, and answers that failed their checks.",
                     "short",
-                    Query(
-                        per_second("headrace_broker_truncations_total", HERE, "instance"), "{{instance}} truncations"
-                    ),
-                    Query(
-                        per_second("headrace_broker_corrupt_fetches_total", HERE, "instance"), "{{instance}} corrupt"
-                    ),
+                    Query(rises("headrace_broker_truncations_total", HERE, "instance"), "{{instance}} truncations"),
+                    Query(rises("headrace_broker_corrupt_fetches_total", HERE, "instance"), "{{instance}} corrupt"),
                 ),
                 graph(
                     "Unanswered proposals",
                     "Changes of in-sync sets that etcd did not answer.",
                     "short",
-                    Query(per_second("headrace_broker_isr_update_timeouts_total", HERE, "instance"), "{{instance}}"),
+                    Query(rises("headrace_broker_isr_update_timeouts_total", HERE, "instance"), "{{instance}}"),
                 ),
             ),
         ),

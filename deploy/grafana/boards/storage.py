@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.grafana.panels import Dashboard, Query, Row, graph
-from deploy.grafana.queries import HERE, INSTANCE, per_second, slowest
+from deploy.grafana.queries import HERE, INSTANCE, per_second, rises, slowest
 
 BOARD = Dashboard(
     "storage",
@@ -28,6 +28,7 @@ BOARD = Dashboard(
                     "If it goes on as in the last six hours; below zero the volume will be full.",
                     "bytes",
                     Query(f"predict_linear(headrace_broker_disk_free_bytes{{{HERE}}}[6h], 86400)", "{{instance}}"),
+                    signed=True,
                 ),
                 graph(
                     "Logs",
@@ -46,7 +47,7 @@ BOARD = Dashboard(
                     "Segments removed",
                     "By retention.",
                     "short",
-                    Query(per_second("headrace_broker_deleted_segments_total", HERE, "instance"), "{{instance}}"),
+                    Query(rises("headrace_broker_deleted_segments_total", HERE, "instance"), "{{instance}}"),
                 ),
                 graph(
                     "Refuses appends",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.grafana.panels import Dashboard, Query, Row, Variable, graph
-from deploy.grafana.queries import TOPICS, per_second, top
+from deploy.grafana.queries import RECORDS, TOPICS, per_second, top
 
 PRODUCED = "headrace_broker_partition_produced_records_total"
 
@@ -18,7 +18,7 @@ BOARD = Dashboard(
                 graph(
                     "Records in",
                     "By topic: the twenty busiest.",
-                    "wps",
+                    RECORDS,
                     Query(
                         top(20, per_second(PRODUCED, TOPICS, "topic")),
                         "{{topic}}",
@@ -90,7 +90,7 @@ BOARD = Dashboard(
                 graph(
                     "Busiest partitions",
                     "Far apart: keys are uneven.",
-                    "wps",
+                    RECORDS,
                     Query(
                         top(
                             10,
