@@ -506,6 +506,22 @@ def test_prometheus_scrapes_each_pod_once(render: Render) -> None:
         assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= ports
 
 
+def test_prometheus_instances_are_named_after_broker_ids(render: Render) -> None:
+    """`broker-1` and not an address: series go on when a pod is replaced, and panels and alerts name the broker."""
+    found: dict[str, set[str]] = {}
+    for monitor in select(render(MATRIX["everything"]), "ServiceMonitor"):
+        component = monitor["metadata"]["name"].rpartition("-")[2]
+        pod = f"{monitor['metadata']['name']}-{'5d9c-x7k' if component == 'coordinator' else 1}"
+        for endpoint in monitor["spec"]["endpoints"]:
+            (rule,) = (each for each in endpoint["relabelings"] if each["targetLabel"] == "instance")
+            assert rule["sourceLabels"] == ["__meta_kubernetes_pod_name"]
+            match = re.fullmatch(rule.get("regex", "(.*)"), pod)
+            assert match is not None
+            found.setdefault(component, set()).add(match[1])
+    coordinator = "a-name-of-thirty-one-characters-coordinator-5d9c-x7k"
+    assert found == {"broker": {"broker-1"}, "coordinator": {coordinator}, "etcd": {"etcd-1"}}
+
+
 def test_notes_lead_on(chart: Any) -> None:
     """What to do next, what is not there yet, and what was left open."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,18 @@ def test_prometheus_scrapes_every_service(compose: dict[str, Any]) -> None:
     assert detailed == targets - {"etcd:2379"}  # The dashboards of topics and groups are made of these.
     rules = compose["services"]["prometheus"]["volumes"]
     assert any(mount["source"] == str(CHART / "files" / "rules") for mount in rules)
+
+
+def test_prometheus_instances_are_named_after_services() -> None:
+    """Panels and alerts name a broker as Compose does, without a port."""
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text("utf-8"))
+    for job in config["scrape_configs"]:
+        (rule,) = job["relabel_configs"]
+        assert (rule["source_labels"], rule["target_label"]) == (["__address__"], "instance")
+        for target in (target for each in job["static_configs"] for target in each["targets"]):
+            match = re.fullmatch(rule["regex"], target)
+            assert match is not None
+            assert match[1] == target.partition(":")[0]
 
 
 def test_the_datasource_has_a_fixed_name() -> None:

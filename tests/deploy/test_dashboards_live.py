@@ -82,9 +82,9 @@ def prometheus(prometheus_program: str, loaded_cluster: LocalCluster, tmp_path_f
     directory: Path = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text("utf-8"))
     targets = {
-        "headrace-broker": [broker.metrics_address for broker in loaded_cluster.brokers],
-        "headrace-coordinator": [coordinator.metrics_address for coordinator in loaded_cluster.coordinators],
-        "headrace-etcd": [loaded_cluster.etcd.endpoint],
+        "headrace-broker": {broker.name: broker.metrics_address for broker in loaded_cluster.brokers},
+        "headrace-coordinator": {each.name: each.metrics_address for each in loaded_cluster.coordinators},
+        "headrace-etcd": {"etcd": loaded_cluster.etcd.endpoint},
     }
     targets["headrace-broker-detail"] = targets["headrace-broker"]
     targets["headrace-coordinator-detail"] = targets["headrace-coordinator"]
@@ -93,7 +93,11 @@ def prometheus(prometheus_program: str, loaded_cluster: LocalCluster, tmp_path_f
     config["rule_files"] = [str(ROOT / "deploy" / "helm" / "headrace" / "files" / "rules" / "headrace.yaml")]
     for job in config["scrape_configs"]:
         job.pop("scrape_interval", None)
-        job["static_configs"] = [{"targets": targets[job["job_name"]], "labels": {"cluster": "headrace"}}]
+        del job["relabel_configs"]  # All are on one host here.
+        job["static_configs"] = [
+            {"targets": [address], "labels": {"cluster": "headrace", "instance": name}}
+            for name, address in targets[job["job_name"]].items()
+        ]
     (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
     port = ReservedPort()
     address = f"127.0.0.1:{port}"
