@@ -539,6 +539,9 @@ def test_notes_lead_on(chart: Any) -> None:
     assert "networkPolicy.internal is false: whoever reaches the bundled etcd may change" in notes(
         MATRIX["no policies"]
     )
+    assert "clientsFrom is empty" in notes({"networkPolicy": {"enabled": True}})
+    assert "Prometheus does not reach the metrics" in notes({"networkPolicy": {"enabled": True}})
+    assert "is empty: " not in notes(EVERYTHING)
     empty = "The dashboard of topics is empty"
     monitoring = {"dashboards": {"enabled": True}, "serviceMonitor": {"enabled": True}}
     assert empty not in notes({})

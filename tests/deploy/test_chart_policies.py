@@ -49,6 +49,8 @@ def test_what_is_between_the_releases_pods_is_closed_by_default(render: Render) 
     assert set(alone) == {"demo-headrace-broker", "demo-headrace-coordinator"}
     assert alone["demo-headrace-broker"][7381] == all_
     assert not select(render(MATRIX["etcd elsewhere"]), "NetworkPolicy", "-etcd")
+    (own, metrics) = (alone["demo-headrace-broker"][port] for port in (7181, 9464))
+    assert own == metrics == {"others"}, "enabled without peers must close the ports to all but the release"
     backups = one(render(MATRIX["backups"]), "NetworkPolicy", "-etcd")
     assert _open_to(backups)[2379] == services | {"etcd", "backup"}
 

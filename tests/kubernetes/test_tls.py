@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 NAMESPACE = "safe"
 VALUES = {
     "tls": {"enabled": True, "secretName": "safe-tls", "clientAuth": "required"},
-    "networkPolicy": {"enabled": True},
+    "networkPolicy": {"enabled": True, "clientsFrom": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]},  # This machine, too.
 }
 SERVICE = f"safe-headrace.{NAMESPACE}.svc.{DOMAIN}"
 BROKER_PORT, COORDINATOR_PORT = 7181, 7170
