@@ -19,7 +19,9 @@ EVERYTHING: dict[str, Any] = {
         "external": {
             "enabled": True,
             "addressTemplate": "broker-{id}.example.org:7181",
-            "annotations": {"external-dns.alpha.kubernetes.io/hostname": "example.org"},
+            "annotations": {"external-dns.alpha.kubernetes.io/hostname": "broker-{id}.example.org"},
+            "annotationsByBroker": [{"example.org/address": f"192.0.2.{number}"} for number in range(5)],
+            "labels": {"example.org/broker": "b{id}"},
             "loadBalancerClass": "example.org/lb",
             "loadBalancerSourceRanges": ["192.0.2.0/24"],
         },
@@ -255,6 +257,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"coordinator": {"terminationGracePeriodSeconds": 15}}, "coordinator.terminationGracePeriodSeconds is 15"),
     ({"coordinator": {"autoscaling": {"enabled": True, "minReplicas": 9}}}, "minReplicas is more than"),
+    (
+        {"broker": {"external": {"enabled": True, "addressTemplate": "{id}:1", "annotationsByBroker": [{}]}}},
+        "broker.external.annotationsByBroker has 1 entries for 3 brokers",
+    ),
+    (
+        {"broker": {"podTemplate": {"spec": {"containers": [{"name": "sidecar"}]}}}},
+        "broker.podTemplate.spec.containers would replace the chart's own: use broker.extraContainers",
+    ),
+    (
+        {"coordinator": {"podTemplate": {"spec": {"initContainers": []}}}},
+        "coordinator.podTemplate.spec.initContainers would replace the chart's own: use coordinator.extraInit",
+    ),
+    (
+        {"etcd": {"bundled": {"podTemplate": {"spec": {"containers": []}}}}},
+        "etcd.bundled.podTemplate.spec.containers would replace the chart's own: leave it out",
+    ),
     ({"broker": {"external": {"enabled": True}}}, "give addressTemplate (with {id}) or addresses, one a broker"),
     (
         {"broker": {"external": {"enabled": True, "addressTemplate": "broker.example.org:1"}}},

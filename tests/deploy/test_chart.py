@@ -388,6 +388,34 @@ def test_outside_addresses_are_told_by_number(render: Render) -> None:
         assert "HEADRACE_BROKER_ADVERTISED_ADDRESS" not in environment
 
 
+def test_external_services_have_annotations_and_labels_of_their_broker(render: Render) -> None:
+    """DNS has a record for each advertised address, as external-dns makes them from annotations."""
+    objects = render(MATRIX["everything"])
+    addresses = one(objects, "ConfigMap", "-broker-addresses")["data"]
+    for number, service in enumerate(select(objects, "Service", "-external")):
+        annotations = service["metadata"]["annotations"]
+        host = addresses[str(number)].partition(":")[0]
+        assert annotations["external-dns.alpha.kubernetes.io/hostname"] == host
+        assert annotations["example.org/address"] == f"192.0.2.{number}"
+        assert service["metadata"]["labels"]["example.org/broker"] == f"b{number}"
+
+
+def test_extra_containers_stand_beside_the_charts_own(render: Render) -> None:
+    """A sidecar does not replace the service, nor an init container the one that reads the rack."""
+    sidecar, before = {"name": "sidecar", "image": "a:1"}, {"name": "before", "image": "b:1"}
+    extra = {"extraContainers": [sidecar], "extraInitContainers": [before]}
+    rack = {"fromNodeLabel": "topology.kubernetes.io/zone"}
+    for kind, component, values, first in (
+        ("StatefulSet", "broker", extra, []),
+        ("StatefulSet", "broker", extra | {"rack": rack}, ["rack"]),
+        ("Deployment", "coordinator", extra, []),
+    ):
+        spec = one(render({component: values}), kind, f"-{component}")["spec"]["template"]["spec"]
+        assert [each["name"] for each in spec["containers"]] == [component, "sidecar"]
+        assert [each["name"] for each in spec["initContainers"]] == [*first, "before"]
+        assert (spec["containers"][-1], spec["initContainers"][-1]) == (sidecar, before)
+
+
 def test_the_transfer_port_is_closed_until_asked_for(render: Render) -> None:
     """Then it is listened on, published, named to clients and open to those who may fetch; else none of it is there."""
     closed = {"everything": {"broker": {**EVERYTHING["broker"], "transfer": {"enabled": False}}}}

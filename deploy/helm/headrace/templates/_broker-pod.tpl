@@ -24,8 +24,9 @@ spec:
   securityContext:
     {{- include "headrace.podSecurity" $root | nindent 4 }}
   {{- include "headrace.scheduling" . | nindent 2 }}
-  {{- if $broker.rack.fromNodeLabel }}
+  {{- if or $broker.rack.fromNodeLabel $broker.extraInitContainers }}
   initContainers:
+    {{- if $broker.rack.fromNodeLabel }}
     - name: rack
       image: {{ $image }}
       imagePullPolicy: {{ $root.Values.image.pullPolicy }}
@@ -42,6 +43,10 @@ spec:
       volumeMounts:
         - {name: run, mountPath: /run/headrace}
         - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+    {{- end }}
+    {{- with $broker.extraInitContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   {{- end }}
   containers:
     - name: broker
@@ -143,6 +148,9 @@ spec:
         {{- with $broker.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+    {{- with $broker.extraContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
     - name: config
       configMap:

@@ -94,6 +94,16 @@ Included by the broker's StatefulSet, and by the certificate, which Helm renders
 {{- fail (printf "broker.external.nodePorts has %d entries for %d brokers: clients are told these ports, so each broker needs a fixed one" (len $external.nodePorts) (int $broker.replicas)) -}}
 {{- end -}}
 {{- end -}}
+{{- if and $external.annotationsByBroker (lt (len $external.annotationsByBroker) (int $broker.replicas)) -}}
+{{- fail (printf "broker.external.annotationsByBroker has %d entries for %d brokers: give one map for each, {} where there is nothing" (len $external.annotationsByBroker) (int $broker.replicas)) -}}
+{{- end -}}
+{{- range $name, $over := dict "broker" $broker.podTemplate "coordinator" .Values.coordinator.podTemplate "etcd.bundled" $etcd.bundled.podTemplate -}}
+{{- range $list, $instead := dict "containers" "extraContainers" "initContainers" "extraInitContainers" -}}
+{{- if hasKey (dig "spec" dict $over) $list -}}
+{{- fail (printf "%s.podTemplate.spec.%s would replace the chart's own: %s" $name $list (ternary "leave it out" (printf "use %s.%s" $name $instead) (eq $name "etcd.bundled"))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $transfer := $broker.transfer -}}
 {{- $nodes := and $external.enabled (eq $external.type "NodePort") -}}
 {{- if and $transfer.enabled $nodes (lt (len $transfer.nodePorts) (int $broker.replicas)) -}}

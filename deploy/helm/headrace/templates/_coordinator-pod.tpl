@@ -22,6 +22,10 @@ spec:
   securityContext:
     {{- include "headrace.podSecurity" $root | nindent 4 }}
   {{- include "headrace.scheduling" . | nindent 2 }}
+  {{- with $coordinator.extraInitContainers }}
+  initContainers:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   containers:
     - name: coordinator
       image: {{ include "headrace.image" (dict "image" $root.Values.image "tag" $root.Chart.AppVersion) }}
@@ -68,6 +72,9 @@ spec:
         {{- with $coordinator.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+    {{- with $coordinator.extraContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
     - name: config
       configMap:
