@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import yaml
+
+from tests.deploy.conftest import CHART
+
 EVERYTHING: dict[str, Any] = {
     "fullnameOverride": "a-name-of-thirty-one-characters",
     "cluster": "orders",
@@ -99,6 +103,7 @@ EGRESS: dict[str, Any] = {
 MATRIX: dict[str, dict[str, Any]] = {
     "defaults": {},
     "everything": EVERYTHING,
+    "small": yaml.safe_load((CHART.parent / "small.yaml").read_text("utf-8")),
     "one of each": {"broker": {"replicas": 1}, "coordinator": {"replicas": 1}},
     "etcd elsewhere": {"etcd": {"endpoints": ["etcd-0.db:2379", "[2001:db8::1]:2379"], "bundled": {"enabled": False}}},
     "TLS by a secret": {

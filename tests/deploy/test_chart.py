@@ -19,7 +19,7 @@ from headrace_server.settings import load_settings
 from headrace_server.tls_settings import TlsSettings
 from pydantic import TypeAdapter
 
-from tests.deploy.conftest import CHART, Render, containers, one, pod_templates, select
+from tests.deploy.conftest import CHART, ROOT, Render, containers, one, pod_templates, select
 from tests.deploy.matrix import EVERYTHING, MATRIX, REFUSED
 
 CUSTOM = {"ServiceMonitor", "PrometheusRule", "Certificate"}
@@ -513,6 +513,23 @@ def test_the_guard_starts_before_there_is_anything(render: Render) -> None:
     ):
         (secret,) = (volume["secret"] for volume in pod["spec"]["volumes"] if "secret" in volume)
         assert secret.get("optional") is optional
+
+
+@pytest.mark.parametrize("name", ["defaults", "small"])
+def test_requests_are_those_of_the_guide(render: Render, name: str) -> None:
+    """Processors, memory and volumes: whether it fits is known before it is installed."""
+    milli = mebi = gibi = 0
+    objects = render(MATRIX[name])
+    for each in (*select(objects, "StatefulSet"), *select(objects, "Deployment")):
+        copies = each["spec"]["replicas"]
+        for container in each["spec"]["template"]["spec"]["containers"]:
+            requests = container["resources"]["requests"]
+            milli += copies * int(requests["cpu"].removesuffix("m"))
+            mebi += copies * int(requests["memory"].removesuffix("Mi"))
+        for claim in each["spec"].get("volumeClaimTemplates", []):
+            gibi += copies * int(claim["spec"]["resources"]["requests"]["storage"].removesuffix("Gi"))
+    guide = (ROOT / "docs" / "guides" / "installing.md").read_text("utf-8")
+    assert f"| {name} | {milli / 1000:g} | {mebi / 1024:g} GiB | {gibi} GiB |" in guide
 
 
 def test_prometheus_scrapes_each_pod_once(render: Render) -> None:

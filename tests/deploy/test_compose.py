@@ -54,6 +54,16 @@ def test_every_container_is_hardened(compose: dict[str, Any]) -> None:
         assert "privileged" not in service, name
 
 
+def test_memory_limits_are_those_of_the_guide(compose: dict[str, Any]) -> None:
+    """Who gives Docker a virtual machine reads there how large it must be."""
+    guide = (ROOT / "docs" / "guides" / "installing.md").read_text("utf-8")
+    stays = {name: service for name, service in compose["services"].items() if name != "etcd-volume"}  # That one ends.
+    for row, profiles in (("none", set()), ("`demo`", {"demo"}), ("`monitoring`", {"monitoring"}),
+                          ("`demo`, `monitoring`", {"demo", "monitoring"})):  # fmt: skip
+        sizes = [int(each["mem_limit"]) for each in stays.values() if set(each.get("profiles", [])) <= profiles]
+        assert f"| {row} | {sum(sizes) / (1 << 30):g} GiB |" in guide
+
+
 def test_ports_are_open_on_this_machine_only(compose: dict[str, Any]) -> None:
     """127.0.0.1, and no port twice."""
     ports = [port for service in compose["services"].values() for port in service.get("ports", [])]

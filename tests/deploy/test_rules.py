@@ -46,6 +46,15 @@ def test_it_fires_when_it_must_and_not_before(name: str) -> None:
     assert fired[by] == [case["labels"]]
 
 
+def test_the_guide_says_what_there_is() -> None:
+    """How many alerts and dashboards, and the label that the Prometheus operator's stack selects by."""
+    guide = (ROOT / "docs" / "guides" / "monitoring.md").read_text("utf-8")
+    boards = len(list((CHART / "files" / "dashboards").glob("*.json")))
+    assert boards == 8
+    assert f"Eight dashboards of Grafana and {len(ALERTS)} alerts of Prometheus" in guide
+    assert "labels: {release: kube-prometheus-stack}" in guide
+
+
 def test_every_alert_has_a_case() -> None:
     """No more and no fewer; about twenty-five of them, as operators were promised."""
     assert list(CASES) == list(ALERTS)
