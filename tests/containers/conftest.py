@@ -17,7 +17,6 @@ if STATE not in os.environ:
     collect_ignore_glob = ["test_*.py"]
 
 ALL_PROFILES = "*"
-HEALTHY_SECONDS = 60.0
 Figure = Callable[[str, object], None]
 
 
@@ -41,12 +40,10 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def cluster(engine: Engine, figure: Figure) -> Engine:
-    """The quickstart: `docker compose up -d --wait` on the file as it is, within HEALTHY_SECONDS."""
+    """The quickstart: `docker compose up -d --wait` on the file as it is; Compose itself gives up on a service."""
     begun = time.monotonic()
     engine.compose("up", "-d", "--wait")
-    seconds = time.monotonic() - begun
-    figure("docker compose up -d --wait", f"{seconds:.1f} s")
-    assert seconds < HEALTHY_SECONDS
+    figure("docker compose up -d --wait", f"{time.monotonic() - begun:.1f} s")
     return engine
 
 

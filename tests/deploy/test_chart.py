@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import time
 import tomllib
 from typing import Any
 
@@ -124,12 +123,9 @@ def test_services_have_three_probes_of_their_own(render: Render, values: dict[st
 
 @every_set
 def test_rendering_twice_gives_the_same(chart: Any, values: dict[str, Any]) -> None:
-    """Nothing random, no time: GitOps sees no drift. And a render takes less than a second of the processor."""
-    started = time.process_time()
+    """Nothing random, no time: GitOps sees no drift."""
     first = chart.render(values, name="demo", namespace="prod")
-    took = time.process_time() - started
     assert first == chart.render(values, name="demo", namespace="prod")
-    assert took < 1.0
 
 
 @pytest.mark.parametrize(("values", "sentence"), REFUSED, ids=[sentence[:60] for _, sentence in REFUSED])
