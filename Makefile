@@ -32,7 +32,7 @@ BIN := .venv/bin
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test test-containers test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom docs bench bench-peers chaos security clean
+.PHONY: help set-up demo up down status test fast test-containers test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom docs bench bench-peers chaos security clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -56,6 +56,9 @@ status: set-up ## what runs, where, since when
 
 test: check ## the checks, then all tests
 	$(BIN)/pytest $(PYTEST_FLAGS)
+
+fast: set-up ## the unit and property tests of what changed since main, nearest first, for at most a minute (FAST_FLAGS=--help)
+	@$(BIN)/python tools/fast.py $(FAST_FLAGS)
 
 test-containers: set-up ## Dockerfile, docker-compose.yml and Prometheus' own checks, on a Docker engine of the run's own: needs root on Debian, takes minutes
 	@$(BIN)/python -m tests.containers tests/deploy/test_rules.py tests/deploy/test_dashboards.py tests/deploy/test_dashboards_live.py tests/containers

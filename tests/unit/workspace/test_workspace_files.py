@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 LOCKS = ["requirements-bootstrap.lock", "requirements-proto.lock", "requirements.lock"]
@@ -58,3 +59,34 @@ def test_an_unfinished_set_up_is_taken_up_again(tmp_path: Path) -> None:
     assert set_up.read_stamp(str(tmp_path))["digest"] == "a digest"
     (tmp_path / "bin" / "python").unlink()
     assert set_up.read_stamp(str(tmp_path)) == {}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.stem)
+def test_a_workflow_calls_targets_of_the_makefile(path: Path) -> None:
+    """CI does what a person does: each step is an action with a whole version, or `make` with a target that exists."""
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        for step in job["steps"]:
+            if "uses" in step:
+                assert re.fullmatch(r"[\w-]+/[\w-]+@v\d+\.\d+\.\d+", step["uses"])
+                continue
+            words = step["run"].split()
+            called = job["strategy"]["matrix"]["target"] if words[1] == "${{" else [words[1]]
+            assert words[0] == "make"
+            assert {each.split()[0] for each in called} <= targets
+
+
+def test_every_file_has_an_owner_that_exists() -> None:
+    """Each path in CODEOWNERS is there."""
+    lines = [line.split() for line in (ROOT / ".github/CODEOWNERS").read_text().splitlines()]
+    paths = [words[0] for words in lines if words and not words[0].startswith(("#", "*"))]
+    assert [path for path in paths if not (ROOT / path.lstrip("/")).exists()] == []
+
+
+def test_hooks_call_the_project_s_own_tools() -> None:
+    """No hook is fetched: each runs a program of .venv, in the version of the lock file."""
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert local["repo"] == "local"
+    assert {hook["entry"].split()[0].rpartition("/")[0] for hook in local["hooks"]} == {".venv/bin"}
