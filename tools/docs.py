@@ -1,7 +1,8 @@
 """Writes the pages of docs that come from code and protos, or checks that they are fresh.
 
 Run by `make docs` (writes) and `make check` (`--check`: exit code 1 and the names of the stale pages). Each page is a
-function of `reference_pages.pages`; nothing in it depends on time, machine or the order of a set.
+function of `reference_pages.pages`; nothing in it depends on time, machine or the order of a set. The pages are
+committed: they can be read without a build, and a changed format shows in its review as a changed page.
 """
 
 import argparse

@@ -100,6 +100,7 @@ class _Account:
             if name.startswith(SEEN):
                 self.run.records += observed["records"]
                 self.run.without_event_time += observed["untimed"]
+        # Spark counts rows after a first aggregation in each task: it says that records were late, not how many.
         dropped = sum(operator["numRowsDroppedByWatermark"] for operator in progress["stateOperators"])
         if dropped:
             sources = tuple((source["startOffset"], source["endOffset"]) for source in progress["sources"])

@@ -32,7 +32,7 @@ def test_section_3_the_broker_never_decodes_messages() -> None:
     """Section 3: payloads are opaque. What decodes is off the path of batches.
 
     The simple `records` form, look-ups by a record's own timestamp, the tool that prints a segment, and the leader's
-    check that readers can decode what is stored (decision 245; `validate=header` leaves it out), which keeps nothing.
+    check that readers can decode what is stored (`validate=header` leaves it out), which keeps nothing.
     """
     users = []
     for path in sorted(_package("headrace_broker").rglob("*.py")):

@@ -1,6 +1,7 @@
 """The entry point of `headrace`: the tree of commands, and how usage errors end.
 
 Commands report their own errors (`session.command`); what reaches `run` is a wrong command line, an interrupt, or help.
+typer makes a command of a function, with typed parameters as options: mypy checks the command line like other code.
 """
 
 import os

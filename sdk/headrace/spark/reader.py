@@ -116,7 +116,8 @@ class PushingReader(HeadraceReader):
 
     A class of its own: Spark refuses one that takes them while `spark.sql.python.filterPushdown.enabled` is off,
     and says so. And only where it is asked for: Spark keeps what a frame's first query has planned, and reads no more
-    than that in a second query with other conditions (docs/decisions/0150).
+    than that in a second query with other conditions (Spark 4.3.0): rows
+    would be missing without an error.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:

@@ -9,8 +9,9 @@ the last part of the name. Relations between fields are checked in `__post_init_
         broker_id: Annotated[int, Field(ge=0, description="The broker's id, unique in the cluster.")]
         lease_ttl_ms: Annotated[int, Field(ge=2_000, description="...")] = 10_000
 
-`load_settings` is the one place that reads files and the environment; nothing else in a service does. Why pydantic:
-docs/decisions/0003-settings-by-pydantic.md.
+`load_settings` is the one place that reads files and the environment; nothing else in a service does. pydantic converts
+text, checks ranges and reports all invalid values at once. pydantic-settings is not used: it ignores unknown variables,
+and an unknown setting must be an error that names the nearest known one.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def test_a_draining_broker_leads_only_where_nobody_else_can():
 
 
 def test_a_sole_replica_with_a_cut_end_is_elected_and_marked():
-    """Nobody else has the data: what async durability may lose is lost, and the key says so (decision 20)."""
+    """Nobody else has the data: what async durability may lose is lost, and the key says so."""
     sole = state(replicas=(1,), in_sync=(A,), min_insync_replicas=1)
     after = elect(sole, {1: RegisteredBroker(44, resumes=10, clean=False, storage_since=10)})
     assert (after.leader, after.unclean, after.leader_epoch) == (Replica(1, 44), True, 6)

@@ -293,6 +293,7 @@ class ConsumerConfig(FetchConfig):
         "",
         "Static membership: a process that returns with the same id in time gets its partitions back. Empty: dynamic.",
     )
+    # Coordinators match the pattern against all topics. A regular expression can take exponential time in Python.
     topic_pattern: str = _setting(
         "",
         "Topics to read in addition to those named, shell style: `*`, `?` and `[...]`; topics created later included.",

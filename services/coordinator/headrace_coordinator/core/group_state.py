@@ -63,7 +63,11 @@ class GroupTopic:
     name: str
     partitions: int
     first_partitions: int
-    """How many it had when the group began to read it: the others were added later."""
+    """How many it had when the group began to read it: the others were added later.
+
+    A member with `auto_offset_reset="latest"` reads an added partition from its first record. Otherwise it would skip
+    the records from before its assignment.
+    """
 
 
 @dataclass(frozen=True, slots=True)
