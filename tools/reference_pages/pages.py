@@ -42,7 +42,7 @@ def _etcd_keys_body() -> str:
 
 PAGES = (
     Page("reference/batch-format.md", "sdk/headrace/wire/batch.py, columns.py and compression.py", batch_body),
-    Page("reference/errors.md", "sdk/headrace/wire/errors.py and sdk/headrace/client/base/errors.py", errors_body),
+    Page("reference/errors.md", "sdk/headrace/wire/errors and sdk/headrace/client/base/errors.py", errors_body),
     Page("reference/rpcs.md", "proto/headrace/v1/*.proto", rpcs_body),
     Page(
         "reference/etcd-keys.md",

@@ -1,0 +1,31 @@
+"""The errors of headrace: each has a code, a gRPC status, retriable, fatal, outcome, and the next step.
+
+Servers raise these exceptions and return them as an `ErrorDetail` inside an answer (`to_detail`) or in the
+`grpc-status-details-bin` trailer of a failed call (`to_status_bytes`); clients turn both back into the same exceptions
+(`from_detail`, `from_rpc_error`). `base` has what all share, `catalogue` a class for each code, `rpc` the conversions.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.wire.errors.base import ERRORS, ErrorCode, ErrorRow, HeadraceError, LeaderHint, Outcome
+from headrace.wire.errors.catalogue import *
+from headrace.wire.errors.rpc import (
+    REQUEST_ID_KEY,
+    STATUS_DETAILS_KEY,
+    from_detail,
+    from_rpc_error,
+    to_detail,
+    to_status_bytes,
+)
+
+if TYPE_CHECKING:
+    from headrace.wire.errors.rpc import GRPC_STATUS
+
+
+def __getattr__(name: str) -> Any:
+    """Return `GRPC_STATUS`, which imports grpc, when it is first used."""
+    if name == "GRPC_STATUS":
+        from headrace.wire.errors import rpc
+
+        return rpc.GRPC_STATUS
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
