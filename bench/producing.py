@@ -73,7 +73,7 @@ class Produce:
         return headrace.Producer(
             bootstrap_servers=target.bootstrap_servers,
             acks=self.acks,
-            return_futures=self.futures,
+            return_futures=self.return_futures,
             compression_type=self.codec,
             **batch,
         )
