@@ -14,6 +14,7 @@ import grpc
 import pytest
 from headrace.wire.errors import STATUS_DETAILS_KEY
 from headrace.wire.transfer import PREFACE
+from headrace_server.wasted_calls import CALLS_AT_ONCE
 
 from tests.security.conftest import Witness
 from tests.security.fuzzing import Fuzz, methods
@@ -89,19 +90,24 @@ async def pour(address: str, contents: list[bytes], preface: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("listener", "services"),
+    ("listener", "services", "most"),
     [
-        ("client", [BROKER, PROCESS, REPLICA, HEALTH, REFLECTION]),
-        ("internal", [BROKER, REPLICA]),
-        ("coordinator", [CLUSTER, GROUP, PROCESS, HEALTH]),
+        ("client", [BROKER, PROCESS, HEALTH, REFLECTION], CALLS),
+        # A caller of methods that a listener does not serve is blocked when it makes too many of them.
+        ("client", [REPLICA], CALLS_AT_ONCE // 2),
+        ("internal", [BROKER, REPLICA], CALLS),
+        ("coordinator", [CLUSTER, GROUP, PROCESS, HEALTH], CALLS),
     ],
 )
-def test_whatever_is_called_has_a_proper_answer(witness: Witness, listener: str, services: list[str]) -> None:
+def test_whatever_is_called_has_a_proper_answer(
+    witness: Witness, listener: str, services: list[str], most: int
+) -> None:
     """Fuzzed calls are answered or refused with a status that says whose mistake it is."""
     processes = witness.processes()
-    seen = asyncio.run(fuzz(witness.address(listener), services, CALLS // 3, SEED))
+    seen = asyncio.run(fuzz(witness.address(listener), services, min(CALLS // 3, most), SEED))
     assert {path for path, _ in seen} == {path for service in services for path in methods(service)}
-    assert any(code == "INVALID_ARGUMENT" for _, code in seen)
+    refused = "PERMISSION_DENIED" if services == [REPLICA] else "INVALID_ARGUMENT"
+    assert any(code == refused for _, code in seen)
     assert witness.processes() == processes
     witness.work()
 
