@@ -32,10 +32,13 @@ def test_epochs_of_a_real_log_are_kept_and_compared(headrace_cluster, topic_name
             return admin._run(steps)
 
         epoch = epochs["0"]
-        assert ask(record_epochs(admin._steps, "t", topic_name, {0: 109, 1: 0}, topic_id)) == {0: epoch, 1: epochs["1"]}
+        assert ask(record_epochs(admin._operations, "t", topic_name, {0: 109, 1: 0}, topic_id)) == {
+            0: epoch,
+            1: epochs["1"],
+        }
         read = {0: (110, epoch), 1: (100, epochs["1"])}
-        assert ask(truncation_points(admin._steps, "t", topic_name, read, topic_id)) == {}
+        assert ask(truncation_points(admin._operations, "t", topic_name, read, topic_id)) == {}
         read = {0: (150, epoch), 1: (100, epochs["1"])}
-        assert ask(truncation_points(admin._steps, "t", topic_name, read, topic_id)) == {0: 110}
+        assert ask(truncation_points(admin._operations, "t", topic_name, read, topic_id)) == {0: 110}
         admin.delete_records(topic_name, {1: 100})
-        assert ask(truncation_points(admin._steps, "t", topic_name, {1: (100, epochs["1"])}, topic_id)) == {}
+        assert ask(truncation_points(admin._operations, "t", topic_name, {1: (100, epochs["1"])}, topic_id)) == {}

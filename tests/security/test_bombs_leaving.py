@@ -53,7 +53,7 @@ def test_large_batch_is_refused_before_it_is_inflated() -> None:
         return str(caught.value)
 
     said, peak = peak_of(refused)
-    assert "go on at offset 1" in said
+    assert "continue at offset 1" in said
     assert peak < MIB
     records, next_offset = decode_records(stored(good(3), bomb), 0, max_bytes=3 * MIB)
     assert (len(records), next_offset) == (3, 3)
@@ -102,7 +102,7 @@ def test_every_record_is_answered_once_over_several_calls() -> None:
 
 def test_poison_says_where_to_go_on() -> None:
     """A client without the SDK is not stuck before what cannot be decoded, and gets what is before it."""
-    with pytest.raises(CorruptBatchError, match="Go on at offset 2"):
+    with pytest.raises(CorruptBatchError, match="Continue at offset 2"):
         decode_records(poisons()["offsets descend"], 0, max_bytes=MIB)
     records, next_offset = decode_records(stored(good(3), poisons()["offsets descend"]), 0, max_bytes=MIB)
     assert (len(records), next_offset) == (3, 3)
