@@ -55,7 +55,7 @@ status: set-up ## what runs, where, since when
 	@$(BIN)/python -m headrace_devcluster status
 
 test: check ## the checks, then all tests
-	$(BIN)/pytest $(PYTEST_FLAGS)
+	HEADRACE_TEST_COVERAGE=1 $(BIN)/pytest $(PYTEST_FLAGS)
 
 fast: set-up ## the unit and property tests of what changed since main, nearest first, for at most a minute (FAST_FLAGS=--help)
 	@$(BIN)/python tools/fast.py $(FAST_FLAGS)

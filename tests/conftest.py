@@ -14,6 +14,7 @@ import pytest
 from _pytest.nodeid import NodeId
 from hypothesis import settings
 
+from tests.core_coverage import METER
 from tests.fork_server import forked_services, is_fork_server
 
 pytest_plugins = ["headrace_devcluster.fixtures", "tests.async_tests", "tests.spark_session"]
@@ -43,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(directory.cleanup)
         sys.dont_write_bytecode = False
         sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = directory.name
+    if METER is not None:
+        config.pluginmanager.register(METER)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,6 +9,7 @@ import pytest
 from headrace.log import DataDirectory, DirectoryInUseError, DiskLimits, LogSettings, WrongDirectoryError
 from headrace.log.checkpoint import read_sealed, seal
 from headrace.log.directory import read_identity
+from headrace.log.errors import storage_offline
 from headrace.log.memory_filesystem import MemoryFileSystem
 from headrace.log.os_filesystem import OsFileSystem
 from headrace.wire.batch import read_header
@@ -164,3 +165,42 @@ def test_a_volume_on_which_nothing_fits_says_so():
     assert "101000: disk_refuse_below_bytes" in small.lacks_room()
     large = DataDirectory.open("/data", **OWNER, limits=limits, filesystem=MemoryFileSystem(200_000))
     assert large.lacks_room() == ""
+
+
+@pytest.mark.parametrize(
+    ("operation", "suffix", "call"),
+    [
+        ("list_directory", "", lambda directory, log, _: directory.log_ids()),
+        ("list_directory", "", lambda directory, log, _: directory.remove_deleted()),
+        ("space", "", lambda directory, log, _: directory.check_space()),
+        ("make_directory", "-1", lambda directory, log, _: directory.open_log(b"u" * 16, 1, LogSettings())),
+        ("rename", "", lambda directory, log, _: directory.delete_log(log)),
+        ("pwritev", "", lambda directory, log, _: directory.become(b"v" * 16)),
+        ("pwritev", "", lambda directory, log, _: directory.note_session(1, 1, 1)),
+        ("pwritev", "", lambda directory, log, _: directory.note_boot()),
+        ("open", "identity", lambda directory, log, disk: read_identity("/data", disk)),
+    ],
+)
+def test_a_disk_that_fails_under_a_directory_is_named(operation, suffix, call):
+    """Each call raises the storage's own error with the path, never an OSError that nobody expects."""
+    disk = MemoryFileSystem()
+    directory = DataDirectory.open("/data", **OWNER, boot_id="b", filesystem=disk)
+    log = directory.open_log(b"u" * 16, 0, LogSettings())
+    disk.fail(operation, errno.EIO, suffix=suffix)
+    with pytest.raises(StorageOfflineError, match="/data"):
+        call(directory, log, disk)
+
+
+@pytest.mark.parametrize(
+    ("number", "path", "advice"),
+    [
+        (errno.ENOENT, "/data/log", "A file was removed from the data directory"),
+        (errno.EFBIG, "/data/log", "ulimit -f"),
+        (errno.ELOOP, "/data/log", "Set data_dir to another path"),
+        (errno.EACCES, "/data/log", "belongs to uid"),
+        (errno.EIO, "/data/log", "restart"),
+    ],
+)
+def test_a_disk_that_fails_says_what_to_do(number, path, advice):
+    """The next step is that of the error, not one for all."""
+    assert advice in str(storage_offline(path, OSError(number, "it failed", path)))

@@ -9,7 +9,7 @@ import random
 import pytest
 from headrace.log import CorruptLogError, LogSettings, TimestampKind
 from headrace.log.memory_filesystem import Loss
-from headrace.wire.errors import StorageFullError, StorageOfflineError
+from headrace.wire.errors import OffsetOutOfRangeError, StorageFullError, StorageOfflineError
 
 
 def crash(bench, loss=Loss.NOTHING, seed=0):
@@ -428,3 +428,26 @@ def test_checkpoint_write_that_failed_is_tried_again_in_its_own_slot(bench):
         whole.append([now[at : at + 4096] == slots[at : at + 4096] for at in (0, 4096)])
     assert whole[0] == whole[1]
     assert sorted(whole[0]) == [False, True]
+
+
+def test_retention_of_a_log_just_opened_knows_the_age_of_its_segments(bench):
+    """The last append of a segment stands in its index, which a log just opened reads when retention asks."""
+    bench.settings = LogSettings(segment_bytes=700, retention_ms=1_000)
+    bench.open()
+    bench.append(8)
+    first_roll = bench.log.plan_retention(10**12, 8)
+    bench.directory.close(clean=True)
+    log = bench.open()
+    assert log.segment_count > 2
+    assert log.plan_retention(bench.now_ms, 8) == 0
+    assert log.plan_retention(bench.now_ms + 1_001, 8) == first_roll > 0
+
+
+def test_records_above_the_high_watermark_are_not_deleted(bench):
+    """They may never be committed; nothing of the log changes."""
+    log = bench.open()
+    bench.append(5)
+    with pytest.raises(OffsetOutOfRangeError, match="offset 4 is above the high watermark 3"):
+        log.delete_records(4, 3)
+    assert log.delete_records(2, 3) == 2
+    assert log.delete_records(1, 3) == 2
