@@ -3,6 +3,9 @@
 
 PYTHON ?= python3
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
+# What make release builds: make release VERSION=0.2.0 RELEASE_FLAGS=--dry-run
+VERSION ?=
+RELEASE_FLAGS ?=
 # Lines of a file of yours for the demo's user activity: make demo LOG=/path/to/access.log
 LOG ?=
 DEMO_FLAGS ?=
@@ -32,7 +35,7 @@ BIN := .venv/bin
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test fast test-containers test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom docs bench bench-peers chaos security clean
+.PHONY: help set-up demo up down status test fast test-containers test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom release docs bench bench-peers chaos security clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -102,9 +105,10 @@ lock: set-up ## write the lock files (UPGRADE=1 takes the newest versions)
 	tools/lock.sh
 
 sbom: set-up ## write the image's software bill of materials (CycloneDX), from its lock file, to dist/headrace.cdx.json
-	@mkdir -p dist
-	@$(BIN)/python -W ignore -m cyclonedx_py requirements --pyproject sdk/pyproject.toml --output-reproducible --of JSON --output-file dist/headrace.cdx.json requirements-image.lock
-	@echo "dist/headrace.cdx.json"
+	@$(BIN)/python tools/sbom.py
+
+release: set-up ## what a release has, built from the last commit, checked, in dist/VERSION; pushes nothing (VERSION=x.y.z, RELEASE_FLAGS=--dry-run)
+	@$(BIN)/python tools/release.py $(RELEASE_FLAGS) "$(VERSION)"
 
 docs: set-up ## write the reference pages that are generated from code and protos
 	$(BIN)/python tools/docs.py

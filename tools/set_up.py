@@ -164,7 +164,9 @@ def ensure(name: str, files: "list[str]", make: "Callable[[str], None]", first_w
 def main(arguments: "list[str]") -> None:
     """`set_up.py` makes `.venv`; `set_up.py proto` makes `.venv-proto` as well."""
     use_new_enough_python()
-    own = ["requirements-bootstrap.lock", "tools/set_up.py"] + [member + "/pyproject.toml" for member in MEMBERS]
+    # Of the SDK's first file the members have their version.
+    own = ["requirements-bootstrap.lock", "tools/set_up.py", "sdk/headrace/__init__.py"]
+    own += [member + "/pyproject.toml" for member in MEMBERS]
     words = "setting up .venv: packages from PyPI, pinned by requirements.lock (once; a minute at most)"
     ensure(".venv", ["requirements.lock", *own], make_workspace_venv, words)
     if arguments == ["proto"]:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from headrace.wire.ids import TopicPartition as TopicPartition
 
 __version__ = "0.1.0"
+"""Of every distribution, the image and the chart: `make release VERSION=` changes it and what is derived from it."""
 
 _MODULES = {
     "Admin": "headrace.client.admin.admin",

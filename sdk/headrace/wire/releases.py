@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from headrace import __version__
 from headrace.wire.errors import UnsupportedVersionError
 
-RELEASE = "0.1.0"
+RELEASE = __version__
 """Of this code; every distribution of the repository has the same."""
 CAPABILITIES = ("batches.1", "groups.1", "replication.1")
 """What this release can do."""
