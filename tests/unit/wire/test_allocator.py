@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import headrace
 import pytest
+from headrace.wire import allocator
 
 PROGRAM = """
 import resource, sys, threading
@@ -44,3 +46,18 @@ def test_large_buffers_are_used_again():
 
 def test_it_is_public():
     assert "keep_large_buffers" in headrace.__all__
+
+
+def test_a_library_without_the_setting_changes_nothing(monkeypatch):
+    """musl and macOS have no mallopt: the answer says so, and nothing is raised."""
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: object())
+    assert allocator.keep_large_buffers() is False
+    set_to = {}
+    fake = SimpleNamespace(mallopt=lambda name, value: set_to.update({name: value}) or 1)
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: fake)
+    assert allocator.keep_large_buffers() is True
+    assert set_to == {
+        allocator.M_MMAP_THRESHOLD: allocator.MMAP_BYTES,
+        allocator.M_TRIM_THRESHOLD: allocator.TRIM_BYTES,
+        allocator.M_ARENA_MAX: allocator.ARENAS,
+    }

@@ -199,3 +199,16 @@ def test_gaps_spare_bits_and_timestamps_are_checked(position: int, value: int, s
     batch[position] = value
     with pytest.raises(CorruptBatchError, match=says):
         decode_batch(bytes(batch), max_payload_bytes=4096)
+
+
+@pytest.mark.parametrize("values", [[b"abc", None, b"de"], [b"ab", b"cd"], [b"", b"a", b""], [None], [b""]])
+def test_entries_are_the_same_where_pyarrow_is_not_imported(
+    monkeypatch: pytest.MonkeyPatch, values: list[bytes | None]
+) -> None:
+    """numpy cuts them where Arrow is not at hand; a part of a column starts with its own entry and validity bit."""
+    column = decode_batch(encode_batch(values, base_timestamp_ms=0), max_payload_bytes=1_000).value_column
+    assert column.to_list() == values
+    assert column.part(1, len(values)).to_list() == values[1:]
+    monkeypatch.delitem(sys.modules, "pyarrow")
+    assert column.to_list() == values
+    assert column.part(1, len(values)).to_list() == values[1:]

@@ -1,0 +1,116 @@
+"""What a topic may become: more partitions, other settings, brokers that the request names (all before any write)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from headrace.wire.errors import (
+    HeadraceError,
+    InvalidConfigError,
+    InvalidPartitionsError,
+    InvalidReplicationFactorError,
+    InvalidRequestError,
+    NotEnoughBrokersError,
+    UnknownBrokerError,
+)
+from headrace_coordinator.core.placement import BrokerLoad
+from headrace_coordinator.core.topics import (
+    MAX_CONFIGS,
+    Candidate,
+    TopicDefaults,
+    TopicSpec,
+    add_load,
+    altered_configs,
+    check_more_partitions,
+    check_new_topic,
+    initial_state,
+    place_more_partitions,
+    place_new_topic,
+)
+from headrace_server.internal_v1 import metadata_pb2
+
+TOPIC = metadata_pb2.Topic(name="t", partitions=2, replication_factor=2)
+CANDIDATES = {each: Candidate(10 * each, BrokerLoad(each, host=f"h{each}")) for each in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "reason"),
+    [
+        (TopicSpec("t", partitions=11), InvalidPartitionsError, "11 partitions are outside 1 .. 10"),
+        (TopicSpec("t", replication_factor=-1), InvalidReplicationFactorError, "keeps nothing"),
+        (TopicSpec("t", replication_factor=10), InvalidReplicationFactorError, "is more than 9"),
+        (TopicSpec("t", 3, assignments=((1,), (2,))), InvalidRequestError, "3 partitions are asked for and 2"),
+        (TopicSpec("t", 0, 2, assignments=((1,),)), InvalidReplicationFactorError, "2 replicas are asked for and 1"),
+        (TopicSpec("t", assignments=((1, 2), (1,))), InvalidRequestError, r"assignment 1 names the brokers \[1\]"),
+        (TopicSpec("t", assignments=((1, 1),)), InvalidRequestError, r"assignment 0 names the brokers \[1, 1\]"),
+        (TopicSpec("t", assignments=((),)), InvalidRequestError, r"assignment 0 names the brokers \[\]"),
+        (TopicSpec("t", 0, 1, {"min_insync_replicas": "2"}), InvalidConfigError, "could ever be acknowledged"),
+        (TopicSpec("t", configs={str(n): "" for n in range(MAX_CONFIGS + 1)}), InvalidConfigError, "101 settings"),
+    ],
+)
+def test_a_topic_that_can_never_be_is_refused(spec: TopicSpec, error: type[HeadraceError], reason: str) -> None:
+    """Whatever the brokers: the message has the number and the limit."""
+    with pytest.raises(error, match=reason):
+        check_new_topic(spec, TopicDefaults(max_partitions=10), 3)
+
+
+def test_named_brokers_are_taken_as_named_or_refused() -> None:
+    """A broker that is not there, or has no room for all that is assigned to it, is named in the error."""
+    topic = check_new_topic(TopicSpec("t", assignments=((2, 1), (2, 3))), TopicDefaults(), 3)
+    assert (topic.partitions, topic.replication_factor) == (2, 2)
+    assert place_new_topic(topic, CANDIDATES).assignments == ((2, 1), (2, 3))
+    with pytest.raises(UnknownBrokerError, match=r"broker 3 is not registered.*brokers that live: 1, 2"):
+        place_new_topic(topic, {each: CANDIDATES[each] for each in (1, 2)})
+    full = CANDIDATES | {2: replace(CANDIDATES[2], load=replace(CANDIDATES[2].load, room=1))}
+    with pytest.raises(NotEnoughBrokersError, match="broker 2 has room for 1 replicas, not for 2"):
+        place_new_topic(topic, full)
+
+
+def test_a_topic_grows_and_never_shrinks() -> None:
+    """What is asked for is the total; assignments are those of the partitions that are added."""
+    assert check_more_partitions(TOPIC, 5, (), 10) == 3
+    assert check_more_partitions(TOPIC, 3, ((3, 1),), 10) == 1
+    for total, assignments, error, reason in [
+        (2, (), InvalidPartitionsError, "2 is not more"),
+        (1, (), InvalidPartitionsError, "1 is not more"),
+        (11, (), InvalidPartitionsError, "outside 1 .. 10"),
+        (4, ((1, 2),), InvalidRequestError, "2 partitions are asked for and 1 are assigned"),
+        (3, ((1, 2, 3),), InvalidReplicationFactorError, "2 replicas are asked for and 3"),
+    ]:
+        with pytest.raises(error, match=reason):
+            check_more_partitions(TOPIC, total, assignments, 10)
+
+
+def test_further_partitions_go_where_the_topic_has_fewest() -> None:
+    """Replicas and leaders that the topic has already count: the third partition is led by the third broker."""
+    states = [initial_state(replicas, CANDIDATES, 0, durable=True) for replicas in ((1, 2), (2, 1))]
+    ((leader, _),) = place_more_partitions(TOPIC, 1, (), CANDIDATES, states).assignments
+    assert leader == 3
+    named = place_more_partitions(TOPIC, 1, ((1, 2),), CANDIDATES, states)
+    assert named.assignments == ((1, 2),)
+
+
+def test_what_was_placed_counts_for_the_next_topic_of_a_request() -> None:
+    """Replicas for each broker of an assignment, leaders for its first; the given loads are left as they are."""
+    counted = add_load(CANDIDATES, [(1, 2), (1, 3)])
+    assert {each: (counted[each].load.replicas, counted[each].load.leaders) for each in counted} == {
+        1: (2, 2),
+        2: (1, 0),
+        3: (1, 0),
+    }
+    assert CANDIDATES[1].load.replicas == 0
+
+
+def test_settings_change_by_name_and_as_a_whole_stay_sound() -> None:
+    """What is set and what is unset are applied together; a request for nothing, or for too much, is refused."""
+    topic = metadata_pb2.Topic(name="t", replication_factor=2, configs={"min_insync_replicas": "2"})
+    assert altered_configs(topic, {"retention_ms": "5000"}, ["min_insync_replicas"]) == {"retention_ms": "5000"}
+    for changes, unset, error, reason in [
+        ({}, [], InvalidRequestError, "changes no setting"),
+        ({"min_insync_replicas": "3"}, [], InvalidConfigError, "more than the replication factor 2"),
+        ({}, ["retention_ms"] * (MAX_CONFIGS + 1), InvalidConfigError, "101 settings in one request"),
+    ]:
+        with pytest.raises(error, match=re.escape(reason)):
+            altered_configs(topic, changes, unset)
