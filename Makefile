@@ -35,7 +35,7 @@ BIN := .venv/bin
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test fast test-containers test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom release docs bench bench-peers chaos security clean
+.PHONY: help set-up demo up down status test fast test-containers test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom release docs blocking bench bench-peers chaos security clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -85,6 +85,7 @@ check: set-up ## ruff, mypy --strict, import layers, protos, generated code and 
 	$(BIN)/lint-imports
 	@$(MAKE) check-proto
 	$(BIN)/python tools/docs.py --check
+	$(BIN)/python tools/async_to_sync.py --check
 
 check-proto: set-up # buf lint and breaking, and the committed code is what the protos give
 	$(BIN)/buf lint
@@ -109,6 +110,9 @@ sbom: set-up ## write the image's software bill of materials (CycloneDX), from i
 
 release: set-up ## what a release has, built from the last commit, checked, in dist/VERSION; pushes nothing (VERSION=x.y.z, RELEASE_FLAGS=--dry-run)
 	@$(BIN)/python tools/release.py $(RELEASE_FLAGS) "$(VERSION)"
+
+blocking: set-up ## write the blocking classes of the SDK and their tests from the asyncio ones
+	$(BIN)/python tools/async_to_sync.py
 
 docs: set-up ## write the reference pages that are generated from code and protos
 	$(BIN)/python tools/docs.py

@@ -4,7 +4,7 @@ They run on gRPC channels of the running loop and start no thread; the decisions
 wait is a coroutine, what cannot is a plain method. A cancelled await loses no record and leaves nothing half done.
 """
 
-from headrace.client.admin.admin_async import Admin
+from headrace.client.admin.admin_async import AsyncAdmin as Admin
 from headrace.client.consumer.consumer_async import Consumer
 from headrace.client.consumer.reader_async import Reader
 from headrace.client.producer.producer_async import BatchFuture, Producer, RecordFuture

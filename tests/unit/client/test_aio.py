@@ -113,11 +113,3 @@ async def test_what_is_not_open_says_how_to_open_it(fake_cluster):
         await headrace.aio.Consumer("t").poll()
     with pytest.raises(headrace.ConfigError, match="blocking"):
         headrace.aio.Producer(return_futures=False)
-
-
-async def test_admin_describes_topics(fake_cluster):
-    fake_cluster.create_topic("t", 3)
-    async with headrace.aio.Admin(bootstrap_servers=fake_cluster.address) as admin:
-        assert await admin.list_topics() == ["t"]
-        assert len((await admin.describe_topic("t")).partitions) == 3
-        assert (await admin.list_offsets("t"))[PARTITION].offset == 0

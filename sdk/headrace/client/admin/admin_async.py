@@ -1,7 +1,4 @@
-"""The asyncio `Admin`: topics, settings, offsets, replicas, logs, groups. One event loop.
-
-The same operations as the blocking class, awaited. Arguments, results and errors are documented at `headrace.Admin`.
-"""
+"""The asyncio `Admin`: topics, settings, offsets, replicas, logs, groups. One event loop."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
@@ -38,6 +35,8 @@ from headrace.client.admin.rpc import (
     TopicDescription,
 )
 from headrace.client.base.config import AdminConfig, build
+from headrace.client.base.errors import ForkedError
+from headrace.client.base.forking import ForkGuard
 from headrace.client.base.operations import Operation, aexecute
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.connection_async import AsyncConnections
@@ -47,10 +46,13 @@ from headrace.wire.ids import TopicPartition
 Result = TypeVar("Result")
 
 
-class Admin:
-    """Looks at and changes a cluster from the coroutines of one event loop.
+class AsyncAdmin:
+    """Looks at and changes a cluster.
 
-    Cancelling a change that is on its way does not undo it.
+    Every method takes `timeout` in seconds for all tries together (default: request_timeout_ms) and raises the typed
+    errors of `headrace.wire.errors`, or `NoBrokersAvailableError`. A change that is not the same twice as once is not
+    sent again when its answer was lost: the error's outcome is then UNKNOWN. A change that was sent is not undone when
+    its caller stops waiting for it.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -65,16 +67,19 @@ class Admin:
         self._operations = AdminOperations(config, calls)
         self._groups = AdminGroupOperations(config, calls, self._operations)
         self._processes = ProcessSteps(config, calls)
+        self._fork = ForkGuard(self._after_fork)
+        self._is_forked = False
 
-    async def __aenter__(self) -> "Admin":
+    async def __aenter__(self) -> "AsyncAdmin":
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; what waits raises ClosedError. Calling it again does nothing."""
-        await self._connections.close()
+        """Close the connections; calls in flight fail. Calling it again does nothing."""
+        if not self._is_forked:
+            await self._connections.close()
 
     async def create_topic(
         self,
@@ -88,7 +93,23 @@ class Admin:
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> TopicDescription:
-        """Create a topic and give what was created."""
+        """Create a topic and give what was created.
+
+        Args:
+            name: 1 to 249 of `a-z A-Z 0-9 . _ -`.
+            partitions: how many; 0 takes the cluster's default.
+            replication_factor: how many replicas each has; 0 takes the cluster's default.
+            config: topic settings by name.
+            assignments: brokers of each partition, in place of the two numbers.
+            validate_only: check everything, create nothing.
+            exist_ok: describe a topic that is there already, in place of raising.
+            timeout: in seconds.
+
+        Raises:
+            TopicAlreadyExistsError: unless `exist_ok`.
+            InvalidTopicNameError, InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigError: correct
+            it.
+        """
         return await self._run(
             self._operations.create_topic(
                 name,
@@ -103,13 +124,24 @@ class Admin:
         )
 
     async def delete_topic(self, name: str, *, validate_only: bool = False, timeout: float | None = None) -> None:
-        """Delete a topic and all its records."""
+        """Delete a topic and all its records.
+
+        Raises:
+            UnknownTopicError: there is none of that name.
+        """
         await self._run(self._operations.delete_topic(name, validate_only=validate_only, timeout=timeout))
 
     async def delete_unclaimed_logs(
         self, topic_id: bytes, *, validate_only: bool = False, timeout: float | None = None
     ) -> None:
-        """Let brokers delete the logs that they keep of an id (16 bytes) that no topic has."""
+        """Let brokers delete the logs that they keep of an id (16 bytes) that no topic has.
+
+        Brokers keep such logs where etcd lacks a topic and does not say that it was deleted, as after a restore.
+
+        Raises:
+            ConflictError: a topic has this id.
+            InvalidRequestError: it is not 16 bytes.
+        """
         await self._run(self._operations.delete_unclaimed_logs(topic_id, validate_only=validate_only, timeout=timeout))
 
     async def list_topics(self, *, timeout: float | None = None) -> list[str]:
@@ -117,13 +149,21 @@ class Admin:
         return sorted(topic.name for topic in await self.describe_topics(timeout=timeout))
 
     async def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicDescription:
-        """Return a topic's id, partitions, leaders, replicas."""
+        """Return a topic's id, partitions, leaders, replicas.
+
+        Raises:
+            UnknownTopicError: there is none of that name.
+        """
         return (await self.describe_topics([name], timeout=timeout))[0]
 
     async def describe_topics(
         self, names: Sequence[str] | None = None, *, timeout: float | None = None
     ) -> list[TopicDescription]:
-        """Describe some topics in the order given, or all by name."""
+        """Describe some topics in the order given, or all by name.
+
+        Raises:
+            UnknownTopicError: one of the names is not there.
+        """
         return await self._run(self._operations.describe_topics(names, timeout))
 
     async def create_partitions(
@@ -151,7 +191,11 @@ class Admin:
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Change a topic's settings; `unset` names go back to their defaults."""
+        """Change a topic's settings; `unset` names go back to their defaults.
+
+        Raises:
+            InvalidConfigError: an unknown setting or a value out of range.
+        """
         await self._run(self._operations.alter_config(name, set, unset, validate_only=validate_only, timeout=timeout))
 
     async def describe_config(self, name: str, *, timeout: float | None = None) -> dict[str, ConfigValue]:
@@ -171,20 +215,45 @@ class Admin:
         partitions: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> dict[TopicPartition, OffsetAt]:
-        """Find offsets of a topic's partitions."""
-        operation = self._operations.find_offsets(topic, at, by=by, partitions=partitions, timeout=timeout)
-        return (await self._run(operation))[1]
+        """Find offsets of a topic's partitions.
+
+        Args:
+            topic: its name.
+            at: `earliest`, `latest` (where the next visible record will be), a datetime, or ms since 1970.
+            by: for times: `record` timestamps or `append` time.
+            partitions: which; None for all.
+            timeout: in seconds.
+        """
+        found = self._operations.find_offsets(topic, at, by=by, partitions=partitions, timeout=timeout)
+        return (await self._run(found))[1]
 
     async def delete_records(
         self, topic: str, before: Mapping[int, int], *, timeout: float | None = None
     ) -> list[DeletedRecords]:
-        """Delete the records of partitions below offsets; -1 stands for the high watermark."""
+        """Delete the records of partitions below offsets; -1 stands for the high watermark as the call begins.
+
+        Returns once every in-sync replica has deleted them: no later leader has them again.
+
+        Raises:
+            OffsetOutOfRangeError: an offset above the high watermark.
+            NotEnoughReplicasError: fewer than `min_insync_replicas` are in sync.
+            TimedOutError: a replica has not deleted them in time; call again.
+        """
         return await self._run(self._operations.delete_records(topic, before, timeout))
 
     async def describe_logs(
         self, topic: str | None = None, *, brokers: Sequence[int] | None = None, timeout: float | None = None
     ) -> list[LogInfo]:
-        """Return size and offsets of every replica, or of one topic's, and what leaders know of their followers."""
+        """Return size and offsets of every replica, or of one topic's, and what leaders know of their followers.
+
+        Args:
+            topic: its name; None for all.
+            brokers: only the replicas on these; None for all that are registered.
+            timeout: in seconds, for each broker.
+
+        Raises:
+            UnknownBrokerError: one of `brokers` is not registered.
+        """
         return await self._run(self._operations.describe_logs(topic, brokers, timeout))
 
     async def describe_disks(
@@ -201,7 +270,21 @@ class Admin:
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> list[PartitionChange]:
-        """Move partitions to other brokers; gives what became of each, in order. Copying goes on after the answer."""
+        """Move partitions to other brokers; gives what became of each, in order. Copying goes on after the answer.
+
+        A partition that was refused has its `error` in the result and hinders no other. Naming other replicas for a
+        partition that moves changes where it goes; `list_reassignments` shows what is under way.
+
+        Args:
+            moves: the broker ids that are to hold each partition, in order of preference: the first is to lead.
+            copy_bytes_per_second: how fast each new replica may copy; 0: as fast as it can. Given again it replaces
+                the speed in force.
+            validate_only: check everything, change nothing.
+            timeout: in seconds.
+
+        Raises:
+            ConfigError: a partition without a replica, or a negative speed.
+        """
         return await self._run(
             self._operations.reassign_partitions(
                 moves, copy_bytes_per_second, validate_only=validate_only, timeout=timeout
@@ -231,7 +314,19 @@ class Admin:
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> list[PartitionChange]:
-        """Change who leads; gives what became of each partition, with its `error` where it was refused."""
+        """Change who leads; gives what became of each partition, with its `error` where it was refused.
+
+        Args:
+            kind: `preferred`: the first replica in order that is in sync and alive. `unclean`: a replica that is alive
+                and may lack records, where nobody else can lead; what it lacks is lost.
+            partitions: which; None for all, which `unclean` does not allow.
+            broker_id: with `unclean`, who is to lead; None: the first replica that is alive.
+            validate_only: check everything, change nothing.
+            timeout: in seconds.
+
+        Raises:
+            ConfigError: these arguments do not go together.
+        """
         return await self._run(
             self._operations.elect_leaders(kind, partitions, broker_id, validate_only=validate_only, timeout=timeout)
         )
@@ -245,11 +340,20 @@ class Admin:
         return await self._run(self._operations.drain_broker(broker_id, drain=False, timeout=timeout))
 
     async def list_groups(self, *, observed: bool = False, timeout: float | None = None) -> list[GroupListing]:
-        """List the consumer groups, by id."""
+        """List the consumer groups, by id.
+
+        Args:
+            observed: also readers without a group that report their positions (`report_positions`).
+            timeout: in seconds.
+        """
         return await self._run(self._groups.list_groups(observed=observed, timeout=timeout))
 
     async def describe_group(self, group: str, *, timeout: float | None = None) -> GroupDescription:
-        """Return a group's members, who owns what, its offsets; or what is known of a reader that reports positions."""
+        """Return a group's members, who owns what, its offsets; or what is known of a reader that reports positions.
+
+        Raises:
+            UnknownGroupError: there is neither.
+        """
         return await self._run(self._groups.describe_group(group, timeout))
 
     async def delete_groups(
@@ -259,7 +363,11 @@ class Admin:
         expected_group_epochs: Mapping[str, int] | None = None,
         timeout: float | None = None,
     ) -> list[GroupResult]:
-        """Delete groups that have no members, with their offsets; gives what became of each, in order."""
+        """Delete groups that have no members, with their offsets; gives what became of each, in order.
+
+        A group that was refused has its `error` in the result and hinders no other: GroupNotEmptyError where it has
+        members, UnknownGroupError where it is not there.
+        """
         return await self._run(self._groups.delete_groups(groups, timeout, expected_group_epochs))
 
     async def group_offsets(self, group: str, *, timeout: float | None = None) -> dict[TopicPartition, CommittedOffset]:
@@ -269,7 +377,21 @@ class Admin:
     async def group_lag(
         self, group: str | GroupDescription, *, times: bool = True, timeout: float | None = None
     ) -> list[PartitionLag]:
-        """Say how far behind a group is, or a reader that reports its positions, in every partition that it has."""
+        """Say how far behind a group is, or a reader that reports its positions, in every partition that it has.
+
+        `records` is exact: the high watermark less the committed offset. `behind_ms` is the age of the first record
+        that is still to be read, which takes one batch of each partition that is behind; it is as right as the clocks
+        of this machine and of whoever set the record's timestamp. A partition whose end cannot be learnt has a
+        `problem` and hides no other.
+
+        Args:
+            group: its id, or what `describe_group` gave.
+            times: whether to find out `behind_ms`.
+            timeout: in seconds, for each request.
+
+        Raises:
+            UnknownGroupError: there is no such group or reader.
+        """
         return await self._run(self._groups.group_lag(group, times=times, timeout=timeout))
 
     async def reset_group_offsets(
@@ -280,7 +402,23 @@ class Admin:
         expected_group_epoch: int | None = None,
         timeout: float | None = None,
     ) -> list[OffsetResult]:
-        """Store offsets for a group that has no members; gives what became of each partition. It need not exist yet."""
+        """Store offsets for a group that has no members; gives what became of each partition. It need not exist yet.
+
+        What is refused has its `error` in the result. Offsets are stored as they are given: one outside the log is
+        `auto_offset_reset`'s when a member comes upon it.
+
+        Args:
+            group: its id.
+            offsets: the next record to read of each partition; -1 removes what is stored.
+            expected_group_epoch: `group_epoch` of the description that the offsets were computed from, 0 where there
+                was no such group. Every member that joins or leaves raises it. None: not compared.
+            timeout: in seconds, for each thousand partitions.
+
+        Raises:
+            GroupNotEmptyError: it has members; stop them first.
+            ConflictError: members came or went since that epoch; of many thousand partitions the first may be stored.
+            ConfigError: an offset below -1.
+        """
         return await self._run(self._groups.reset_group_offsets(group, offsets, timeout, expected_group_epoch))
 
     async def report_positions(
@@ -291,13 +429,28 @@ class Admin:
         expire_ms: int = 30_000,
         timeout: float | None = None,
     ) -> None:
-        """Say where a reader without a group stands, so that its lag can be seen. Nothing is decided on it."""
+        """Say where a reader without a group stands, so that its lag can be seen. Nothing is decided on it.
+
+        Args:
+            reader_id: names it in `list_groups(observed=True)`; must not be the id of a group.
+            positions: the next record to read of each partition; replaces what was reported before.
+            expire_ms: forgotten when nothing was reported for so long, 1,000 to 86,400,000; the first report decides.
+            timeout: in seconds.
+
+        Raises:
+            ConflictError: there is a group of that name.
+        """
         await self._run(self._groups.report_positions(reader_id, positions, expire_ms, timeout))
 
     async def describe_processes(
         self, *, measure_disk: bool = False, timeout: float | None = None
     ) -> list[ProcessDescription]:
-        """Say how each coordinator and broker is: clock, files, disk, its way to etcd. One that is away says why."""
+        """Say how each coordinator and broker is: clock, open files, disk, its way to etcd. One that is away says why.
+
+        Args:
+            measure_disk: let brokers write and fsync a little in their data directories, and say how long that took.
+            timeout: for each process, in seconds.
+        """
         return await self._run(self._processes.describe(measure_disk=measure_disk, timeout=timeout))
 
     async def set_log_level(
@@ -308,7 +461,17 @@ class Admin:
         duration_ms: int = 0,
         timeout: float | None = None,
     ) -> list[LogLevelResult]:
-        """Change what servers write to their logs, all or those named, for a while or until their ends."""
+        """Change what servers write to their logs.
+
+        Args:
+            level: debug, info, warning or error.
+            servers: as `broker-1` or `coordinator-a`; None: all.
+            duration_ms: how long it holds; 0: until the server's end.
+            timeout: for each server, in seconds.
+
+        Raises:
+            InvalidRequestError: no such level or server; nothing was changed.
+        """
         chosen = None if servers is None else tuple(servers)
         return await self._run(self._processes.set_log_level(level, chosen, duration_ms, timeout))
 
@@ -322,4 +485,9 @@ class Admin:
             raise from_rpc_error(error) from error
 
     async def _run(self, operation: Operation[Result]) -> Result:
+        if self._is_forked:
+            raise ForkedError("Admin")
         return await aexecute(operation, self._connections.run_step)
+
+    def _after_fork(self) -> None:
+        self._is_forked = True

@@ -1,0 +1,212 @@
+"""Writes the blocking classes of the SDK and their tests from the asyncio ones, or checks that they are fresh.
+
+Run by `make blocking` and `make check` (`--check`). `x_async.py` is written by hand; `x.py` beside it is generated. The
+tree of the source says what to change; the text is changed in place, so comments and docstrings stay. ruff sorts the
+imports and formats the result.
+
+- `async` and `await` go, and the parentheses that only an `await` needed.
+- Names lose their mark: `AsyncAdmin`, `aexecute`, `__aenter__`, `admin_async`, `headrace.aio`, `grpc.aio`.
+- Docstrings and comments: the words of `WORDING`.
+
+Anything that exists in asyncio only is an error, and belongs in a module that both classes import.
+"""
+
+import argparse
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = (
+    "sdk/headrace/client/admin/admin_async.py",
+    "tests/unit/client/admin/test_admin_async.py",
+)
+"""The modules written by hand."""
+
+NAMES = {
+    "StopAsyncIteration": "StopIteration",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
+    "__anext__": "__next__",
+    "aexecute": "execute",
+    "aexecute_loop": "execute_loop",
+}
+WORDING = (
+    ("asyncio", "blocking"),
+    ("One event loop.", "Any thread."),
+    ("async with ", "with "),
+    ("async for ", "for "),
+    ("await ", ""),
+)
+MARKED = re.compile(r"\bAsync(?=[A-Z])|(?<=\w)_async\b")
+NAME = re.compile(r"\b(" + "|".join(NAMES) + r")\b")
+
+
+class ConversionError(Exception):
+    """The source uses what the blocking module cannot have."""
+
+
+class Edit(NamedTuple):
+    """Replace `source[start:end]`."""
+
+    start: int
+    end: int
+    text: str
+
+
+def blocking_path(source: Path) -> Path:
+    """Return the path of the generated module."""
+    return source.with_name(source.name.replace("_async.py", ".py"))
+
+
+def renamed(text: str) -> str:
+    """Return a name, or a text with names in it, as the blocking module has it."""
+    return MARKED.sub("", NAME.sub(lambda found: NAMES[found[0]], text))
+
+
+def reworded(text: str) -> str:
+    """Return a docstring or a comment as the blocking module has it."""
+    for old, new in WORDING:
+        text = text.replace(old, new)
+    return renamed(text).replace("headrace.aio", "headrace")
+
+
+def converted(source: str) -> str:
+    """Return the blocking module, neither sorted nor formatted.
+
+    Raises:
+        ConversionError: the source uses what the blocking module cannot have.
+    """
+    text = Text(source)
+    tree = ast.parse(source)
+    edits = [*_tree_edits(text, tree), *_token_edits(text, tree)]
+    parts, at = [], 0
+    for edit in sorted(edits):
+        assert at <= edit.start, f"two edits at {source[edit.start : at]!r}"
+        parts += [source[at : edit.start], edit.text]
+        at = edit.end
+    return "".join([*parts, source[at:]])
+
+
+class Text:
+    """A source with the positions of `ast` (bytes of a line) and of `tokenize` (characters of it)."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._lines = source.splitlines(keepends=True)
+        self._starts = [0]
+        for line in self._lines:
+            self._starts.append(self._starts[-1] + len(line))
+
+    def at(self, line: int, column: int) -> int:
+        """Return the index of a position of `tokenize`."""
+        return self._starts[line - 1] + column
+
+    def start(self, node: ast.expr | ast.stmt) -> int:
+        """Return the index at which a node begins."""
+        return self._at_byte(node.lineno, node.col_offset)
+
+    def end(self, node: ast.expr | ast.stmt | ast.alias) -> int:
+        """Return the index behind a node."""
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return self._at_byte(node.end_lineno, node.end_col_offset)
+
+    def _at_byte(self, line: int, column: int) -> int:
+        return self.at(line, len(self._lines[line - 1].encode()[:column].decode()))
+
+
+def _tree_edits(text: Text, tree: ast.Module) -> Iterator[Edit]:
+    """Yield what is known from the tree alone: parentheses, packages."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Await() as inner) | ast.Subscript(value=ast.Await() as inner):
+                start, end = text.start(inner), text.end(inner)
+                if text.source[start - 1] == "(" and text.source[end] == ")":
+                    yield Edit(start - 1, start, "")
+                    yield Edit(end, end + 1, "")
+            case ast.ImportFrom(module="asyncio"):
+                raise ConversionError(f"line {node.lineno}: asyncio has no blocking twin")
+            case ast.JoinedStr():
+                written = text.source[text.start(node) : text.end(node)]
+                if "await" in written or renamed(written) != written:  # Python 3.11 has no tokens in there.
+                    raise ConversionError(f"line {node.lineno}: move what is converted out of the f-string")
+            case ast.Attribute(value=ast.Name(id="headrace" | "grpc"), attr="aio"):
+                yield Edit(text.end(node) - len(".aio"), text.end(node), "")
+            case ast.Import(names=names):
+                for name in names:
+                    if name.name in ("headrace.aio", "grpc.aio"):
+                        yield Edit(text.end(name) - len(".aio"), text.end(name), "")
+                    elif name.name == "asyncio":
+                        raise ConversionError(f"line {node.lineno}: asyncio has no blocking twin")
+
+
+def _token_edits(text: Text, tree: ast.Module) -> Iterator[Edit]:
+    """Yield keywords, names and texts that change."""
+    docstrings = _docstrings(text, tree)
+    for token in tokenize.generate_tokens(io.StringIO(text.source).readline):
+        start, end = text.at(*token.start), text.at(*token.end)
+        if token.type == tokenize.NAME and token.string in ("async", "await"):
+            yield Edit(start, end + 1, "")
+            continue
+        if token.type not in (tokenize.NAME, tokenize.STRING, tokenize.COMMENT):
+            continue
+        is_prose = token.type == tokenize.COMMENT or start in docstrings
+        new = reworded(token.string) if is_prose else renamed(token.string)
+        if new != token.string:
+            yield Edit(start, end, new)
+
+
+def _docstrings(text: Text, tree: ast.Module) -> set[int]:
+    """Return where strings begin that are statements."""
+    return {
+        text.start(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    }
+
+
+def blocking(source: Path) -> str:
+    """Return the generated module of a source.
+
+    Raises:
+        ConversionError: the source uses what the blocking module cannot have.
+    """
+    header = f"# Generated by tools/async_to_sync.py from {source.name}. Edit that and run `make blocking`.\n"
+    text = header + converted(source.read_text("utf-8"))
+    name = blocking_path(source).relative_to(ROOT)
+    for arguments in (["check", "--select", "I", "--fix", "--exit-zero"], ["format"]):
+        command = [sys.executable, "-m", "ruff", *arguments, "--quiet", "--stdin-filename", str(name), "-"]
+        text = subprocess.run(command, cwd=ROOT, input=text, check=True, capture_output=True, text=True).stdout
+    return text
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code 0: all modules are fresh, or were written."""
+    parser = argparse.ArgumentParser(description="Write the blocking modules of the SDK from the asyncio ones.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a module is stale")
+    check = parser.parse_args(arguments).check
+    stale = False
+    for source in (ROOT / name for name in SOURCES):
+        text, path = blocking(source), blocking_path(source)
+        if path.is_file() and path.read_text("utf-8") == text:
+            continue
+        stale = True
+        shown = path.relative_to(ROOT)
+        if check:
+            print(f"{shown} is stale: edit {source.name}, run `make blocking` and commit both", file=sys.stderr)
+        else:
+            path.write_text(text, "utf-8")
+            print(f"wrote {shown}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
