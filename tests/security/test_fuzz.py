@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections import Counter
 
 import grpc
@@ -55,17 +56,25 @@ async def send(channel: grpc.aio.Channel, path: str, data: bytes) -> grpc.Status
 
 
 async def fuzz(address: str, services: list[str], calls: int, seed: int) -> Counter[tuple[str, str]]:
-    """Send calls, and count how they ended by method and status."""
+    """Send calls, and count how they ended by method and status.
+
+    A method that refuses a call for its rate gets no more for a second: a caller that ignores rates is shut out.
+    """
     paths = [path for service in services for path in methods(service)]
-    drawn, seen = Fuzz(seed), Counter()
+    drawn, seen = Fuzz(seed), Counter[tuple[str, str]]()
+    paused = dict.fromkeys(paths, 0.0)
     left = calls
 
     async def work() -> None:
         nonlocal left
         while left > 0:
-            left -= 1
             path, data = drawn.call(paths)
+            if time.monotonic() < paused[path]:
+                continue
+            left -= 1
             code = await send(channel, path, data)
+            if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                paused[path] = time.monotonic() + 1.0
             seen[path, code.name] += 1
 
     async with grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)]) as channel:

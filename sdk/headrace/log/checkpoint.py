@@ -17,7 +17,7 @@ one:
     64     4    slot_crc          uint32  CRC32C of bytes 0 .. 64
 
 The mark decides what is corruption and what is a torn tail; the rest only shortens work (PROTOCOL section 1.2, H31).
-Beside it stand the small files replaced as a whole: text or bytes behind a line with their CRC.
+This module also has the small files that are replaced as a whole: a line with the CRC, then text or bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SMALL_FILE_LIMIT = 64 * 1024 * 1024
 
 
 class Mark(NamedTuple):
-    """A place in the log below which everything is fsynced."""
+    """A position in the log; everything below it is fsynced."""
 
     offset: int
     segment: int  # base offset of the segment
@@ -85,7 +85,7 @@ class CheckpointFile:
         descriptor = self._filesystem.open(self.path)
         try:
             if self._may_be_unsynced:
-                self._filesystem.fsync(descriptor)  # Or a torn write of this slot would leave the other one alone.
+                self._filesystem.fsync(descriptor)  # Without it, a torn write of this slot leaves only the slot that is not fsynced.
                 self._may_be_unsynced = False
             for _ in range(2 if both else 1):
                 sequence = self._sequence + 1
@@ -99,9 +99,9 @@ class CheckpointFile:
             self._filesystem.close(descriptor)
 
     def note(self, checkpoint: Checkpoint) -> None:
-        """Write the slot that the next `write` will, without an fsync: the kernel keeps it when the process is killed.
+        """Write to the slot of the next `write`, without an fsync: the kernel keeps it when the process is killed.
 
-        Nothing where there is no file yet. Raises OSError.
+        Do nothing if the file does not exist yet. Raises OSError.
         """
         if self._may_be_unsynced or not self._filesystem.exists(self.path):
             return
@@ -134,7 +134,7 @@ def _pack(sequence: int, checkpoint: Checkpoint, magic: bytes = _MAGIC) -> bytes
 
 
 def _unpack(data: bytes, position: int) -> tuple[int, Checkpoint, bool] | None:
-    """Sequence, content, and whether it was noted; None: the slot is not valid."""
+    """Return sequence, content, and whether the slot was noted; None if the slot is not valid."""
     slot = data[position : position + _SLOT_BYTES]
     if len(slot) < _SLOT_BYTES or crc32c(slot[:-4]) != int.from_bytes(slot[-4:], "little"):
         return None

@@ -1,4 +1,4 @@
-"""One broker's data directory: who owns it, which logs are in it, how much room there is.
+"""One broker's data directory: its identity, its logs and its free space.
 
     <data_dir>/identity                       sealed JSON: format, cluster id, generation, broker id, storage id
     <data_dir>/clean                          sealed JSON: broker epoch of a clean stop; read, then removed
@@ -80,13 +80,13 @@ class DataDirectory:
     ) -> None:
         """Used by `open` only."""
         self.path = path
-        # Drawn once for this directory; stands in the broker's session key (H42).
+        # Drawn once for this directory; part of the broker's session key (H42).
         self.storage_id = storage_id
         # Broker epoch given to the last `close(clean=True)`; None if the last process did not stop cleanly.
         self.clean_broker_epoch = clean_broker_epoch
-        # The machine has not been started anew since the last process: what that wrote, flushed or not, is there.
+        # The machine has not rebooted since the last process: everything that process wrote, flushed or not, is there.
         self.same_boot = same_boot
-        # Names the time without such a start, and without an I/O error, up to now; empty: the boot is not known.
+        # Names the period since the last reboot or I/O error; empty if the boot is not known.
         self.incarnation = incarnation
         # How far the metadata in etcd has been seen.
         self.seen = seen
@@ -115,8 +115,8 @@ class DataDirectory:
         """Lock `path` (made if absent), check or write its identity, read and remove the clean marker (H39, H42).
 
         `new_storage_id` (16 random bytes) is used where the directory is new, and to name a new incarnation. `boot_id`
-        names the present boot of the machine; empty: not known, and then it is never the same one. Call `note_boot`
-        once all logs are open. `adopts` is the storage id of the directory of an earlier generation that goes on here.
+        names the current boot of the machine; an empty one equals no other. Call `note_boot`
+        once all logs are open. `adopts` is the storage id of a directory of an earlier generation to continue from.
         Raises DirectoryInUseError, WrongDirectoryError, InvalidConfigError (`path` is a file, read-only, or not
         permitted), StorageFullError, StorageBusyError, StorageOfflineError.
         """
@@ -173,7 +173,7 @@ class DataDirectory:
 
     @property
     def broker_epoch(self) -> int:
-        """Of the last session that served from this directory in this generation; 0: none."""
+        """The broker epoch of the last session that served from this directory in this generation; 0 for none."""
         return self._session.broker_epoch
 
     @property
@@ -189,7 +189,7 @@ class DataDirectory:
             raise storage_error(self.path, error) from error
 
     def become(self, storage_id: bytes) -> None:
-        """Be another storage from now on, synced: nobody counts on what this directory held before.
+        """Replace the storage id, synced: the cluster no longer counts on the earlier content of this directory.
 
         Raises as `storage_error` says.
         """
@@ -202,9 +202,9 @@ class DataDirectory:
         self.storage_id, self.clean_broker_epoch = storage_id, None
 
     def note_boot(self) -> None:
-        """Note that no log has a tail that an earlier boot of the machine may have torn: all were recovered since.
+        """Note that every log was recovered since the reboot: no log has a tail that an earlier boot may have torn.
 
-        From now on a process that is killed leaves all it wrote to the next one (H31). Raises StorageOfflineError.
+        From now on a killed process leaves all of its writes to the next one (H31). Raises StorageOfflineError.
         """
         if self.same_boot or not self._boot_id or any(log.offline for log in self._logs.values()):
             return
@@ -229,8 +229,8 @@ class DataDirectory:
         """Open the log, making it if absent, and recover it: O(segments) after a clean stop.
 
         Raises CorruptLogError (file, offset, position) where records below the fsynced mark are corrupt or a valid
-        batch follows a torn one; nothing is changed then. `truncate_at_corruption` is the operator's explicit word to
-        lose what follows.
+        batch follows a torn one; nothing is changed then. `truncate_at_corruption` is the operator's explicit consent to
+        lose the records that follow.
         """
         log_id = LogId(topic_id, partition)
         assert log_id not in self._logs, f"{log_id.directory_name} is open already"
@@ -256,7 +256,7 @@ class DataDirectory:
         try:
             self._filesystem.fsync_directory(self.path)
         except OSError:
-            self._filesystem.remove_directory(directory)  # A name that is there counts as durable.
+            self._filesystem.remove_directory(directory)  # An existing name counts as durable.
             raise
 
     def close_log(self, log: PartitionLog, *, high_watermark: int | None = None) -> None:
@@ -275,12 +275,12 @@ class DataDirectory:
         self._set_aside(log_id, "deleted")
 
     def quarantine_log(self, log_id: LogId) -> str:
-        """Rename a corrupt log's directory (not open) to `.corrupt-<n>`, kept for a person; its new path."""
+        """Rename a corrupt log's directory (not open) to `.corrupt-<n>`, for an operator; return its new path."""
         assert log_id not in self._logs, f"{log_id.directory_name} is open"
         return self._set_aside(log_id, "corrupt")
 
     def remove_deleted(self) -> int:
-        """Remove directories of deleted logs from the disk; how many. May take long: call it in a thread."""
+        """Remove directories of deleted logs; return their number. May take long: call it in a thread."""
         try:
             names = [name for name in self._filesystem.list_directory(self.path) if _DELETED_NAME.match(name)]
             for name in names:
@@ -293,14 +293,14 @@ class DataDirectory:
         return len(names)
 
     def check_space(self) -> DiskUsage:
-        """Look at the free space, refuse or take appends by it, make the reserve file again. Call it every second."""
+        """Check the free space, reject or accept appends by it, restore the reserve file. Call it every second."""
         try:
             return self._environment.space.check()
         except OSError as error:
             raise storage_error(self.path, error) from error
 
     def lacks_room(self) -> str:
-        """Why nothing could ever be appended here, in a sentence; empty: the volume is large enough."""
+        """Return why no append can ever succeed here, in a sentence; empty if the volume is large enough."""
         usage, needed_bytes = self.check_space(), self._environment.space.least_bytes
         if usage.total_bytes > needed_bytes:
             return ""
@@ -312,7 +312,7 @@ class DataDirectory:
     def close(self, *, clean: bool, broker_epoch: int = 0) -> None:
         """Close all open logs, write the clean marker last if `clean` and no log is offline (H40), unlock.
 
-        `broker_epoch`: of the last session; 0: there was none, so that the marker found at the start goes on.
+        `broker_epoch` is that of the last session; `0` means that there was none: the marker found at the start is kept.
         """
         try:
             for log in list(self._logs.values()):
@@ -320,14 +320,14 @@ class DataDirectory:
                 try:
                     self.close_log(log)
                 except REFUSALS:
-                    clean = False  # The next opening recovers what a full disk had no room for.
+                    clean = False  # The next opening recovers the part that a full disk rejected.
             if clean:
                 marker = json.dumps({"broker_epoch": broker_epoch or self.clean_broker_epoch or 0}).encode()
                 self._environment.space.with_reserve(
                     lambda: replace_file(self._filesystem, self.path, "clean", seal(marker))
                 )
         except OSError as error:
-            if not is_refused(error):  # Without the marker the stop is not clean, and the next start recovers.
+            if not is_refused(error):  # Without the marker the shutdown is not clean, and the next start recovers.
                 raise storage_error(self.path, error) from error
         finally:
             self._filesystem.close(self._lock)
@@ -351,7 +351,7 @@ class DataDirectory:
 
 
 def _make_directories(filesystem: FileSystem, path: str) -> None:
-    """Make `path` and what is missing above it, each synced into its parent."""
+    """Make `path` and its missing parents, each synced into its parent."""
     if not path or filesystem.is_directory(path):
         return
     parent = path.rpartition("/")[0]
@@ -370,16 +370,16 @@ def _lock(filesystem: FileSystem, path: str) -> int:
         filesystem.close(descriptor)
         raise DirectoryInUseError(
             f"the data directory {path} is in use by another process",
-            action="Stop that process, or give this broker a data directory of its own.",
+            action="Stop that process, or set another data_dir for this broker.",
             retriable=False,
         )
     return descriptor
 
 
 def read_identity(path: str, filesystem: FileSystem | None = None) -> dict[str, Any]:
-    """Whose directory it is: format, cluster_id, generation, broker_id, storage_id (in hexadecimal).
+    """Return the directory's identity: format, cluster_id, generation, broker_id, storage_id (in hexadecimal).
 
-    Raises WrongDirectoryError: it has no identity, or one that cannot be read; StorageOfflineError.
+    Raises WrongDirectoryError if the identity file is absent or corrupt; StorageOfflineError.
     """
     filesystem = filesystem or OsFileSystem()
     try:
@@ -409,7 +409,7 @@ def _read_identity(filesystem: FileSystem, path: str) -> dict[str, Any]:
 def _check_identity(
     filesystem: FileSystem, path: str, wanted: dict[str, Any], new_storage_id: bytes, adopts: bytes
 ) -> bytes:
-    """Return the storage id of a directory that is `wanted`'s, or make a new directory, or one that goes on, so."""
+    """Return the storage id of a directory with the identity `wanted`, or write that identity: new or continued."""
     identity_path = f"{path}/identity"
     if not filesystem.exists(identity_path):
         strangers = [name for name in filesystem.list_directory(path) if _LOG_NAME.match(name)]
@@ -454,7 +454,7 @@ def _read_boot(filesystem: FileSystem, path: str) -> tuple[str, bytes]:
 
 
 def _forget_boot(filesystem: FileSystem, path: str) -> None:
-    """After an I/O error nobody knows what the kernel has kept: the next start takes nothing for granted."""
+    """Remove the boot note: after an I/O error the kernel may have dropped writes, so the next start scans all."""
     try:
         filesystem.unlink(f"{path}/boot")
         filesystem.fsync_directory(path)

@@ -1,10 +1,10 @@
-"""Print what lies on disk for a person: `python -m headrace.log.dump PATH`.
+"""Print the files of a log in readable form: `python -m headrace.log.dump PATH`.
 
 PATH is a segment (`.log`), one of its indexes (`.index`, `.timeindex`), or the directory of a partition: then its
 checkpoint, leader epochs and segments. It changes nothing, takes no lock and needs no cluster, so it works on a copy,
-on a quarantined directory, and beside a running broker (whose last batch may be half written).
+on a quarantined directory, and on the files of a running broker (whose last batch may be half written).
 
-Exit code 0: all batches are sound; 1: something is corrupt; 2: PATH is nothing of ours.
+Exit code 0: all batches are valid; 1: at least one is corrupt; 2: PATH is not a file of a log.
 It needs `headrace[cli]`; nothing else in this package does.
 """
 
@@ -41,7 +41,7 @@ def dump(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
     records: Annotated[bool, typer.Option("--records", help="The records of each batch too.")] = False,
 ) -> None:
-    """Print a segment or a partition, check every CRC, and say where corruption begins."""
+    """Print a segment or a partition, check every CRC, and print where corruption begins."""
     if path.is_dir():
         rows = _dump_partition(path, records)
     elif path.suffix == LOG_SUFFIX:
@@ -167,7 +167,7 @@ def _record_rows(batch: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _text(data: bytes | None) -> str | None:
-    """Bytes for the eye: what is not UTF-8 is escaped."""
+    """Return bytes as text; bytes that are not UTF-8 are escaped."""
     return None if data is None else data.decode("utf-8", "backslashreplace")
 
 

@@ -1,6 +1,6 @@
-"""What of one log is on the disk for certain: fsync rounds, checkpoints, index files, the epoch file.
+"""The durable part of one log: fsync rounds, checkpoints, index files, the epoch file.
 
-A call that a full disk or a busy machine refuses leaves what it was to write due, and the next one writes it.
+A call that fails because the disk is full or the machine is busy leaves its write pending for the next call.
 
 Belongs to a `PartitionLog`, which documents the methods it passes through. `flush` and `checkpoint` run in any thread;
 `round_lock` serialises them with whatever shortens the log, is held over fsyncs, and is taken before the segment
@@ -25,7 +25,7 @@ from headrace.wire.ids import Offset
 
 
 class LogDurability:
-    """Moves the durable mark, and keeps what a restart starts from."""
+    """Moves the durable mark, and writes the files from which a restart recovers."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class LogDurability:
         self.directory_dirty = False
         # The epochs have changed since the epoch file was written.
         self.epochs_due = False
-        # An fsync was refused: the page cache may call clean what the disk does not have.
+        # An fsync failed: pages that are clean in the page cache may be missing on the disk.
         self._in_doubt = False
         self._held = 0  # rolled segments with a pinned file
         self._files = environment.files
@@ -58,7 +58,7 @@ class LogDurability:
         self._unwritten_indexes: list[Segment] = []
 
     def settle_opened(self, stored: Checkpoint | None) -> None:
-        """Make durable what recovery found, where `stored` is the checkpoint that it read. Raises OSError."""
+        """Make the recovered state durable; `stored` is the checkpoint that recovery read. Raises OSError."""
         self.flush_dirty()
         if self._make_checkpoint() != stored:
             self.write_checkpoint(both=stored is None)
@@ -76,10 +76,10 @@ class LogDurability:
             return Offset(state.flushed.offset)
 
     def flush_dirty(self) -> None:
-        """One fsync a dirty file, one of the directory if a segment is new; then the mark moves. Raises OSError.
+        """Fsync each dirty file, and the directory if a segment is new; then move the mark. Raises OSError.
 
-        What is not done stays dirty. After a refused fsync the kernel may have marked pages clean that never reached
-        the disk, and a second fsync would say nothing of them: they are written again first (fsyncgate, H34).
+        Files that are not fsynced stay dirty. After a failed fsync the kernel may have marked pages clean that never reached
+        the disk, and a second fsync would not report them: they are written again first (fsyncgate, H34).
         """
         with self._lock:
             target = self._state.end
@@ -113,7 +113,7 @@ class LogDurability:
         self.release(segment)
 
     def sync_file(self, file: OpenFile) -> None:
-        """Fsync a segment's file; where that fails, what it holds beyond the mark is in doubt. Raises OSError."""
+        """Fsync a segment's file; if that fails, its bytes beyond the mark are in doubt. Raises OSError."""
         try:
             self._filesystem.fsync(file.descriptor)
         except OSError:
@@ -134,7 +134,7 @@ class LogDurability:
             self._files.unpin(file)
 
     def _write_again(self, target: Mark) -> None:
-        """Write what lies between the mark and `target` once more, where it is in doubt. Raises OSError."""
+        """Write the bytes between the mark and `target` again if they are in doubt. Raises OSError."""
         if not self._in_doubt:
             return
         mark = self._state.flushed
@@ -192,11 +192,11 @@ class LogDurability:
             self._noted_high_watermark = high_watermark
 
     def write_checkpoint(self, content: Checkpoint | None = None, *, both: bool = False) -> None:
-        """Write a checkpoint of how things stand, or `content`, to one slot or to both. Raises OSError."""
+        """Write a checkpoint of the current state, or `content`, to one slot or to both. Raises OSError."""
         self._write(content or self._make_checkpoint(), both=both)
 
     def write_all(self, high_watermark: int | None) -> None:
-        """Leave the disk so that the next start has nothing to scan. Raises OSError."""
+        """Write everything, so that the next start scans nothing. Raises OSError."""
         self.flush_dirty()
         self.write_epochs()
         if high_watermark is not None:
@@ -206,7 +206,7 @@ class LogDurability:
         self._write_indexes()
 
     def note_rolled(self, closed: Segment, file: OpenFile) -> None:
-        """A segment was closed: its index is still to be written, and `file` stays pinned until it is synced.
+        """Record a closed segment: its index must be written, and `file` stays pinned until it is synced.
 
         Called under the segment list's lock.
         """
@@ -236,7 +236,7 @@ class LogDurability:
         return Checkpoint(state.log_start_offset, state.high_watermark, state.flushed)
 
     def _write(self, content: Checkpoint, *, both: bool) -> None:
-        self._last_checkpoint = None  # while it is not known what the slots hold
+        self._last_checkpoint = None  # unknown until the write succeeds
         self._space.with_reserve(lambda: self._checkpoint_file.write(content, both=both))
         self._last_checkpoint, self._noted_high_watermark = content, 0
 

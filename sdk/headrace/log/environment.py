@@ -1,4 +1,4 @@
-"""What all logs of one data directory share: the file system, descriptors, index memory, the watch on free space."""
+"""The environment that all logs of one data directory share: file system, descriptors, index memory, free space."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headrace.log.space import DiskSpaceGuard
 
 @dataclass(frozen=True, slots=True)
 class LogEnvironment:
-    """Made by `DataDirectory`, handed to every `PartitionLog`; its parts say which threads may use them."""
+    """Made by `DataDirectory`, passed to every `PartitionLog`; its parts document which threads may use them."""
 
     filesystem: FileSystem
     files: OpenFiles
     index_cache: IndexCache
     space: DiskSpaceGuard
     same_boot: bool
-    """The machine has not been started anew since the process that wrote the logs last."""
+    """The machine has not rebooted since the process that last wrote the logs."""
     on_io_error: Callable[[], None]
-    """Called at once when a log meets an I/O error: what the kernel holds of it cannot be relied on any more."""
+    """Called at once when a log has an I/O error: the kernel's copy of it cannot be trusted any more."""

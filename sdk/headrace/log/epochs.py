@@ -1,8 +1,8 @@
 """The leader epochs of a log: at which offset each began (KIP-101).
 
 File `leader-epochs`, a line `epoch start_offset` each.
-Both columns increase strictly (I6). The file is replaced as a whole; where it is lost, the batches' headers give it
-again.
+Both columns increase strictly (I6). The file is replaced as a whole; if it is lost, it is rebuilt from the batches'
+headers.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class EpochHistory:
         )
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """Note that `epoch` starts at `start_offset`, if it is new; an epoch that got no record gives way.
+        """Note that `epoch` starts at `start_offset`, if it is new; an epoch without records is replaced.
 
-        Whether it changed.
+        Return whether it changed.
         """
         if epoch <= self.last_epoch:
             return False
@@ -48,14 +48,14 @@ class EpochHistory:
         return True
 
     def cut_end(self, end_offset: int) -> bool:
-        """Forget epochs that start at `end_offset` or later; whether any did."""
+        """Remove epochs that start at `end_offset` or later; return whether there were any."""
         keep = bisect_left(self._starts, end_offset)
         changed = keep < len(self._starts)
         del self._epochs[keep:], self._starts[keep:]
         return changed
 
     def cut_start(self, start_offset: int) -> bool:
-        """Forget epochs that end at `start_offset` or before; the one that holds it starts there now."""
+        """Remove epochs that end at `start_offset` or before; the one that contains it now starts there."""
         keep = bisect_right(self._starts, start_offset) - 1
         if keep < 0 or (keep == 0 and self._starts[0] == start_offset):
             return False
@@ -76,7 +76,7 @@ class EpochHistory:
 
 
 def decode_epochs(content: bytes) -> EpochHistory | None:
-    """Read the file's content; None if it is not what `encode` writes."""
+    """Read the file's content; None if `encode` did not write it."""
     try:
         entries = [(int(epoch), int(start)) for epoch, start in (line.split() for line in content.splitlines())]
     except ValueError:

@@ -1,11 +1,11 @@
-"""The errors that only storage raises, and what an errno means here: the one place that classifies an `OSError`.
+"""The errors that only storage raises, and the meaning of each errno: the one place that classifies an `OSError`.
 
     no room   ENOSPC EDQUOT                      `StorageFullError`: the call is refused, later ones may succeed
     busy      EMFILE ENFILE ENOMEM EAGAIN EINTR  `StorageBusyError`: the same; the machine lacks descriptors or memory
     others    EIO, EROFS, EACCES, ENOENT, ...    `StorageOfflineError`: the log is offline until the broker restarts
 
-A refused call leaves the log as it was, or as a later call completes it. A file that retention or a truncation removed
-while a look-up was under way is no error of the disk: look-ups pin a segment only while the list has it.
+A rejected call leaves the log unchanged, or in a state that a later call completes. A file that retention or truncation
+removed during a look-up is no disk error: look-ups pin a segment only while the list has it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RETRY_AFTER_MS = 1000
 
 
 class CorruptLogError(StorageOfflineError):
-    """Bytes in a log are not what was written (H33): leave the in-sync set, then fetch again or ask the operator.
+    """Bytes in a log differ from those written (H33): leave the in-sync set, then fetch again or involve the operator.
 
     Attributes:
         file: path of the corrupt file.
@@ -56,7 +56,7 @@ class StorageBusyError(HeadraceError):
 
 
 class LogClosedError(HeadraceError):
-    """The log was closed: the replica is no longer held here, or is opened anew. Look at the metadata again."""
+    """The log was closed: the replica was removed or is being reopened. Refresh the metadata."""
 
     default_code = ErrorCode.NOT_LEADER
 
@@ -72,7 +72,7 @@ class SliceCutError(HeadraceError):
 
 
 class DirectoryInUseError(HeadraceError):
-    """Another process holds the data directory; stop it, or give this broker a directory of its own."""
+    """Another process has locked the data directory; stop it, or set another data_dir for this broker."""
 
     default_code = ErrorCode.CONFLICT
 
@@ -84,12 +84,12 @@ class WrongDirectoryError(HeadraceError):
 
 
 def is_no_room(error: OSError) -> bool:
-    """Whether the volume or the quota is full, as against broken."""
+    """Return whether the error means a full volume or quota, not a broken disk."""
     return error.errno in _NO_ROOM
 
 
 def is_refused(error: OSError) -> bool:
-    """Whether the same call may succeed later: no room, no descriptor or no memory now."""
+    """Return whether the same call may succeed later: no space, no descriptor or no memory now."""
     return error.errno in _NO_ROOM or error.errno in _BUSY
 
 
@@ -101,18 +101,18 @@ def storage_error(path: str, error: OSError) -> HeadraceError:
 
 
 def storage_full(path: str) -> StorageFullError:
-    """Return the error of a call that found no room; nothing of it stayed."""
+    """Return the error of a call that found no space and wrote nothing."""
     return StorageFullError(
         f"the disk of {path} is full",
         outcome=Outcome.NOT_APPLIED,
         retriable=True,
-        action="Try again later: free disk space or lower retention on this broker; it takes appends again by itself.",
+        action="Free disk space or lower retention on this broker, then try again; appends resume automatically.",
         retry_after_ms=RETRY_AFTER_MS,
     )
 
 
 def storage_busy(path: str, error: OSError) -> StorageBusyError:
-    """Return the error of a call for which the machine had no descriptor or memory; nothing of it stayed."""
+    """Return the error of a call that found no free descriptor or memory and wrote nothing."""
     files = error.errno in (errno.EMFILE, errno.ENFILE)
     return StorageBusyError(
         f"{error.filename or path}: {error.strerror or error}",
@@ -126,7 +126,7 @@ def storage_busy(path: str, error: OSError) -> StorageBusyError:
 
 
 def storage_offline(path: str, error: OSError) -> StorageOfflineError:
-    """Return the error of a failed disk call; what was in flight is in doubt until a restart has verified it (H34)."""
+    """Return the error of a failed disk call; writes in flight are in doubt until a restart has verified them (H34)."""
     return StorageOfflineError(
         f"{error.filename or path}: {error.strerror or error}",
         outcome=Outcome.UNKNOWN,
@@ -135,7 +135,7 @@ def storage_offline(path: str, error: OSError) -> StorageOfflineError:
 
 
 def directory_error(path: str, error: OSError) -> HeadraceError:
-    """Return the error for a data directory that cannot be opened; InvalidConfigError where the operator must act."""
+    """Return the error for a data directory that cannot be opened; InvalidConfigError if the operator must act."""
     if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
         return InvalidConfigError(
             f"data_dir is {path}, and {error.filename or path} is not a directory",
@@ -162,7 +162,7 @@ def _next_step(path: str, error: OSError) -> str:
             )
         case errno.EROFS:
             return (
-                "The file system is mounted read-only, often after an I/O error: look at the kernel's log, mount it "
+                "The file system is mounted read-only, often after an I/O error: check the kernel's log, mount it "
                 "read-write, then start the broker again."
             )
         case errno.ENOENT:

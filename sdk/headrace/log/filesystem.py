@@ -1,4 +1,4 @@
-"""What the log needs of a file system: the only way this package touches a disk.
+"""The file-system operations of the log: the only way in which this package accesses a disk.
 
 `OsFileSystem` (os_filesystem.py) is the real one; tests and the simulator put a disk with faults in its place. All
 calls are synchronous and raise `OSError` with an errno; the callers decide what an errno means (errors.py).
@@ -65,15 +65,15 @@ class FileSystem(Protocol):
         ...
 
     def list_directory(self, path: str) -> list[str]:
-        """Names in a directory, sorted; ENOENT if there is none."""
+        """Return the names in a directory, sorted; ENOENT if there is no directory."""
         ...
 
     def is_directory(self, path: str) -> bool:
-        """Whether `path` is a directory."""
+        """Return whether `path` is a directory."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether there is anything at `path`."""
+        """Return whether anything exists at `path`."""
         ...
 
     def rename(self, source: str, target: str) -> None:
@@ -81,7 +81,7 @@ class FileSystem(Protocol):
         ...
 
     def unlink(self, path: str) -> None:
-        """Remove a file's name; open descriptors go on."""
+        """Remove a file's name; open descriptors stay valid."""
         ...
 
     def remove_directory(self, path: str) -> None:

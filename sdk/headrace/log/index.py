@@ -1,4 +1,4 @@
-"""The two sparse indexes of one segment: offset to position, and time to position. Hints, never the truth (H38).
+"""The two sparse indexes of one segment: offset to position, and time to position. Hints, never authoritative (H38).
 
 Both files are a header of 64 bytes and entries, little-endian:
 
@@ -97,7 +97,7 @@ class IndexFile:
         self._cache.drop(self)
 
     def load(self, filesystem: FileSystem, *, load: bool) -> array[int] | None:
-        """Return the entries on disk; None if the file does not hold them (then rebuild).
+        """Return the entries on disk; None if the file does not contain them (then rebuild).
 
         Or if `load` is false and they are not in memory.
         """
@@ -156,7 +156,7 @@ class SegmentIndex:
         self._written_position = -1
 
     def reset(self) -> None:
-        """Forget all: the caller notes every batch of the segment again."""
+        """Remove all entries: the caller adds every batch of the segment again."""
         self.offsets.reset()
         self.times.reset()
         self.covered_offset, self.covered_position = self.base_offset, 0
@@ -174,7 +174,7 @@ class SegmentIndex:
         record_ms: int,
         interval_bytes: int,
     ) -> None:
-        """Take in the batch at `covered_position`."""
+        """Add the batch at `covered_position`."""
         position = self.covered_position
         if position - self._last_position >= interval_bytes:
             self.offsets.tail.extend((base_offset - self.base_offset, position))
@@ -239,7 +239,7 @@ class SegmentIndex:
         self._written_position = self.covered_position
 
     def load_headers(self, size_bytes: int) -> bool:
-        """Take the state of the files, if both are sound, agree and cover no more than `size_bytes`.
+        """Load the state of the files if both are valid, agree and cover no more than `size_bytes`.
 
         Else stay reset.
         """
@@ -263,7 +263,7 @@ class SegmentIndex:
 
 
 class IndexContent(NamedTuple):
-    """What an index file says, for a person."""
+    """The content of an index file, for `dump`."""
 
     base_offset: int
     covered_offset: int
@@ -299,7 +299,7 @@ def _read_index_header(filesystem: FileSystem, entries: IndexFile) -> tuple[int,
 
 
 def _read(filesystem: FileSystem, path: str, size_bytes: int, position: int) -> bytes | None:
-    """Read exactly so many bytes; None if the file is not there or too short."""
+    """Read exactly `size_bytes`; None if the file is absent or too short."""
     try:
         descriptor = filesystem.open(path)
     except FileNotFoundError:
@@ -312,7 +312,7 @@ def _read(filesystem: FileSystem, path: str, size_bytes: int, position: int) -> 
 
 
 def _write_all(filesystem: FileSystem, descriptor: int, data: bytes, position: int) -> None:
-    """Write all; what a full disk leaves out fails the CRC when it is read."""
+    """Write all; after a short write on a full disk the CRC fails when the file is read."""
     done = 0
     while done < len(data):
         done += filesystem.pwritev(descriptor, [memoryview(data)[done:]], position + done)

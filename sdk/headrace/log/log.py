@@ -1,7 +1,7 @@
 """The log of one partition: segments in a directory, appended at the end, read by offset (paper section 3.1).
 
 Called by the broker's runtime. One thread at a time may call a log's methods, except `flush`, `checkpoint`, the reading
-methods and what a `Slice` offers: those may run beside an append in any thread. Two locks: the segment list's guards
+methods and those of a `Slice`: these may run in any thread, concurrently with an append. Two locks: the segment list's guards
 the bounds and is held for moments; `LogDurability.round_lock` serialises flush, checkpoint and what shortens the log,
 is held over fsyncs and taken first.
 
@@ -123,7 +123,7 @@ class PartitionLog:
             raise
 
     def _open_active(self, recovered: Recovered) -> OpenFile:
-        """Make the active segment ready for appends, and what recovery found durable."""
+        """Make the active segment ready for appends, and the recovered state durable."""
         end = self._state.end
         if not self._segments.items or self._segments.active.base_offset != end.segment:
             file = self._create_segment(end.offset)
@@ -136,7 +136,7 @@ class PartitionLog:
                 first = read_at(HEADER_BYTES, 0)
                 active.first_append_ms = int.from_bytes(first[8:16], "little", signed=True)
         if self.recovery.scanned_bytes or self.recovery.cut_bytes or self.recovery.checkpoint_rebuilt:
-            # What outlived the process may still be in the page cache only.
+            # The bytes that survived the process may be in the page cache only.
             self._durability.directory_dirty = True
             for segment in self._segments.items:
                 segment.dirty = segment.base_offset >= recovered.scanned_from
@@ -146,7 +146,7 @@ class PartitionLog:
         self._durability.settle_opened(recovered.stored)
         return file
 
-    # -- what the log is -------------------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------------------------
 
     @property
     def settings(self) -> LogSettings:
@@ -170,7 +170,7 @@ class PartitionLog:
 
     @property
     def checkpointed_high_watermark(self) -> Offset:
-        """The high watermark last given to `checkpoint`, as found at open, within log start .. log end."""
+        """The high watermark last passed to `checkpoint`, as read at open, within log start .. log end."""
         return Offset(self._state.high_watermark)
 
     @property
@@ -190,7 +190,7 @@ class PartitionLog:
 
     @property
     def end(self) -> ChainPoint:
-        """Log end, `last_crc` and `last_batch_epoch` of one moment, for readers beside an append in a thread."""
+        """Log end, `last_crc` and `last_batch_epoch` of one moment, for readers concurrent with an append."""
         end = self._state.end
         return ChainPoint(end.offset, end.crc, end.epoch)
 
@@ -206,11 +206,11 @@ class PartitionLog:
 
     @property
     def offline(self) -> bool:
-        """An I/O error was met (H34): every further call raises StorageOfflineError."""
+        """Whether an I/O error occurred (H34): every further call raises StorageOfflineError."""
         return self._state.offline_error is not None
 
     def update_settings(self, settings: LogSettings) -> None:
-        """Replace the settings; they count from the next append or round on."""
+        """Replace the settings; they apply from the next append or round."""
         self._state.settings = settings
 
     def newest_append_ms(self) -> int:
@@ -233,7 +233,7 @@ class PartitionLog:
     def append_all(
         self, batches: Sequence[tuple[bytes, BatchHeader]], *, leader_epoch: int, append_timestamp_ms: int
     ) -> Offset:
-        """Append several checked batches with one `pwritev`, all or none; the base offset of the first.
+        """Append several checked batches with one `pwritev`, all or none; return the base offset of the first.
 
         The others follow by their record counts. Raises as `append`.
         """
@@ -277,7 +277,7 @@ class PartitionLog:
         return Offset(first_offset)
 
     def append_replicated(self, batches: ReadableBuffer) -> list[BatchHeader]:
-        """Append whole batches as the leader stamped them (followers); their headers.
+        """Append whole batches as the leader stamped them (followers); return their headers.
 
         Checks both CRCs, the chain, contiguous offsets and epochs of all before the first byte is written: raises
         CorruptBatchError and appends nothing. An empty `batches` appends nothing. Raises as `append`.
@@ -300,7 +300,7 @@ class PartitionLog:
             return headers
         segment = self._segment_for(len(batches), before.offset - state.end.offset, headers[0].append_timestamp_ms)
         with self._lock:
-            # Epochs in which this replica led and appended nothing give way to what the leader has here.
+            # Epochs in which this replica led and appended nothing are replaced by the leader's epochs here.
             changed = self._epochs.last_epoch > headers[0].leader_epoch and self._epochs.cut_end(state.end.offset)
             for header in headers:
                 changed |= self._epochs.assign(header.leader_epoch, header.base_offset)
@@ -326,7 +326,7 @@ class PartitionLog:
                 self._truncation.remove_rest()
 
     def _segment_for(self, size_bytes: int, records: int, at_ms: int) -> Segment:
-        """Return the segment to append so much to: the active one, or a new one where it is full or old."""
+        """Return the segment for the next append: the active one, or a new one if that is full or old."""
         segment, settings = self._segments.active, self._state.settings
         if segment.size_bytes and (
             segment.size_bytes + size_bytes > settings.segment_bytes
@@ -338,7 +338,7 @@ class PartitionLog:
         return segment
 
     def _write(self, segment: Segment, buffers: list[bytes | memoryview], size_bytes: int) -> None:
-        """Write at the log end; what does not go in whole is cut back (H35)."""
+        """Write at the log end; roll back a short write (H35)."""
         if len(buffers) > _MAX_BUFFERS:
             buffers = [b"".join(buffers)]
         refusal: OSError | None = None
@@ -353,7 +353,7 @@ class PartitionLog:
         self._space.note_appended(size_bytes)
 
     def _refuse(self, refusal: OSError | None) -> NoReturn:
-        """Cut back what a refused append left; None: it was written in part."""
+        """Roll back a failed append; None: it was written in part."""
         state = self._state
         state.uncut = True
         if refusal is None or is_no_room(refusal):
@@ -383,7 +383,7 @@ class PartitionLog:
             self._state.end = Mark(noted[-1][1], segment.base_offset, segment.size_bytes, crc, epoch)
 
     def _roll(self) -> None:
-        """Close the active segment and start the next at the log end; the flush of what it holds is left to `flush`."""
+        """Close the active segment and start the next at the log end; `flush` fsyncs the closed one later."""
         old, old_file = self._segments.active, self._segments.active_file
         try:
             file = self._create_segment(self._state.end.offset)
@@ -396,7 +396,7 @@ class PartitionLog:
             self._durability.note_rolled(old, old_file)
 
     def _create_segment(self, base_offset: int) -> OpenFile:
-        """Create the file of an empty segment and take it into the list. Raises OSError."""
+        """Create the file of an empty segment and add it to the list. Raises OSError."""
         stem = f"{self.directory}/{base_offset:020d}"
         file = pin_empty(self._files, stem + LOG_SUFFIX)
         try:
@@ -412,7 +412,7 @@ class PartitionLog:
     # -- epochs ----------------------------------------------------------------------------------------------------
 
     def start_epoch(self, leader_epoch: int) -> Offset:
-        """Persist (fsync) that `leader_epoch` starts at the log end; the log end. Nothing for the same epoch again.
+        """Persist (fsync) that `leader_epoch` starts at the log end; return the log end. A known epoch changes nothing.
 
         The broker calls it when it starts to lead, before the first append (PROTOCOL "Leading").
         """
@@ -461,14 +461,14 @@ class PartitionLog:
     def headers(self, offset: int) -> Iterator[BatchHeader]:
         """Headers of the batches from the one that holds `offset` to the log end at the time of the first step.
 
-        As they lie there: nothing is checked. Raises as `read`.
+        The headers are not checked. Raises as `read`.
         """
         return self._reader.headers(offset)
 
     def checked_headers(self, offset: int) -> Iterator[BatchHeader]:
         """As `headers`, of batches that are read whole and checked, for rebuilding producer state (H48, H33).
 
-        What a header says of its producer is covered by the batch's checksum alone. Raises as `verify`.
+        Only the batch's checksum covers the producer's fields of a header. Raises as `verify`.
         """
         return self._reader.checked_headers(offset)
 
@@ -481,11 +481,11 @@ class PartitionLog:
         return self._reader.batch_with(offset)
 
     def first_batch(self) -> tuple[Offset, int]:
-        """Where a copy of this log begins: base offset and `previous_crc` of the batch that holds the log start.
+        """Return where a copy of this log begins: base offset and `previous_crc` of the batch that holds the log start.
 
-        The log end and `last_crc` where nothing is left. May block; raises as `read`.
+        The log end and `last_crc` if the log is empty. May block; raises as `read`.
         """
-        end = self._state.end  # read once: a batch may be appended beside this
+        end = self._state.end  # read once: another thread may append a batch
         if self.log_start_offset >= end.offset:
             return Offset(end.offset), end.crc
         header = self._reader.batch_with(self.log_start_offset)
@@ -523,7 +523,7 @@ class PartitionLog:
         return self._durability.flush()
 
     def note_high_watermark(self, high_watermark: int) -> None:
-        """Leave the high watermark to the next process, should this one be killed before the next checkpoint.
+        """Note the high watermark for the next process, in case this one is killed before the next checkpoint.
 
         One small write without an fsync; any thread. Raises as `flush`.
         """
@@ -541,17 +541,17 @@ class PartitionLog:
 
     @property
     def holds_files(self) -> bool:
-        """Whether segments that were rolled wait for their fsync, each with a descriptor: `flush` soon."""
+        """Whether rolled segments wait for their fsync, each with an open descriptor: call `flush` soon."""
         return self._durability.holds_files
 
     def checkpoint_is_stale(self, high_watermark: int) -> bool:
-        """Whether `checkpoint` would have anything to write; a hint that takes no lock and never blocks."""
+        """Whether `checkpoint` has anything to write; a hint that takes no lock and never blocks."""
         return self._durability.is_stale(high_watermark)
 
     # -- the log's start -------------------------------------------------------------------------------------------
 
     def roll_if_due(self, at_ms: int) -> bool:
-        """Close the active segment if its first batch is `segment_ms` old at `at_ms`, so that retention may take it."""
+        """Close the active segment if its first batch is `segment_ms` old at `at_ms`, so that retention may remove it."""
         with self._turn:
             self._state.check_online()
             active = self._segments.active
@@ -561,21 +561,21 @@ class PartitionLog:
             return True
 
     def plan_retention(self, now_ms: int | None, high_watermark: int) -> Offset:
-        """Where the log should begin without the closed segments below `high_watermark` that are too old or too many.
+        """Return the log start after retention removes closed segments below `high_watermark` that are past a limit.
 
         `now_ms` is None while the clock is in doubt: then no segment is too old (H43).
         """
         return self._retention.plan_retention(now_ms, high_watermark)
 
     def delete_records(self, before: int, high_watermark: int) -> Offset:
-        """Raise the log start to `before` (persisted first), remove segments wholly below it; the log start.
+        """Raise the log start to `before` (persisted first), remove segments wholly below it; return the log start.
 
         Raises OffsetOutOfRangeError if `before` is above `high_watermark`; a `before` below log start does nothing.
         """
         return self._retention.delete_records(before, high_watermark)
 
     def remove_deleted_files(self, now_ms: int) -> int:
-        """Unlink files whose `file_delete_delay_ms` is over and that no slice pins; how many segments are left.
+        """Unlink files whose `file_delete_delay_ms` is over and that no slice pins; return how many segments are left.
 
         `now_ms` is of a monotonic clock.
 
@@ -586,15 +586,15 @@ class PartitionLog:
     # -- the log's end ---------------------------------------------------------------------------------------------
 
     def truncate_to(self, offset: int) -> Offset:
-        """Cut the log so that it ends at `offset`, or at the batch before where it lies inside one; the new log end.
+        """Truncate the log to `offset`, or to the start of the batch that contains it; return the new log end.
 
-        Lowers the durable mark first, cuts, fsyncs; epochs and producer snapshots are cut too (H32). An `offset` below
+        Lowers the durable mark, truncates, fsyncs; epochs and producer snapshots are truncated too (H32). An `offset` below
         the log start resets the log to start there.
         """
         return self._truncation.truncate_to(offset)
 
     def reset_to(self, offset: int, previous_crc: int = 0) -> None:
-        """Throw everything away and start empty at `offset`: log start, log end and flushed offset in one step (H8).
+        """Discard everything and start empty at `offset`: log start, log end and flushed offset in one step (H8).
 
         `previous_crc`: the chain that the first batch continues.
         """
@@ -605,7 +605,7 @@ class PartitionLog:
     def store_producer_snapshot(self, offset: int, snapshot: bytes) -> None:
         """Keep `snapshot` (the broker's encoding) as the producer state at `offset`: atomic, fsynced, CRC'd.
 
-        Two are kept. One beyond `flushed_offset` is removed by the opening after a crash that took those records.
+        Two are kept. After a crash that lost those records, opening the log removes a snapshot beyond `flushed_offset`.
         """
         with self._durability.round_lock:
             self._snapshots.store(offset, snapshot)
@@ -619,8 +619,8 @@ class PartitionLog:
     def close(self, *, high_watermark: int | None = None) -> None:
         """Flush, write the checkpoint and the indexes, close the files. An offline log only closes its files.
 
-        Waits for an append that is under way; from then on every call raises LogClosedError. Raises StorageFullError,
-        StorageBusyError, StorageOfflineError: the files are closed, and the next opening recovers what is missing.
+        Waits for an append in progress; afterwards every call raises LogClosedError. Raises StorageFullError,
+        StorageBusyError, StorageOfflineError: the files are closed, and the next opening recovers the rest.
         """
         state = self._state
         with self._turn, self._durability.round_lock:

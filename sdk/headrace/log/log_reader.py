@@ -29,7 +29,7 @@ from headrace.wire.ids import Offset
 
 _MAX_CURSORS = 64
 CHECKED_BYTES = 1 << 20
-"""Read at a time where much is checked."""
+"""Bytes per read when many batches are checked."""
 
 
 class LogReader:
@@ -42,11 +42,11 @@ class LogReader:
         self._cursors: OrderedDict[int, tuple[Segment, int, int]] = OrderedDict()
 
     def forget_positions(self) -> None:
-        """Drop what reads have remembered: the log was cut."""
+        """Drop the cached positions of reads: the log was truncated."""
         self._cursors.clear()
 
     def read(self, offset: int, max_bytes: int, end_offset: int, *, nowait: bool) -> Slice:
-        """Find and pin the batches; raises WouldBlockError if `nowait` and the disk would have to be waited for."""
+        """Find and pin the batches; raises WouldBlockError if `nowait` and the read would block on the disk."""
         segments, state = self._segments, self._state
         with segments.lock:
             state.check_online()
@@ -173,7 +173,7 @@ class LogReader:
             raise _cut_meanwhile()
 
     def headers(self, offset: int) -> Iterator[BatchHeader]:
-        """Walk segment by segment up to the end as it was at the call."""
+        """Walk segment by segment up to the log end at the time of the call."""
         with self._segments.lock:
             self._state.check_online()
             end_offset = self._state.end.offset
@@ -246,7 +246,7 @@ class LogReader:
         return None
 
     def verify(self, offset: int) -> Offset:
-        """Read and check every batch up to the end as it is at the call; pins one segment at a time."""
+        """Read and check every batch up to the log end at the time of the call; pins one segment at a time."""
         with self._segments.lock:
             self._state.check_online()
             self._check_range(offset, self._state.end.offset)
@@ -266,7 +266,7 @@ class LogReader:
         return Offset(end_offset)
 
     def checked_headers(self, offset: int) -> Iterator[BatchHeader]:
-        """Read and check every batch from the one that holds `offset` to the end as it is at the call."""
+        """Read and check every batch from the one that holds `offset` to the log end at the time of the call."""
         end_offset = self._state.end.offset
         while offset < end_offset:
             offset, headers = self._check_slice(offset, CHECKED_BYTES)
@@ -275,7 +275,7 @@ class LogReader:
             yield from headers
 
     def verify_from(self, offset: int, max_bytes: int) -> tuple[Offset, int]:
-        """Read and check the batches of one slice; the offset after it and its bytes."""
+        """Read and check the batches of one slice; return the offset after it and its size in bytes."""
         end_offset, headers = self._check_slice(offset, max_bytes)
         return end_offset, sum(header.batch_bytes for header in headers)
 

@@ -1,4 +1,4 @@
-"""The start of one log: retention and `delete_records` raise it, and segments below it go (paper section 3.1, I18).
+"""The start of one log: retention and `delete_records` raise it and remove segments below it (paper 3.1, I18).
 
 Belongs to a `PartitionLog`, which documents the methods it passes through and calls them from its one thread.
 """
@@ -75,23 +75,23 @@ class LogRetention:
         return Offset(state.log_start_offset)
 
     def _raise_to(self, offset: int) -> None:
-        """Persist the log start, then let the segments below it go."""
+        """Persist the log start, then remove the segments below it."""
         state, durability = self._state, self._durability
         with durability.round_lock, state.disk():
             state.check_online()
             if offset > state.log_start_offset:
                 high_watermark = max(state.high_watermark, offset)
                 if state.flushed.offset < offset:
-                    durability.flush_dirty()  # the recovery point may not lie in a segment that goes
+                    durability.flush_dirty()  # the recovery point must not lie in a removed segment
                 durability.write_checkpoint(Checkpoint(offset, high_watermark, state.flushed), both=True)
                 with self._segments.lock:
                     state.log_start_offset, state.high_watermark = offset, high_watermark
                     durability.epochs_due |= self._epochs.cut_start(offset)
-        with suppress(*REFUSALS):  # The log start counts; what still lies below it goes in a later round.
+        with suppress(*REFUSALS):  # The log start counts; a later round removes the segments still below it.
             self._remove_below_start()
 
     def _remove_below_start(self) -> None:
-        """Let go of what lies below the log start. May be repeated."""
+        """Remove everything below the log start. May be repeated."""
         state, segments, durability = self._state, self._segments, self._durability
         with durability.round_lock, state.disk():
             state.check_online()
