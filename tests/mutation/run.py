@@ -38,6 +38,7 @@ FILES = (
     "pyproject.toml",
     "tests/async_tests.py",
     "tests/conftest.py",
+    "tests/core_coverage.py",
     "tests/fork_server.py",
     "tests/spark_session.py",
 )

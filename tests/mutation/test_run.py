@@ -18,14 +18,15 @@ KILLED = next(mutant for mutant in LEDGER if mutant.id == "lost-answer-taken-for
 QUICK = next(mutant for mutant in LEDGER if mutant.id == "epoch-without-records-stays")
 HARMLESS = replace(QUICK, id="harmless", new=QUICK.old + "            # Nothing else.\n")
 SLIP = replace(QUICK, id="slip", new=QUICK.old + "            nowhere\n")
+UNHARMED = replace(HARMLESS, id="unharmed", killer=Test("tests/unit/wire/test_wire_releases.py", "It is an example."))
 UNTESTED = replace(QUICK, id="untested", killer=Test("tests/unit/nowhere.py::test_a", "It is an example."))
 
 
 def test_a_survivor_fails_the_run_and_a_slip_is_no_kill(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Four entries, of which one is killed: exit code 1, and the summary says which and why."""
-    monkeypatch.setattr(command, "LEDGER", (KILLED, HARMLESS, SLIP, UNTESTED))
+    """Five entries, of which one is killed: exit code 1, and the summary says which and why."""
+    monkeypatch.setattr(command, "LEDGER", (KILLED, HARMLESS, UNHARMED, SLIP, UNTESTED))
     summary = tmp_path / "summary.json"
     assert command.main(["--jobs", "1", "--json", str(summary)]) == 1
     found = {
@@ -34,10 +35,11 @@ def test_a_survivor_fails_the_run_and_a_slip_is_no_kill(
     assert found == {
         KILLED.id: (True, "I4"),
         "harmless": (False, "survived"),
+        "unharmed": (False, "survived"),
         "slip": (False, "the patch is no mutant"),
         "untested": (False, "the patch is no mutant"),
     }
-    assert "NOT killed: harmless, slip, untested" in capsys.readouterr().out
+    assert "NOT killed: harmless, unharmed, slip, untested" in capsys.readouterr().out
 
 
 class Answers:
