@@ -1,17 +1,17 @@
 #!/opt/headrace/bin/python -I
-"""The entry point of the image: one word says what the container is.
+"""The entry point of the image: the first argument selects what the container runs.
 
     broker, coordinator   the service with these options, in place of this process: it gets the signals itself
-    drain                 hand over what the broker of this container leads (before it is stopped)
-    health [NAME]         exit code 0 where startup, liveness or readiness (the default) say yes
+    drain                 hand over the leaderships of this container's broker (before it is stopped)
+    health [NAME]         exit code 0 if startup, liveness or readiness (the default) succeeds
     node-label            write a label of this Kubernetes node into a file: a broker's rack, from its node's zone
     anything else         the command line `headrace`
 
-Three variables help where a value is known only when the container runs:
+Three variables set values that are known only when the container runs:
 
-    HEADRACE_FROM_FILES   NAME=path,NAME=path: variables whose values stand in files; ${OTHER} in a file is expanded
-    HEADRACE_NODE_NAME    which node it is, for node-label
-    HEADRACE_POD_IP       {podIP} in a service's ADVERTISED_ADDRESS becomes this as DNS has it in names: 10-0-0-1
+    HEADRACE_FROM_FILES   NAME=path,NAME=path: variables and the files of their values; ${OTHER} in a file is expanded
+    HEADRACE_NODE_NAME    the name of the node, for node-label
+    HEADRACE_POD_IP       replaces {podIP} in a service's ADVERTISED_ADDRESS, in the form of DNS names: 10-0-0-1
 
 Standard library only, so that a probe costs little. The services read everything else themselves.
 """
@@ -34,11 +34,11 @@ HEALTH_NAMES = ("startup", "liveness", "readiness")
 
 
 class ContainerError(Exception):
-    """It cannot start like this; the message says why and what to do."""
+    """The container cannot start; the message has the cause and the next step."""
 
 
 def environment_from_files(environ: dict[str, str]) -> dict[str, str]:
-    """The variables that HEADRACE_FROM_FILES names, read from their files."""
+    """Return the variables that HEADRACE_FROM_FILES names, read from their files."""
     found = {}
     for entry in filter(None, environ.get("HEADRACE_FROM_FILES", "").split(",")):
         name, equals, path = entry.partition("=")
@@ -48,26 +48,26 @@ def environment_from_files(environ: dict[str, str]) -> dict[str, str]:
             text = Path(path).read_text("utf-8").strip()
             found[name] = string.Template(text).substitute(environ)
         except OSError as error:
-            raise ContainerError(f"{name} is to be read from {path}: {error.strerror}; is it mounted?") from error
+            raise ContainerError(f"cannot read {name} from {path}: {error.strerror}; is it mounted?") from error
         except (KeyError, ValueError) as error:
             raise ContainerError(f"{path} for {name} names a variable that is not set: {error}") from error
     return found
 
 
 def own_name(environ: dict[str, str]) -> dict[str, str]:
-    """The advertised addresses with {podIP} in them, with the pod's own address in its place."""
+    """Return the advertised addresses that contain {podIP}, with the pod's address in its place."""
     found = {}
     for name in (prefix + "ADVERTISED_ADDRESS" for prefix in PREFIXES):
         if "{podIP}" in (told := environ.get(name, "")):
             if not (address := environ.get("HEADRACE_POD_IP", "")):
-                raise ContainerError(f"{name} has {{podIP}} in it: set HEADRACE_POD_IP to this pod's address")
+                raise ContainerError(f"{name} contains {{podIP}}: set HEADRACE_POD_IP to this pod's address")
             found[name] = told.replace("{podIP}", address.replace(".", "-").replace(":", "-"))
     return found
 
 
 def health(arguments: list[str]) -> int:
-    """Ask the service of this container how it is, over HTTP on its metrics port."""
-    parser = argparse.ArgumentParser(prog="health", description="Exit code 0: yes.")
+    """Request a health check of this container's service over HTTP on its metrics port."""
+    parser = argparse.ArgumentParser(prog="health", description="Exit code 0: the check succeeded.")
     parser.add_argument("name", nargs="?", choices=HEALTH_NAMES, default="readiness")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds")
     parsed = parser.parse_args(arguments)
@@ -90,11 +90,11 @@ def health(arguments: list[str]) -> int:
 
 
 def node_label(arguments: list[str]) -> int:
-    """Write a label of the node that this pod runs on; empty where the node has no such label."""
+    """Write a label of this pod's node; empty if the node has no such label."""
     parser = argparse.ArgumentParser(prog="node-label")
     parser.add_argument("--label", required=True)
     parser.add_argument("--output", required=True, type=Path)
-    parser.add_argument("--account", type=Path, default=SERVICE_ACCOUNT, help="where the pod's token lies")
+    parser.add_argument("--account", type=Path, default=SERVICE_ACCOUNT, help="directory of the pod's token")
     parsed = parser.parse_args(arguments)
     try:
         node, host = os.environ["HEADRACE_NODE_NAME"], os.environ["KUBERNETES_SERVICE_HOST"]
@@ -120,7 +120,7 @@ def node_label(arguments: list[str]) -> int:
 
 
 def main() -> None:
-    """Do what the first word says."""
+    """Run what the first argument selects."""
     word, *rest = sys.argv[1:] or ["--help"]
     match word:
         case "health":
@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def command_for(word: str, rest: list[str]) -> list[str]:
-    """The program that takes the place of this one."""
+    """Return the command that replaces this process."""
     match word:
         case "broker" if not rest or rest[0].startswith("-"):  # Else it is a command about brokers: `broker list`.
             return ["headrace-broker", "run", *rest]

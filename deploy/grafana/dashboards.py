@@ -1,7 +1,7 @@
-"""The eight dashboards, and what writes them: python -m deploy.grafana.dashboards [--check].
+"""The eight dashboards and their generator: python -m deploy.grafana.dashboards [--check].
 
-They are committed as JSON beside the chart, which makes ConfigMaps of them; docker-compose.yml mounts the same files.
-A test says when they are stale, and that every metric in them exists.
+They are committed as JSON in the chart, which makes ConfigMaps of them; docker-compose.yml mounts the same files.
+A test fails if they are stale or use a metric that does not exist.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DASHBOARDS = tuple(each.BOARD for each in (overview, brokers, replication, topic
 
 
 def texts() -> dict[Path, str]:
-    """What each file is to contain."""
+    """Return the expected content of each file."""
     return {
         FOLDER / f"headrace-{board.name}.json": json.dumps(
             build(board, DASHBOARDS), cls=JSONEncoder, indent=2, sort_keys=True
@@ -32,9 +32,9 @@ def texts() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Exit code 0: all files are fresh, or were written."""
+    """Write or check the files. Exit code 0 means that all are current."""
     parser = argparse.ArgumentParser(description="Write the dashboards.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a file is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is stale")
     check = parser.parse_args().check
     stale = {path: text for path, text in texts().items() if not path.is_file() or path.read_text("utf-8") != text}
     for path, text in stale.items():

@@ -192,14 +192,14 @@ OPEN_BROKERS: dict[str, Any] = {"external": {"enabled": True, "addressTemplate":
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     # A cluster that everybody may administer, published without a word that this is intended.
-    ({"broker": OPEN_BROKERS}, "broker.external.enabled is true, and the cluster asks for no client certificate"),
+    ({"broker": OPEN_BROKERS}, "broker.external.enabled is true, and the cluster requires no client certificate"),
     (
         {"broker": OPEN_BROKERS, "tls": {"enabled": True, "secretName": "log-tls"}},
-        "(tls.enabled is true, tls.clientAuth is none): whoever reaches those addresses can read, write and delete",
+        "(tls.enabled is true, tls.clientAuth is none): every client that reaches those addresses can read, write",
     ),
     (
         {"coordinator": {"service": {"type": "LoadBalancer"}}},
-        "coordinator.service.type is LoadBalancer, and the cluster asks for no client certificate",
+        "coordinator.service.type is LoadBalancer, and the cluster requires no client certificate",
     ),
     ({"broker": {"replcas": 3}}, "additional properties 'replcas' not allowed"),
     ({"broker": {"settings": {"lease_ttl": 1}}}, "additional properties 'lease_ttl' not allowed"),
@@ -309,7 +309,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"broker": {"external": NODE_PORTS, "transfer": {"enabled": True, "nodePorts": [30281, 30182, 30283]}}},
-        "port 30182 stands in broker.external.nodePorts and in broker.transfer.nodePorts",
+        "port 30182 is in broker.external.nodePorts and in broker.transfer.nodePorts",
     ),
     (
         {"broker": {"transfer": {"enabled": True, "nodePorts": [30281, 30282, 30283]}}},

@@ -107,7 +107,7 @@ def test_variables_come_from_files(programs: Path, tmp_path: Path) -> None:
     done = run("broker", path=str(programs), HEADRACE_FROM_FILES=files)
     assert (done.returncode, "names a variable that is not set: 'ZONE'" in done.stderr) == (1, True)
     done = run("broker", path=str(programs), HEADRACE_FROM_FILES="HEADRACE_BROKER_RACK=/nowhere")
-    assert "is to be read from /nowhere: No such file or directory; is it mounted?" in done.stderr
+    assert "cannot read HEADRACE_BROKER_RACK from /nowhere: No such file or directory; is it mounted?" in done.stderr
     assert "write HEADRACE_NAME=/path" in run("broker", path=str(programs), HEADRACE_FROM_FILES="x").stderr
 
 

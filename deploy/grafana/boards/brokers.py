@@ -41,15 +41,15 @@ BOARD = Dashboard(
                     ),
                 ),
                 graph(
-                    "Event loop's processor",
-                    "Of the one core that a broker's event loop can use; near 1 the broker is full.",
+                    "Event loop CPU",
+                    "Share of the one core that a broker's event loop can use; near 1 the broker is saturated.",
                     "percentunit",
                     Query(per_second("headrace_broker_loop_cpu_seconds_total", HERE, "instance"), "{{instance}}"),
                     highest=1.0,
                 ),
                 graph(
-                    "Processor",
-                    "Of the whole process, in cores: the event loop, threads for disks, gRPC's own.",
+                    "Process CPU",
+                    "CPU of the process, in cores: the event loop, disk threads, gRPC's threads.",
                     "short",
                     Query(
                         per_second("process_cpu_seconds_total", f'job="headrace-broker", {HERE}', "instance"),
@@ -90,7 +90,7 @@ BOARD = Dashboard(
             "Saturation",
             (
                 graph(
-                    "Event loop, lateness p99",
+                    "Event loop lag, p99",
                     "Above 100 ms clients notice.",
                     "s",
                     Query(slowest("headrace_broker_loop_lag_seconds", HERE, "instance"), "{{instance}}"),
@@ -121,7 +121,7 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Throttled",
-                    "Calls refused for want of memory.",
+                    "Calls rejected because max_inflight_bytes is reached.",
                     "reqps",
                     Query(per_second("headrace_broker_throttled_total", HERE, "instance"), "{{instance}}"),
                 ),
@@ -132,7 +132,7 @@ BOARD = Dashboard(
             (
                 graph(
                     "Bytes over the transfer port",
-                    "By sendfile; and beside them what readers fetched over gRPC, which costs this process more.",
+                    "Sent with sendfile, compared with bytes fetched over gRPC, which costs more CPU time.",
                     "Bps",
                     Query(
                         per_second("headrace_broker_transferred_bytes_total", HERE, "instance"),
@@ -152,7 +152,7 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Transfers refused and broken",
-                    "Refused: too many connections; they go on over gRPC. Broken: the reader left or stood still.",
+                    "Refused: too many connections; those readers use gRPC. Broken: the reader closed or stalled.",
                     "short",
                     Query(rises("headrace_broker_transfer_refused_total", HERE, "instance"), "{{instance}} refused"),
                     Query(rises("headrace_broker_transfer_broken_total", HERE, "instance"), "{{instance}} broken"),

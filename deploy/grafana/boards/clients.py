@@ -8,7 +8,7 @@ from deploy.grafana.queries import OURS, RECORDS, events, per_second, slowest
 BOARD = Dashboard(
     "clients",
     "Clients",
-    "What clients meet with: how long calls take, what is refused, and how large their requests are.",
+    "Latency, errors and request sizes as clients see them.",
     (
         Row(
             "Producers",
@@ -45,7 +45,7 @@ BOARD = Dashboard(
             (
                 graph(
                     "Fetch, p99",
-                    "The work, and apart from it the wait for data, which is no fault.",
+                    "Processing time and, as a separate series, the wait for data, which is expected.",
                     "s",
                     Query(slowest("headrace_broker_fetch_seconds", OURS), "work"),
                     Query(slowest("headrace_broker_fetch_wait_seconds", OURS), "wait"),
@@ -88,7 +88,7 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Throttled",
-                    "For want of memory at the broker.",
+                    "Calls rejected because the broker's max_inflight_bytes is reached.",
                     "reqps",
                     Query(per_second("headrace_broker_throttled_total", OURS), "throttled"),
                 ),

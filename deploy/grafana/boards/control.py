@@ -8,7 +8,7 @@ from deploy.grafana.queries import OURS, events, per_second, slowest
 BOARD = Dashboard(
     "control",
     "Coordinators and etcd",
-    "Who controls, how calls to coordinators go, and how etcd is.",
+    "The active controller, calls to coordinators, and the state of etcd.",
     (
         Row(
             "Coordinators",
@@ -44,8 +44,8 @@ BOARD = Dashboard(
                     rare=True,
                 ),
                 graph(
-                    "Event loop's processor",
-                    "Of the one core that a coordinator can use.",
+                    "Event loop CPU",
+                    "Share of the one core that a coordinator's event loop can use.",
                     "percentunit",
                     Query(per_second("headrace_coordinator_loop_cpu_seconds_total", OURS, "instance"), "{{instance}}"),
                     highest=1.0,
@@ -93,14 +93,14 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Database",
-                    "Its size and its quota; at the quota etcd refuses writes. 2 GiB where etcd does not say (3.5).",
+                    "Its size and its quota; at the quota etcd refuses writes. 2 GiB if etcd does not report it (3.5).",
                     "bytes",
                     Query(f"max(headrace_coordinator_etcd_db_bytes{{{OURS}}})", "size"),
                     Query(f"max(headrace_coordinator_etcd_db_quota_bytes{{{OURS}}})", "quota"),
                 ),
                 graph(
                     "Age of metadata",
-                    "How long ago etcd last confirmed what each service knows.",
+                    "Time since etcd last confirmed each service's metadata.",
                     "s",
                     Query(f"headrace_broker_metadata_age_seconds{{{OURS}}}", "{{instance}}"),
                     Query(f"headrace_coordinator_metadata_age_seconds{{{OURS}}}", "{{instance}}"),

@@ -8,14 +8,14 @@ from deploy.grafana.queries import GROUPS, OURS, RECORDS, per_second, rises, slo
 BOARD = Dashboard(
     "groups",
     "Consumer groups",
-    "How far each group is behind, in records and in seconds, and how its members are.",
+    "The lag of each group in records and seconds, and its members.",
     (
         Row(
             "Lag",
             (
                 graph(
                     "Lag, seconds",
-                    "How long the oldest record that is not finished with has been in the log.",
+                    "Age of the oldest uncommitted record.",
                     "s",
                     Query(
                         f"max by (group, topic) (headrace_coordinator_group_lag_seconds{{{GROUPS}}})",
@@ -35,7 +35,7 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Progress",
-                    "Records finished with a second: how fast committed offsets rise.",
+                    "Committed records per second: the rate at which committed offsets rise.",
                     RECORDS,
                     Query(
                         "max by (group, topic) "
@@ -75,7 +75,7 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Rebalances and evictions",
-                    "New assignments, and members put out because nothing was heard of them.",
+                    "New assignments, and members removed because their session expired.",
                     "short",
                     Query(
                         rises("headrace_coordinator_group_rebalances_total", OURS),
@@ -93,7 +93,7 @@ BOARD = Dashboard(
             (
                 graph(
                     "Heartbeats, p99",
-                    "The work of one, without its wait for news.",
+                    "Processing time, without the long poll's wait.",
                     "s",
                     Query(slowest("headrace_coordinator_heartbeat_seconds", OURS, "instance"), "{{instance}}"),
                 ),
@@ -105,21 +105,21 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Transactions on groups",
-                    "And those that another coordinator was quicker in: many, and clients ask several coordinators.",
+                    "Including lost compares. Many lost compares mean that clients use several coordinators.",
                     "ops",
                     Query(per_second("headrace_coordinator_group_transactions_total", OURS), "all"),
                     Query(per_second("headrace_coordinator_group_conflicts_total", OURS), "lost"),
                 ),
                 graph(
                     "Age of the lags",
-                    "How old these numbers are, and how long measuring takes.",
+                    "Age of these numbers, and the time that measuring takes.",
                     "s",
                     Query(f"max(headrace_coordinator_lag_age_seconds{{{OURS}}})", "age"),
                     Query(f"max(headrace_coordinator_lag_round_seconds{{{OURS}}})", "measuring"),
                 ),
                 graph(
                     "Lag not known",
-                    "Partitions whose leader gave no answer; and pairs of group and topic left out, as too many.",
+                    "Partitions whose leader did not respond; and pairs of group and topic above the limit.",
                     "short",
                     Query(
                         f"sum(max by (group) (headrace_coordinator_group_unknown_partitions{{{OURS}}}))", "not answered"

@@ -23,7 +23,7 @@ VERDICT = (
 BOARD = Dashboard(
     "overview",
     "Overview",
-    "Is the cluster well, how much goes through it, and which dashboard says more.",
+    "Health and traffic of the cluster, with links to the other dashboards.",
     (
         Row(
             "Health",
@@ -124,11 +124,11 @@ BOARD = Dashboard(
             ),
         ),
         Row(
-            "Who waits",
+            "Latency",
             (
                 graph(
                     "Lag of groups, seconds",
-                    "How old the oldest record is that a group has not finished with: the ten worst.",
+                    "Age of the oldest uncommitted record: the ten worst groups.",
                     "s",
                     Query(
                         f"topk(10, max by (group, topic) (headrace_coordinator_group_lag_seconds{{{OURS}}}))",
@@ -136,8 +136,8 @@ BOARD = Dashboard(
                     ),
                 ),
                 graph(
-                    "Event loops, lateness p99",
-                    "How late beats come; every call on that service waits as long.",
+                    "Event loop lag, p99",
+                    "Every call to that service waits this long.",
                     "s",
                     Query(slowest("headrace_broker_loop_lag_seconds", OURS, "instance"), "{{instance}}"),
                     Query(slowest("headrace_coordinator_loop_lag_seconds", OURS, "instance"), "{{instance}}"),

@@ -8,7 +8,7 @@ from deploy.grafana.queries import HERE, INSTANCE, OURS, per_second, rises
 BOARD = Dashboard(
     "replication",
     "Replication",
-    "Who is in sync, who falls behind, who leads since when.",
+    "In-sync sets, lag of followers, and leader changes.",
     (
         Row(
             "In sync",
@@ -29,7 +29,7 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "In-sync sets shrink and grow",
-                    "A follower that keeps falling out has a slow disk, a slow network, or too little processor.",
+                    "A follower that keeps falling out has a slow disk, a slow network, or too little CPU.",
                     "short",
                     Query(rises("headrace_broker_in_sync_shrinks_total", HERE, "instance"), "{{instance}} shrinks"),
                     Query(rises("headrace_broker_in_sync_expands_total", HERE, "instance"), "{{instance}} grows"),

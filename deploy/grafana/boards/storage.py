@@ -8,7 +8,7 @@ from deploy.grafana.queries import HERE, INSTANCE, per_second, rises, slowest
 BOARD = Dashboard(
     "storage",
     "Storage",
-    "Room, how fast it goes, how fast disks sync, and how recovery goes on.",
+    "Free space and its trend, fsync latency, and the progress of recovery.",
     (
         Row(
             "Room",
@@ -25,7 +25,7 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Free in a day",
-                    "If it goes on as in the last six hours; below zero the volume will be full.",
+                    "At the rate of the last six hours; below zero the volume will be full.",
                     "bytes",
                     Query(f"predict_linear(headrace_broker_disk_free_bytes{{{HERE}}}[6h], 86400)", "{{instance}}"),
                     signed=True,
@@ -63,7 +63,7 @@ BOARD = Dashboard(
             (
                 graph(
                     "fsync, p99",
-                    "One round of one log. Above 100 ms durability=fsync is slow for everybody.",
+                    "One flush of one log. Above 100 ms durability=fsync slows all producers down.",
                     "s",
                     Query(slowest("headrace_broker_flush_seconds", HERE, "instance"), "{{instance}}"),
                 ),

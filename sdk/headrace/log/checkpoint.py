@@ -85,7 +85,7 @@ class CheckpointFile:
         descriptor = self._filesystem.open(self.path)
         try:
             if self._may_be_unsynced:
-                self._filesystem.fsync(descriptor)  # Without it, a torn write of this slot leaves only the slot that is not fsynced.
+                self._filesystem.fsync(descriptor)  # Else a torn write of this slot could lose both.
                 self._may_be_unsynced = False
             for _ in range(2 if both else 1):
                 sequence = self._sequence + 1

@@ -229,8 +229,8 @@ class DataDirectory:
         """Open the log, making it if absent, and recover it: O(segments) after a clean stop.
 
         Raises CorruptLogError (file, offset, position) where records below the fsynced mark are corrupt or a valid
-        batch follows a torn one; nothing is changed then. `truncate_at_corruption` is the operator's explicit consent to
-        lose the records that follow.
+        batch follows a torn one; nothing is changed then. `truncate_at_corruption` is the operator's explicit consent
+        to lose the records that follow.
         """
         log_id = LogId(topic_id, partition)
         assert log_id not in self._logs, f"{log_id.directory_name} is open already"
@@ -312,7 +312,7 @@ class DataDirectory:
     def close(self, *, clean: bool, broker_epoch: int = 0) -> None:
         """Close all open logs, write the clean marker last if `clean` and no log is offline (H40), unlock.
 
-        `broker_epoch` is that of the last session; `0` means that there was none: the marker found at the start is kept.
+        `broker_epoch` is that of the last session; `0`: there was none, and the marker found at the start is kept.
         """
         try:
             for log in list(self._logs.values()):

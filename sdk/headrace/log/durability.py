@@ -78,8 +78,8 @@ class LogDurability:
     def flush_dirty(self) -> None:
         """Fsync each dirty file, and the directory if a segment is new; then move the mark. Raises OSError.
 
-        Files that are not fsynced stay dirty. After a failed fsync the kernel may have marked pages clean that never reached
-        the disk, and a second fsync would not report them: they are written again first (fsyncgate, H34).
+        Files that are not fsynced stay dirty. After a failed fsync the kernel may have marked pages clean that never
+        reached the disk, and a second fsync would not report them: they are written again first (fsyncgate, H34).
         """
         with self._lock:
             target = self._state.end

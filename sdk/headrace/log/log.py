@@ -1,9 +1,9 @@
 """The log of one partition: segments in a directory, appended at the end, read by offset (paper section 3.1).
 
 Called by the broker's runtime. One thread at a time may call a log's methods, except `flush`, `checkpoint`, the reading
-methods and those of a `Slice`: these may run in any thread, concurrently with an append. Two locks: the segment list's guards
-the bounds and is held for moments; `LogDurability.round_lock` serialises flush, checkpoint and what shortens the log,
-is held over fsyncs and taken first.
+methods and those of a `Slice`: these may run in any thread, concurrently with an append. Two locks: the segment list's
+guards the bounds and is held for moments; `LogDurability.round_lock` serialises flush, checkpoint and what shortens the
+log, is held over fsyncs and taken first.
 
 Appending is here. The rest lies in parts of its own: `log_reader`, `durability`, `log_retention` (retention),
 `log_truncation` (truncation), `producer_snapshots`.
@@ -551,7 +551,7 @@ class PartitionLog:
     # -- the log's start -------------------------------------------------------------------------------------------
 
     def roll_if_due(self, at_ms: int) -> bool:
-        """Close the active segment if its first batch is `segment_ms` old at `at_ms`, so that retention may remove it."""
+        """Close the active segment if its first batch is `segment_ms` old at `at_ms`, for retention to remove it."""
         with self._turn:
             self._state.check_online()
             active = self._segments.active
@@ -588,8 +588,8 @@ class PartitionLog:
     def truncate_to(self, offset: int) -> Offset:
         """Truncate the log to `offset`, or to the start of the batch that contains it; return the new log end.
 
-        Lowers the durable mark, truncates, fsyncs; epochs and producer snapshots are truncated too (H32). An `offset` below
-        the log start resets the log to start there.
+        Lowers the durable mark, truncates, fsyncs; epochs and producer snapshots are truncated too (H32). An `offset`
+        below the log start resets the log to start there.
         """
         return self._truncation.truncate_to(offset)
 

@@ -29,14 +29,14 @@ BANNED_WHERE_CLEAN = (
     r"\bwhoever\b",
     r"\b(is|are) to be\b",
 )
-CLEAN = ("proto/", "services/")
-"""Folders that use none of `BANNED_WHERE_CLEAN`. Add a folder when it is clean."""
+CLEAN = ("proto/", "services/", "deploy/", "docs/runbooks/")
+"""Folders and files that use none of `BANNED_WHERE_CLEAN`. Add a folder when it is clean."""
 
 
 @functools.cache
 def _sources() -> list[str]:
-    """Return the hand-written modules and protos in git."""
-    command = ["git", "ls-files", "*.py", "*.proto"]
+    """Return the hand-written modules, protos, pages and parts of the deployment in git."""
+    command = ["git", "ls-files", "*.py", "*.proto", "*.md", "*.yaml", "*.yml", "*.tpl", "*.txt"]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return [name for name in names.splitlines() if not name.endswith(GENERATED) and (ROOT / name).is_file()]
 

@@ -114,13 +114,13 @@ Included by the broker's StatefulSet, and by the certificate, which Helm renders
 {{- end -}}
 {{- range $transfer.nodePorts -}}
 {{- if has . $external.nodePorts -}}
-{{- fail (printf "port %d stands in broker.external.nodePorts and in broker.transfer.nodePorts: a port of the nodes leads to one place" (int .)) -}}
+{{- fail (printf "port %d is in broker.external.nodePorts and in broker.transfer.nodePorts: a node port serves one Service" (int .)) -}}
 {{- end -}}
 {{- end -}}
 {{- $outside := list -}}
 {{- if $external.enabled }}{{ $outside = append $outside "broker.external.enabled is true" }}{{ end -}}
 {{- if ne .Values.coordinator.service.type "ClusterIP" }}{{ $outside = append $outside (printf "coordinator.service.type is %s" .Values.coordinator.service.type) }}{{ end -}}
 {{- if and $outside (not .Values.insecure) (not (and $tls.enabled (eq $tls.clientAuth "required"))) -}}
-{{- fail (printf "%s, and the cluster asks for no client certificate (tls.enabled is %t, tls.clientAuth is %s): whoever reaches those addresses can read, write and delete everything. Set tls.enabled=true and tls.clientAuth=required, or write insecure=true where that is intended" (join " and " $outside) $tls.enabled $tls.clientAuth) -}}
+{{- fail (printf "%s, and the cluster requires no client certificate (tls.enabled is %t, tls.clientAuth is %s): every client that reaches those addresses can read, write and delete everything. Set tls.enabled=true and tls.clientAuth=required, or insecure=true if that is intended" (join " and " $outside) $tls.enabled $tls.clientAuth) -}}
 {{- end -}}
 {{- end -}}
