@@ -188,10 +188,6 @@ def _groups(handshake: handshake_pb2.Handshake) -> Iterator[Asked]:
     wanted = [groups_pb2.GroupTopicPartitions(topic_id=TOPIC_ID, name=TOPIC, partitions=[0, 1])]
     fetch = groups_pb2.FetchOffsetsRequest(client_id=CLIENT_ID, group_id=f"{GROUP}-2", topics=wanted)
     yield ask("FetchOffsets", "two partitions", fetch)
-    report = groups_pb2.ReportPositionsRequest(
-        client_id=CLIENT_ID, reader_id="golden-reader", topics=offsets, expire_ms=60_000
-    )
-    yield ask("ReportPositions", "of a reader", report)
     leave = groups_pb2.LeaveGroupRequest(client_id=CLIENT_ID, group_id=GROUP, member_id=MEMBER_ID)
     yield ask("LeaveGroup", "a member", leave)
     delete = groups_pb2.DeleteGroupsRequest(client_id=CLIENT_ID, group_ids=[f"{GROUP}-2", "golden-none"])

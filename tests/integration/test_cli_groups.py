@@ -10,7 +10,7 @@ from typing import Any
 import headrace as sdk
 import pytest
 from headrace import TopicPartition, aio
-from headrace.wire.errors import ConflictError, GroupNotEmptyError, UnknownGroupError
+from headrace.wire.errors import GroupNotEmptyError, UnknownGroupError
 from headrace_devcluster.cluster import LocalCluster
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.etcd import EtcdMetastore
@@ -176,23 +176,21 @@ def test_the_registries_are_keys_of_etcd(
     assert set().union(*by_registry.values()) == of_group
 
 
-def test_a_reader_that_reports_is_seen(headrace: GroupCommandLine, topic: str) -> None:
-    """By its name, with its lag; a group of that name keeps it out, and nobody resets it."""
+def test_a_reader_that_commits_without_membership_is_seen(headrace: GroupCommandLine, topic: str) -> None:
+    """As an empty group, with its lag."""
     name = f"{topic}-scan"
     with sdk.Consumer(
         topic,
         bootstrap_servers=headrace.cluster.bootstrap_servers,
         auto_offset_reset="earliest",
-        report_positions_as=name,
+        commit_group=name,
     ) as consumer:
-        headrace.until(lambda: headrace("describe", name).code == 0, "the reader is listed")
-        assert headrace.document("describe", name)["lag_records"] == 10 * PARTITIONS
+        headrace.until(lambda: headrace("describe", name).code == 0, "the group is listed")
+        headrace.until(lambda: headrace.document("describe", name)["lag_records"] == 10 * PARTITIONS, "all is unread")
         take(consumer, 10 * PARTITIONS)
         headrace.until(lambda: headrace.document("describe", name)["lag_records"] == 0, "its lag is gone")
-        rows = {row["group_id"]: row for row in headrace.document("list", "--observed")}
-        assert (rows[name]["state"], rows[name]["lag_records"]) == ("observed", 0)
-        assert name not in {row["group_id"] for row in headrace.document("list")}
-        assert headrace("reset", name, "--to-earliest").code == 1
+        rows = {row["group_id"]: row for row in headrace.document("list", "--lag")}
+        assert (rows[name]["state"], rows[name]["lag_records"], rows[name]["partitions"]) == ("empty", 0, PARTITIONS)
 
 
 def test_names_that_are_none_are_refused(headrace: GroupCommandLine, topic: str) -> None:
@@ -227,11 +225,7 @@ def test_admin_of_asyncio_does_the_same(headrace: GroupCommandLine, topic: str) 
             }
             (lag,) = await admin.group_lag(group)
             assert (lag.records, lag.end_offset, (lag.behind_ms or 0) >= HOUR_MS) == (6, 10, True)
-            with pytest.raises(ConflictError):
-                await admin.report_positions(group, {first: 1})
-            await admin.report_positions(f"{group}-reader", {first: 9}, expire_ms=5_000)
-            listed = {each.group_id: each.state for each in await admin.list_groups(observed=True)}
-            assert (listed[group], listed[f"{group}-reader"]) == ("empty", "observed")
+            assert {each.group_id: each.state for each in await admin.list_groups()}[group] == "empty"
             (removed,) = await admin.reset_group_offsets(group, {first: -1})
             assert removed.error is None
             assert [each.group_id for each in await admin.delete_groups([group])] == [group]

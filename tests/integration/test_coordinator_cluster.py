@@ -481,11 +481,14 @@ def test_the_dump_decodes_every_key(pair, topic_name):
 def test_the_dump_has_the_keys_of_groups(pair, topic_name):
     """They stand apart in etcd, last in a whole dump, and alone below `groups/`."""
     world, first, _ = pair
-    report = groups_pb2.ReportPositionsRequest(reader_id=topic_name, expire_ms=60_000)
-    groups_pb2_grpc.GroupServiceStub(first.channel).ReportPositions(report, timeout=SECONDS)
-    key = f"/headrace/{world.cluster}/groups/1/positions/{topic_name}"
-    assert key in first.dump()
-    assert list(first.dump(f"groups/positions/{topic_name}")) == [key]
+    (created,) = first.create(new_topic(topic_name, partitions=1))
+    commit = groups_pb2.CommitOffsetsRequest(group_id=topic_name)
+    commit.topics.add(topic_id=created.topic_id).partitions.add(partition=0, offset=0)
+    groups_pb2_grpc.GroupServiceStub(first.channel).CommitOffsets(commit, timeout=SECONDS)
+    prefix = f"/headrace/{world.cluster}/groups/1/group/{topic_name}"
+    keys = {f"{prefix}/state", f"{prefix}/offsets/{created.topic_id.hex()}/0"}
+    assert keys <= set(first.dump())
+    assert set(first.dump(f"groups/group/{topic_name}")) == keys
 
 
 def test_the_cluster_is_described_with_its_coordinators(pair):

@@ -185,7 +185,7 @@ def test_lag_is_shown_beside_the_groups(spark: Any, topic: Topic, tmp_path: Path
             """Records that are still to be read; None: the stream has not said where it is."""
             topic.write({0: 1})  # The commit of a micro-batch comes with the next one.
             query.processAllAvailable()
-            if topic.name not in [group.group_id for group in admin.list_groups(observed=True)]:
+            if topic.name not in [group.group_id for group in admin.list_groups()]:
                 return None
             return sum(each.records or 0 for each in admin.group_lag(topic.name))
 

@@ -133,10 +133,6 @@ def elect(world: World) -> Message:
     return cluster_pb2.ElectLeadersRequest(type=cluster_pb2.ELECTION_TYPE_PREFERRED, topics=[topic], validate_only=True)
 
 
-def report(world: World) -> Message:
-    return groups_pb2.ReportPositionsRequest(reader_id="reader", topics=offsets(world), expire_ms=60_000)
-
-
 _CLUSTER, _GROUP, _BROKER = (f"/headrace.v1.{name}Service/" for name in ("Cluster", "Group", "Broker"))
 
 LARGEST: dict[str, Callable[[World], Iterator[Message]]] = {}
@@ -203,10 +199,9 @@ _largest(
         group_id=w.group, topics=[groups_pb2.GroupTopicPartitions(topic_id=w.wide_id, partitions=w.numbers)]
     ),
 )
-_largest(_GROUP + "ListGroups", lambda _: groups_pb2.ListGroupsRequest(observed=True))
+_largest(_GROUP + "ListGroups", lambda _: groups_pb2.ListGroupsRequest())
 _largest(_GROUP + "DescribeGroup", lambda w: groups_pb2.DescribeGroupRequest(group_id=w.group))
 _largest(_GROUP + "DeleteGroups", lambda _: groups_pb2.DeleteGroupsRequest(group_ids=[f"no-{n}" for n in range(2_000)]))
-_largest(_GROUP + "ReportPositions", report)
 _largest("/headrace.v1.ProcessService/DescribeProcess", lambda _: process_pb2.DescribeProcessRequest())
 _largest("/headrace.v1.ProcessService/SetLogLevel", lambda _: process_pb2.SetLogLevelRequest(level="no such level"))
 _largest(

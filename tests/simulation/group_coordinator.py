@@ -20,7 +20,6 @@ from headrace_coordinator.runtime.group_offsets import GroupOffsets
 from headrace_coordinator.runtime.group_transactions import GroupTransactions
 from headrace_coordinator.runtime.group_view import GroupView
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
-from headrace_coordinator.runtime.positions import ReportedPositions
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Metastore, MetastoreRolledBackError
 from headrace_server.metastore.view import PrefixView
@@ -135,7 +134,6 @@ class GroupCoordinator:
             groups,
             transactions=transactions,
             offsets=offsets,
-            positions=ReportedPositions(self._metastore, groups, clock),
             answers=Answers(source, METRICS, default_timeout_ms=DEFAULT_TIMEOUT_MS),
             metrics=METRICS,
             clock=clock,

@@ -44,17 +44,6 @@ BOARD = Dashboard(
                     ),
                     width=12,
                 ),
-                graph(
-                    "Readers without a group",
-                    "Those that report their positions: how old their oldest unread record is.",
-                    "s",
-                    Query(
-                        f"max by (reader, topic) (headrace_coordinator_reader_lag_seconds{{{OURS}}})",
-                        "{{reader}} {{topic}}",
-                    ),
-                    width=12,
-                    rare=True,
-                ),
             ),
         ),
         Row(

@@ -34,7 +34,7 @@ READS = (BATCH, STREAM)
 PREFIX = "headrace."
 SERVERS = "headrace.bootstrap.servers"
 _NOT_FOR_SPARK = frozenset(
-    {"key_deserializer", "value_deserializer", "report_positions_as", "key_serializer", "value_serializer"}
+    {"key_deserializer", "value_deserializer", "commit_group", "key_serializer", "value_serializer"}
     | {"partitioner", "interceptors", "return_futures", "producer_id", "producer_epoch"}
 )
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
@@ -120,7 +120,7 @@ OPTIONS = (
         (STREAM,),
         "",
         "kafka.group.id",
-        "A name under which positions are reported, so that `headrace group list --observed` shows the stream's lag.",
+        "Group id under which positions are committed, without membership: `headrace group describe` shows the lag.",
     ),
     Option("topic", (WRITE,), "", "topic", "Where to write; without it the column `topic` says it a row."),
     Option(
@@ -188,7 +188,7 @@ def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
     group = options.text("commitGroup")
     settings = options.settings(ReaderConfig)
     if group:
-        options.checked("commitGroup", ReaderConfig, {"report_positions_as": group, **settings})
+        options.checked("commitGroup", ReaderConfig, {"commit_group": group, **settings})
     start = options.bound("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
     end = options.bound("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
     if use == BATCH:

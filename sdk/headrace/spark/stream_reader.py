@@ -25,8 +25,8 @@ from pyspark.sql.types import StructType
 
 from headrace.client.base.errors import ConfigError
 from headrace.spark.errors import check_data_loss
-from headrace.spark.lag_reports import LagReports
 from headrace.spark.options import STREAM, ReadOptions, read_options
+from headrace.spark.position_commits import StreamCommits
 from headrace.spark.ranges import OffsetRange, limited, split, within_log
 from headrace.spark.reader import RangePartition, read_partition
 from headrace.spark.schema import check_read_schema
@@ -59,7 +59,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         self._given, self._schema = given, schema
         self._view: SubscribedCluster | None = None
-        self._reports: LagReports | None = None
+        self._commits: StreamCommits | None = None
         self._target: StreamOffsets | None = None
         """Where `availableNow` ends."""
         self._latest: StreamOffsets | None = None
@@ -112,7 +112,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after = self._next(before, latest, most)
         if (after.ends, after.topic_ids) == (before.ends, before.topic_ids):
             self._ask_at = time.monotonic() + 1 / IDLE_ASKS_A_SECOND
-            self._lag_reports().idle()
+            self._position_commits().idle()
             return start
         self._ask_at = 0.0
         return after.to_json()
@@ -148,7 +148,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Take note that everything below `end` is done with: positions are published, nothing depends on them."""
         done = parse_offsets(end)
         if done is not None:
-            self._lag_reports().done(done.ends)
+            self._position_commits().done(done.ends)
 
     def stop(self) -> None:
         """Close the connections."""
@@ -160,10 +160,10 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._view = SubscribedCluster(self._options.settings, self._options.subscription)
         return self._view
 
-    def _lag_reports(self) -> LagReports:
-        if self._reports is None:
-            self._reports = LagReports(self._cluster().admin, self._options.commit_group)
-        return self._reports
+    def _position_commits(self) -> StreamCommits:
+        if self._commits is None:
+            self._commits = StreamCommits(self._cluster().admin, self._options.commit_group)
+        return self._commits
 
     def _look(self) -> StreamOffsets:
         """Ask what there is now."""

@@ -14,12 +14,10 @@ class GroupState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GROUP_STATE_EMPTY: _ClassVar[GroupState]
     GROUP_STATE_REBALANCING: _ClassVar[GroupState]
     GROUP_STATE_STABLE: _ClassVar[GroupState]
-    GROUP_STATE_OBSERVED: _ClassVar[GroupState]
 GROUP_STATE_UNSPECIFIED: GroupState
 GROUP_STATE_EMPTY: GroupState
 GROUP_STATE_REBALANCING: GroupState
 GROUP_STATE_STABLE: GroupState
-GROUP_STATE_OBSERVED: GroupState
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("client_id", "group_id", "member_id", "member_epoch", "instance_id", "rack", "topics", "topic_pattern", "assignor", "session_timeout_ms", "rebalance_timeout_ms", "owned", "known_revision", "max_wait_ms", "host", "handshake")
@@ -180,14 +178,12 @@ class FetchOffsetsResponse(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[TopicOffsets, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class ListGroupsRequest(_message.Message):
-    __slots__ = ("client_id", "observed", "min_revision")
+    __slots__ = ("client_id", "min_revision")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
-    OBSERVED_FIELD_NUMBER: _ClassVar[int]
     MIN_REVISION_FIELD_NUMBER: _ClassVar[int]
     client_id: str
-    observed: bool
     min_revision: int
-    def __init__(self, client_id: _Optional[str] = ..., observed: bool = ..., min_revision: _Optional[int] = ...) -> None: ...
+    def __init__(self, client_id: _Optional[str] = ..., min_revision: _Optional[int] = ...) -> None: ...
 
 class ListGroupsResponse(_message.Message):
     __slots__ = ("groups",)
@@ -303,21 +299,3 @@ class GroupResult(_message.Message):
     group_id: str
     error: _errors_pb2.ErrorDetail
     def __init__(self, group_id: _Optional[str] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
-
-class ReportPositionsRequest(_message.Message):
-    __slots__ = ("client_id", "reader_id", "topics", "expire_ms")
-    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
-    READER_ID_FIELD_NUMBER: _ClassVar[int]
-    TOPICS_FIELD_NUMBER: _ClassVar[int]
-    EXPIRE_MS_FIELD_NUMBER: _ClassVar[int]
-    client_id: str
-    reader_id: str
-    topics: _containers.RepeatedCompositeFieldContainer[TopicOffsets]
-    expire_ms: int
-    def __init__(self, client_id: _Optional[str] = ..., reader_id: _Optional[str] = ..., topics: _Optional[_Iterable[_Union[TopicOffsets, _Mapping]]] = ..., expire_ms: _Optional[int] = ...) -> None: ...
-
-class ReportPositionsResponse(_message.Message):
-    __slots__ = ("revision",)
-    REVISION_FIELD_NUMBER: _ClassVar[int]
-    revision: int
-    def __init__(self, revision: _Optional[int] = ...) -> None: ...

@@ -51,11 +51,6 @@ class GroupServiceStub(object):
                 request_serializer=headrace_dot_v1_dot_groups__pb2.DeleteGroupsRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_groups__pb2.DeleteGroupsResponse.FromString,
                 )
-        self.ReportPositions = channel.unary_unary(
-                '/headrace.v1.GroupService/ReportPositions',
-                request_serializer=headrace_dot_v1_dot_groups__pb2.ReportPositionsRequest.SerializeToString,
-                response_deserializer=headrace_dot_v1_dot_groups__pb2.ReportPositionsResponse.FromString,
-                )
 
 
 class GroupServiceServicer(object):
@@ -110,13 +105,6 @@ class GroupServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReportPositions(self, request, context):
-        """Stores positions of readers that belong to no group, for observation only.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_GroupServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -154,11 +142,6 @@ def add_GroupServiceServicer_to_server(servicer, server):
                     servicer.DeleteGroups,
                     request_deserializer=headrace_dot_v1_dot_groups__pb2.DeleteGroupsRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_groups__pb2.DeleteGroupsResponse.SerializeToString,
-            ),
-            'ReportPositions': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReportPositions,
-                    request_deserializer=headrace_dot_v1_dot_groups__pb2.ReportPositionsRequest.FromString,
-                    response_serializer=headrace_dot_v1_dot_groups__pb2.ReportPositionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -288,22 +271,5 @@ class GroupService(object):
         return grpc.experimental.unary_unary(request, target, '/headrace.v1.GroupService/DeleteGroups',
             headrace_dot_v1_dot_groups__pb2.DeleteGroupsRequest.SerializeToString,
             headrace_dot_v1_dot_groups__pb2.DeleteGroupsResponse.FromString,
-            options, channel_credentials,
-            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
-
-    @staticmethod
-    def ReportPositions(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/headrace.v1.GroupService/ReportPositions',
-            headrace_dot_v1_dot_groups__pb2.ReportPositionsRequest.SerializeToString,
-            headrace_dot_v1_dot_groups__pb2.ReportPositionsResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -133,13 +133,6 @@ class GroupOffsetKey:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
-class PositionKey:
-    """`positions/{reader_id}`."""
-
-    reader_id: str
-
-
 ParsedKey = (
     MetaKey
     | BrokerKey
@@ -158,7 +151,6 @@ ParsedKey = (
     | GroupAssignmentKey
     | GroupMemberKey
     | GroupOffsetKey
-    | PositionKey
 )
 
 
@@ -313,14 +305,6 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         metadata_pb2.CommittedOffset,
         "persistent; removed with the group, or when it was empty for long",
         "The position where the group continues: the paper's offset registry.",
-    ),
-    KeyFamily(
-        PositionKey,
-        "/headrace/{cluster}/groups/{generation}/positions/{reader_id}",
-        "coordinators, for a reader",
-        metadata_pb2.ReportedPositions,
-        "a lease",
-        "Positions of a reader without a group, for observation only.",
     ),
 )
 

@@ -33,7 +33,6 @@ from headrace_server.key_table import (
     MetaKey,
     ParsedKey,
     PartitionKey,
-    PositionKey,
     SupersededKey,
     TopicIdKey,
     TopicKey,
@@ -107,10 +106,6 @@ class Keyspace:
     def group_offset(self, group_id: str, topic_id: bytes, partition: int) -> str:
         """Return the key of a committed offset."""
         return self._key(GroupOffsetKey, group_id, topic_id, partition)
-
-    def position(self, reader_id: str) -> str:
-        """Return the key of the positions that a reader reports; the (checked) id has no slash."""
-        return self._key(PositionKey, reader_id)
 
     def broker(self, broker_id: int) -> str:
         """Return the key of a broker's registration."""

@@ -87,7 +87,6 @@ METHODS: dict[str, Method] = {
     "/headrace.v1.GroupService/ListGroups": _LISTING,
     "/headrace.v1.GroupService/DescribeGroup": _LISTING,
     "/headrace.v1.GroupService/DeleteGroups": Method(1 * MIB, 2_000),
-    "/headrace.v1.GroupService/ReportPositions": _DATA,
     "/headrace.v1.ProcessService/DescribeProcess": _ADMIN,
     "/headrace.v1.ProcessService/SetLogLevel": Method(64 * KIB, 1_000, Pool.ADMINISTRATORS, calls_per_minute=60),
     "/headrace.internal.v1.ReplicaService/ReplicaFetch": Method(1 * MIB, 2_500, Pool.BROKERS),

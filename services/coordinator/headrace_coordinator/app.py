@@ -57,7 +57,6 @@ from headrace_coordinator.runtime.group_transactions import GroupTransactions
 from headrace_coordinator.runtime.group_view import GroupView
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
 from headrace_coordinator.runtime.partition_store import PartitionStore
-from headrace_coordinator.runtime.positions import ReportedPositions
 from headrace_coordinator.runtime.session import CoordinatorSession
 from headrace_coordinator.runtime.topic_store import TopicStore
 from headrace_coordinator.runtime.waiting import wait_until
@@ -370,7 +369,6 @@ class _Coordinator:
             groups,
             transactions=transactions,
             offsets=offsets,
-            positions=ReportedPositions(self._metastore, groups, clock),
             answers=Answers(source, metrics, default_timeout_ms=self._settings.default_timeout_ms),
             metrics=metrics,
             clock=clock,

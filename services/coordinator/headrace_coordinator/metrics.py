@@ -126,11 +126,9 @@ class PartitionLagSample:
 
 @dataclass(frozen=True, slots=True)
 class TopicLag:
-    """How far a group or a reader is behind in one topic."""
+    """How far a group is behind in one topic."""
 
-    reader: str
-    """The group, or the reader that reports its positions."""
-    is_group: bool
+    group: str
     topic: str
     partitions: tuple[PartitionLagSample, ...]
 
@@ -164,7 +162,7 @@ class LagRound:
     lags: Sequence[TopicLag] = ()
     groups: Sequence[GroupSample] = ()
     omitted: int = 0
-    """Pairs of reader and topic beyond the limit; the furthest behind are shown."""
+    """Pairs of group and topic beyond the limit; the furthest behind are shown."""
     took_seconds: float = 0.0
 
 
@@ -179,23 +177,16 @@ class LagCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """For the registry of `/metrics`."""
         shown = self.round or LagRound()
-        groups = [lag for lag in shown.lags if lag.is_group]
-        readers = [lag for lag in shown.lags if not lag.is_group]
-        yield _lag_family("group", "lag_records", "Records between committed offsets and the ends of the topic", groups)
-        yield _lag_family(
-            "group", "lag_seconds", "How long the first record that is not committed has been in its log", groups
-        )
-        yield _lag_family("group", "offset", "Sum of the committed offsets of the topic's partitions", groups)
-        yield _lag_family("reader", "lag_records", "Records between reported positions and the topic's ends", readers)
-        yield _lag_family(
-            "reader", "lag_seconds", "How long the first record that is not read has been in its log", readers
-        )
+        lags = shown.lags
+        yield _lag_family("lag_records", "Records between committed offsets and the ends of the topic", lags)
+        yield _lag_family("lag_seconds", "How long the first record that is not committed has been in its log", lags)
+        yield _lag_family("offset", "Sum of the committed offsets of the topic's partitions", lags)
         for name, documentation, read in _GROUP_GAUGES:
             family = GaugeMetricFamily(f"{PREFIX}_group_{name}", documentation, labels=("group",))
             for sample in shown.groups:
                 family.add_metric([sample.group], read(sample))
             yield family
-        yield _plain("lag_series_omitted", "Groups and readers by topic left out because of the limit", shown.omitted)
+        yield _plain("lag_series_omitted", "Groups by topic left out because of the limit", shown.omitted)
         yield _plain("lag_round_seconds", "Duration of the last measurement of all lags", shown.took_seconds)
         age_seconds = 0.0 if self.round is None else self.age_seconds()
         yield _plain("lag_age_seconds", "Age of the lags", age_seconds)
@@ -210,9 +201,8 @@ class LagCollector(Collector):
                 f"{PREFIX}_group_partition_{name}", documentation, labels=("group", "topic", "partition")
             )
             for lag in shown.lags:
-                if lag.is_group:
-                    for part in lag.partitions:
-                        family.add_metric([lag.reader, lag.topic, str(part.partition)], read(part))
+                for part in lag.partitions:
+                    family.add_metric([lag.group, lag.topic, str(part.partition)], read(part))
             yield family
 
 
@@ -233,14 +223,14 @@ _PARTITION_GAUGES: tuple[tuple[str, str, Callable[[PartitionLagSample], float]],
 )
 
 
-def _lag_family(kind: str, name: str, documentation: str, lags: Iterable[TopicLag]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(f"{PREFIX}_{kind}_{name}", documentation, labels=(kind, "topic"))
+def _lag_family(name: str, documentation: str, lags: Iterable[TopicLag]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"{PREFIX}_group_{name}", documentation, labels=("group", "topic"))
     for lag in lags:
         if name == "offset":
             value: float = sum(part.offset for part in lag.partitions)
         else:
             value = lag.lag_records if name == "lag_records" else lag.lag_seconds
-        family.add_metric([lag.reader, lag.topic], value)
+        family.add_metric([lag.group, lag.topic], value)
     return family
 
 

@@ -144,7 +144,7 @@ class CoordinatorSettings(TlsSettings):
     ] = 2_048
     max_groups: Annotated[
         int,
-        Field(ge=1, le=1_000_000, description="Groups, and readers that report their positions, of the cluster."),
+        Field(ge=1, le=1_000_000, description="Groups of the cluster."),
     ] = 10_000
     max_group_members: Annotated[int, Field(ge=1, le=1_000_000, description="Members of all groups together.")] = 50_000
     max_group_bytes: Annotated[

@@ -21,12 +21,11 @@ COMMITTED_MS = 1_700_000_500_000
 
 @dataclass
 class FakeGroup:
-    """One group, or, where `observed`, a reader that reports its positions."""
+    """One group."""
 
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
     members: list[GroupMember] = field(default_factory=list)
     unowned: list[TopicPartition] = field(default_factory=list)
-    observed: bool = False
     group_epoch: int = 5
     # Called once before a change: somebody was faster.
     before_change: Callable[[], object] | None = None
@@ -62,10 +61,10 @@ class FakeGroup:
         self.members.append(GroupMember(**{**values, **fields}))
 
     def listing(self, group_id: str) -> GroupListing:
-        state = "observed" if self.observed else "stable" if self.members else "empty"
+        state = "stable" if self.members else "empty"
         partitions = len({where for member in self.members for where in member.target})
-        since = 0 if self.members or self.observed else COMMITTED_MS
-        return GroupListing(group_id, state, len(self.members), partitions, "" if self.observed else "uniform", since)  # type: ignore[arg-type]
+        since = 0 if self.members else COMMITTED_MS
+        return GroupListing(group_id, state, len(self.members), partitions, "uniform", since)  # type: ignore[arg-type]
 
 
 class FakeGroupMethods:
@@ -73,12 +72,10 @@ class FakeGroupMethods:
 
     held: Any
 
-    def list_groups(self, *, observed: bool = False) -> list[GroupListing]:
+    def list_groups(self) -> list[GroupListing]:
         if self.held.failure is not None:
             raise self.held.failure
-        return [
-            group.listing(name) for name, group in sorted(self.held.groups.items()) if observed or not group.observed
-        ]
+        return [group.listing(name) for name, group in sorted(self.held.groups.items())]
 
     def describe_group(self, group: str) -> GroupDescription:
         if self.held.failure is not None:

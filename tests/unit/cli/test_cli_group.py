@@ -38,16 +38,16 @@ def document(headrace: Any, *arguments: str) -> Any:
     return json.loads(ended.out)
 
 
-def test_groups_are_listed_and_readers_where_they_are_asked_for(headrace: Any, held: Any, billing: FakeGroup) -> None:
+def test_groups_are_listed(headrace: Any, held: Any, billing: FakeGroup) -> None:
     """One line each; what is behind only where somebody asks, since that asks every broker."""
-    held.groups["scan"] = FakeGroup(offsets={P[0]: 9}, observed=True)
+    held.groups["scan"] = FakeGroup(offsets={P[0]: 9})
     assert headrace("group", "list").out.splitlines()[1].split() == ["billing", "stable", "2", "3", "uniform"]
-    (row,) = document(headrace, "list")
+    row, _ = document(headrace, "list")
     assert (row["lag_records"], row["lag_ms"]) == (None, None)
-    rows = document(headrace, "list", "--observed")
+    rows = document(headrace, "list", "--lag")
     assert [(each["group_id"], each["state"], each["lag_records"], each["lag_ms"]) for each in rows] == [
         ("billing", "stable", 9, 6_000),
-        ("scan", "observed", 1, 1_000),
+        ("scan", "empty", 1, 1_000),
     ]
     assert rows[0]["lag_unknown_partitions"] == 1
     assert headrace("group", "list", "--lag").out.splitlines()[1].split()[-2:] == ["9", "6s"]
@@ -151,18 +151,8 @@ def test_the_papers_four_registries_have_names(headrace: Any, held: Any, billing
     out = headrace("group", "describe", "billing", "--verbose").out
     assert "worker-1 owns clicks:0,clicks:1" in out
     assert "clicks:2 goes on at 7" in out
-    held.groups["scan"] = FakeGroup(offsets={P[0]: 9}, observed=True)
-    assert f"offsets   {keys.position('scan')}" in headrace("group", "describe", "scan", "-v").out
     held.brokers = ()
     assert headrace("group", "describe", "billing", "-v").out.endswith("no keys\n")
-
-
-def test_a_reader_that_reports_its_positions_has_a_lag(headrace: Any, held: Any, billing: FakeGroup) -> None:
-    """Positions in place of commits; neither members nor owners."""
-    held.groups["scan"] = FakeGroup(offsets={P[0]: 8}, observed=True)
-    out = headrace("group", "describe", "scan").out
-    assert out.startswith("Reader:  scan\nState:   observed\nLag:     2 records, 2s behind\n")
-    assert ("POSITION" in out, "OWNER" in out, "MEMBER" in out) == (True, False, False)
 
 
 def test_an_unknown_group_is_not_found(headrace: Any) -> None:
@@ -225,7 +215,7 @@ def test_group_names_are_completed(held: Any, billing: FakeGroup, monkeypatch: p
     """Those that begin so, asked for where the line or the environment says; nothing where nobody answers."""
     from tests.unit.cli.conftest import FakeClients
 
-    held.groups["bin"] = FakeGroup(observed=True)
+    held.groups["bin"] = FakeGroup()
     held.groups["audit"] = FakeGroup()
     clients: Any = FakeClients(held)
     monkeypatch.setenv("HEADRACE_BOOTSTRAP_SERVERS", "env:1")

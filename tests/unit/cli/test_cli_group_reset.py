@@ -142,16 +142,13 @@ def test_a_member_that_joins_meanwhile_is_the_coordinators_to_refuse(
     assert (ended.code, "has 1 members. Stop all members of the group first." in ended.err) == (ExitCode.FAILED, True)
 
 
-def test_a_group_need_not_exist_and_a_reader_is_none(headrace: Any, held: Any, billing: FakeGroup) -> None:
-    """A new group can begin anywhere, with a word in case the name is wrong; a reader has its position itself."""
+def test_a_group_need_not_exist(headrace: Any, held: Any, billing: FakeGroup) -> None:
+    """A new group can begin anywhere, with a word in case the name is wrong."""
     ended = headrace("group", "reset", "new", "--to-offset", "20", "--topic", "clicks:0")
     assert (ended.code, "there is no group new yet" in ended.err) == (0, True)
     assert held.groups["new"].offsets == {P[0]: 20}
     ended = headrace("group", "reset", "newer", "--to-latest", "--dry-run")
     assert (ended.code, "name them by --topic" in ended.err) == (ExitCode.USAGE, True)
-    held.groups["scan"] = FakeGroup(offsets={P[0]: 1}, observed=True)
-    ended = headrace("group", "reset", "scan", "--to-latest")
-    assert (ended.code, "scan is a reader without a group" in ended.err) == (ExitCode.FAILED, True)
     assert headrace("group", "reset", "nope", "--to-file", "x.json", "--dry-run").code == ExitCode.NOT_FOUND
 
 
@@ -180,11 +177,11 @@ def test_offsets_go_to_a_file_and_come_back(headrace: Any, held: Any, billing: F
 
 
 def test_a_group_goes_where_another_is(headrace: Any, held: Any, billing: FakeGroup) -> None:
-    """--from-group takes the offsets of a group, live or not, or of a reader."""
+    """--from-group takes the offsets of a group, live or not."""
     billing.join(1, {P[0]: 1})
     assert headrace("group", "reset", "copy", "--from-group", "billing").code == 0
     assert held.groups["copy"].offsets == billing.offsets
-    held.groups["scan"] = FakeGroup(offsets={P[2]: 33}, observed=True)
+    held.groups["scan"] = FakeGroup(offsets={P[2]: 33})
     assert headrace("group", "reset", "copy", "--from-group", "scan").code == 0
     assert held.groups["copy"].offsets == {P[0]: 50, P[1]: 90, P[2]: 33}
     assert headrace("group", "reset", "copy", "--from-group", "nope", "--dry-run").code == ExitCode.NOT_FOUND

@@ -21,7 +21,6 @@ from headrace_server.key_table import (
     GroupOffsetKey,
     MetaKey,
     PartitionKey,
-    PositionKey,
     SupersededKey,
     TopicIdKey,
     TopicKey,
@@ -55,7 +54,6 @@ GROUP_BUILT = [
     ),
     (KEYS.group_member("g", MEMBER_ID), f"group/g/members/{MEMBER_ID.hex()}", GroupMemberKey("g", MEMBER_ID)),
     (KEYS.group_offset("g", TOPIC_ID, 7), f"group/g/offsets/{TOPIC_ID.hex()}/7", GroupOffsetKey("g", TOPIC_ID, 7)),
-    (KEYS.position("r"), "positions/r", PositionKey("r")),
 ]
 
 

@@ -16,7 +16,6 @@ from headrace_coordinator.runtime.group_offsets import GroupOffsets
 from headrace_coordinator.runtime.group_transactions import GroupTransactions
 from headrace_coordinator.runtime.group_view import GroupView
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
-from headrace_coordinator.runtime.positions import ReportedPositions
 from headrace_server.clock import ManualClock, SystemClock
 from headrace_server.clock_watch import ClockWatch
 from headrace_server.metastore.api import Delete, DeletePrefix, Put
@@ -67,7 +66,6 @@ class Coordinator:
             self.groups,
             transactions=self.transactions,
             offsets=self.offsets,
-            positions=ReportedPositions(self.metastore, self.groups, self.clock),
             answers=Answers(self.source, metrics, default_timeout_ms=SECONDS * 1000),
             metrics=metrics,
             clock=self.clock,

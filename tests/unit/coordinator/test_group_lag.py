@@ -60,8 +60,8 @@ def offset_of(offset):
     return metadata_pb2.CommittedOffset(offset=offset).SerializeToString()
 
 
-async def make_lag(parts, leaders, committed, *, readers=()):
-    """Two brokers that each lead a partition of `clicks`, groups with offsets, readers with positions."""
+async def make_lag(parts, leaders, committed):
+    """Two brokers that each lead a partition of `clicks`, groups with offsets."""
     memory, keys = parts.memory, parts.keyspace
     for broker_id in (1, 2):
         await parts.register(broker_id, internal_address=f"b{broker_id}:1", address="outside:1")
@@ -76,10 +76,6 @@ async def make_lag(parts, leaders, committed, *, readers=()):
         operations.append(Put(keys.partition(TOPIC, number), encode(state)))
     for (group, number), offset in committed.items():
         operations.append(Put(keys.group_offset(group, TOPIC, number), offset_of(offset)))
-    for reader, offset in readers:
-        reported = metadata_pb2.ReportedPositions()
-        reported.topics.add(topic_id=TOPIC, name="clicks", partitions=[0], offsets=[offset])
-        operations.append(Put(keys.position(reader), reported.SerializeToString()))
     result = await memory.txn([], operations)
     await parts.prefix_view.wait_for(result.revision, 10)
     source = PrefixView(parts.metastore, keys.groups_prefix, ManualClock())
@@ -95,12 +91,12 @@ async def make_lag(parts, leaders, committed, *, readers=()):
     )
 
 
-def measure(leaders, committed, **fields):
+def measure(leaders, committed):
     """One round; what was found."""
 
     async def run():
         async with make_parts() as parts:
-            lag = await make_lag(parts, leaders, committed, **fields)
+            lag = await make_lag(parts, leaders, committed)
             await lag.turn()
             return parts.metrics.lags.round
 
@@ -113,7 +109,7 @@ def test_lag_is_in_records_and_since_the_first_of_them_came():
     leaders.logs = {("b1:1", 0): (0, 50, NOW_MS - 7_000), ("b2:1", 1): (0, 20, NOW_MS - 90_000)}
     found = measure(leaders, {("g", 0): 10, ("g", 1): 20})
     (lag,) = found.lags
-    assert (lag.reader, lag.is_group, lag.topic, lag.lag_records, lag.lag_seconds) == ("g", True, "clicks", 40, 7.0)
+    assert (lag.group, lag.topic, lag.lag_records, lag.lag_seconds) == ("g", "clicks", 40, 7.0)
     assert [(part.partition, part.offset, part.lag_records) for part in lag.partitions] == [(0, 10, 40), (1, 20, 0)]
     assert sorted(leaders.asked) == ["b1:1", "b2:1"]
     assert found.groups[0].unknown_partitions == 0
@@ -137,21 +133,13 @@ def test_a_leader_that_does_not_answer_makes_lag_unknown_and_not_zero():
     assert found.groups[0].unknown_partitions == 1
 
 
-def test_readers_without_a_group_have_a_lag_too():
-    """Apart from groups."""
-    leaders = Leaders()
-    leaders.logs = {("b1:1", 0): (0, 50, NOW_MS)}
-    (lag,) = measure(leaders, {}, readers=[("nightly", 45)]).lags
-    assert (lag.reader, lag.is_group, lag.lag_records) == ("nightly", False, 5)
-
-
 def test_series_are_bounded_and_the_furthest_behind_are_shown(monkeypatch):
     """What is left out is counted."""
     monkeypatch.setattr(group_lag, "MAX_LAGS", 2)
     leaders = Leaders()
     leaders.logs = {("b1:1", 0): (0, 50, NOW_MS)}
     found = measure(leaders, {("near", 0): 49, ("far", 0): 1, ("farther", 0): 0})
-    assert [lag.reader for lag in found.lags] == ["farther", "far"]
+    assert [lag.group for lag in found.lags] == ["farther", "far"]
     assert found.omitted == 2  # one lag, one group
 
 

@@ -532,51 +532,44 @@ async def test_groups_are_listed_and_described(pair):
     assert isinstance(await error_of(a.call("DescribeGroup", unknown)), UnknownGroupError)
 
 
-async def test_readers_without_a_group_report_where_they_stand(pair):
-    """Listed where asked for, described, forgotten with the lease; never under the name of a group."""
-    parts, a, b = pair
-
-    def report(**fields):
-        request = groups_pb2.ReportPositionsRequest(**{"reader_id": "reader", "expire_ms": 5_000} | fields)
-        request.topics.add(topic_id=parts.topic_id, name="t").partitions.add(partition=1, offset=7)
-        return a.call("ReportPositions", request)
-
-    await report()
-    await until(lambda: "reader" in a.groups.positions)
-    await report()
-    assert len(parts.memory._leases) == 1
-    assert not (await a.call("ListGroups", groups_pb2.ListGroupsRequest())).groups
-    (listed,) = (await a.call("ListGroups", groups_pb2.ListGroupsRequest(observed=True))).groups
-    assert (listed.group_id, listed.state, listed.partitions) == ("reader", groups_pb2.GROUP_STATE_OBSERVED, 1)
-    described = await a.call("DescribeGroup", groups_pb2.DescribeGroupRequest(group_id="reader"))
-    assert [(each.partition, each.offset) for each in described.offsets[0].partitions] == [(1, 7)]
-    await parts.memory.revoke_lease(a.groups.positions["reader"].lease_id)
-    await until(lambda: "reader" not in a.groups.positions)
-    await Caller(1).beat(a)
-    assert isinstance(await error_of(report(reader_id=GROUP)), ConflictError)
-    await b.stand_still()
-    await Caller(2).beat(a, group_id="other")
-    hidden = groups_pb2.ReportPositionsRequest(reader_id="other", expire_ms=5_000)
-    assert isinstance(await error_of(b.call("ReportPositions", hidden)), ConflictError)
-    assert isinstance(await error_of(report(expire_ms=1)), InvalidRequestError)
-    assert isinstance(await error_of(report(reader_id="a/b")), InvalidRequestError)
-
-
-async def test_what_was_reported_or_deleted_is_seen_at_another_coordinator(pair):
-    """Answers of changes carry a revision; a list or a description at least as new waits for it."""
+async def test_a_reader_without_membership_commits_and_is_seen_as_an_empty_group(pair):
+    """Listed with its partitions, described; refused as soon as the group has members, unseen ones too."""
     _, a, b = pair
+    await a.commit(None, {0: 4, 1: 7}, group_id="reader")
+    (listed,) = (await a.call("ListGroups", groups_pb2.ListGroupsRequest())).groups
+    assert (listed.group_id, listed.state, listed.partitions) == ("reader", groups_pb2.GROUP_STATE_EMPTY, 2)
+    described = await a.call("DescribeGroup", groups_pb2.DescribeGroupRequest(group_id="reader"))
+    assert described.listing == listed
+    assert [(each.partition, each.offset) for each in described.offsets[0].partitions] == [(0, 4), (1, 7)]
+    await b.stand_still()
+    await Caller(1).beat(a, group_id="reader")
+    refused = asyncio.create_task(error_of(b.commit(None, {0: 5}, group_id="reader")))
+    await asyncio.sleep(0)
+    b.follow()
+    assert isinstance(await refused, GroupNotEmptyError)
+
+
+def commit_of(parts, group_id):
+    """One offset without membership."""
+    request = groups_pb2.CommitOffsetsRequest(group_id=group_id)
+    request.topics.add(topic_id=parts.topic_id).partitions.add(partition=0, offset=1)
+    return request
+
+
+async def test_what_was_committed_or_deleted_is_seen_at_another_coordinator(pair):
+    """Responses to changes carry a revision; a list or a description at least as new waits for it."""
+    parts, a, b = pair
     one = Caller(1)
     await one.beat(a, group_id="left")
     await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id="left", member_id=one.id))
     await b.see()
     await b.stand_still()
-    report = groups_pb2.ReportPositionsRequest(reader_id="reader", expire_ms=5_000)
-    reported = await a.call("ReportPositions", report)
+    committed = await a.call("CommitOffsets", commit_of(parts, "reader"))
     deleted = await a.call("DeleteGroups", groups_pb2.DeleteGroupsRequest(group_ids=["left"]))
-    assert deleted.revision > reported.revision > 0
-    described = groups_pb2.DescribeGroupRequest(group_id="reader", min_revision=reported.revision)
+    assert deleted.revision > committed.revision > 0
+    described = groups_pb2.DescribeGroupRequest(group_id="reader", min_revision=committed.revision)
     assert isinstance(await error_of(b.call("DescribeGroup", described, 0.2)), TimedOutError)
-    listing = groups_pb2.ListGroupsRequest(observed=True, min_revision=deleted.revision)
+    listing = groups_pb2.ListGroupsRequest(min_revision=deleted.revision)
     reading = asyncio.create_task(b.call("ListGroups", listing))
     await asyncio.sleep(0)
     b.follow()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import InvalidRequestError, MetadataLimitError
-from headrace_coordinator.rpc.group_messages import MAX_POSITIONS_BYTES, read_member
+from headrace_coordinator.rpc.group_messages import read_member
 from headrace_coordinator.runtime.group_view import GroupView
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
 from headrace_server.internal_v1 import metadata_pb2
@@ -60,16 +60,16 @@ def limits_of(source, **bounds):
 def test_view_counts_members_and_bytes_of_what_is_there(source):
     """Keys that change count as they are now, deleted ones not at all; a new view of the same keys counts the same."""
     view, _ = limits_of(source)
-    member, position = KEYS.group_member("g", b"m" * 16), KEYS.position("reader")
+    member, offset = KEYS.group_member("g", b"m" * 16), KEYS.group_offset("g", b"t" * 16, 0)
     source.put(member, metadata_pb2.LiveMember(client_id="c").SerializeToString())
-    source.put(position, b"")
-    source.put(position, metadata_pb2.ReportedPositions(client_id="x" * 500).SerializeToString())
-    expected = len(member) + len(position) + sum(len(each.value) for each in source.keys.values())
+    source.put(offset, b"")
+    source.put(offset, metadata_pb2.CommittedOffset(metadata="x" * 500).SerializeToString())
+    expected = len(member) + len(offset) + sum(len(each.value) for each in source.keys.values())
     assert (view.members, view.key_bytes) == (1, expected)
     again, _ = limits_of(source)
     assert (again.members, again.key_bytes) == (1, expected)
     source.put(member, None)
-    source.put(position, None)
+    source.put(offset, None)
     assert (view.members, view.key_bytes) == (0, 0)
 
 
@@ -78,7 +78,7 @@ def test_new_groups_members_and_bytes_are_refused_at_their_limits(source):
     view, limits = limits_of(source, groups=2, members=1)
     source.put(KEYS.group("known"), b"")
     limits.check_member("another")
-    source.put(KEYS.position("reader"), b"")
+    source.put(KEYS.group("reader"), b"")
     with pytest.raises(MetadataLimitError, match="max_groups = 2"):
         limits.check_group("another")
     limits.check_group("reader")
@@ -132,27 +132,18 @@ async def test_groups_that_are_known_commit_while_another_caller_has_filled_the_
         assert isinstance(await error_of(coordinator.commit(None, {0: 3})), MetadataLimitError)
 
 
-async def test_a_member_subscribes_to_no_more_and_a_reader_reports_no_more_at_the_limit(parts):
-    """Both go on as they are: a heartbeat with the same names, a report with higher offsets."""
+async def test_a_member_subscribes_to_no_more_at_the_limit(parts):
+    """A heartbeat with the same names is accepted."""
     from tests.unit.coordinator.group_parts import Caller, coordinators, error_of
-
-    def report(offset, partitions):
-        topic = groups_pb2.TopicOffsets(topic_id=b"t" * 16, name="clicks")
-        topic.partitions.extend(groups_pb2.PartitionOffset(partition=p, offset=offset) for p in range(partitions))
-        return groups_pb2.ReportPositionsRequest(reader_id="reader", topics=[topic], expire_ms=60_000)
 
     async with coordinators(parts, "a") as (coordinator,):
         member = Caller(1)
         await member.turn(coordinator)
-        await coordinator.call("ReportPositions", report(1, 10))
-        await coordinator.see()
         coordinator.limits._bounds = replace(coordinator.bounds, key_bytes=1)
         await member.turn(coordinator)
         await member.beat(coordinator, topics=["t", "u"])
         long = [f"{number:03}" + "x" * 100 for number in range(3)]
         assert isinstance(await error_of(member.beat(coordinator, topics=long)), MetadataLimitError)
-        await coordinator.call("ReportPositions", report(1 << 40, 10))
-        assert isinstance(await error_of(coordinator.call("ReportPositions", report(1, 11))), MetadataLimitError)
 
 
 @pytest.mark.parametrize(
@@ -189,26 +180,3 @@ def test_a_member_cannot_fill_etcd_with_names():
     request.topics.append("y" * 249)
     with pytest.raises(InvalidRequestError, match="more than 65536"):
         read_member(request)
-
-
-async def test_a_reader_cannot_fill_etcd_with_positions(parts):
-    """A report has topics that can exist, and a bounded size; nothing is stored of one that has not."""
-    from tests.unit.coordinator.group_parts import Coordinator
-
-    coordinator = await Coordinator(parts, "a").start()
-    topic = groups_pb2.TopicOffsets(topic_id=b"t" * 16, name="clicks")
-    topic.partitions.extend(groups_pb2.PartitionOffset(partition=0, offset=1) for _ in range(1))
-    bad = [
-        groups_pb2.TopicOffsets(topic_id=b"t" * 16, name="x" * 1_300_000, partitions=topic.partitions),
-        groups_pb2.TopicOffsets(topic_id=b"t" * 1_000, name="clicks", partitions=topic.partitions),
-    ]
-    many = [
-        groups_pb2.TopicOffsets(topic_id=b"t" * 16, name=f"{number:05}" + "x" * 240, partitions=topic.partitions)
-        for number in range(MAX_POSITIONS_BYTES // 250)
-    ]
-    for topics in ([bad[0]], [bad[1]], many):
-        request = groups_pb2.ReportPositionsRequest(reader_id="r", topics=topics, expire_ms=60_000)
-        with pytest.raises(InvalidRequestError):
-            await coordinator.servicer.ReportPositions.__wrapped__(coordinator.servicer, request, None)
-    await coordinator.stop()
-    assert await parts.keys("positions/") == []

@@ -33,10 +33,6 @@ app.command("seek")(seek)
 def list_groups(
     session: Session,
     *,
-    observed: Annotated[
-        bool,
-        typer.Option("--observed", help="Include readers without a group that report their positions; with --lag."),
-    ] = False,
     lag: Annotated[
         bool, typer.Option("--lag", help="Show the lag of each group: records, and the age of the oldest.")
     ] = False,
@@ -46,7 +42,6 @@ def list_groups(
     \b
     Examples:
       headrace group list
-      headrace group list --observed
       headrace group list --lag --output json
     """
     with session.admin() as admin:
@@ -60,9 +55,9 @@ def list_groups(
                 "empty_since_ms": each.empty_since_ms or None,
                 **NO_LAG,
             }
-            for each in admin.list_groups(observed=observed)
+            for each in admin.list_groups()
         ]
-        if lag or observed:
+        if lag:
             _add_lags(session, admin, rows)
     shown = [
         {**row, "behind": time_text(value) if isinstance(value := row.get("lag_ms"), int) else None} for row in rows
@@ -75,7 +70,7 @@ def list_groups(
         Column("ASSIGNOR", "assignor"),
         Column("EMPTY SINCE MS", "empty_since_ms", wide=True),
     ]
-    if lag or observed:
+    if lag:
         columns += [Column("LAG", "lag_records"), Column("BEHIND", "behind")]
     session.show(Report(rows, (Table(columns, shown, empty="no groups"),)))
 

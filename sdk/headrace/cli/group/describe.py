@@ -136,24 +136,18 @@ def _sections(
     group: "GroupDescription", document: dict[str, JsonValue], lags: "Sequence[PartitionLag]"
 ) -> list[Section]:
     total = total_lag(lags)
-    observed = group.listing.state == "observed"
     facts: list[tuple[str, JsonValue]] = [
-        ("Reader" if observed else "Group", group.listing.group_id),
+        ("Group", group.listing.group_id),
         ("State", group.listing.state),
+        ("Assignor", group.listing.assignor),
+        ("Members", len(group.members)),
+        ("Group epoch", group.group_epoch),
+        ("Lag", _lag_text(total.records, total.behind_ms)),
     ]
-    if not observed:
-        facts += [
-            ("Assignor", group.listing.assignor),
-            ("Members", len(group.members)),
-            ("Group epoch", group.group_epoch),
-        ]
-    facts.append(("Lag", _lag_text(total.records, total.behind_ms)))
     partitions, members = document["partitions"], document["members"]
     assert isinstance(partitions, list)
     assert isinstance(members, list)
-    sections: list[Section] = [Facts(facts), _partition_table(partitions, observed=observed)]
-    if not observed:
-        sections.append(_member_table(group, members))
+    sections: list[Section] = [Facts(facts), _partition_table(partitions), _member_table(group, members)]
     sections += [Note(each) for each in _notes(group, lags)]
     return sections
 
@@ -165,27 +159,24 @@ def _lag_text(records: int | None, behind_ms: int | None) -> str | None:
     return f"{text}, {time_text(behind_ms)} behind" if behind_ms else text
 
 
-def _partition_table(rows: list[dict[str, JsonValue]], *, observed: bool) -> Table:
+def _partition_table(rows: list[dict[str, JsonValue]]) -> Table:
     shown = [{**row, "behind": _time_cell(row["lag_ms"])} for row in rows]
     moving = any(row["next_owner"] for row in rows)
     columns = [
         Column("TOPIC", "topic"),
         Column("PARTITION", "partition"),
-        Column("POSITION" if observed else "COMMITTED", "committed_offset"),
+        Column("COMMITTED", "committed_offset"),
         Column("LOG START", "log_start_offset", wide=True),
         Column("END", "end_offset"),
         Column("LAG", "lag_records"),
         Column("BEHIND", "behind"),
+        Column("OWNER", "owner_name"),
+        Column("EPOCH", "assignment_epoch"),
+        Column("NEXT OWNER", "next_owner_name", wide=not moving),
+        Column("COMMITTED MS", "committed_ms", wide=True),
+        Column("LEADER EPOCH", "leader_epoch", wide=True),
+        Column("METADATA", "metadata", wide=True),
     ]
-    if not observed:
-        columns += [
-            Column("OWNER", "owner_name"),
-            Column("EPOCH", "assignment_epoch"),
-            Column("NEXT OWNER", "next_owner_name", wide=not moving),
-            Column("COMMITTED MS", "committed_ms", wide=True),
-            Column("LEADER EPOCH", "leader_epoch", wide=True),
-            Column("METADATA", "metadata", wide=True),
-        ]
     return Table(columns, shown, empty="no partitions")
 
 

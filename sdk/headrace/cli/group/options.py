@@ -18,7 +18,7 @@ MEMBERS_NAMED = 5
 
 
 def group_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The groups and readers whose names begin so, for a shell; nothing where no cluster answers."""
+    """The groups whose names begin so, for a shell; nothing where no cluster answers."""
     clients = ctx.obj if ctx.obj is not None else SdkClients()
     servers = ctx.params.get("bootstrap_servers") or os.environ.get("HEADRACE_BOOTSTRAP_SERVERS") or "localhost:7170"
     settings = {
@@ -28,7 +28,7 @@ def group_names(ctx: typer.Context, incomplete: str) -> list[str]:
     }
     try:
         with clients.admin(**settings) as admin:
-            found = admin.list_groups(observed=True)
+            found = admin.list_groups()
     except HeadraceError:
         return []
     return [each.group_id for each in found if each.group_id.startswith(incomplete)]

@@ -33,8 +33,6 @@ def registry_rows(group: "GroupDescription", brokers: "Iterable[MetadataEntry]")
     if not prefix:
         return rows  # Without a broker nothing says what the cluster is called.
     name = group.listing.group_id
-    if group.listing.state == "observed":
-        return [*rows, _row("offsets", f"{prefix}positions/{name}", "positions that the reader reports")]
     here = f"{prefix}group/{name}/"
     for member in group.members:
         if member.live:

@@ -245,7 +245,7 @@ def _current(session: Session, admin: "Admin", group: str, *, changes: bool) -> 
     """The offsets that the group has now, and its epoch; none and 0 where there is no such group yet.
 
     Raises:
-        CommandFailed: it is to be changed and has members, or is no group but a reader.
+        CommandFailed: it is to be changed and has members.
     """
     from headrace.wire.errors import UnknownGroupError
 
@@ -256,8 +256,6 @@ def _current(session: Session, admin: "Admin", group: str, *, changes: bool) -> 
             raise
         session.note(f"there is no group {group} yet; storing offsets makes it")
         return {}, 0
-    if changes and found.listing.state == "observed":
-        raise CommandFailed(ExitCode.FAILED, f"{group} is a reader without a group, which keeps its position itself")
     if changes and found.members:
         members = f"{counted(len(found.members), 'member')}: {member_list(found.members)}"
         raise CommandFailed(ExitCode.FAILED, f"group {group} has {members}. Stop them first, then try again.")

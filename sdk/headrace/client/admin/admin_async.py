@@ -339,17 +339,12 @@ class AsyncAdmin:
         """Let a broker lead and take new replicas again. It leads after the next election that prefers it."""
         return await self._run(self._operations.drain_broker(broker_id, drain=False, timeout=timeout))
 
-    async def list_groups(self, *, observed: bool = False, timeout: float | None = None) -> list[GroupListing]:
-        """List the consumer groups, by id.
-
-        Args:
-            observed: also readers without a group that report their positions (`report_positions`).
-            timeout: in seconds.
-        """
-        return await self._run(self._groups.list_groups(observed=observed, timeout=timeout))
+    async def list_groups(self, *, timeout: float | None = None) -> list[GroupListing]:
+        """List the consumer groups, by id."""
+        return await self._run(self._groups.list_groups(timeout))
 
     async def describe_group(self, group: str, *, timeout: float | None = None) -> GroupDescription:
-        """Return a group's members, who owns what, its offsets; or what is known of a reader that reports positions.
+        """Return a group's members, who owns what, its offsets.
 
         Raises:
             UnknownGroupError: there is neither.
@@ -377,7 +372,7 @@ class AsyncAdmin:
     async def group_lag(
         self, group: str | GroupDescription, *, times: bool = True, timeout: float | None = None
     ) -> list[PartitionLag]:
-        """Say how far behind a group is, or a reader that reports its positions, in every partition that it has.
+        """Say how far behind a group is, in every partition that it has.
 
         `records` is exact: the high watermark less the committed offset. `behind_ms` is the age of the first record
         that is still to be read, which takes one batch of each partition that is behind; it is as right as the clocks
@@ -390,7 +385,7 @@ class AsyncAdmin:
             timeout: in seconds, for each request.
 
         Raises:
-            UnknownGroupError: there is no such group or reader.
+            UnknownGroupError: there is no such group.
         """
         return await self._run(self._groups.group_lag(group, times=times, timeout=timeout))
 
@@ -420,27 +415,6 @@ class AsyncAdmin:
             ConfigError: an offset below -1.
         """
         return await self._run(self._groups.reset_group_offsets(group, offsets, timeout, expected_group_epoch))
-
-    async def report_positions(
-        self,
-        reader_id: str,
-        positions: Mapping[TopicPartition, int],
-        *,
-        expire_ms: int = 30_000,
-        timeout: float | None = None,
-    ) -> None:
-        """Say where a reader without a group stands, so that its lag can be seen. Nothing is decided on it.
-
-        Args:
-            reader_id: names it in `list_groups(observed=True)`; must not be the id of a group.
-            positions: the next record to read of each partition; replaces what was reported before.
-            expire_ms: forgotten when nothing was reported for so long, 1,000 to 86,400,000; the first report decides.
-            timeout: in seconds.
-
-        Raises:
-            ConflictError: there is a group of that name.
-        """
-        await self._run(self._groups.report_positions(reader_id, positions, expire_ms, timeout))
 
     async def describe_processes(
         self, *, measure_disk: bool = False, timeout: float | None = None

@@ -1,6 +1,6 @@
 """What `Admin` does about consumer groups, once for the blocking and the asyncio class. No I/O.
 
-Groups, offsets and reported positions are the coordinators' (`GroupService`). How far behind a group is, the client
+Groups and offsets are the coordinators' (`GroupService`). How far behind a group is, the client
 works out itself: committed offsets from a coordinator, ends of logs and the first records not yet read from the
 partitions' leaders.
 """
@@ -41,13 +41,13 @@ class AdminGroupOperations:
         self._revision = 0
         """Of etcd, after the last change: reads are at least as new, whichever coordinator answers."""
 
-    def list_groups(self, *, observed: bool, timeout: float | None) -> Operation[list[GroupListing]]:
-        """List the groups, and the readers that report positions."""
-        request = groups_pb2.ListGroupsRequest(observed=observed, min_revision=self._revision)
+    def list_groups(self, timeout: float | None) -> Operation[list[GroupListing]]:
+        """List the groups."""
+        request = groups_pb2.ListGroupsRequest(min_revision=self._revision)
         return groups.listings((yield from self._calls.group("ListGroups", "", request, self._timeout(timeout))))
 
     def describe_group(self, group: str, timeout: float | None) -> Operation[GroupDescription]:
-        """Describe one group or reader."""
+        """Describe one group."""
         request = groups_pb2.DescribeGroupRequest(group_id=group, min_revision=self._revision)
         return groups.description(
             (yield from self._calls.group("DescribeGroup", group, request, self._timeout(timeout)))
@@ -95,14 +95,6 @@ class AdminGroupOperations:
             self._saw(response.revision)
             results += groups.commit_results(response, {where: offsets[where] for where in some})
         return results
-
-    def report_positions(
-        self, reader_id: str, positions: Mapping[TopicPartition, int], expire_ms: int, timeout: float | None
-    ) -> Operation[None]:
-        """Say where a reader stands."""
-        request = groups.report_request(reader_id, positions, expire_ms)
-        response = yield from self._calls.group("ReportPositions", reader_id, request, self._timeout(timeout))
-        self._saw(response.revision)
 
     def group_lag(
         self, group: str | GroupDescription, *, times: bool, timeout: float | None

@@ -14,30 +14,28 @@ NO_OFFSET = -1
 MAX_COMMIT_PARTITIONS = 1_000
 """Partitions in one request; more go in several."""
 
-GroupStateName: TypeAlias = Literal["empty", "rebalancing", "stable", "observed", "unknown"]
-"""`observed` is no group: a reader that reports its positions."""
+GroupStateName: TypeAlias = Literal["empty", "rebalancing", "stable", "unknown"]
 
 _STATES: dict[int, GroupStateName] = {
     groups_pb2.GROUP_STATE_EMPTY: "empty",
     groups_pb2.GROUP_STATE_REBALANCING: "rebalancing",
     groups_pb2.GROUP_STATE_STABLE: "stable",
-    groups_pb2.GROUP_STATE_OBSERVED: "observed",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """One group, or one reader that reports its positions, in a line."""
+    """One group in a list."""
 
     group_id: str
     state: GroupStateName
     members: int
     partitions: int
-    """That it shares out; of a reader: that it reports."""
+    """Those that its members share; without members, those with a committed offset."""
     assignor: str
-    """Empty for a reader."""
+    """Empty if it never had members."""
     empty_since_ms: int
-    """When its last member went, ms since 1970; 0: it has members, or is no group."""
+    """When its last member went, ms since 1970; 0: it has members."""
 
 
 class CommittedOffset(NamedTuple):
@@ -87,7 +85,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group as a whole, or a reader that reports its positions."""
+    """A group as a whole."""
 
     listing: GroupListing
     group_epoch: int
@@ -139,7 +137,7 @@ class OffsetResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """How far a group, or a reader that reports its positions, is behind in one partition."""
+    """How far a group is behind in one partition."""
 
     topic: str
     partition: int
@@ -166,9 +164,14 @@ class PartitionLag:
 
 
 def commit_requests(
-    group_id: str, offsets: Mapping[TopicPartition, int], expected_group_epoch: int | None = None
+    group_id: str,
+    offsets: Mapping[TopicPartition, int],
+    expected_group_epoch: int | None = None,
+    topic_ids: Mapping[str, bytes] | None = None,
 ) -> Iterator[tuple[groups_pb2.CommitOffsetsRequest, list[TopicPartition]]]:
-    """Make the requests that store offsets without a member, and say which partitions each has, in its order.
+    """Make the requests that store offsets without a member, and return which partitions each has, in its order.
+
+    With its id a topic is told from another one of its name.
 
     Raises:
         ConfigError: an offset below -1.
@@ -181,6 +184,8 @@ def commit_requests(
         some = ordered[first : first + MAX_COMMIT_PARTITIONS]
         request = groups_pb2.CommitOffsetsRequest(group_id=group_id, expected_group_epoch=expected_group_epoch)
         _add_offsets(request.topics, {where: offsets[where] for where in some})
+        for topic in request.topics:
+            topic.topic_id = (topic_ids or {}).get(topic.name, b"")
         yield request, some
 
 
@@ -198,20 +203,6 @@ def commit_results(
         for topic in response.topics
         for each in topic.partitions
     ]
-
-
-def report_request(
-    reader_id: str,
-    positions: Mapping[TopicPartition, int],
-    expire_ms: int,
-    topic_ids: Mapping[str, bytes] | None = None,
-) -> groups_pb2.ReportPositionsRequest:
-    """Make the request that says where a reader stands; with ids a topic is known by more than its name."""
-    request = groups_pb2.ReportPositionsRequest(reader_id=reader_id, expire_ms=expire_ms)
-    _add_offsets(request.topics, positions)
-    for topic in request.topics:
-        topic.topic_id = (topic_ids or {}).get(topic.name, b"")
-    return request
 
 
 def listings(response: groups_pb2.ListGroupsResponse) -> list[GroupListing]:

@@ -250,10 +250,10 @@ class FetchConfig(ClientConfig):
     use_transfer_port: bool = _setting(
         True, "Fetch over the broker's transfer port if it has one, else over gRPC. Not used with TLS."
     )
-    report_positions_as: str = _setting(
+    commit_group: str = _setting(
         "",
-        "Name under which the positions are reported every few seconds, so that `headrace group list --observed` "
-        "shows this reader and its lag. For reading without a group. Empty: none.",
+        "Group id under which the positions are committed every few seconds, without membership, so that "
+        "`headrace group list --lag` shows how far this reader is behind. Nothing is read from there. Empty: none.",
     )
     key_deserializer: str | Deserializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for keys.")
     value_deserializer: str | Deserializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for values.")
@@ -272,7 +272,7 @@ class FetchConfig(ClientConfig):
                 check_topic_name(self.dead_letter_topic)
             except HeadraceError as error:
                 raise ConfigError(f"dead_letter_topic: {error.message}", action=error.action) from None
-        _check_group_name("report_positions_as", self.report_positions_as)
+        _check_group_name("commit_group", self.commit_group)
         resolve_deserializer(self.key_deserializer, "key_deserializer")
         resolve_deserializer(self.value_deserializer, "value_deserializer")
 
@@ -343,8 +343,8 @@ class ConsumerConfig(FetchConfig):
         if self.group_id:
             for name in ("group_id", "group_instance_id"):
                 _check_group_name(name, getattr(self, name))
-            if self.report_positions_as:
-                raise ConfigError("report_positions_as is for reading without a group, whose offsets are seen anyway")
+            if self.commit_group:
+                raise ConfigError("commit_group is for reading without a group, which commits its own offsets")
             return
         for name in ("group_instance_id", "topic_pattern", "assignor", "on_assigned", "on_revoked", "on_lost"):
             if getattr(self, name):

@@ -35,7 +35,7 @@ from headrace.client.fetch.dead_letters import producer_settings
 from headrace.client.fetch.fetch_plan import FetchPlan
 from headrace.client.fetch.offset_resets import log_bounds, position_after
 from headrace.client.fetch.partition_fetch_state import CompletedFetch
-from headrace.client.fetch.position_reports import INTERVAL_S, PositionReports
+from headrace.client.fetch.position_commits import INTERVAL_S, PositionCommits
 from headrace.client.fetch.subscription_state import SubscriptionState
 from headrace.client.net.bootstrap_client import BootstrapClient, error_of_call
 from headrace.client.net.cluster_metadata import ClusterMetadata
@@ -100,7 +100,7 @@ class Fetcher:
         self._topics: set[str] = set()
         self._plans: deque[FetchPlan] = deque()
         self._planned = threading.Condition(self._lock)
-        self._report_due = threading.Condition(self._lock)
+        self._commit_due = threading.Condition(self._lock)
         self._idle_fetchers = 0
         self._threads: list[threading.Thread] = []
         self._metadata_failures = 0
@@ -179,8 +179,8 @@ class Fetcher:
         self._metadata_at_ms = monotonic_ms() + self._config.metadata_max_age_ms
         with self._lock:
             self._start_thread(self._run)
-            if self._config.report_positions_as:
-                self._start_thread(self._report_positions)
+            if self._config.commit_group:
+                self._start_thread(self._commit_positions)
 
     @contextlib.contextmanager
     def changing(self) -> Any:
@@ -286,7 +286,7 @@ class Fetcher:
                 return
             self._closed = True
             threads = list(self._threads)
-            for condition in (self._data, self._work, self._planned, self._report_due):
+            for condition in (self._data, self._work, self._planned, self._commit_due):
                 condition.notify_all()
         self._connections.close()
         self._transfers.close()
@@ -370,24 +370,24 @@ class Fetcher:
         self._threads.append(thread)
         thread.start()
 
-    # --- the thread that reports positions ---
+    # --- the thread that commits positions ---
 
-    def _report_positions(self) -> None:
-        """Report until the owner is closed; whatever fails here, reading goes on."""
-        reports = PositionReports(self._config)
+    def _commit_positions(self) -> None:
+        """Commit until the owner is closed; a failure here does not stop reading."""
+        commits = PositionCommits(self._config)
         try:
-            while not reports.is_over:
+            while not commits.is_over:
                 with self._lock:
                     if self._closed or self._failure is not None:
                         return
                     now = self._positions_now()
-                execute(reports.look(*now), self.run_step)
+                execute(commits.commit(*now), self.run_step)
                 with self._lock:
-                    self._report_due.wait_for(lambda: self._closed, INTERVAL_S)
+                    self._commit_due.wait_for(lambda: self._closed, INTERVAL_S)
         except ClosedError:
             return
         except Exception:
-            log.exception("the positions of the %s are not reported any more", self._what)
+            log.exception("the positions of the %s are no longer committed", self._what)
 
     def _positions_now(self) -> tuple[dict[TopicPartition, int], dict[str, bytes]]:
         """Where the application is, and the topics' ids as far as they are known. Under the lock."""

@@ -21,7 +21,7 @@ from headrace.client.fetch.dead_letters import producer_settings
 from headrace.client.fetch.fetch_plan import FetchPlan
 from headrace.client.fetch.fetching import Fetcher, NextFetch, log
 from headrace.client.fetch.partition_fetch_state import CompletedFetch
-from headrace.client.fetch.position_reports import INTERVAL_S, PositionReports
+from headrace.client.fetch.position_commits import INTERVAL_S, PositionCommits
 from headrace.client.net.bootstrap_client import error_of_call
 from headrace.client.net.connection_async import AsyncConnections
 from headrace.client.net.transfer_async import AsyncTransfers
@@ -45,8 +45,8 @@ class AsyncFetcher(Fetcher):
         """Begin to fetch."""
         self._metadata_at_ms = monotonic_ms() + self._config.metadata_max_age_ms
         self._own(self._run_engine())
-        if self._config.report_positions_as:
-            self._own(self._report_positions_async())
+        if self._config.commit_group:
+            self._own(self._commit_positions_async())
 
     async def run(self, operation: Operation[Any]) -> Any:
         """Execute an operation of the owner."""
@@ -151,17 +151,17 @@ class AsyncFetcher(Fetcher):
             except TimeoutError:
                 continue
 
-    async def _report_positions_async(self) -> None:
-        """Report until the owner is closed; whatever fails here, reading goes on."""
-        reports = PositionReports(self._config)
+    async def _commit_positions_async(self) -> None:
+        """Commit until the owner is closed; a failure here does not stop reading."""
+        commits = PositionCommits(self._config)
         try:
-            while not reports.is_over and self._failure is None:
-                await self.run(reports.look(*self._positions_now()))
+            while not commits.is_over and self._failure is None:
+                await self.run(commits.commit(*self._positions_now()))
                 await self._channels.pause(INTERVAL_S)
         except ClosedError:
             return
         except Exception:
-            log.exception("the positions of the %s are not reported any more", self._what)
+            log.exception("the positions of the %s are no longer committed", self._what)
 
     def _plan(self, now: int) -> None:
         for plan in self.positions.plan(self._cluster_metadata, now):

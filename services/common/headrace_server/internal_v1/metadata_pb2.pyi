@@ -299,25 +299,3 @@ class CommittedOffset(_message.Message):
     member_epoch: int
     commit_number: int
     def __init__(self, offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., metadata: _Optional[str] = ..., committed_ms: _Optional[int] = ..., member_id: _Optional[bytes] = ..., member_epoch: _Optional[int] = ..., commit_number: _Optional[int] = ...) -> None: ...
-
-class ReportedPositions(_message.Message):
-    __slots__ = ("topics", "reported_ms", "client_id")
-    TOPICS_FIELD_NUMBER: _ClassVar[int]
-    REPORTED_MS_FIELD_NUMBER: _ClassVar[int]
-    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
-    topics: _containers.RepeatedCompositeFieldContainer[ReportedTopic]
-    reported_ms: int
-    client_id: str
-    def __init__(self, topics: _Optional[_Iterable[_Union[ReportedTopic, _Mapping]]] = ..., reported_ms: _Optional[int] = ..., client_id: _Optional[str] = ...) -> None: ...
-
-class ReportedTopic(_message.Message):
-    __slots__ = ("topic_id", "name", "partitions", "offsets")
-    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
-    OFFSETS_FIELD_NUMBER: _ClassVar[int]
-    topic_id: bytes
-    name: str
-    partitions: _containers.RepeatedScalarFieldContainer[int]
-    offsets: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, topic_id: _Optional[bytes] = ..., name: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., offsets: _Optional[_Iterable[int]] = ...) -> None: ...

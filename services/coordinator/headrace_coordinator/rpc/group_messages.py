@@ -19,7 +19,6 @@ MAX_TOPICS = 1_000
 MAX_METADATA_BYTES = 4_096
 MAX_SUBSCRIPTION_BYTES = 64 << 10
 """Of the names of topics of one member."""
-MAX_POSITIONS_BYTES = 256 << 10
 """Of what one reader reports; 10,000 partitions take about 100 KiB."""
 SESSION_TIMEOUT_MS = (1_000, 600_000)
 REBALANCE_TIMEOUT_MS = (1_000, 86_400_000)
@@ -100,12 +99,6 @@ def subscribed_bytes(member: Member) -> int:
     return sum(map(len, member.topics)) + len(member.topic_pattern)
 
 
-def reported_bytes(positions: metadata_pb2.ReportedPositions) -> int:
-    """What a reader's report takes of etcd, however large its offsets are."""
-    named = sum(len(topic.topic_id) + len(topic.name) + 20 * len(topic.partitions) for topic in positions.topics)
-    return named + len(positions.client_id)
-
-
 def read_owned(request: groups_pb2.HeartbeatRequest) -> frozenset[TopicPartition] | None:
     """Read what a member owns; None: as it was told."""
     if not request.HasField("owned"):
@@ -169,13 +162,14 @@ def state_of(group: Group) -> groups_pb2.GroupState:
     return groups_pb2.GROUP_STATE_STABLE if group.is_stable else groups_pb2.GROUP_STATE_REBALANCING
 
 
-def write_listing(group_id: str, group: Group) -> groups_pb2.GroupListing:
+def write_listing(group_id: str, entry: GroupEntry) -> groups_pb2.GroupListing:
     """One line about a group."""
+    group = entry.group
     return groups_pb2.GroupListing(
         group_id=group_id,
         state=state_of(group),
         members=len(group.members),
-        partitions=len(group.target),
+        partitions=len(group.target if group.members else entry.offsets),
         assignor=group.assignor,
         empty_since_ms=group.empty_since_ms,
     )

@@ -22,7 +22,6 @@ from headrace.wire.errors import (
     UnknownTopicIdError,
 )
 from headrace.wire.releases import MEMBER_NEEDS
-from headrace.wire.topic_names import check_topic_name
 from headrace_server.clock import Clock
 from headrace_server.handshakes import check_handshake
 from headrace_server.internal_v1 import metadata_pb2
@@ -37,12 +36,10 @@ from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.group_messages import (
     MAX_METADATA_BYTES,
-    MAX_POSITIONS_BYTES,
     check_group_id,
     check_member_id,
     read_member,
     read_owned,
-    reported_bytes,
     subscribed_bytes,
     write_assigned,
     write_listing,
@@ -54,7 +51,6 @@ from headrace_coordinator.runtime.group_offsets import Commit, GroupOffsets
 from headrace_coordinator.runtime.group_transactions import GroupTransactions
 from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
 from headrace_coordinator.runtime.metadata_limits import MetadataLimits
-from headrace_coordinator.runtime.positions import ReportedPositions
 
 SERVICE_NAME = "headrace.v1.GroupService"
 MAX_REQUEST_PARTITIONS = 10_000
@@ -76,7 +72,6 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         *,
         transactions: GroupTransactions,
         offsets: GroupOffsets,
-        positions: ReportedPositions,
         answers: Answers,
         metrics: CoordinatorMetrics,
         clock: Clock,
@@ -87,7 +82,6 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         self._groups = groups
         self._transactions = transactions
         self._offsets = offsets
-        self._positions = positions
         self._answers = answers
         self._metrics = metrics
         self.call_errors = metrics.common.call_errors
@@ -369,20 +363,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
     async def ListGroups(self, request: groups_pb2.ListGroupsRequest, context: Any) -> groups_pb2.ListGroupsResponse:
         """See the proto."""
         await self._see(request.min_revision, context)
-        listings: list[groups_pb2.GroupListing] = [
-            write_listing(group_id, entry.group) for group_id, entry in self._groups.groups.items()
-        ]
-        if request.observed:
-            for reader_id, stored in self._groups.positions.items():
-                reported = metadata_pb2.ReportedPositions.FromString(stored.value)
-                listings.append(
-                    groups_pb2.GroupListing(
-                        group_id=reader_id,
-                        state=groups_pb2.GROUP_STATE_OBSERVED,
-                        partitions=sum(len(topic.partitions) for topic in reported.topics),
-                    )
-                )
-        listings.sort(key=lambda listing: listing.group_id)
+        listings = [write_listing(group_id, entry) for group_id, entry in sorted(self._groups.groups.items())]
         return groups_pb2.ListGroupsResponse(groups=listings)
 
     @unary
@@ -395,11 +376,11 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         entry = self._groups.groups.get(request.group_id)
         revision = self._groups.source.revision
         if entry is None:
-            return self._describe_reader(request.group_id, revision)
+            raise UnknownGroupError(f"there is no group {request.group_id!r}")
         group, names = entry.group, self._names()
         names = {**{topic.topic_id: topic.name for topic in group.topics.values()}, **names}
         return groups_pb2.DescribeGroupResponse(
-            listing=write_listing(request.group_id, group),
+            listing=write_listing(request.group_id, entry),
             group_epoch=group.group_epoch,
             assignment_epoch=group.assignment_epoch,
             members=write_members(entry, names, self._clock.now_ms()),
@@ -407,23 +388,6 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             unowned=write_partitions([p for p in group.target if p not in group.owners], names),
             revision=revision,
         )
-
-    def _describe_reader(self, reader_id: str, revision: int) -> groups_pb2.DescribeGroupResponse:
-        stored = self._groups.positions.get(reader_id)
-        if stored is None:
-            raise UnknownGroupError(f"there is no group {reader_id!r}")
-        reported = metadata_pb2.ReportedPositions.FromString(stored.value)
-        response = groups_pb2.DescribeGroupResponse(
-            listing=groups_pb2.GroupListing(group_id=reader_id, state=groups_pb2.GROUP_STATE_OBSERVED),
-            revision=revision,
-        )
-        for topic in reported.topics:
-            answer = response.offsets.add(topic_id=topic.topic_id, name=topic.name)
-            for number, offset in zip(topic.partitions, topic.offsets, strict=True):
-                answer.partitions.add(
-                    partition=number, offset=offset, leader_epoch=-1, committed_ms=reported.reported_ms
-                )
-        return response
 
     @unary
     async def DeleteGroups(
@@ -444,37 +408,6 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
                 self._answers.put_error(answer, error)
         response.revision = self._groups.source.revision
         return response
-
-    @unary
-    async def ReportPositions(
-        self, request: groups_pb2.ReportPositionsRequest, context: Any
-    ) -> groups_pb2.ReportPositionsResponse:
-        """See the proto."""
-        check_group_id(request.reader_id)
-        _check_count(request.topics)
-        if not 1_000 <= request.expire_ms <= 86_400_000:
-            raise InvalidRequestError(f"expire_ms = {request.expire_ms} is not within 1000 to 86400000")
-        self._limits.check_group(request.reader_id)
-        positions = metadata_pb2.ReportedPositions(client_id=request.client_id[:256])
-        for topic in request.topics:
-            if topic.name or not topic.topic_id:
-                check_topic_name(topic.name)
-            if len(topic.topic_id) not in (0, 16):
-                raise InvalidRequestError(f"a topic id has 16 bytes, not {len(topic.topic_id)}")
-            reported = positions.topics.add(topic_id=topic.topic_id, name=topic.name)
-            for each in topic.partitions:
-                reported.partitions.append(each.partition)
-                reported.offsets.append(each.offset)
-        if positions.ByteSize() > MAX_POSITIONS_BYTES:
-            raise InvalidRequestError(
-                f"the positions take {positions.ByteSize()} bytes, more than {MAX_POSITIONS_BYTES}",
-                action="Report fewer partitions, or none.",
-            )
-        present = self._groups.positions.get(request.reader_id)
-        before = None if present is None else reported_bytes(metadata_pb2.ReportedPositions.FromString(present.value))
-        self._limits.check_growth("a report of positions", before, reported_bytes(positions))
-        revision = await self._positions.report(request.reader_id, positions, request.expire_ms)
-        return groups_pb2.ReportPositionsResponse(revision=revision)
 
     async def _see(self, min_revision: int, context: Any) -> None:
         await self._offsets.wait_for(min_revision, self._answers.deadline(0, context.time_remaining()))

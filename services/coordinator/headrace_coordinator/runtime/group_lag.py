@@ -1,4 +1,4 @@
-"""How far each consumer group, and each reader that reports its positions, is behind: measured by the controller.
+"""How far each consumer group is behind: measured by the controller.
 
 Committed offsets are in this coordinator's view; the ends of the logs, and since when a record lies there, only their
 leaders know. So every `interval_ms` the controller asks each leader once, for all partitions that are read
@@ -16,11 +16,9 @@ from itertools import groupby, islice
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
 from headrace.v1 import broker_pb2, broker_pb2_grpc, topics_pb2
 from headrace.wire.ids import BrokerId
 from headrace_server.clock import Clock
-from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.tls import TlsIdentity, open_channel
 
@@ -31,7 +29,7 @@ from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
 log = structlog.get_logger(__name__)
 
 MAX_LAGS = 2_000
-"""Pairs of reader and topic that are shown; beyond, those furthest behind."""
+"""Pairs of group and topic that are shown; beyond, those furthest behind."""
 MAX_CHANNELS = 256
 ASK_SECONDS = 5.0
 ASK_PARTITIONS = 4_000
@@ -102,23 +100,23 @@ class GroupLag:
 
     async def _measure(self) -> None:
         started_ms = self._clock.monotonic_ms()
-        readers = dict(self._positions())
-        answers = await self._ask_leaders(readers)
+        committed = dict(self._committed())
+        answers = await self._ask_leaders(committed)
         now_ms, lags = self._clock.now_ms(), []
         unknown: dict[str, int] = {}
-        for (reader, is_group), offsets in readers.items():
+        for group_id, offsets in committed.items():
             by_topic: dict[bytes, list[PartitionLagSample]] = {}
             for partition, offset in sorted(offsets.items()):
                 lag = answers.lag(partition, offset, now_ms)
                 if lag is not None:
                     by_topic.setdefault(partition[0], []).append(lag)
-                elif is_group:
-                    unknown[reader] = unknown.get(reader, 0) + 1
+                else:
+                    unknown[group_id] = unknown.get(group_id, 0) + 1
             for topic_id, parts in by_topic.items():
                 topic = self._view.topic_by_id(topic_id)
                 if topic is not None:
-                    lags.append(TopicLag(reader, is_group, topic.name, tuple(parts)))
-        lags.sort(key=lambda lag: (-lag.lag_records, lag.reader, lag.topic))
+                    lags.append(TopicLag(group_id, topic.name, tuple(parts)))
+        lags.sort(key=lambda lag: (-lag.lag_records, lag.group, lag.topic))
         ended_ms = self._clock.monotonic_ms()
         self._lags.age_seconds = lambda: (self._clock.monotonic_ms() - ended_ms) / 1000
         self._lags.round = LagRound(
@@ -131,31 +129,19 @@ class GroupLag:
             (ended_ms - started_ms) / 1000,
         )
 
-    def _positions(self) -> Iterator[tuple[tuple[str, bool], Mapping[TopicPartition, int]]]:
-        """Who reads, whether it is a group, and up to where: offsets of topics that there are."""
+    def _committed(self) -> Iterator[tuple[str, Mapping[TopicPartition, int]]]:
+        """Yield the groups with their offsets in topics that exist."""
         for group_id, entry in self._groups.groups.items():
             offsets = {part: stored.message.offset for part, stored in entry.offsets.items() if self._knows(part)}
-            yield (group_id, True), offsets
-        for reader_id, key_value in self._groups.positions.items():
-            try:
-                reported = metadata_pb2.ReportedPositions.FromString(key_value.value)
-            except DecodeError as error:
-                log.error("positions_unreadable", reader=reader_id, cause=str(error))
-                continue
-            found = {
-                (topic.topic_id, number): offset
-                for topic in reported.topics
-                for number, offset in zip(topic.partitions, topic.offsets, strict=False)
-            }
-            yield (reader_id, False), {part: offset for part, offset in found.items() if self._knows(part)}
+            yield group_id, offsets
 
     def _knows(self, partition: TopicPartition) -> bool:
         return self._view.partition(*partition) is not None
 
-    async def _ask_leaders(self, readers: Mapping[tuple[str, bool], Mapping[TopicPartition, int]]) -> _Answers:
-        """Request the offsets of all partitions that are read, from each leader."""
+    async def _ask_leaders(self, committed: Mapping[str, Mapping[TopicPartition, int]]) -> _Answers:
+        """Request the offsets of all partitions that have committed offsets, from each leader."""
         wanted: dict[TopicPartition, set[int]] = {}
-        for offsets in readers.values():
+        for offsets in committed.values():
             for partition, offset in offsets.items():
                 wanted.setdefault(partition, set()).add(offset)
         by_leader: dict[str, list[tuple[TopicPartition, int]]] = {}

@@ -18,7 +18,6 @@ from headrace_server.key_table import (
     GroupKey,
     GroupMemberKey,
     GroupOffsetKey,
-    PositionKey,
 )
 from headrace_server.keys import Keyspace
 from headrace_server.metadata_view import KeySource
@@ -75,7 +74,6 @@ class GroupView:
         self.keyspace = keyspace
         self.source = source
         self.groups: dict[str, GroupEntry] = {}
-        self.positions: dict[str, KeyValue] = {}
         self.members = 0
         """Of all groups, by their liveness keys."""
         self.key_bytes = 0
@@ -134,9 +132,6 @@ class GroupView:
         """Apply one key; return the group whose members it concerns, or "", and the member whose assignment it is."""
         parsed = self.keyspace.parse(key)
         self._count(key, key_value, is_member=isinstance(parsed, GroupMemberKey))
-        if isinstance(parsed, PositionKey):
-            _set(self.positions, parsed.reader_id, key_value)
-            return "", None
         if not isinstance(parsed, GroupKey | GroupAssignmentKey | GroupMemberKey | GroupOffsetKey):
             return "", None
         entry = self.groups.setdefault(parsed.group_id, GroupEntry())

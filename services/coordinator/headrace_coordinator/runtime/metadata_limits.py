@@ -20,7 +20,7 @@ RESERVE_FROM = 0.7
 """The used share of etcd's quota from which calls that add something are refused."""
 
 REPLACED_BYTES = 64
-"""What is no longer than this may take the place of something shorter: an offset's metadata, a reader's positions."""
+"""What is no longer than this may take the place of something shorter: an offset's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,9 @@ class GroupBounds:
     """What all groups of a cluster may have together."""
 
     groups: int
-    """Groups, and readers that report their positions."""
     members: int
     key_bytes: int
-    """Keys and values of groups, members, offsets and reported positions in etcd."""
+    """Keys and values of groups, members and offsets in etcd."""
 
 
 class MetadataLimits:
@@ -73,19 +72,19 @@ class MetadataLimits:
             )
 
     def check_group(self, group_id: str) -> None:
-        """Refuse a group, or a reader that reports positions, that would be one too many; known ones pass.
+        """Refuse a group that would be one too many; known ones pass.
 
         Raises:
             MetadataLimitError: with the limit; or as for `check_reserve`.
         """
         self.check_reserve("a change of a group")
         groups = self._known
-        if group_id in groups.groups or group_id in groups.positions:
+        if group_id in groups.groups:
             return
-        count = len(groups.groups) + len(groups.positions)
+        count = len(groups.groups)
         if count >= self._bounds.groups:
             raise MetadataLimitError(
-                f"there are {count} groups and reporting readers, all that max_groups = {self._bounds.groups} allows",
+                f"there are {count} groups, all that max_groups = {self._bounds.groups} allows",
                 action="Delete groups that are not used, or raise max_groups of the coordinators.",
             )
 

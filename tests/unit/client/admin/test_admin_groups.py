@@ -228,21 +228,19 @@ def test_a_member_without_a_place_goes_by_its_id(servers):
     assert (member.name, member.member_id) == ("6d6d6d6d", b"m" * 16)
 
 
-def test_groups_are_listed_by_id_readers_among_them(servers):
+def test_groups_are_listed_by_id(servers):
     """States by name, one that is newer than this client too."""
     answer = groups_pb2.ListGroupsResponse()
-    for group_id, state in (("z", 1), ("b", 2), ("c", 3), ("a", 4), ("d", 99)):
+    for group_id, state in (("z", 1), ("b", 2), ("c", 3), ("d", 99)):
         answer.groups.add(group_id=group_id, state=state, members=2, partitions=3, assignor="uniform", empty_since_ms=1)
     servers.answers["ListGroups"] = answer
-    found = servers.run(servers.operations.list_groups(observed=True, timeout=None))
+    found = servers.run(servers.operations.list_groups(None))
     assert [(each.group_id, each.state) for each in found] == [
-        ("a", "observed"),
         ("b", "rebalancing"),
         ("c", "stable"),
         ("d", "unknown"),
         ("z", "empty"),
     ]
-    assert servers.asked[0].request.observed
 
 
 def test_a_reset_goes_in_parts_and_tells_each_partition(servers, monkeypatch):
@@ -335,17 +333,6 @@ def test_deletions_are_told_one_by_one(servers):
     ]
 
 
-def test_positions_are_reported_under_the_readers_name(servers):
-    """By topic and partition, with the time after which they are forgotten."""
-    servers.answers["ReportPositions"] = groups_pb2.ReportPositionsResponse()
-    servers.run(
-        servers.operations.report_positions("r", {TopicPartition("t", 1): 5, TopicPartition("t", 0): 4}, 9_000, None)
-    )
-    (call,) = servers.asked
-    assert (call.request.reader_id, call.request.expire_ms) == ("r", 9_000)
-    assert sent(call) == [("t", [(1, 5), (0, 4)])]
-
-
 def test_lag_is_exact_in_records_and_by_the_first_unread_record_in_time(servers):
     """Behind, level, ahead of the end, below the log start, without an offset: each is what it is."""
     servers.leaders = [1] * 5
@@ -422,7 +409,6 @@ def test_a_batch_that_cannot_be_read_has_no_time():
 def test_what_is_read_is_as_new_as_what_was_changed(servers):
     """Each change's revision goes with the reads after it, whichever coordinator answers them."""
     servers.answers |= {
-        "ReportPositions": groups_pb2.ReportPositionsResponse(revision=5),
         "CommitOffsets": groups_pb2.CommitOffsetsResponse(revision=9),
         "DeleteGroups": groups_pb2.DeleteGroupsResponse(revision=7),
         "ListGroups": groups_pb2.ListGroupsResponse(),
@@ -431,14 +417,12 @@ def test_what_is_read_is_as_new_as_what_was_changed(servers):
     }
 
     def asked_for():
-        servers.run(servers.operations.list_groups(observed=True, timeout=None))
+        servers.run(servers.operations.list_groups(None))
         servers.run(servers.operations.describe_group("g", None))
         servers.run(servers.operations.group_offsets("g", None))
         return [call.request.min_revision for call in servers.asked[-3:]]
 
     assert asked_for() == [0, 0, 0]
-    servers.run(servers.operations.report_positions("r", {TopicPartition("t", 0): 1}, 5_000, None))
-    assert asked_for() == [5, 5, 5]
     servers.run(servers.operations.delete_groups(["g"], None))
     assert asked_for() == [7, 7, 7]
     servers.run(servers.operations.reset_group_offsets("g", {TopicPartition("t", 0): 1}, None))

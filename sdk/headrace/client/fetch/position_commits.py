@@ -1,0 +1,70 @@
+"""Commits of the positions of a reader without a group, every few seconds, so that it has a lag. No I/O.
+
+For observation only: nothing reads them. A commit that fails delays neither a record nor a close; the next one
+replaces it. After a refusal for good, as of a group with members, there are no more commits, with a warning.
+"""
+
+import logging
+from collections.abc import Mapping
+
+from headrace.client.admin.groups import commit_requests, commit_results
+from headrace.client.base.config import FetchConfig
+from headrace.client.base.errors import ClosedError
+from headrace.client.base.operations import Operation
+from headrace.client.net.bootstrap_client import BootstrapClient
+from headrace.wire.errors import GroupNotEmptyError, HeadraceError, InvalidRequestError
+from headrace.wire.ids import TopicPartition
+
+log = logging.getLogger("headrace.consumer")
+
+INTERVAL_S = 5.0
+"""Between two commits."""
+UNCHANGED_INTERVALS = 720
+"""Positions that have not moved are committed again after this many intervals, an hour, or they would expire."""
+CALL_TIMEOUT_S = 5.0
+
+
+class PositionCommits:
+    """Owned by the thread or task that commits; not shared."""
+
+    def __init__(self, config: FetchConfig) -> None:
+        self._group = config.commit_group
+        self._calls = BootstrapClient(config)
+        self._committed: dict[TopicPartition, int] = {}
+        self._unchanged = 0
+        self._is_failing = False
+        self.is_over = False
+        """Nothing more can be committed under this group id."""
+
+    def commit(self, positions: Mapping[TopicPartition, int], topic_ids: Mapping[str, bytes]) -> Operation[None]:
+        """Commit the positions that moved, and from time to time all.
+
+        Raises:
+            ClosedError: the reader was closed meanwhile.
+        """
+        self._unchanged += 1
+        moved = {where: offset for where, offset in positions.items() if self._committed.get(where) != offset}
+        if not moved and self._unchanged >= UNCHANGED_INTERVALS:
+            moved = dict(positions)
+        problem: HeadraceError | None = None
+        try:
+            for request, some in commit_requests(self._group, moved, None, topic_ids):
+                response = yield from self._calls.group("CommitOffsets", self._group, request, CALL_TIMEOUT_S)
+                for topic, partition, offset, error in commit_results(
+                    response, {where: moved[where] for where in some}
+                ):
+                    if error is None:
+                        self._committed[TopicPartition(topic, partition)] = offset
+                        self._unchanged = 0
+                    problem = problem or error
+        except ClosedError:
+            raise
+        except (GroupNotEmptyError, InvalidRequestError) as error:
+            log.warning("positions are not committed to group %r: %s", self._group, error)
+            self.is_over = True
+            return
+        except HeadraceError as error:
+            problem = error
+        if problem is not None and not self._is_failing:
+            log.warning("positions could not be committed to group %r, trying again: %s", self._group, problem)
+        self._is_failing = problem is not None

@@ -1,0 +1,62 @@
+"""Commits of a stream's positions to a group without members, so that `headrace group describe` shows its lag.
+
+For observation only: where a stream continues is decided by Spark's checkpoint.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+
+from headrace.client.admin.admin import Admin
+from headrace.wire.errors import HeadraceError
+from headrace.wire.ids import TopicPartition
+
+log = logging.getLogger("headrace.spark")
+
+LEAST_INTERVAL_S = 1.0
+IDLE_INTERVAL_S = 3_600.0
+"""A stream at rest commits its positions again after this time, or they would expire."""
+
+
+class StreamCommits:
+    """The commits of one stream. For one thread."""
+
+    def __init__(self, admin: Admin, group: str) -> None:
+        """`group`: the group id; empty: nothing is committed."""
+        self._admin = admin
+        self._group = group
+        self._positions: dict[TopicPartition, int] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._is_due = False
+        self._committed_at = -IDLE_INTERVAL_S
+        self._is_failing = False
+
+    def done(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Commit the next record of each partition, unless the last commit was just now."""
+        self._positions = dict(positions)
+        self._is_due = True
+        self._commit_after(LEAST_INTERVAL_S)
+
+    def idle(self) -> None:
+        """Commit what is not committed yet, or was committed long ago; called now and then."""
+        self._commit_after(LEAST_INTERVAL_S if self._is_due else IDLE_INTERVAL_S)
+
+    def _commit_after(self, interval_s: float) -> None:
+        now = time.monotonic()
+        if not self._group or not self._positions or now - self._committed_at < interval_s:
+            return
+        self._committed_at = now
+        problem: HeadraceError | None = None
+        moved = dict(self._positions.items() - self._committed.items()) or self._positions
+        try:
+            for topic, partition, offset, error in self._admin.reset_group_offsets(
+                self._group, moved, timeout=LEAST_INTERVAL_S
+            ):
+                if error is None:
+                    self._committed[TopicPartition(topic, partition)] = offset
+                problem = problem or error
+        except HeadraceError as error:
+            problem = error
+        if problem is not None and not self._is_failing:
+            log.warning("the stream's positions cannot be committed to group %s: %s", self._group, problem)
+        self._is_due = self._is_failing = problem is not None
