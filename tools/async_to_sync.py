@@ -6,6 +6,8 @@ imports and formats the result.
 
 - `async` and `await` go, and the parentheses that only an `await` needed.
 - Names lose their mark: `AsyncAdmin`, `aexecute`, `__aenter__`, `admin_async`, `headrace.aio`, `grpc.aio`.
+- `for x in y: yield x` of an asynchronous generator, which has no `yield from`, becomes one.
+- `if ASYNC and ...:` goes; of `if not ASYNC:` its one statement stays.
 - Docstrings and comments: the words of `WORDING`.
 
 Anything that exists in asyncio only is an error, and belongs in a module that both classes import.
@@ -25,7 +27,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = (
     "sdk/headrace/client/admin/admin_async.py",
+    "sdk/headrace/client/consumer/reader_async.py",
     "tests/unit/client/admin/test_admin_async.py",
+    "tests/unit/client/consumer/test_reader_async.py",
 )
 """The modules written by hand."""
 
@@ -35,8 +39,13 @@ NAMES = {
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",
     "__anext__": "__next__",
+    "aclose": "close",
+    "aiter": "iter",
+    "anext": "next",
     "aexecute": "execute",
     "aexecute_loop": "execute_loop",
+    "arun_step": "run_step",
+    "astart": "start",
 }
 WORDING = (
     ("asyncio", "blocking"),
@@ -44,6 +53,7 @@ WORDING = (
     ("async with ", "with "),
     ("async for ", "for "),
     ("await ", ""),
+    ("One task", "One thread"),
 )
 MARKED = re.compile(r"\bAsync(?=[A-Z])|(?<=\w)_async\b")
 NAME = re.compile(r"\b(" + "|".join(NAMES) + r")\b")
@@ -88,7 +98,9 @@ def converted(source: str) -> str:
     tree = ast.parse(source)
     edits = [*_tree_edits(text, tree), *_token_edits(text, tree)]
     parts, at = [], 0
-    for edit in sorted(edits):
+    for edit in sorted(edits, key=lambda edit: (edit.start, -edit.end)):
+        if edit.end <= at and edit.start < at:  # It is in a part that was left out.
+            continue
         assert at <= edit.start, f"two edits at {source[edit.start : at]!r}"
         parts += [source[at : edit.start], edit.text]
         at = edit.end
@@ -119,6 +131,10 @@ class Text:
         assert node.end_col_offset is not None
         return self._at_byte(node.end_lineno, node.end_col_offset)
 
+    def without_lines(self, statement: ast.stmt) -> Edit:
+        """Return the edit that takes out a statement's lines."""
+        return Edit(self._starts[statement.lineno - 1], self.end(statement) + 1, "")
+
     def _at_byte(self, line: int, column: int) -> int:
         return self.at(line, len(self._lines[line - 1].encode()[:column].decode()))
 
@@ -134,6 +150,17 @@ def _tree_edits(text: Text, tree: ast.Module) -> Iterator[Edit]:
                     yield Edit(end, end + 1, "")
             case ast.ImportFrom(module="asyncio"):
                 raise ConversionError(f"line {node.lineno}: asyncio has no blocking twin")
+            case ast.For(
+                target=ast.Name(id=item), body=[ast.Expr(value=ast.Yield(value=ast.Name(id=yielded)))], orelse=[]
+            ) if item == yielded:
+                yield Edit(text.start(node), text.start(node.iter), "yield from ")
+                yield Edit(text.end(node.iter), text.end(node), "")
+            case ast.If(test=ast.BoolOp(op=ast.And(), values=[ast.Name(id="ASYNC"), *_]), orelse=[]):
+                yield text.without_lines(node)
+            case ast.If(test=ast.UnaryOp(op=ast.Not(), operand=ast.Name(id="ASYNC")), body=[only], orelse=[]):
+                yield Edit(text.start(node), text.start(only), "")
+            case ast.ImportFrom(names=[ast.alias(name="ASYNC")]):
+                yield text.without_lines(node)
             case ast.JoinedStr():
                 written = text.source[text.start(node) : text.end(node)]
                 if "await" in written or renamed(written) != written:  # Python 3.11 has no tokens in there.

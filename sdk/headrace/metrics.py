@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -28,6 +29,7 @@ from prometheus_client.registry import Collector
 from headrace.client.base.call_counts import SECONDS, CallStats
 from headrace.client.consumer.consumer import Consumer
 from headrace.client.consumer.reader import Reader
+from headrace.client.consumer.reader_async import AsyncReader
 from headrace.client.group.consumer_health import ConsumerHealth
 from headrace.client.producer.producer import Producer
 from headrace.client.producer.sender import ProducerStats
@@ -40,6 +42,11 @@ if TYPE_CHECKING:
 PREFIX = "headrace_client"
 LOOP_SECONDS = 1.0
 """How long the event loops of asyncio clients may take to answer, all together."""
+_KINDS: dict[str, tuple[type, ...]] = {
+    "producer": (Producer,),
+    "consumer": (Consumer,),
+    "reader": (Reader, AsyncReader),
+}
 _PRODUCER_COUNTERS = (
     ("sent_records", "Records that were acknowledged"),
     ("sent_batches", "Batches that were acknowledged"),
@@ -112,10 +119,11 @@ class ClientCollector(Collector):
             ValueError: another client has this name and is open: their series could not be told apart.
         """
         core = _core(client)
-        if not isinstance(core, (Producer, Consumer, Reader)):
+        if not isinstance(core, tuple(chain(*_KINDS.values()))):
             raise TypeError(f"a Producer, Consumer or Reader is wanted, not {type(client).__name__}")
-        loop = None if core is client else _running_loop()
-        if core is not client and loop is None:
+        is_asyncio = core is not client or isinstance(client, AsyncReader)
+        loop = _running_loop() if is_asyncio else None
+        if is_asyncio and loop is None:
             raise TypeError("an asyncio client is watched from its event loop: call watch where that runs")
         with self._lock:
             clients = self._producers if isinstance(core, Producer) else self._readers
@@ -125,7 +133,7 @@ class ClientCollector(Collector):
         """Return the name that a client gets, and forget the closed one that had it."""
         taken = {watched.name: other for other, watched in clients.items() if other is not client}
         if not wanted:
-            kind = next(each.__name__.lower() for each in (Producer, Consumer, Reader) if isinstance(core, each))
+            kind = next(kind for kind, classes in _KINDS.items() if isinstance(core, classes))
             while not wanted or wanted in taken:
                 self._number += 1
                 wanted = f"{kind}-{self._number}"
@@ -157,11 +165,11 @@ class ClientCollector(Collector):
 
 
 def _core(client: Any) -> Any:
-    """Return the blocking client that one of `headrace.aio` is made of; a blocking one is that itself."""
-    return getattr(client, "_core", client)
+    """Return the blocking client that one of `headrace.aio` is made of; a blocking one, or a reader, is that itself."""
+    return client if isinstance(client, _KINDS["reader"]) else getattr(client, "_core", client)
 
 
-def _is_closed(core: Producer | Consumer | Reader) -> bool:
+def _is_closed(core: Producer | Consumer | Reader | AsyncReader) -> bool:
     return core._closed if isinstance(core, Producer) else not core._fetcher.is_usable()
 
 
@@ -215,8 +223,8 @@ def _sample_producer(core: Producer, name: str) -> _ProducerSample:
     return _ProducerSample(name, core.stats(), core.calls())
 
 
-def _sample_reader(core: Consumer | Reader, name: str) -> _ReaderSample:
-    if isinstance(core, Reader):
+def _sample_reader(core: Consumer | Reader | AsyncReader, name: str) -> _ReaderSample:
+    if not isinstance(core, Consumer):
         return _ReaderSample(name, core.calls(), None)
     positions: dict[TopicPartition, tuple[int, int | None]] = {}
     health = core.health()

@@ -144,7 +144,7 @@ BATCHES = (
     Mutant(
         "reader-inflates-a-whole-fetch",
         "H147",
-        f"{CLIENT}/consumer/reader.py",
+        f"{CLIENT}/consumer/reader_core.py",
         "            if decoded_batches and size > self._config.max_poll_bytes:\n",
         "            if False:\n",
         "Iterating a Reader holds all that one fetch inflates to.",

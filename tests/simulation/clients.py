@@ -356,7 +356,7 @@ class Reader(_Reading):
             part = {"last": 5} if self._chance.random() < 0.7 else {}
             partitions = [self.where.partition]
             reader = aio.Reader(TOPIC, partitions=partitions, bootstrap_servers=self._servers, **part, **FETCHING)
-            self._watch(reader._core)
+            self._watch(reader)
             try:
                 async with reader:
                     async for batch in reader.batches(timeout=2.0):

@@ -13,6 +13,7 @@ SOURCE = '''\
 from grpc import aio
 from collections.abc import AsyncIterator
 from headrace.client.thing_async import AsyncOther
+from headrace.client.base.acompat import ASYNC
 import grpc.aio
 
 
@@ -28,6 +29,14 @@ class AsyncThing:
         found = [each async for each in self._all if await self.is_right(each)]
         channel = grpc.aio.insecure_channel("é", await found[0])
         await aexecute(channel, f"{found}")
+
+    async def records(self) -> AsyncIterator[int]:
+        if ASYNC and not self._is_open:
+            raise AsyncError("write `async with`")
+        if not ASYNC:
+            self._open()
+        for record in await self.read():
+            yield record
 '''
 EXPECTED = '''\
 """The blocking `Thing`. Any thread."""
@@ -49,6 +58,10 @@ class Thing:
         found = [each for each in self._all if self.is_right(each)]
         channel = grpc.insecure_channel("é", found[0])
         execute(channel, f"{found}")
+
+    def records(self) -> Iterator[int]:
+        self._open()
+        yield from self.read()
 '''
 
 

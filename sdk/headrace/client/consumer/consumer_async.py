@@ -53,10 +53,10 @@ class Consumer:
             try:
                 await self._core.engine.run(self._core._open())
             except BaseException:
-                await self._core.engine.shut()
+                await self._core.engine.aclose()
                 raise
             self._is_open = True
-            self._core.engine.begin()
+            self._core.engine.astart()
             if self._core.session is not None:
                 self._core.session.begin()
         return self
@@ -219,7 +219,7 @@ class Consumer:
             if core.session is not None:
                 core.session.end()
                 await core.session.ended()
-            await core.engine.shut()
+            await core.engine.aclose()
 
     async def _read(self, operation: Operation[Any]) -> Any:
         """Execute an operation that receives records; one task at a time, since two would share one position."""

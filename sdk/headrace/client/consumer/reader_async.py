@@ -1,23 +1,25 @@
-"""The asyncio `Reader`: a bounded part of a topic, without a group, read once from start to end. One event loop.
+"""The asyncio `Reader`: a bounded part of a topic, without a group, read once from start to end.
 
-async with headrace.aio.Reader("clicks", start=timedelta(hours=-1)) as reader:
+async with headrace.aio.Reader("clicks", start=timedelta(hours=-1), end="current") as reader:
     table = await reader.to_arrow()
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+from headrace.client.base.acompat import ASYNC
 from headrace.client.base.call_counts import CallStats
+from headrace.client.base.config import ReaderConfig, build
 from headrace.client.base.errors import ConfigError
+from headrace.client.base.operations import aexecute
 from headrace.client.base.records import DecodedBatch, Record, RecordBatch
-from headrace.client.consumer.reader import OffsetPoint
-from headrace.client.consumer.reader import Reader as BlockingReader
+from headrace.client.consumer.reader_core import OffsetPoint, ReaderCore
 from headrace.client.fetch.fetching_async import AsyncFetcher
 from headrace.wire.ids import TopicPartition
 
 
-class Reader:
-    """Reads a topic's partitions from `start` to `end` and stops; see `headrace.Reader`. `async with` connects."""
+class AsyncReader:
+    """Reads one topic's partitions from `start` up to `end` and stops there. One task at a time; `close` from any."""
 
     def __init__(
         self,
@@ -29,31 +31,45 @@ class Reader:
         partitions: Sequence[int] | None = None,
         **settings: Any,
     ) -> None:
-        """Check the settings; make it where the loop runs. Arguments are those of `headrace.Reader`.
+        """Take the range and the settings. When it connects, it fixes `start` and `end` in each partition.
+
+        Args:
+            topic: its name.
+            start: where to start; a mapping gives each partition its own. A timedelta counts back from now, whatever
+                its sign.
+            end: where to end, exclusive, in the same ways; by default what is visible now.
+            last: the last so many records of each partition before `end`, in place of `start`.
+            partitions: which; None: all.
+            settings: see `ReaderConfig`.
 
         Raises:
-            ConfigError: an unknown setting, `start` and `last` together.
-        """
-        self._core = _Core(settings, start, last)
-        self._what = (topic, start, end, last, partitions)
-        self._is_open = False
-
-    async def __aenter__(self) -> "Reader":
-        """Connect and fix where to start and to end in each partition.
-
-        Raises:
-            ConfigError: a bad offset point.
+            ConfigError: an unknown setting, a bad offset point, `start` and `last` together.
             NoBrokersAvailableError: no address answered.
             UnknownTopicError, UnknownPartitionError: there is none such.
         """
+        config = build(ReaderConfig, settings)
+        if last is not None and (last < 1 or start != "earliest"):
+            raise ConfigError("last is at least 1 and goes without start")
+        self._fetcher = AsyncFetcher(config, "Reader", auto_offset_reset="error")
+        self._core = ReaderCore(config, self._fetcher)
+        self._range = (topic, start, end, last, partitions)
+        self._is_open = False
+        if not ASYNC:
+            self._open()
+
+    async def _open(self) -> None:
+        try:
+            await aexecute(self._core.open(*self._range), self._fetcher.arun_step)
+            self._fetcher.astart()
+        except BaseException:
+            await self.close()
+            raise
+        self._is_open = True
+
+    async def __aenter__(self) -> "AsyncReader":
+        """Connect and fix the range, unless that is done."""
         if not self._is_open:
-            try:
-                await self._core.engine.run(self._core._open(*self._what))
-            except BaseException:
-                await self.close()
-                raise
-            self._is_open = True
-            self._core.engine.begin()
+            await self._open()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -61,24 +77,28 @@ class Reader:
 
     async def __aiter__(self) -> AsyncIterator[Record]:
         """Yield the records one by one, partitions as they come, each in order; ends at the end."""
-        async for batch in self.batches():
-            for record in batch:
-                yield record
+        async for decoded_batches in self._fetched_batches(None):
+            decoded_batches.reverse()
+            while decoded_batches:
+                decoded = decoded_batches.pop()
+                for record in decoded.records(iter(decoded.offsets())):
+                    yield record
+                del decoded  # Before the next one is inflated.
 
     async def batches(self, timeout: float | None = None) -> AsyncIterator[RecordBatch]:
-        """Yield the records in batches, one a fetch and partition.
+        """Yield the records in batches, one a fetch and partition, of at most `max_poll_bytes`.
 
         Raises:
             TimedOutError: nothing came for `timeout` seconds (None: wait without end).
         """
-        while (decoded_batches := await self._next(timeout)) is not None:
+        async for decoded_batches in self._fetched_batches(timeout):
             yield RecordBatch(decoded_batches)
 
     async def read(self, timeout: float | None = None) -> RecordBatch:
         """Return all records that are left, as one batch; they are all in memory then."""
         found: list[DecodedBatch] = []
-        while (decoded_batches := await self._next(timeout)) is not None:
-            found.extend(decoded_batches)
+        async for decoded_batches in self._fetched_batches(timeout):
+            found += decoded_batches
         return RecordBatch(found)
 
     async def to_arrow(self, timeout: float | None = None) -> Any:
@@ -91,38 +111,30 @@ class Reader:
 
     def start_offsets(self) -> dict[TopicPartition, int]:
         """Return the first offset of each partition."""
-        return self._core.start_offsets()
+        return dict(self._core.starts)
 
     def end_offsets(self) -> dict[TopicPartition, int]:
         """Return the end offset of each partition, exclusive."""
-        return self._core.end_offsets()
-
-    def calls(self) -> CallStats:
-        """Return statistics of the fetch calls, waits for data included; cheap."""
-        return self._core.calls()
-
-    async def close(self) -> None:
-        """End fetching and close the connections; what waits raises ClosedError. Again: nothing."""
-        await self._core.engine.shut()
-
-    async def _next(self, timeout: float | None) -> list[DecodedBatch] | None:
-        if not self._is_open:
-            raise ConfigError("this Reader is not open", action="Write `async with Reader(...) as reader:`.")
-        decoded_batches: list[DecodedBatch] | None = await self._core.engine.run(
-            self._core._next_decoded_batches(timeout)
-        )
-        return decoded_batches
-
-
-class _Core(BlockingReader):
-    """The blocking reader over the loop's engine; only its operations are used."""
-
-    def __init__(
-        self, settings: Mapping[str, Any], start: OffsetPoint | Mapping[int, OffsetPoint], last: int | None
-    ) -> None:
-        self._set_up(settings, start, last, AsyncFetcher)
+        return dict(self._core.ends)
 
     @property
-    def engine(self) -> AsyncFetcher:
-        assert isinstance(self._fetcher, AsyncFetcher)
-        return self._fetcher
+    def topic_id(self) -> bytes:
+        """The id of the topic that is read: one that is created later under its name has another."""
+        return self._core.topic_id
+
+    def calls(self) -> CallStats:
+        """Return statistics of the fetch calls, waits for data included; cheap, any thread."""
+        return self._fetcher.calls()
+
+    async def close(self) -> None:
+        """End fetching and close the connections within seconds; what waits raises ClosedError. Again: nothing."""
+        await self._fetcher.aclose()
+
+    async def _fetched_batches(self, timeout: float | None) -> AsyncIterator[list[DecodedBatch]]:
+        if ASYNC and not self._is_open:
+            raise ConfigError("this Reader is not open", action="Write `async with Reader(...) as reader:`.")
+        while True:
+            decoded_batches = await aexecute(self._core.next_decoded_batches(timeout), self._fetcher.arun_step)
+            if decoded_batches is None:
+                return
+            yield decoded_batches

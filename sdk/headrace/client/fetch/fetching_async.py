@@ -1,7 +1,7 @@
 """The engine of asyncio readers: tasks that keep fetches in flight, and a queue that the application empties. One loop.
 
 What to fetch, what an answer means and where to go on are the blocking engine's; here its threads are tasks, and its
-waits are awaited. The tasks belong to the engine and end with `shut`.
+waits are awaited. The tasks belong to the engine and end with `aclose`.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class AsyncFetcher(Fetcher):
         self._data_there = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin(self) -> None:
+    def astart(self) -> None:
         """Begin to fetch."""
         self._metadata_at_ms = monotonic_ms() + self._config.metadata_max_age_ms
         self._own(self._run_engine())
@@ -95,7 +95,7 @@ class AsyncFetcher(Fetcher):
         self._wakeup = True
         self._data_there.set()
 
-    async def shut(self) -> None:
+    async def aclose(self) -> None:
         """End all tasks and close the connections. Again: nothing."""
         if self._forked or self._closed:
             return

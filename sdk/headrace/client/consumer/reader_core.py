@@ -1,0 +1,176 @@
+"""What the blocking and the asyncio `Reader` decide: where to start and to end, what to decode next. No waiting."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from typing import TypeAlias
+
+from headrace.client.base.config import ReaderConfig
+from headrace.client.base.errors import ConfigError
+from headrace.client.base.operations import Operation
+from headrace.client.base.records import DecodedBatch
+from headrace.client.fetch.corrupt_batches import pass_corrupt_batch
+from headrace.client.fetch.decoding import decoded_batches_of, deserializers_of
+from headrace.client.fetch.fetching import Fetcher, NextFetch
+from headrace.client.fetch.partition_fetch_state import CompletedFetch
+from headrace.wire.errors import CorruptBatchError, HeadraceError, TimedOutError, UnknownPartitionError
+from headrace.wire.ids import TopicPartition
+
+OffsetPoint: TypeAlias = str | int | datetime | timedelta
+"""`earliest`, `latest` or `current` (where the next record will be), an offset, a time, or a time from now back."""
+
+
+class ReaderCore:
+    """The range of one reader and the completed fetch that it decodes. Owned by the reader, whose caller runs it."""
+
+    def __init__(self, config: ReaderConfig, fetcher: Fetcher) -> None:
+        self._config = config
+        self._fetcher = fetcher
+        self._deserializers = deserializers_of(config)
+        self._completed: CompletedFetch | None = None
+        self._decoded_batches: Iterator[DecodedBatch] = iter(())
+        self._rest: tuple[DecodedBatch, ...] = ()
+        self.topic_id = b""
+        """The id of the topic, once `open` has run."""
+        self.starts: dict[TopicPartition, int] = {}
+        """The first offset of each partition."""
+        self.ends: dict[TopicPartition, int] = {}
+        """The end offset of each partition, exclusive."""
+
+    def open(
+        self,
+        topic: str,
+        start: OffsetPoint | Mapping[int, OffsetPoint],
+        end: OffsetPoint | Mapping[int, OffsetPoint],
+        last: int | None,
+        partitions: Sequence[int] | None,
+    ) -> Operation[None]:
+        """Find where to start and to end.
+
+        Raises:
+            ConfigError: a bad offset point, or `start` and `last` together.
+            UnknownTopicError, UnknownPartitionError: there is none such.
+        """
+        count = (yield from self._fetcher.read_metadata({topic}))[topic]
+        numbers = list(range(count)) if partitions is None else list(dict.fromkeys(partitions))
+        if not numbers:
+            raise ConfigError("partitions is empty", action="Leave it out to read all.")
+        if any(not 0 <= number < count for number in numbers):
+            raise UnknownPartitionError(f"{topic} has the partitions 0 to {count - 1}")
+        yield from self._place(topic, numbers, start, end, last)
+
+    def next_decoded_batches(self, timeout: float | None) -> Operation[list[DecodedBatch] | None]:
+        """Wait for decoded batches of one completed fetch, at least one, at most `max_poll_bytes`; None: the end is
+        reached.
+        """
+        while True:
+            completed = self._completed
+            if completed is None:
+                completed = yield NextFetch(timeout)
+                if completed is None:
+                    with self._fetcher.changing() as positions:
+                        finished = positions.is_finished()
+                    if finished:
+                        return None
+                    raise TimedOutError(f"nothing was received for {timeout:g} s, and the end is not reached")
+                self._completed = completed
+                self._decoded_batches = decoded_batches_of(
+                    completed, self._deserializers, self._config.max_payload_bytes
+                )
+            decoded_batches: list[DecodedBatch] = []
+            try:
+                self._take_decoded_batches(completed, decoded_batches)
+            except CorruptBatchError as error:
+                self._completed = None
+                if (
+                    not self._fetcher.ask_again(completed, error) and not decoded_batches
+                ):  # What is before it comes first.
+                    passed = yield from pass_corrupt_batch(self._fetcher, self._config, completed, error)
+                    if not passed:
+                        raise
+            except HeadraceError:
+                self._completed = None
+                with self._fetcher.changing() as positions:
+                    if positions.generation(completed.where) == completed.generation:
+                        positions.rewind(completed.where)
+                if not decoded_batches:
+                    raise
+            if decoded_batches:
+                return decoded_batches
+
+    def _take_decoded_batches(self, completed: CompletedFetch, decoded_batches: list[DecodedBatch]) -> None:
+        """Decode more of the open completed fetch into `decoded_batches`, within `max_poll_bytes`."""
+        size = 0
+        for decoded in chain(self._rest, self._decoded_batches):
+            self._rest = ()
+            size += decoded.payload_bytes
+            if decoded_batches and size > self._config.max_poll_bytes:
+                self._rest = (decoded,)
+                return
+            with self._fetcher.changing() as positions:
+                if not positions.deliver(
+                    completed.where, completed.generation, decoded.end_offset, decoded.leader_epoch
+                ):
+                    break
+            decoded_batches.append(decoded)
+        self._completed = None
+
+    def _place(
+        self,
+        topic: str,
+        numbers: Sequence[int],
+        start: OffsetPoint | Mapping[int, OffsetPoint],
+        end: OffsetPoint | Mapping[int, OffsetPoint],
+        last: int | None,
+    ) -> Operation[None]:
+        """Find start and end of every partition, once."""
+        earliest = yield from self._offsets(topic, numbers, "earliest")
+        self.ends = yield from self._resolve(topic, numbers, end, "end")
+        if last is not None:
+            starts = {where: self.ends[where] - last for where in self.ends}
+        else:
+            starts = yield from self._resolve(topic, numbers, start, "start")
+        self.topic_id = topic_id = self._fetcher.topic_id(topic)
+        with self._fetcher.changing() as positions:
+            for where in sorted(starts):
+                self.starts[where] = max(starts[where], earliest[where])
+                self.ends[where] = max(self.ends[where], self.starts[where])
+                positions.assign(where, self.starts[where], self.ends[where], topic_id=topic_id)
+
+    def _resolve(
+        self, topic: str, numbers: Sequence[int], point: OffsetPoint | Mapping[int, OffsetPoint], what: str
+    ) -> Operation[dict[TopicPartition, int]]:
+        if not isinstance(point, Mapping):
+            return (yield from self._resolve_one(topic, numbers, point, what))
+        missing = [number for number in numbers if number not in point]
+        if missing:
+            raise ConfigError(f"{what} says nothing of partition {missing[0]}", action="Name every partition read.")
+        found: dict[TopicPartition, int] = {}
+        for number in numbers:
+            found.update((yield from self._resolve_one(topic, [number], point[number], what)))
+        return found
+
+    def _resolve_one(
+        self, topic: str, numbers: Sequence[int], point: OffsetPoint, what: str
+    ) -> Operation[dict[TopicPartition, int]]:
+        if isinstance(point, bool) or not isinstance(point, str | int | datetime | timedelta):
+            raise ConfigError(f"{what}={point!r} is not a word, an offset or a time")
+        if isinstance(point, int):
+            if point < 0:
+                raise ConfigError(f"{what}={point} is negative", action="Use last=N for the last N records.")
+            latest = yield from self._offsets(topic, numbers, "latest")
+            return {where: min(point, latest[where]) for where in latest}
+        if isinstance(point, timedelta):
+            point = datetime.now(UTC) - abs(point)
+        if isinstance(point, str):
+            words = {"earliest": "earliest", "latest": "latest", "current": "latest"}
+            if point not in words:
+                raise ConfigError(f"{what}={point!r} is not one of {', '.join(words)}, an offset or a time")
+            point = words[point]
+        return (yield from self._offsets(topic, numbers, point))
+
+    def _offsets(self, topic: str, numbers: Sequence[int], at: str | datetime) -> Operation[dict[TopicPartition, int]]:
+        _, found = yield from self._fetcher.admin.find_offsets(
+            topic, at, partitions=numbers, topic_id=self._fetcher.topic_id(topic)
+        )
+        return {where: answer.offset for where, answer in found.items()}
