@@ -39,6 +39,7 @@ from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.view import PrefixView
 from headrace_server.observability import Observability
+from headrace_server.service_process import ServiceProcess
 from headrace_server.tls import ServiceTls
 from headrace_server.topic_configs import TopicConfig
 from prometheus_client import CollectorRegistry
@@ -263,17 +264,23 @@ class SimulatedBroker(app.BrokerServer):
         observability = Observability(Health(), DetailCollector(), LoopLagSampler(METRICS.common), "")
         metastore: Any = life.metastore
         threads: Any = executor
+        settings = _settings(node)
         super().__init__(
-            _settings(node),
-            metastore,
+            settings,
+            ServiceProcess(
+                f"broker-{node.broker_id}",
+                settings,
+                METRICS.common,
+                observability,
+                ServiceTls(),
+                metastore,
+                life.clock,
+            ),
             cluster.identity,
             directory,
             DescriptorShares(clients=1_000, peers=1_000, cached_files=256, partitions=10_000),
-            clock=life.clock,
             metrics=METRICS,
             executor=threads,
-            observability=observability,
-            tls=ServiceTls(),
         )
         for owner, size in ((self._flusher, 8), (self._inflation, 2), (self._records, 2)):
             threads_of: Any = owner

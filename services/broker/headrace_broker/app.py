@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -27,27 +26,22 @@ from headrace.v1 import process_pb2
 from headrace.wire.errors import HeadraceError, MetastoreUnavailableError
 from headrace.wire.ids import BrokerId
 from headrace.wire.releases import CAPABILITIES, RELEASE
-from headrace_server.clock import Clock, SystemClock, read_boot_id
-from headrace_server.clock_watch import ClockExchange, ClockWatch
+from headrace_server.clock import SystemClock, read_boot_id
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
 from headrace_server.collector import CollectorPacer
 from headrace_server.descriptors import DescriptorShares, raise_limit, report, share_out
 from headrace_server.generations import watch_generation
-from headrace_server.handshakes import check_registered
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.key_table import BrokerKey
-from headrace_server.lifecycle import StopRequest, write_ready_file
+from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Metastore, MetastoreRolledBackError
-from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
 from headrace_server.metastore.lease import LeaseState
 from headrace_server.metastore.view import PrefixView
-from headrace_server.observability import Observability, serve_observability
 from headrace_server.places import PlaceLimits
-from headrace_server.process_service import ProcessParts, add_process_service
 from headrace_server.rpc import RpcLimits, RpcServer, split_address
-from headrace_server.telemetry import LogInterval, configure_logging
-from headrace_server.tls import ServiceTls, watched_tls
+from headrace_server.service_process import ServiceProcess, run_process
+from headrace_server.telemetry import LogInterval
 from headrace_server.topic_configs import CONFIGS
 from prometheus_client import CollectorRegistry
 
@@ -96,23 +90,12 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
     """
     registry = CollectorRegistry()
     metrics = BrokerMetrics(registry)
-    metrics.common.info.labels(RELEASE, settings.cluster).set(1)
-    configure_logging(
-        settings.log_level,
-        settings.log_format,
-        bound={"broker_id": settings.broker_id},
-        count=lambda level: metrics.common.log_lines.labels(level).inc(),
-    )
-    async with (
-        serve_observability(
-            metrics.common, registry, listen=settings.metrics_listen, loop_stall_ms=settings.loop_stall_ms
-        ) as observability,
-        watched_tls(settings, metrics.common) as tls,
-    ):
-        metastore = EtcdMetastore(settings.etcd_endpoints, identity=tls.etcd)
+    async with run_process(
+        f"broker-{settings.broker_id}", settings, metrics.common, registry, bound={"broker_id": settings.broker_id}
+    ) as process:
         executor = ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage")
         try:
-            found = await _identify(metastore, settings, stop)
+            found = await _identify(process.metastore, settings, stop)
             if found is None:
                 return
             identity, adopts = found
@@ -120,22 +103,10 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
             directory = await asyncio.get_running_loop().run_in_executor(
                 executor, _open_directory, settings, shares, identity, adopts
             )
-            broker = BrokerServer(
-                settings,
-                metastore,
-                identity,
-                directory,
-                shares,
-                clock=SystemClock(),
-                metrics=metrics,
-                executor=executor,
-                observability=observability,
-                tls=tls,
-            )
+            broker = BrokerServer(settings, process, identity, directory, shares, metrics=metrics, executor=executor)
             await broker.run(stop)
         finally:
             executor.shutdown(wait=True)
-            await metastore.close()
 
 
 async def _identify(
@@ -208,31 +179,28 @@ class BrokerServer:
     def __init__(
         self,
         settings: BrokerSettings,
-        metastore: EtcdMetastore,
+        process: ServiceProcess,
         identity: ClusterIdentity,
         directory: DataDirectory,
         shares: DescriptorShares,
         *,
-        clock: Clock,
         metrics: BrokerMetrics,
         executor: ThreadPoolExecutor,
-        observability: Observability,
-        tls: ServiceTls,
     ) -> None:
         """Take over an opened data directory: `run` closes it."""
         self._settings = settings
-        self._metastore = metastore
+        self._process = process
+        self._metastore = process.metastore
         self._identity = identity
         self._directory = directory
-        self._clock = clock
+        self._clock = process.clock
         self._metrics = metrics
         self._executor = executor
-        self._observability = observability
-        self._health = observability.health
+        self._health = process.observability.health
         self._flusher = Flusher(metrics)
         self._inflation = Inflation()
         self._records = Inflation()
-        self._tls = tls
+        self._tls = process.tls
         self._shares = shares
         self._server = self._make_server(shares.clients)
         self._internal_server = self._make_server(
@@ -264,16 +232,8 @@ class BrokerServer:
         settings = self._settings
         source = PrefixView(self._metastore, self._identity.keyspace.prefix, self._clock)
         await self._load(source, stop)
-        view = ClusterView(self._identity, source)
-        check_registered(view, f"broker-{settings.broker_id}")
-        clocks = ClockExchange(
-            ClockWatch(self._clock),
-            f"broker-{settings.broker_id}",
-            view,
-            self._metastore,
-            self._clock,
-            self._metrics.common.clock_in_doubt,
-        )
+        view = self._process.open_view(self._identity, source)
+        clocks = self._process.make_clock_exchange(view)
         context = PartitionContext(
             BrokerId(settings.broker_id),
             settings,
@@ -316,8 +276,8 @@ class BrokerServer:
         self._server.refuse_internal(REPLICA_SERVICE_NAME, self._metrics.common.call_errors)
         self._add_process_service(replica_manager)
         await self._listen(live)
-        self._observability.sampler.on_sample = lambda: self._on_sample(view)
-        self._observability.detail.source = lambda: partition_metrics(
+        self._process.observability.sampler.on_sample = lambda: self._on_sample(view)
+        self._process.observability.detail.source = lambda: partition_metrics(
             [describe_sample(partition) for partition in replica_manager.partitions]
         )
         await self._recover(replica_manager)
@@ -365,8 +325,7 @@ class BrokerServer:
         internal_credentials = None if tls.internal is None else tls.internal.server_credentials("required")
         host, _ = split_address(settings.listen)
         internal = await self._internal_server.start(settings.internal_listen or f"{host}:0", internal_credentials)
-        credentials = None if tls.clients is None else tls.clients.server_credentials(settings.tls_client_auth)
-        address = await self._server.start(settings.listen, credentials)
+        address = await self._server.start(settings.listen, self._process.client_credentials())
         live.address = settings.advertised_address or address
         told_host, _ = split_address(live.address)
         live.internal_address = settings.internal_advertised_address or f"{told_host}:{split_address(internal)[1]}"
@@ -375,19 +334,7 @@ class BrokerServer:
             live.transfer_address = settings.transfer_advertised_address or f"{told_host}:{split_address(bound)[1]}"
 
     def _add_process_service(self, replica_manager: ReplicaManager) -> None:
-        add_process_service(
-            self._server,
-            ProcessParts(
-                name=f"broker-{self._settings.broker_id}",
-                version=RELEASE,
-                clock=self._clock,
-                health=self._health,
-                call_errors=self._metrics.common.call_errors,
-                describe_etcd=self._metastore.describe_members,
-                describe_disk=partial(self._describe_disk, replica_manager),
-                tls=self._tls,
-            ),
-        )
+        self._process.add_process_service(self._server, partial(self._describe_disk, replica_manager))
 
     async def _describe_disk(self, replica_manager: ReplicaManager, measure: bool) -> process_pb2.DiskDescription:
         path, settings = self._directory.path, self._settings
@@ -452,7 +399,7 @@ class BrokerServer:
             StoredSessions(directory, DirectoryCalls(self._executor)),
             lease_ttl_ms=self._settings.lease_ttl_ms,
             clock=self._clock,
-            make_renewer=lambda: EtcdLeaseRenewer(self._settings.etcd_endpoints, self._tls.etcd),
+            make_renewer=self._process.make_renewer,
             on_lease_change=self._on_lease_change,
         )
 
@@ -501,8 +448,7 @@ class BrokerServer:
             self._health.release("readiness", "registration")
 
     def _on_sample(self, view: ClusterView) -> None:
-        self._metrics.common.metadata_age_seconds.set(view.source.age_ms() / 1000)
-        self._metrics.common.metadata_undecodable.set(len(view.undecodable))
+        self._process.sample(view)
         if view.is_draining(self._settings.broker_id):
             self._health.hold("readiness", "draining", "it is drained: an administrator took it out of service")
         else:
@@ -534,27 +480,23 @@ class BrokerServer:
 
     def _announce(self) -> None:
         address, internal_address = self._server.address, self._internal_server.address
-        metrics_address = self._observability.metrics_address
         log.info(
             "serving",
             address=address,
             internal_address=internal_address,
             transfer_address=self._transfer_address,
-            metrics_address=metrics_address,
+            metrics_address=self._process.observability.metrics_address,
             tls=self._tls.clients is not None,
             internal_tls=self._tls.internal is not None,
         )
-        if self._settings.ready_file:
-            write_ready_file(
-                Path(self._settings.ready_file),
-                {
-                    "broker_id": self._settings.broker_id,
-                    "address": address,
-                    "internal_address": internal_address,
-                    "transfer_address": self._transfer_address,
-                    "metrics_address": metrics_address,
-                },
-            )
+        self._process.write_ready(
+            {
+                "broker_id": self._settings.broker_id,
+                "address": address,
+                "internal_address": internal_address,
+                "transfer_address": self._transfer_address,
+            }
+        )
 
     async def _stop(
         self,

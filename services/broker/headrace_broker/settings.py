@@ -6,28 +6,21 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from headrace_server.descriptors import MaxConnections
+from headrace_server.service_settings import ServiceSettings
 from headrace_server.settings import CommaList, check_advertised_address
-from headrace_server.telemetry import LogFormat, LogLevel
-from headrace_server.tls_settings import TlsSettings
 from pydantic import Field
 
 ENVIRON_PREFIX = "HEADRACE_BROKER_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerSettings(TlsSettings):
+class BrokerSettings(ServiceSettings):
     """The settings of one broker process; `docs/reference/settings.md` is made from the descriptions."""
 
     broker_id: Annotated[int, Field(ge=0, le=2**31 - 1, description="This broker's number, unique in the cluster.")]
     data_dir: Annotated[
         str, Field(min_length=1, description="Directory of this broker's logs; one broker a directory.")
     ]
-    cluster: Annotated[str, Field(min_length=1, description="The cluster's name, part of every key in etcd.")] = (
-        "headrace"
-    )
-    etcd_endpoints: Annotated[CommaList, Field(min_length=1, description="Members of the etcd cluster, host:port.")] = (
-        "127.0.0.1:2379",
-    )
     listen: Annotated[str, Field(description="Address for clients, host:port; port 0: the kernel chooses.")] = (
         "127.0.0.1:7181"
     )
@@ -37,9 +30,6 @@ class BrokerSettings(TlsSettings):
             description="Address for brokers and coordinators, host:port; port 0: the kernel chooses; empty: the host "
             "of `listen`, port 0."
         ),
-    ] = ""
-    metrics_listen: Annotated[
-        str, Field(description="Address for metrics and health over HTTP, host:port; empty: none.")
     ] = ""
     advertised_address: Annotated[
         str, Field(description="The address that clients are told, host:port; empty: the address bound.")
@@ -99,17 +89,6 @@ class BrokerSettings(TlsSettings):
             description="Serve nothing once etcd was silent for the lease's time: no stale reads, less availability."
         ),
     ] = False
-    log_level: Annotated[LogLevel, Field(description="The least severe log line that is written.")] = "info"
-    log_format: Annotated[LogFormat, Field(description="Log lines for people or as JSON.")] = "console"
-    loop_stall_ms: Annotated[
-        int,
-        Field(
-            ge=1_000,
-            le=600_000,
-            description="Milliseconds that the event loop may be blocked before liveness fails.",
-        ),
-    ] = 10_000
-    ready_file: Annotated[str, Field(description="A JSON file written once the broker serves; empty: none.")] = ""
     stop_timeout_ms: Annotated[
         int, Field(ge=1_000, description="Milliseconds that an orderly stop may take before the process ends.")
     ] = 60_000
@@ -222,7 +201,7 @@ class BrokerSettings(TlsSettings):
 
     @property
     def trusts_internal_authority(self) -> bool:
-        """See `TlsSettings`; with names, certificates are told apart by them."""
+        """See `ServiceSettings`; with names, certificates are told apart by them."""
         return not self.internal_tls_allowed_names
 
     def __post_init__(self) -> None:

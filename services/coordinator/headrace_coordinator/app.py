@@ -10,32 +10,27 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from pathlib import Path
 
 import structlog
 from headrace.v1 import cluster_pb2_grpc, groups_pb2_grpc
 from headrace.wire.errors import InvalidConfigError, MetastoreUnavailableError
 from headrace.wire.releases import CAPABILITIES, RELEASE
-from headrace_server.clock import Clock, SystemClock
-from headrace_server.clock_watch import ClockExchange, ClockWatch
+from headrace_server.clock import SystemClock
+from headrace_server.clock_watch import ClockExchange
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
 from headrace_server.collector import CollectorPacer
 from headrace_server.descriptors import raise_limit, report, share_out
 from headrace_server.generations import watch_generation
-from headrace_server.handshakes import check_registered
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.lifecycle import StopRequest, write_ready_file
+from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Metastore, MetastoreRolledBackError, MetastoreStatus
-from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
 from headrace_server.metastore.etcd_status import effective_quota_bytes
 from headrace_server.metastore.view import PrefixView
-from headrace_server.observability import Observability, serve_observability
 from headrace_server.places import PlaceLimits
-from headrace_server.process_service import ProcessParts, add_process_service
 from headrace_server.rpc import RpcLimits, RpcServer
-from headrace_server.telemetry import LogInterval, configure_logging
-from headrace_server.tls import ServiceTls, watched_tls
+from headrace_server.service_process import ServiceProcess, run_process
+from headrace_server.telemetry import LogInterval
 from prometheus_client import CollectorRegistry
 
 from headrace_coordinator.metrics import CoordinatorMetrics
@@ -86,32 +81,15 @@ async def serve(settings: CoordinatorSettings, stop: StopRequest) -> None:
     """
     registry = CollectorRegistry()
     metrics = CoordinatorMetrics(registry)
-    metrics.common.info.labels(RELEASE, settings.cluster).set(1)
-    configure_logging(
-        settings.log_level,
-        settings.log_format,
+    async with run_process(
+        f"coordinator-{settings.coordinator_id}",
+        settings,
+        metrics.common,
+        registry,
         bound={"coordinator_id": settings.coordinator_id},
-        count=lambda level: metrics.common.log_lines.labels(level).inc(),
-    )
-    async with (
-        serve_observability(
-            metrics.common, registry, listen=settings.metrics_listen, loop_stall_ms=settings.loop_stall_ms
-        ) as observability,
-        watched_tls(settings, metrics.common) as tls,
-    ):
-        await _serve(settings, stop, metrics, observability, tls)
-
-
-async def _serve(
-    settings: CoordinatorSettings,
-    stop: StopRequest,
-    metrics: CoordinatorMetrics,
-    observability: Observability,
-    tls: ServiceTls,
-) -> None:
-    metastore = EtcdMetastore(settings.etcd_endpoints, observe=metrics.observe_etcd, identity=tls.etcd)
-    try:
-        started = asyncio.create_task(_reach(metastore, settings))
+        observe_etcd=metrics.observe_etcd,
+    ) as process:
+        started = asyncio.create_task(_reach(process.metastore, settings))
         stopped = asyncio.create_task(stop.requested())
         await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -119,18 +97,7 @@ async def _serve(
             started.cancel()
             return
         identity, status = started.result()
-        coordinator = _Coordinator(
-            settings,
-            metastore,
-            identity=identity,
-            status=status,
-            metrics=metrics,
-            observability=observability,
-            tls=tls,
-        )
-        await coordinator.run(stop)
-    finally:
-        await metastore.close()
+        await _Coordinator(settings, process, identity=identity, status=status, metrics=metrics).run(stop)
 
 
 async def _reach(metastore: Metastore, settings: CoordinatorSettings) -> tuple[ClusterIdentity, MetastoreStatus]:
@@ -191,22 +158,19 @@ class _Coordinator:
     def __init__(
         self,
         settings: CoordinatorSettings,
-        metastore: EtcdMetastore,
+        process: ServiceProcess,
         *,
         identity: ClusterIdentity,
         status: MetastoreStatus,
         metrics: CoordinatorMetrics,
-        observability: Observability,
-        tls: ServiceTls,
     ) -> None:
-        self._tls = tls
+        self._process = process
         self._settings = settings
-        self._metastore = metastore
+        self._metastore = metastore = process.metastore
         self._identity = identity
         self._status = status
         self._metrics = metrics
-        self._observability = observability
-        self._clock: Clock = SystemClock()
+        self._clock = process.clock
         self._prefix_view = PrefixView(metastore, identity.keyspace.prefix, self._clock)
         self._groups_view = PrefixView(metastore, identity.keyspace.groups_prefix, self._clock)
         limit = raise_limit()
@@ -221,7 +185,7 @@ class _Coordinator:
                 max_connections=shares.clients,
                 places=PlaceLimits(clients=(settings.max_concurrent_calls, settings.max_calls_per_peer)),
             ),
-            health=observability.health,
+            health=process.observability.health,
         )
 
     async def run(self, stop: StopRequest) -> None:
@@ -239,37 +203,16 @@ class _Coordinator:
                 advice="good for one machine; production needs at least 3.5.28 or 3.6.9",
             )
         await self._load()
-        view = ClusterView(self._identity, self._prefix_view)
-        check_registered(view, f"coordinator-{self._settings.coordinator_id}")
+        view = self._process.open_view(self._identity, self._prefix_view)
         writes = AmbiguousWriteResolver(self._metastore, self._metrics, max_inflight=self._settings.max_inflight_writes)
         store = TopicStore(writes, view, self._metrics, self._clock)
         self._serve_calls(view, store, writes)
-        add_process_service(
-            self._server,
-            ProcessParts(
-                name=f"coordinator-{self._settings.coordinator_id}",
-                version=RELEASE,
-                clock=self._clock,
-                health=self._observability.health,
-                call_errors=self._metrics.common.call_errors,
-                describe_etcd=self._metastore.describe_members,
-                tls=self._tls,
-            ),
-        )
-        clocks = ClockExchange(
-            ClockWatch(self._clock),
-            f"coordinator-{self._settings.coordinator_id}",
-            view,
-            self._metastore,
-            self._clock,
-            self._metrics.common.clock_in_doubt,
-        )
+        self._process.add_process_service(self._server)
+        clocks = self._process.make_clock_exchange(view)
         transactions, maintenance = self._serve_groups(view, clocks)
-        clients = self._tls.clients
-        credentials = None if clients is None else clients.server_credentials(self._settings.tls_client_auth)
-        address = await self._server.start(self._settings.listen, credentials)
+        address = await self._server.start(self._settings.listen, self._process.client_credentials())
         session = self._make_session(self._settings.advertised_address or address)
-        channels = BrokerChannels(self._tls.internal)
+        channels = BrokerChannels(self._process.tls.internal)
         controller = Controller(
             self._metastore,
             view,
@@ -290,8 +233,8 @@ class _Coordinator:
             is_controller=lambda: controller.epoch != 0,
             ask=channels.list_offsets,
         )
-        self._observability.detail.source = self._metrics.lags.detail
-        self._observability.sampler.on_sample = lambda: self._on_sample(view)
+        self._process.observability.detail.source = self._metrics.lags.detail
+        self._process.observability.sampler.on_sample = lambda: self._on_sample(view)
         try:
             async with asyncio.TaskGroup() as tasks:
                 background = [
@@ -402,13 +345,13 @@ class _Coordinator:
             self._metrics,
             lease_ttl_ms=self._settings.lease_ttl_ms,
             clock=self._clock,
-            make_renewer=lambda: EtcdLeaseRenewer(self._settings.etcd_endpoints, self._tls.etcd),
+            make_renewer=self._process.make_renewer,
         )
 
     async def _announce(self, view: ClusterView, session: CoordinatorSession, address: str) -> None:
         """Report readiness: the view is loaded. The ready file also waits until the view shows the registration."""
         CollectorPacer().install()
-        self._observability.health.start_is_over()
+        self._process.observability.health.start_is_over()
         log.info("coordinator_serves", address=address, revision=view.source.revision)
         own = self._settings.coordinator_id
 
@@ -416,15 +359,7 @@ class _Coordinator:
             return own in view.coordinators and view.coordinators[own].live == session.live
 
         await wait_until(view, is_registered, None)
-        if self._settings.ready_file:
-            write_ready_file(
-                Path(self._settings.ready_file),
-                {
-                    "coordinator_id": own,
-                    "address": address,
-                    "metrics_address": self._observability.metrics_address,
-                },
-            )
+        self._process.write_ready({"coordinator_id": own, "address": address})
 
     async def _watch_etcd(self) -> None:
         """Publish the state of etcd, until cancelled."""
@@ -444,6 +379,5 @@ class _Coordinator:
             await asyncio.sleep(ETCD_LOOK_SECONDS)
 
     def _on_sample(self, view: ClusterView) -> None:
-        self._metrics.common.metadata_age_seconds.set(view.source.age_ms() / 1000)
-        self._metrics.common.metadata_undecodable.set(len(view.undecodable))
+        self._process.sample(view)
         self._metrics.topics.set(len(view.topics))

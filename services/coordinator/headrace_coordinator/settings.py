@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from headrace_server.descriptors import MaxConnections
-from headrace_server.settings import CommaList, check_advertised_address
-from headrace_server.telemetry import LogFormat, LogLevel
-from headrace_server.tls_settings import TlsSettings
+from headrace_server.service_settings import ServiceSettings
+from headrace_server.settings import check_advertised_address
 from pydantic import Field
 
 ENVIRON_PREFIX = "HEADRACE_COORDINATOR_"
@@ -17,25 +16,16 @@ _COORDINATOR_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorSettings(TlsSettings):
+class CoordinatorSettings(ServiceSettings):
     """The settings of one coordinator process; `docs/reference/settings.md` is made from the descriptions."""
 
     coordinator_id: Annotated[
         str,
         Field(description="This coordinator's name, unique in the cluster: 1 to 63 letters, digits, `.`, `_`, `-`."),
     ]
-    cluster: Annotated[str, Field(min_length=1, description="The cluster's name, part of every key in etcd.")] = (
-        "headrace"
-    )
-    etcd_endpoints: Annotated[CommaList, Field(min_length=1, description="Members of the etcd cluster, host:port.")] = (
-        "127.0.0.1:2379",
-    )
     listen: Annotated[str, Field(description="Address for clients, host:port; port 0: the kernel chooses.")] = (
         "127.0.0.1:7170"
     )
-    metrics_listen: Annotated[
-        str, Field(description="Address for metrics and health over HTTP, host:port; empty: none.")
-    ] = ""
     advertised_address: Annotated[
         str, Field(description="The address that clients are told, host:port; empty: the address bound.")
     ] = ""
@@ -47,17 +37,6 @@ class CoordinatorSettings(TlsSettings):
             description="Milliseconds after which etcd forgets a silent coordinator and another becomes controller.",
         ),
     ] = 10_000
-    log_level: Annotated[LogLevel, Field(description="The least severe log line that is written.")] = "info"
-    log_format: Annotated[LogFormat, Field(description="Log lines for people or as JSON.")] = "console"
-    loop_stall_ms: Annotated[
-        int,
-        Field(
-            ge=1_000,
-            le=600_000,
-            description="Milliseconds that the event loop may be blocked before liveness fails.",
-        ),
-    ] = 10_000
-    ready_file: Annotated[str, Field(description="A JSON file written once the coordinator serves; empty: none.")] = ""
     stop_timeout_ms: Annotated[
         int, Field(ge=1_000, description="Milliseconds that an orderly stop may take before the process ends.")
     ] = 15_000

@@ -1,0 +1,138 @@
+"""What every service process has, started and stopped in one order.
+
+Start: logging, observability, TLS, the client of etcd; then the service's own parts. Stop: the reverse. Probes are
+answered, and certificates reloaded, from before etcd is reached until after the last own part has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from headrace.v1 import process_pb2
+from headrace.wire.releases import RELEASE
+from prometheus_client import CollectorRegistry
+
+from headrace_server.clock import Clock, SystemClock
+from headrace_server.clock_watch import ClockExchange, ClockWatch
+from headrace_server.cluster_identity import ClusterIdentity
+from headrace_server.handshakes import check_registered
+from headrace_server.instruments import CommonMetrics
+from headrace_server.lifecycle import write_ready_file
+from headrace_server.metadata_view import ClusterView
+from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
+from headrace_server.metastore.view import PrefixView
+from headrace_server.observability import Observability, serve_observability
+from headrace_server.process_service import ProcessParts, add_process_service
+from headrace_server.rpc import RpcServer
+from headrace_server.service_settings import ServiceSettings
+from headrace_server.telemetry import configure_logging
+from headrace_server.tls import ServiceTls, watched_tls
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceProcess:
+    """The parts that every service has. Belongs to the event loop."""
+
+    name: str
+    """As `broker-1`."""
+    settings: ServiceSettings
+    metrics: CommonMetrics
+    observability: Observability
+    tls: ServiceTls
+    metastore: EtcdMetastore
+    clock: Clock = field(default_factory=SystemClock)
+
+    def open_view(self, identity: ClusterIdentity, source: PrefixView) -> ClusterView:
+        """Return the view over a loaded `source`; raise as `check_registered`."""
+        view = ClusterView(identity, source)
+        check_registered(view, self.name)
+        return view
+
+    def make_clock_exchange(self, view: ClusterView) -> ClockExchange:
+        """Return the exchange of clocks with the other processes. The caller runs it."""
+        watch = ClockWatch(self.clock)
+        return ClockExchange(watch, self.name, view, self.metastore, self.clock, self.metrics.clock_in_doubt)
+
+    def make_renewer(self) -> EtcdLeaseRenewer:
+        """Return a new renewer of a lease, with a connection of its own."""
+        return EtcdLeaseRenewer(self.settings.etcd_endpoints, self.tls.etcd)
+
+    def add_process_service(
+        self,
+        server: RpcServer,
+        describe_disk: Callable[[bool], Awaitable[process_pb2.DiskDescription]] | None = None,
+    ) -> None:
+        """Serve `ProcessService`; `describe_disk` as in `ProcessParts`."""
+        add_process_service(
+            server,
+            ProcessParts(
+                name=self.name,
+                version=RELEASE,
+                clock=self.clock,
+                health=self.observability.health,
+                call_errors=self.metrics.call_errors,
+                describe_etcd=self.metastore.describe_members,
+                describe_disk=describe_disk,
+                tls=self.tls,
+            ),
+        )
+
+    def client_credentials(self) -> grpc.ServerCredentials | None:
+        """Return the credentials of the listener for clients. `None` means plain text."""
+        clients = self.tls.clients
+        return None if clients is None else clients.server_credentials(self.settings.tls_client_auth)
+
+    def sample(self, view: ClusterView) -> None:
+        """Publish the age and the health of the metadata."""
+        self.metrics.metadata_age_seconds.set(view.source.age_ms() / 1000)
+        self.metrics.metadata_undecodable.set(len(view.undecodable))
+
+    def write_ready(self, content: Mapping[str, object]) -> None:
+        """Write `content` and the metrics address to the ready file, if the settings name one."""
+        if self.settings.ready_file:
+            ready = {**content, "metrics_address": self.observability.metrics_address}
+            write_ready_file(Path(self.settings.ready_file), ready)
+
+
+@contextlib.asynccontextmanager
+async def run_process(
+    name: str,
+    settings: ServiceSettings,
+    metrics: CommonMetrics,
+    registry: CollectorRegistry,
+    *,
+    bound: Mapping[str, object],
+    observe_etcd: Callable[[str, float, bool], None] | None = None,
+) -> AsyncIterator[ServiceProcess]:
+    """Start the parts that every service has, and stop them when the block ends.
+
+    Args:
+        bound: keys and values of every log line.
+        observe_etcd: `observe` of `EtcdMetastore`.
+
+    Raises:
+        AddressInUseError: see `serve_observability`.
+        TlsFilesError: see `watched_tls`.
+    """
+    metrics.info.labels(RELEASE, settings.cluster).set(1)
+    configure_logging(
+        settings.log_level,
+        settings.log_format,
+        bound=bound,
+        count=lambda level: metrics.log_lines.labels(level).inc(),
+    )
+    async with (
+        serve_observability(
+            metrics, registry, listen=settings.metrics_listen, loop_stall_ms=settings.loop_stall_ms
+        ) as observability,
+        watched_tls(settings, metrics) as tls,
+    ):
+        metastore = EtcdMetastore(settings.etcd_endpoints, observe=observe_etcd, identity=tls.etcd)
+        try:
+            yield ServiceProcess(name, settings, metrics, observability, tls, metastore)
+        finally:
+            await metastore.close()

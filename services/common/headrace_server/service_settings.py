@@ -1,0 +1,38 @@
+"""The settings that every service has, and that `service_process` reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from headrace_server.settings import CommaList
+from headrace_server.telemetry import LogFormat, LogLevel
+from headrace_server.tls_settings import TlsSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings(TlsSettings):
+    """The settings that every service has; a service's own settings inherit them."""
+
+    cluster: Annotated[str, Field(min_length=1, description="The cluster's name, part of every key in etcd.")] = (
+        "headrace"
+    )
+    etcd_endpoints: Annotated[CommaList, Field(min_length=1, description="Members of the etcd cluster, host:port.")] = (
+        "127.0.0.1:2379",
+    )
+    metrics_listen: Annotated[
+        str, Field(description="Address for metrics and health over HTTP, host:port; empty: none.")
+    ] = ""
+    log_level: Annotated[LogLevel, Field(description="The least severe log line that is written.")] = "info"
+    log_format: Annotated[LogFormat, Field(description="Log lines for people or as JSON.")] = "console"
+    loop_stall_ms: Annotated[
+        int,
+        Field(
+            ge=1_000,
+            le=600_000,
+            description="Milliseconds that the event loop may be blocked before liveness fails.",
+        ),
+    ] = 10_000
+    ready_file: Annotated[str, Field(description="A JSON file written once the process serves; empty: none.")] = ""
