@@ -104,7 +104,7 @@ GROUPS = (
         "                unanswered |= isinstance(error, MetastoreUnknownOutcomeError)\n"
         "                if unanswered:\n                    return refused\n",
         "A commit whose outcome is not known is answered as stored.",
-        Simulation(20, groups=True),
+        Simulation(200, groups=True),
     ),
     Mutant(
         "offsets-of-any-revision",
