@@ -1,4 +1,4 @@
-"""A real headrace cluster for the tests of programs that use the SDK. Needs `headrace[local]`.
+"""A real headrace cluster for the tests of programs that use the SDK. Needs `headrace-devcluster`.
 
     @pytest.fixture(scope="session")
     def headrace_cluster():
@@ -28,6 +28,7 @@ from typing import Any
 from headrace.wire.errors import HeadraceError, InvalidConfigError
 
 STOP_TIMEOUT_SECONDS = 60.0
+INSTALL_DEVCLUSTER = "Install headrace-devcluster: in a clone of headrace, run `pip install ./sdk ./services/*`."
 
 
 class TestClusterError(HeadraceError):
@@ -91,7 +92,7 @@ def cluster(*, brokers: int = 3, coordinators: int = 2) -> Iterator[RunningClust
         TestClusterError: it did not start; the message has the log of the part that failed.
     """
     if importlib.util.find_spec("headrace_devcluster") is None:
-        raise InvalidConfigError("the local cluster is not installed", action="pip install 'headrace[local]'.")
+        raise InvalidConfigError("the local cluster is not installed", action=INSTALL_DEVCLUSTER)
     command = [sys.executable, "-m", "headrace_devcluster", "run", "--control", "--any-port"]
     command += ["--brokers", str(brokers), "--coordinators", str(coordinators)]
     # A session of its own: Ctrl-C ends the test run, and the end of its input then ends the cluster.

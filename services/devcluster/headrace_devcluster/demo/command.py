@@ -87,7 +87,7 @@ def demo(
 def _load(cluster: LocalCluster, table: Path, questions: offline.Questions, console: Console) -> dict[str, Any] | None:
     """Load the user activity while the cluster runs; `None` means that no load job is installed."""
     if not offline.is_installed():
-        console.print("Spark is left out: `pip install headrace-spark-jobs` brings the load job.", highlight=False)
+        console.print("Spark is left out: `pip install ./spark_jobs`, in a clone, brings its job.", highlight=False)
         return None
     console.print(f"Spark starts, and loads {ACTIVITY} into a table by hour.", highlight=False)
     started = time.monotonic()
