@@ -276,17 +276,30 @@ def test_the_source_is_found_and_costs_others_nothing(spark_session: Any) -> Non
     assert done.stdout.strip() == f"headrace {modules}"
 
 
+def test_the_guides_session_finds_the_source_where_no_environment_is_activated(topic: Topic) -> None:
+    """The guide's first two blocks, run by the path of their Python; `python3` of `PATH` has no headrace."""
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
+    code = "".join(blocks[:2]).replace("localhost:7170", topic.servers).replace('"clicks"', f'"{topic.name}"')
+    unset = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "VIRTUAL_ENV")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment |= {"PATH": "/usr/bin:/bin", "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.findall(r"\d+", done.stdout) == ["0", "120", "1", "80"]
+
+
 def test_the_guides_examples_work(
     spark: Any, spark_cluster: LocalCluster, topic_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As they stand, on a topic of this test's own."""
     topic = Topic(spark_cluster, topic_name)
     topic.write({0: 120, 1: 80})
-    Topic(spark_cluster, f"{topic_name}-copy")
+    for name in ("copy", "counts"):
+        Topic(spark_cluster, f"{topic_name}-{name}")
     names = {"spark": spark, "table": str(tmp_path / "table"), "checkpoint": str(tmp_path / "checkpoint")}
     for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL):
         code = code.replace("localhost:7170", topic.servers).replace('"clicks"', f'"{topic_name}"')
-        exec(code.replace('"copy"', f'"{topic_name}-copy"'), names)
+        exec(re.sub('"(copy|counts)"', f'"{topic_name}-\\1"', code), names)
     assert spark.read.parquet(names["table"]).count() == 200
     assert sorted(topic.values(f"{topic_name}-copy")) == sorted(topic.values())
     assert "200" in capsys.readouterr().out.split()
