@@ -31,8 +31,8 @@ class OtherRowsError(HeadraceError):
         super().__init__(
             message,
             outcome=Outcome.UNKNOWN,
-            action="Give every try the same rows, divided among tasks as they were (minPartitions, cores, shuffle "
-            "partitions), or set idempotentRetries=false, whereupon rows may be stored twice.",
+            action="Make the query return the same rows in every try, in any order, or set idempotentRetries=false, "
+            "which may store rows twice.",
         )
 
 
