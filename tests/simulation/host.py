@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.log import CorruptLogError, DataDirectory, LogSettings, PartitionLog
 from headrace.log.directory import LogId
@@ -39,8 +39,33 @@ if TYPE_CHECKING:
 
 SEGMENT_BYTES = 2_500
 INDEX_BYTES = 512
-LONGEST_WRITE_MS = 1_200
-"""Longest time from a leader's stamp to the write: the wait for a thread, and a call on a slow disk."""
+
+
+class StampClock:
+    """A broker's clock of stamps that notes the world's time of each reading: a thread may write much later."""
+
+    def __init__(self, watch: ClockWatch, broker: Broker) -> None:
+        self._watch = watch
+        self._broker = broker
+        self._true_ms: dict[int, int] = {}
+
+    def __call__(self) -> int:
+        """Return the time to stamp records with, ms since 1970."""
+        stamp_ms = self._watch.now_ms()
+        self._true_ms[stamp_ms] = self._broker.cluster.world.now_ms
+        return stamp_ms
+
+    def true_ms(self, stamp_ms: int) -> int:
+        """Return when a stamp was read, by the world's clock; now, if it is of another clock.
+
+        One whose clock was wrong from its start, and that hears of no other, goes on from the last time that was seen.
+        """
+        broker, watch = self._broker, self._watch
+        true_ms = self._true_ms.get(stamp_ms, broker.cluster.world.now_ms)
+        is_wrong = abs(broker.node.wall.offset_ms - EPOCH_MS) > LIMIT_MS
+        if is_wrong and watch._last_seen_ms and not (watch._confirmed or watch._sound()):
+            return min(true_ms, watch._last_seen_ms - EPOCH_MS + broker.clock.monotonic_ms())
+        return true_ms
 
 
 class Host:
@@ -93,25 +118,15 @@ class Host:
 
     def _append_all(self, append: Any, batches: Any, *, leader_epoch: int, append_timestamp_ms: int) -> Offset:
         base: Offset = append(batches, leader_epoch=leader_epoch, append_timestamp_ms=append_timestamp_ms)
-        offset, at_ms = int(base), self._stamped_at(append_timestamp_ms)
+        offset, at_ms = int(base), self._stamp_clock().true_ms(append_timestamp_ms)
         for _, header in batches:
             self._tell(self.checks.appended, self, header, offset, leader_epoch, at_ms)
             offset += header.record_count
         return base
 
-    def _stamped_at(self, stamp_ms: int) -> int:
-        """When the leader read its clock, by the world's: a thread may have written later.
-
-        One whose clock was wrong from its start, and that hears of no other, goes on from the last time that was seen.
-        """
-        broker = self.broker
-        now_ms, at_ms = broker.cluster.world.now_ms, stamp_ms - EPOCH_MS
+    def _stamp_clock(self) -> StampClock:
         assert self.partition is not None
-        watch: ClockWatch = self.partition.context.stamp_clock.__self__  # type: ignore[union-attr]
-        is_wrong = abs(broker.node.wall.offset_ms - EPOCH_MS) > LIMIT_MS
-        if is_wrong and watch._last_seen_ms and not (watch._confirmed or watch._sound()):
-            return min(now_ms, watch._last_seen_ms - EPOCH_MS + broker.clock.monotonic_ms())
-        return at_ms if now_ms - LONGEST_WRITE_MS - broker.process.paused_ms <= at_ms <= now_ms else now_ms
+        return cast(StampClock, self.partition.context.stamp_clock)
 
     def _append_replicated(self, append: Any, batches: Any) -> Any:
         headers = append(batches)
@@ -172,6 +187,10 @@ class Host:
     def attach(self, partition: Partition) -> None:
         """The partition over this log is open."""
         self.partition = partition
+        context = partition.context
+        if not isinstance(context.stamp_clock, StampClock):
+            watch: ClockWatch = context.stamp_clock.__self__  # type: ignore[union-attr]
+            object.__setattr__(context, "stamp_clock", StampClock(watch, self.broker))
         replica: Any = partition.replica
         watched: Any = partition
         replica.handle = partial(self._handle, replica, replica.handle)
