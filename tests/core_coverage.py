@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ PACKAGES = {
     "headrace_coordinator.core": "services/coordinator/headrace_coordinator/core",
 }
 MINIMUM_PERCENT = 95.0
+VARIABLE = "HEADRACE_TEST_COVERAGE"
 SELECTING_OPTIONS = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "stepwise")
 
 Files = dict[str, dict[str, Any]]
@@ -118,5 +121,13 @@ def is_whole(config: pytest.Config) -> bool:
     return not any(config.getoption(option, None) for option in SELECTING_OPTIONS)
 
 
-METER = CoverageMeter() if os.environ.get("HEADRACE_TEST_COVERAGE") else None
+def run_unmeasured(nodeid: str) -> None:
+    """Run one test in a process without coverage: code with probes holds memory for longer."""
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE and "PYTEST" not in name}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", nodeid]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+METER = CoverageMeter() if os.environ.get(VARIABLE) else None
 """Made at import: the first that tests/conftest.py imports of ours, so that nothing has imported the packages."""

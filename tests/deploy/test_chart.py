@@ -577,13 +577,13 @@ def test_notes_lead_on(chart: Any) -> None:
     ):
         assert words in notes({})
     assert "networkPolicy.internal is false" not in notes({})
-    assert "networkPolicy.internal is false: whoever reaches the bundled etcd may change" in notes(
+    assert "networkPolicy.internal is false: every pod that reaches the bundled etcd can change" in notes(
         MATRIX["no policies"]
     )
     assert "clientsFrom is empty" in notes({"networkPolicy": {"enabled": True}})
-    assert "Prometheus does not reach the metrics" in notes({"networkPolicy": {"enabled": True}})
+    assert "Prometheus cannot reach the metrics" in notes({"networkPolicy": {"enabled": True}})
     assert "is empty: " not in notes(EVERYTHING)
-    empty = "The dashboard of topics is empty"
+    empty = "The dashboard Topics is empty"
     monitoring = {"dashboards": {"enabled": True}, "serviceMonitor": {"enabled": True}}
     assert empty not in notes({})
     assert empty in notes({"monitoring": monitoring})

@@ -87,8 +87,8 @@ class JudgeProcess:
     """The process of `judge.py`; one caller at a time. It ends with the context."""
 
     def __enter__(self) -> Self:
-        # What a copy compiles to is of no use to another one.
-        ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+        # What a copy compiles to, or which of its lines ran, is of no use to another one.
+        ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "HEADRACE_TEST_COVERAGE")
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-B", str(Path(__file__).with_name("judge.py"))],
