@@ -166,10 +166,21 @@ class HeadraceError(Exception):
         self.retry_after_ms = retry_after_ms
         self.request_id = ""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what the error has, since the constructors of subclasses differ."""
+        return _restore, (type(self), self.args, self.__dict__)
+
     def __str__(self) -> str:
         end = "" if self.message.endswith((".", "?")) else "."
         text = f"{self.message}{end} {self.action}" if self.action else self.message
         return f"{text} [request {self.request_id}]" if self.request_id else text
+
+
+def _restore(error_class: type[HeadraceError], args: tuple[Any, ...], attributes: dict[str, Any]) -> HeadraceError:
+    """Return a pickled error."""
+    error = error_class.__new__(error_class, *args)
+    error.__dict__.update(attributes)
+    return error
 
 
 _ROWS[ErrorCode.UNSPECIFIED] = ErrorRow(HeadraceError, "UNKNOWN", False, Outcome.UNKNOWN, "")
