@@ -34,64 +34,173 @@ if TYPE_CHECKING:
     from headrace.client.producer.futures import RecordFuture as RecordFuture
     from headrace.client.producer.producer import Producer as Producer
     from headrace.wire.allocator import keep_large_buffers as keep_large_buffers
+    from headrace.wire.errors import BatchTooLargeError as BatchTooLargeError
+    from headrace.wire.errors import ConflictError as ConflictError
+    from headrace.wire.errors import CorruptBatchError as CorruptBatchError
+    from headrace.wire.errors import DeadlineRequiredError as DeadlineRequiredError
     from headrace.wire.errors import ErrorCode as ErrorCode
+    from headrace.wire.errors import FencedBrokerError as FencedBrokerError
+    from headrace.wire.errors import FencedInstanceError as FencedInstanceError
+    from headrace.wire.errors import FencedLeaderEpochError as FencedLeaderEpochError
+    from headrace.wire.errors import FencedMemberEpochError as FencedMemberEpochError
+    from headrace.wire.errors import FencedProducerError as FencedProducerError
+    from headrace.wire.errors import GroupNotEmptyError as GroupNotEmptyError
+    from headrace.wire.errors import GroupTooLargeError as GroupTooLargeError
     from headrace.wire.errors import HeadraceError as HeadraceError
+    from headrace.wire.errors import InternalError as InternalError
+    from headrace.wire.errors import InvalidConfigError as InvalidConfigError
+    from headrace.wire.errors import InvalidPartitionsError as InvalidPartitionsError
+    from headrace.wire.errors import InvalidReplicationFactorError as InvalidReplicationFactorError
+    from headrace.wire.errors import InvalidRequestError as InvalidRequestError
+    from headrace.wire.errors import InvalidTimestampError as InvalidTimestampError
+    from headrace.wire.errors import InvalidTopicNameError as InvalidTopicNameError
+    from headrace.wire.errors import LeaderNotAvailableError as LeaderNotAvailableError
+    from headrace.wire.errors import MetadataLimitError as MetadataLimitError
+    from headrace.wire.errors import MetastoreUnavailableError as MetastoreUnavailableError
+    from headrace.wire.errors import NotAuthorizedError as NotAuthorizedError
+    from headrace.wire.errors import NotControllerError as NotControllerError
+    from headrace.wire.errors import NotEnoughBrokersError as NotEnoughBrokersError
+    from headrace.wire.errors import NotEnoughReplicasAfterAppendError as NotEnoughReplicasAfterAppendError
+    from headrace.wire.errors import NotEnoughReplicasError as NotEnoughReplicasError
+    from headrace.wire.errors import NotLeaderError as NotLeaderError
+    from headrace.wire.errors import NotOwnerError as NotOwnerError
+    from headrace.wire.errors import OffsetNotAvailableError as OffsetNotAvailableError
+    from headrace.wire.errors import OffsetOutOfRangeError as OffsetOutOfRangeError
     from headrace.wire.errors import Outcome as Outcome
+    from headrace.wire.errors import OutOfOrderSequenceError as OutOfOrderSequenceError
+    from headrace.wire.errors import ShuttingDownError as ShuttingDownError
+    from headrace.wire.errors import StorageFullError as StorageFullError
+    from headrace.wire.errors import StorageOfflineError as StorageOfflineError
+    from headrace.wire.errors import ThrottledError as ThrottledError
+    from headrace.wire.errors import TimedOutError as TimedOutError
+    from headrace.wire.errors import TopicAlreadyExistsError as TopicAlreadyExistsError
+    from headrace.wire.errors import TransportError as TransportError
+    from headrace.wire.errors import UnknownBrokerError as UnknownBrokerError
+    from headrace.wire.errors import UnknownGroupError as UnknownGroupError
+    from headrace.wire.errors import UnknownLeaderEpochError as UnknownLeaderEpochError
+    from headrace.wire.errors import UnknownMemberError as UnknownMemberError
+    from headrace.wire.errors import UnknownPartitionError as UnknownPartitionError
+    from headrace.wire.errors import UnknownProducerError as UnknownProducerError
+    from headrace.wire.errors import UnknownTopicError as UnknownTopicError
+    from headrace.wire.errors import UnknownTopicIdError as UnknownTopicIdError
+    from headrace.wire.errors import UnsupportedCodecError as UnsupportedCodecError
+    from headrace.wire.errors import UnsupportedVersionError as UnsupportedVersionError
     from headrace.wire.ids import TopicPartition as TopicPartition
 
 __version__ = "0.1.0"
 """Of every distribution, the image and the chart: `make release VERSION=` changes it and what is derived from it."""
 
-_MODULES = {
-    "Admin": "headrace.client.admin.admin",
-    "Consumer": "headrace.client.consumer.consumer",
-    "ProducedBatch": "headrace.client.interceptors.interceptor",
-    "ProducerInterceptor": "headrace.client.interceptors.interceptor",
-    "OffsetAndMetadata": "headrace.client.group.offsets",
-    "Producer": "headrace.client.producer.producer",
-    "Reader": "headrace.client.consumer.reader",
-    "BatchFuture": "headrace.client.producer.futures",
-    "RecordFuture": "headrace.client.producer.futures",
-    "Record": "headrace.client.base.records",
-    "RecordBatch": "headrace.client.base.records",
-    "RecordMetadata": "headrace.client.base.records",
-    "RetryPolicy": "headrace.client.handlers.work_queue",
-    "RunSummary": "headrace.client.handlers.handler_pool",
-    "BufferFullError": "headrace.client.base.errors",
-    "ClosedError": "headrace.client.base.errors",
-    "ConfigError": "headrace.client.base.errors",
-    "DeliveryError": "headrace.client.base.errors",
-    "ForkedError": "headrace.client.base.errors",
-    "HandlerError": "headrace.client.base.errors",
-    "HandlerTimeoutError": "headrace.client.base.errors",
-    "LogTruncationError": "headrace.client.base.errors",
-    "NoBrokersAvailableError": "headrace.client.base.errors",
-    "ProcessEndedError": "headrace.client.base.errors",
-    "SerializationError": "headrace.client.base.errors",
-    "TopicRecreatedError": "headrace.client.base.errors",
-    "WakeupError": "headrace.client.base.errors",
-    "keep_large_buffers": "headrace.wire.allocator",
-    "ErrorCode": "headrace.wire.errors",
-    "HeadraceError": "headrace.wire.errors",
-    "Outcome": "headrace.wire.errors",
-    "TopicPartition": "headrace.wire.ids",
+_NAMES = {
+    "headrace.client.admin.admin": ("Admin",),
+    "headrace.client.base.errors": (
+        "BufferFullError",
+        "ClosedError",
+        "ConfigError",
+        "DeliveryError",
+        "ForkedError",
+        "HandlerError",
+        "HandlerTimeoutError",
+        "LogTruncationError",
+        "NoBrokersAvailableError",
+        "ProcessEndedError",
+        "SerializationError",
+        "TopicRecreatedError",
+        "WakeupError",
+    ),
+    "headrace.client.base.records": (
+        "Record",
+        "RecordBatch",
+        "RecordMetadata",
+    ),
+    "headrace.client.consumer.consumer": ("Consumer",),
+    "headrace.client.consumer.reader": ("Reader",),
+    "headrace.client.group.offsets": ("OffsetAndMetadata",),
+    "headrace.client.handlers.handler_pool": ("RunSummary",),
+    "headrace.client.handlers.work_queue": ("RetryPolicy",),
+    "headrace.client.interceptors.interceptor": (
+        "ProducedBatch",
+        "ProducerInterceptor",
+    ),
+    "headrace.client.producer.futures": (
+        "BatchFuture",
+        "RecordFuture",
+    ),
+    "headrace.client.producer.producer": ("Producer",),
+    "headrace.wire.allocator": ("keep_large_buffers",),
+    "headrace.wire.errors": (
+        "BatchTooLargeError",
+        "ConflictError",
+        "CorruptBatchError",
+        "DeadlineRequiredError",
+        "ErrorCode",
+        "FencedBrokerError",
+        "FencedInstanceError",
+        "FencedLeaderEpochError",
+        "FencedMemberEpochError",
+        "FencedProducerError",
+        "GroupNotEmptyError",
+        "GroupTooLargeError",
+        "HeadraceError",
+        "InternalError",
+        "InvalidConfigError",
+        "InvalidPartitionsError",
+        "InvalidReplicationFactorError",
+        "InvalidRequestError",
+        "InvalidTimestampError",
+        "InvalidTopicNameError",
+        "LeaderNotAvailableError",
+        "MetadataLimitError",
+        "MetastoreUnavailableError",
+        "NotAuthorizedError",
+        "NotControllerError",
+        "NotEnoughBrokersError",
+        "NotEnoughReplicasAfterAppendError",
+        "NotEnoughReplicasError",
+        "NotLeaderError",
+        "NotOwnerError",
+        "OffsetNotAvailableError",
+        "OffsetOutOfRangeError",
+        "OutOfOrderSequenceError",
+        "Outcome",
+        "ShuttingDownError",
+        "StorageFullError",
+        "StorageOfflineError",
+        "ThrottledError",
+        "TimedOutError",
+        "TopicAlreadyExistsError",
+        "TransportError",
+        "UnknownBrokerError",
+        "UnknownGroupError",
+        "UnknownLeaderEpochError",
+        "UnknownMemberError",
+        "UnknownPartitionError",
+        "UnknownProducerError",
+        "UnknownTopicError",
+        "UnknownTopicIdError",
+        "UnsupportedCodecError",
+        "UnsupportedVersionError",
+    ),
+    "headrace.wire.ids": ("TopicPartition",),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [*sorted(_MODULES), "__version__"]  # noqa: PLE0604  (the keys are strings)
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used (PEP 562); submodules such as `headrace.aio` too."""
-    import importlib
+if not TYPE_CHECKING:  # Type checkers know the names above, and no others.
 
-    if name in _MODULES:
-        value = getattr(importlib.import_module(_MODULES[name]), name)
-    elif name in {"aio", "client", "wire", "testing"}:
-        value = importlib.import_module(f"headrace.{name}")
-    else:
-        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used (PEP 562); submodules such as `headrace.aio` too."""
+        import importlib
+
+        if name in _MODULES:
+            value = getattr(importlib.import_module(_MODULES[name]), name)
+        elif name in {"aio", "client", "wire", "testing"}:
+            value = importlib.import_module(f"headrace.{name}")
+        else:
+            raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
