@@ -8,9 +8,11 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
+from headrace import __version__
 from headrace.cli import local
 from headrace.cli.bench import commands as bench
 from headrace.cli.broker import commands as broker
@@ -57,6 +59,23 @@ app.command("bench")(bench.bench)
 app.add_typer(local.app, name="local")
 app.command("completion")(completion)
 app.command("help")(help_command)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"{PROGRAM} {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command("version")

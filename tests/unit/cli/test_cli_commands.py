@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from headrace import __version__
 from headrace.cli import local
 from headrace.cli.common.exit_codes import MEANINGS, ExitCode
 from headrace.cli.main import app
@@ -291,3 +292,8 @@ def test_the_sdk_is_imported_inside_commands_only() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_the_version_is_an_option_too(headrace: Any) -> None:
+    """As of other programs: one line, before any command, without a cluster."""
+    assert (headrace("--version").code, headrace("--version").out) == (0, f"headrace {__version__}\n")
