@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 
 from headrace.client.admin.admin import Admin
+from headrace.client.fetch.position_commits import CommittedPositions
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 
@@ -26,10 +27,9 @@ class StreamCommits:
         self._admin = admin
         self._group = group
         self._positions: dict[TopicPartition, int] = {}
-        self._committed: dict[TopicPartition, int] = {}
+        self._committed = CommittedPositions(group, log)
         self._is_due = False
         self._committed_at = -IDLE_INTERVAL_S
-        self._is_failing = False
 
     def done(self, positions: Mapping[TopicPartition, int]) -> None:
         """Commit the next record of each partition, unless the last commit was just now."""
@@ -46,17 +46,13 @@ class StreamCommits:
         if not self._group or not self._positions or now - self._committed_at < interval_s:
             return
         self._committed_at = now
-        problem: HeadraceError | None = None
-        moved = dict(self._positions.items() - self._committed.items()) or self._positions
+        moved = self._committed.moved(self._positions) or self._positions
+        problem: HeadraceError | None
         try:
-            for topic, partition, offset, error in self._admin.reset_group_offsets(
-                self._group, moved, timeout=LEAST_INTERVAL_S
-            ):
-                if error is None:
-                    self._committed[TopicPartition(topic, partition)] = offset
-                problem = problem or error
+            problem = self._committed.take(
+                self._admin.reset_group_offsets(self._group, moved, timeout=LEAST_INTERVAL_S)
+            )
         except HeadraceError as error:
             problem = error
-        if problem is not None and not self._is_failing:
-            log.warning("the stream's positions cannot be committed to group %s: %s", self._group, problem)
-        self._is_due = self._is_failing = problem is not None
+        self._committed.end_round(problem)
+        self._is_due = problem is not None

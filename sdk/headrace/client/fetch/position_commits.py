@@ -5,9 +5,9 @@ replaces it. After a refusal for good, as of a group with members, there are no 
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from headrace.client.admin.groups import commit_requests, commit_results
+from headrace.client.admin.groups import OffsetResult, commit_requests, commit_results
 from headrace.client.base.config import FetchConfig
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import Operation
@@ -24,15 +24,43 @@ UNCHANGED_INTERVALS = 720
 CALL_TIMEOUT_S = 5.0
 
 
+class CommittedPositions:
+    """What one reader has committed to its group; and one warning each time that its commits begin to fail. No I/O."""
+
+    def __init__(self, group: str, logger: logging.Logger) -> None:
+        self._group = group
+        self._log = logger
+        self._committed: dict[TopicPartition, int] = {}
+        self._is_failing = False
+
+    def moved(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Return the positions that are not committed."""
+        return {where: offset for where, offset in positions.items() if self._committed.get(where) != offset}
+
+    def take(self, results: Iterable[OffsetResult]) -> HeadraceError | None:
+        """Record the results of a commit; return the first refusal."""
+        problem: HeadraceError | None = None
+        for topic, partition, offset, error in results:
+            if error is None:
+                self._committed[TopicPartition(topic, partition)] = offset
+            problem = problem or error
+        return problem
+
+    def end_round(self, problem: HeadraceError | None) -> None:
+        """Note how a round of commits ended; the first of several failures is logged."""
+        if problem is not None and not self._is_failing:
+            self._log.warning("positions could not be committed to group %r, trying again: %s", self._group, problem)
+        self._is_failing = problem is not None
+
+
 class PositionCommits:
     """Owned by the thread or task that commits; not shared."""
 
     def __init__(self, config: FetchConfig) -> None:
         self._group = config.commit_group
         self._calls = BootstrapClient(config)
-        self._committed: dict[TopicPartition, int] = {}
+        self._committed = CommittedPositions(config.commit_group, log)
         self._unchanged = 0
-        self._is_failing = False
         self.is_over = False
         """Nothing more can be committed under this group id."""
 
@@ -43,20 +71,17 @@ class PositionCommits:
             ClosedError: the reader was closed meanwhile.
         """
         self._unchanged += 1
-        moved = {where: offset for where, offset in positions.items() if self._committed.get(where) != offset}
+        moved = self._committed.moved(positions)
         if not moved and self._unchanged >= UNCHANGED_INTERVALS:
             moved = dict(positions)
         problem: HeadraceError | None = None
         try:
             for request, some in commit_requests(self._group, moved, None, topic_ids):
                 response = yield from self._calls.group("CommitOffsets", self._group, request, CALL_TIMEOUT_S)
-                for topic, partition, offset, error in commit_results(
-                    response, {where: moved[where] for where in some}
-                ):
-                    if error is None:
-                        self._committed[TopicPartition(topic, partition)] = offset
-                        self._unchanged = 0
-                    problem = problem or error
+                results = commit_results(response, {where: moved[where] for where in some})
+                if any(result.error is None for result in results):
+                    self._unchanged = 0
+                problem = self._committed.take(results) or problem
         except ClosedError:
             raise
         except (GroupNotEmptyError, InvalidRequestError) as error:
@@ -65,6 +90,4 @@ class PositionCommits:
             return
         except HeadraceError as error:
             problem = error
-        if problem is not None and not self._is_failing:
-            log.warning("positions could not be committed to group %r, trying again: %s", self._group, problem)
-        self._is_failing = problem is not None
+        self._committed.end_round(problem)
