@@ -22,6 +22,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol, Self
 
+from tests import core_coverage
 from tests.mutation.mutants import Killer, Mutant, Scenario, Simulation, StaleEntryError, Test, apply
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,7 +89,7 @@ class JudgeProcess:
 
     def __enter__(self) -> Self:
         # What a copy compiles to, or which of its lines ran, is of no use to another one.
-        ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "HEADRACE_TEST_COVERAGE")
+        ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", core_coverage.VARIABLE)
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-B", str(Path(__file__).with_name("judge.py"))],
