@@ -151,6 +151,19 @@ def test_the_simple_form_answers_under_grpcs_default_limit(broker: Any) -> None:
             offset = found.next_offset
 
 
+def test_a_long_poll_does_not_wait_for_bytes_that_have_no_room(broker: Any) -> None:
+    """The second batch does not fit beside the first one, so no append can bring the answer to min_bytes."""
+    topic = create(broker)
+    for number in (0, 1):
+        produce(broker, topic, batch(b"x" * 600_000), partition=number)
+    wanted = [pb.PartitionFetch(partition=number) for number in (0, 1)]
+    request = pb.FetchRequest(
+        topics=[pb.TopicFetch(topic=topic, partitions=wanted)], max_wait_ms=50_000, min_bytes=1 << 20, max_bytes=1 << 20
+    )
+    parts = broker.stub.Fetch(request, timeout=40).topics[0].partitions
+    assert sorted(len(values_of(part)) for part in parts) == [0, 1]
+
+
 def test_a_long_poll_wakes_when_records_become_visible(broker: Any) -> None:
     """A fetch at the end waits, over several partitions, and is answered by the append in one of them."""
     topic = create(broker)

@@ -17,7 +17,7 @@ from headrace.v1 import broker_pb2
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
 from headrace.wire.zero_copy import SplicedMessage
-from headrace_server.rpc import let_others_run
+from headrace_server.rpc import ITEMS_PER_TURN, LIGHT_ITEMS_PER_TURN, let_others_run
 
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import Diverged
@@ -111,7 +111,7 @@ class FetchHandler:
                 when_done(lambda: self._budget.give_back(found_bytes))
             records_bytes = MAX_ANSWER_BYTES if request.as_records else 0
             for index, each in enumerate(wanted):
-                await let_others_run(index)
+                await let_others_run(index, LIGHT_ITEMS_PER_TURN if each.source is None else ITEMS_PER_TURN)
                 self._describe(each, request.rack)
                 if each.source is not None:
                     records_bytes -= await self._fill(each, each.source, request.as_records, records_bytes)
@@ -139,7 +139,7 @@ class FetchHandler:
         try:
             _, waited, response.throttle_ms = await self._find(wanted, request, max_bytes, peer)
             for index, each in enumerate(wanted):
-                await let_others_run(index)
+                await let_others_run(index, LIGHT_ITEMS_PER_TURN)
                 self._describe(each, request.rack)
                 slices.append([])
                 if each.source is not None:
@@ -165,8 +165,8 @@ class FetchHandler:
         """
         from_follower = bool(request.rack)
         min_bytes = min(request.min_bytes, max_bytes)
-        found_bytes = await self._locate(wanted, max_bytes, from_follower=from_follower)
-        if found_bytes >= min_bytes or request.max_wait_ms <= 0 or _any_news(wanted):
+        found_bytes, is_full = await self._locate(wanted, max_bytes, from_follower=from_follower)
+        if found_bytes >= min_bytes or is_full or request.max_wait_ms <= 0 or _any_news(wanted):
             return found_bytes, 0.0, 0
         partitions = [each.partition for each in wanted if each.partition is not None]
         event = self._waiters.try_enter(partitions, peer)
@@ -208,7 +208,7 @@ class FetchHandler:
         for topic_fetch in request.topics:
             topic, unknown, topic_result = answer_topic(self._replica_manager, topic_fetch.topic, response.topics)
             for part in topic_fetch.partitions:
-                await let_others_run(len(wanted))
+                await let_others_run(len(wanted), LIGHT_ITEMS_PER_TURN)
                 result = topic_result.partitions.add(
                     partition=part.partition,
                     high_watermark=-1,
@@ -240,8 +240,12 @@ class FetchHandler:
                 return member.broker_id
         return -1
 
-    async def _locate(self, wanted: list[_Wanted], max_bytes: int, *, from_follower: bool) -> int:
-        """Find the slices, at most `max_bytes` together but for the first; their bytes."""
+    async def _locate(self, wanted: list[_Wanted], max_bytes: int, *, from_follower: bool) -> tuple[int, bool]:
+        """Find the slices, at most `max_bytes` together but for the first; their bytes, and whether no more fit.
+
+        The first batch that does not fit ends the search: to look for a smaller one costs a read in each further log.
+        The next call begins with another partition.
+        """
         total = 0
         self._turn += 1
         first = self._turn % len(wanted) if wanted else 0
@@ -252,7 +256,7 @@ class FetchHandler:
                 continue
             room = max_bytes - total
             if total and room <= 0:
-                break
+                return total, True
             limit = min(room, each.request.max_bytes) if each.request.max_bytes > 0 else room
             try:
                 if each.request.HasField("last_epoch"):
@@ -271,13 +275,12 @@ class FetchHandler:
                 continue
             if found is None:
                 continue
-            # A batch larger than what is left goes to the next call, unless nothing else would be answered.
             if total and found.size_bytes > room:
                 found.close()
-                continue
+                return total, True
             each.found = found
             total += found.size_bytes
-        return total
+        return total, False
 
     async def _wait(
         self,
@@ -293,8 +296,8 @@ class FetchHandler:
         deadline = asyncio.get_running_loop().time() + max_wait_ms / 1000
         while True:
             _close_all(wanted)
-            found_bytes = await self._locate(wanted, max_bytes, from_follower=from_follower)
-            if found_bytes >= min_bytes or _any_news(wanted) or self._waiters.closed:
+            found_bytes, is_full = await self._locate(wanted, max_bytes, from_follower=from_follower)
+            if found_bytes >= min_bytes or is_full or _any_news(wanted) or self._waiters.closed:
                 return found_bytes
             try:
                 async with asyncio.timeout_at(deadline):

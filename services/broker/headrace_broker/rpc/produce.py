@@ -17,7 +17,7 @@ from headrace.v1 import broker_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, Outcome, ShuttingDownError, to_detail
 from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.caller_turns import next_turn
-from headrace_server.rpc import let_others_run
+from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run
 
 from headrace_broker.rpc.records import check_records, encode_records
 from headrace_broker.rpc.topics import answer_topic
@@ -279,7 +279,7 @@ class ProduceHandler:
                 [each.future for each in pending], timeout=max(0.0, deadline - asyncio.get_running_loop().time())
             )
             for each in pending:
-                await let_others_run(settled)
+                await let_others_run(settled, LIGHT_ITEMS_PER_TURN)
                 settled += 1
                 self._settle(each)
         finally:

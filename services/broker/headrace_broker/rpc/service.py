@@ -26,7 +26,7 @@ from headrace.wire.errors import (
 from headrace.wire.zero_copy import SplicedMessage, fetch_response_bytes, parse_produce_request
 from headrace_server.calls import CALLER
 from headrace_server.metadata_view import ClusterView, Topic
-from headrace_server.rpc import let_others_run, unary
+from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run, unary
 from headrace_server.topic_configs import CONFIGS
 
 from headrace_broker.core.replica import Role
@@ -133,7 +133,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         for asked in request.topics:
             topic, unknown, topic_result = answer_topic(self._replica_manager, asked.topic, response.topics)
             for index, part in enumerate(asked.partitions):
-                await let_others_run(index)
+                await let_others_run(index, LIGHT_ITEMS_PER_TURN)
                 result = topic_result.partitions.add(
                     partition=part.partition, offset=-1, timestamp_ms=-1, leader_epoch=-1
                 )

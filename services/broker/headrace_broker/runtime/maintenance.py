@@ -12,7 +12,7 @@ from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, SliceCutError
 from headrace.log.log import PartitionLog
 from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError
 from headrace.wire.ids import Offset
-from headrace_server.rpc import let_others_run
+from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run
 
 from headrace_broker.core.messages import LogStartWanted
 from headrace_broker.core.replica import Role
@@ -52,11 +52,11 @@ async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, co
             log.warning("disk_full" if refusing else "disk_space_recovered", free_bytes=usage.free_bytes)
         now_ms = _believed_ms(context)
         for index, partition in enumerate(replica_manager.partitions):
-            await let_others_run(index)
+            await let_others_run(index, LIGHT_ITEMS_PER_TURN)
             await _maintain_partition(partition, now_ms)
         kept = 0
         for index, partition in enumerate(sorted(replica_manager.partitions, key=lambda each: each.last_snapshot_ms)):
-            await let_others_run(index)
+            await let_others_run(index, LIGHT_ITEMS_PER_TURN)
             kept += await _snapshot_producers(partition)
             if kept == SNAPSHOTS_A_ROUND:
                 break
