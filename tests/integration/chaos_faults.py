@@ -324,20 +324,16 @@ class Nemesis:
         self._replicated.wait_in_sync(self._topic)
 
     def clock_wrong_at_start(self, broker_id: int) -> None:
-        """A broker starts with another time. What it stamps meanwhile is deleted by that stamp: late never leads."""
+        """A broker starts with another time and leads: it doubts its clock and stamps with the time of the others."""
         broker, offset_ms = self._replicated.broker(broker_id), self._chance.choice(CLOCKS_MS)
-        if offset_ms < 0:
-            self._drain(broker_id)
         for each in (offset_ms, 0):
             broker.stop()
             self._machines[broker_id].set_clock(each)
             self._cluster.restart(broker)
-            if each > 0:
+            if each:
                 until(lambda: self._lead(broker_id), "the broker with the wrong clock leads")
             self._wait_for_acknowledged(50)
             self.hold()
-        if offset_ms < 0:
-            self._undrain(broker_id)
 
     def _lead(self, broker_id: int) -> bool:
         self._replicated.admin.elect_leaders("preferred")
