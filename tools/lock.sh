@@ -4,9 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-members=(sdk services/common services/broker services/coordinator services/devcluster spark_jobs)
-distributions=(headrace headrace-server headrace-broker headrace-coordinator headrace-devcluster headrace-spark-jobs
-  headrace-workspace)
+members=(sdk services services/devcluster spark_jobs)
+distributions=(headrace headrace-server headrace-devcluster headrace-spark-jobs headrace-workspace)
 options=(--quiet --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock")
 [[ -z "${UPGRADE:-}" ]] || options+=(--upgrade)
 
@@ -20,7 +19,7 @@ compile --group pyproject.toml:proto --output-file requirements-proto.lock
 compile "${members[@]/%//pyproject.toml}" --extra arrow --extra cli --extra delta --extra java --extra lz4 --extra metrics \
   --extra spark --extra zstd --group pyproject.toml:dev "${distributions[@]/#/--no-emit-package=}" --output-file requirements.lock
 # What the image has of it: the services and the command line, in the versions that were tested.
-compile {sdk,services/common,services/broker,services/coordinator}/pyproject.toml --extra cli --extra lz4 --extra zstd \
+compile {sdk,services}/pyproject.toml --extra cli --extra lz4 --extra zstd \
   --constraint requirements.lock "${distributions[@]/#/--no-emit-package=}" --output-file requirements-image.lock
 
 if grep -nE 'https?://|file:|/(home|root|tmp|work)/' requirements*.lock; then

@@ -38,13 +38,11 @@ DERIVED = {
 CHART = "deploy/helm/headrace"
 DISTRIBUTIONS = {
     "headrace": "sdk",
-    "headrace-server": "services/common",
-    "headrace-broker": "services/broker",
-    "headrace-coordinator": "services/coordinator",
+    "headrace-server": "services",
     "headrace-devcluster": "services/devcluster",
     "headrace-spark-jobs": "spark_jobs",
 }
-IN_THE_IMAGE = ("headrace", "headrace-server", "headrace-broker", "headrace-coordinator")
+IN_THE_IMAGE = ("headrace", "headrace-server")
 """What requirements-image.lock has the dependencies of."""
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MINIMUM = (3, 11)
-MEMBERS = ["sdk", "services/common", "services/broker", "services/coordinator", "services/devcluster", "spark_jobs"]
+MEMBERS = ["sdk", "services", "services/devcluster", "spark_jobs"]
 STAMP = ".headrace-set-up.json"
 
 
