@@ -5,9 +5,10 @@ import contextlib
 
 import pytest
 from headrace_devcluster.etcd import Etcd, make_members
-from headrace_server.clock import ManualClock
 from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
-from headrace_server.metastore.memory import MemoryLeaseRenewer, MemoryMetastore
+
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.memory_metastore import MemoryLeaseRenewer, MemoryMetastore
 
 
 class World:

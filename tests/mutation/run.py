@@ -34,7 +34,9 @@ PACKAGES = (
     "services/coordinator/headrace_coordinator",
     "services/devcluster/headrace_devcluster",
 )
-TESTS = tuple(f"tests/{each}" for each in ("mutation", "property", "scenario", "security", "simulation", "unit"))
+TESTS = tuple(
+    f"tests/{each}" for each in ("fakes", "mutation", "property", "scenario", "security", "simulation", "unit")
+)
 FILES = (
     "pyproject.toml",
     "tests/async_tests.py",

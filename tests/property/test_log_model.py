@@ -7,13 +7,14 @@ from itertools import pairwise
 
 import pytest
 from headrace.log import CorruptLogError, DataDirectory, DiskLimits, LogSettings, PartitionLog
-from headrace.log.memory_filesystem import Loss, MemoryFileSystem
 from headrace.wire.batch import iter_batches, read_header
 from headrace.wire.columns import encode_batch
 from headrace.wire.errors import OffsetOutOfRangeError
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.fakes.memory_filesystem import Loss, MemoryFileSystem
 
 TOPIC = bytes(range(16))
 LIMITS = DiskLimits(reserve_bytes=4096, refuse_below_bytes=0, resume_above_bytes=0)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from headrace.log.memory_filesystem import Loss
 from headrace.wire.errors import (
     FencedProducerError,
     HeadraceError,
@@ -26,6 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.fakes.memory_filesystem import Loss
 from tests.unit.broker.three_replicas import Node, ThreeReplicas
 
 BROKERS = st.sampled_from([1, 2, 3])

@@ -1,7 +1,6 @@
 """Machines lose power, with whatever nobody had fsynced (H22, I16)."""
 
-from headrace.log.memory_filesystem import Loss
-
+from tests.fakes.memory_filesystem import Loss
 from tests.simulation.scenario import LARGE, Scenario
 
 

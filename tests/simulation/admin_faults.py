@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from headrace.log.directory import LogId
-from headrace.log.memory_filesystem import Loss
 
+from tests.fakes.memory_filesystem import Loss
 from tests.simulation.faults import Faults, duration
 
 

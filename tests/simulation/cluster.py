@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from headrace.log.directory import LogId
-from headrace.log.memory_filesystem import Loss, PowerLost
 from headrace.wire.batch import iter_batches
 from headrace_broker.core.replica import Role
 from headrace_coordinator.core import topic_writes
@@ -21,6 +20,7 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Put
 from headrace_server.partition_state import PartitionState, Replica
 
+from tests.fakes.memory_filesystem import Loss, PowerLost
 from tests.simulation.broker import FILE_DELETE_DELAY_MS, Broker
 from tests.simulation.clients import TOPIC, Client, Consumer, Producer, Reader
 from tests.simulation.coordinator import Coordinator, CoordinatorNode

@@ -6,8 +6,8 @@ import errno
 import random
 
 from headrace.log.errors import REFUSALS as REFUSED
-from headrace.log.memory_filesystem import ANY_CALL, NEEDS_DESCRIPTOR, NEEDS_ROOM, Loss
 
+from tests.fakes.memory_filesystem import ANY_CALL, NEEDS_DESCRIPTOR, NEEDS_ROOM, Loss
 from tests.simulation.cluster import DAY_MS
 from tests.simulation.faults import Faults, duration
 from tests.simulation.host import Host

@@ -28,9 +28,9 @@ from headrace_server.metastore.api import (
     WatchEvent,
     WatchEvents,
 )
-from headrace_server.metastore.memory import MemoryMetastore, _Lease
 from headrace_server.partition_state import PartitionState, decode
 
+from tests.fakes.memory_metastore import MemoryMetastore, _Lease
 from tests.simulation.network import Network, Stream
 from tests.simulation.world import NodeClock, Process, SimulationError, Wait, WallClock, World
 

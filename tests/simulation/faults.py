@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable
 
 from headrace.log.directory import LogId
-from headrace.log.memory_filesystem import Loss
 
+from tests.fakes.memory_filesystem import Loss
 from tests.simulation.cluster import Cluster
 from tests.simulation.exercise import FAULT
 from tests.simulation.machine import BrokerNode

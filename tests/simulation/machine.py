@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from headrace.log.memory_filesystem import Loss, MemoryFileSystem, PowerLost, _Fault
-
+from tests.fakes.memory_filesystem import Loss, MemoryFileSystem, PowerLost, _Fault
 from tests.simulation.broker import Broker
 from tests.simulation.exercise import CHECKED
 from tests.simulation.world import WallClock

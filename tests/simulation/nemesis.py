@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from headrace.log.memory_filesystem import Loss
-
+from tests.fakes.memory_filesystem import Loss
 from tests.simulation.admin_faults import AdminFaults
 from tests.simulation.cluster import Cluster
 from tests.simulation.disk_faults import DiskFaults

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.log.errors import WrongDirectoryError
-from headrace.log.memory_filesystem import Loss
 from headrace_broker.log_state_export import look_at
 from headrace_coordinator.recover_metadata import parse_log_state, recover_in
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.key_table import TopicIdKey
 
+from tests.fakes.memory_filesystem import Loss
 from tests.simulation.etcd import Backup, run_now
 from tests.simulation.world import EPOCH_MS
 

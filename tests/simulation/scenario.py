@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 from headrace.client.net.connection import PRODUCE
 from headrace.log.directory import LogId
-from headrace.log.memory_filesystem import Loss
 from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire.columns import encode_batch
 from headrace.wire.errors import HeadraceError, LeaderNotAvailableError, from_detail, from_rpc_error
@@ -24,6 +23,7 @@ from headrace_broker.core.replica_fetch import FetchAnswer
 from headrace_server.metastore.api import Put
 from headrace_server.partition_state import PartitionState, ask_hand_over, change, encode
 
+from tests.fakes.memory_filesystem import Loss
 from tests.simulation.cluster import Cluster
 from tests.simulation.etcd import run_now
 from tests.simulation.history import OK, UNKNOWN, Send

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
-from headrace.log.memory_filesystem import PowerLost
+from tests.fakes.memory_filesystem import PowerLost
 
 ResultT = TypeVar("ResultT")
 Call = Callable[[], object]

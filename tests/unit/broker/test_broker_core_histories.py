@@ -5,13 +5,13 @@ KIP-101, KIP-279, KAFKA-7128, KAFKA-13790, KIP-966, and the hazards of PROTOCOL 
 
 from __future__ import annotations
 
-from headrace.log.memory_filesystem import Loss, MemoryFileSystem
 from headrace.wire.ids import Offset
 from headrace_broker.core.messages import DurabilityChanged, ProposalUnanswered
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import Diverged, FetchAnswer, TruncateTo
 from headrace_server.partition_state import change, leave
 
+from tests.fakes.memory_filesystem import Loss, MemoryFileSystem
 from tests.unit.broker.three_replicas import LAG_MAX_MS, Batch, ThreeReplicas
 
 A, B, C = 1, 2, 3

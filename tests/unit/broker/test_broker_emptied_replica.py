@@ -40,17 +40,17 @@ from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.replication import Replication
 from headrace_broker.settings import BrokerSettings
 from headrace_coordinator.core.election import RegisteredBroker, elect
-from headrace_server.clock import ManualClock
 from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Delete, Put
-from headrace_server.metastore.memory import MemoryMetastore
 from headrace_server.metastore.view import PrefixView
 from headrace_server.partition_state import PartitionState, Replica, change, decode, encode, note_committed
 from headrace_server.topic_configs import TopicConfig
 from prometheus_client import CollectorRegistry
 
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.memory_metastore import MemoryMetastore
 from tests.unit.broker.test_broker_runtime import TOPIC_ID, batch
 
 IDENTITY = ClusterIdentity("test", "cluster-1", 1, b"s" * 32)

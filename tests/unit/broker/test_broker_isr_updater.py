@@ -6,9 +6,10 @@ from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime.isr_updater import IsrUpdater
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import GetResult, Put
-from headrace_server.metastore.memory import MemoryMetastore
 from headrace_server.partition_state import PartitionState, Replica, change, decode, encode
 from prometheus_client import CollectorRegistry
+
+from tests.fakes.memory_metastore import MemoryMetastore
 
 KEYS = Keyspace("test", 1)
 TOPIC_ID = bytes(16)

@@ -36,10 +36,10 @@ from headrace_broker.runtime.maintenance import (
 )
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.producer_state import SNAPSHOT_BYTES, SNAPSHOT_MS, SnapshotClock, rebuild_producers
-from headrace_server.clock import ManualClock
 from headrace_server.clock_watch import OPERATOR, ClockWatch
 from headrace_server.partition_state import PartitionState, Replica
 
+from tests.fakes.manual_clock import ManualClock
 from tests.unit.broker.test_broker_runtime import TOPIC_ID, Gate, batch, committed
 
 

@@ -12,12 +12,13 @@ import pytest
 from headrace.wire.errors import InvalidConfigError
 from headrace_broker.runtime import registration as module
 from headrace_broker.runtime.registration import Registration
-from headrace_server.clock import ManualClock
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import MetastoreRolledBackError, MetastoreUnknownOutcomeError, Put
-from headrace_server.metastore.memory import MemoryLeaseRenewer, MemoryMetastore
 from structlog.testing import capture_logs
+
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.memory_metastore import MemoryLeaseRenewer, MemoryMetastore
 
 KEYS = Keyspace("c", 1)
 TTL_MS = 10_000

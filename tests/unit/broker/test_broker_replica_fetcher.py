@@ -17,11 +17,11 @@ from headrace_broker.runtime import replica_fetcher
 from headrace_broker.runtime.follower_fetch_session import FollowerFetchSession
 from headrace_broker.runtime.replica_fetcher import ReplicaFetcher
 from headrace_broker.runtime.uninterrupted import cancel_and_wait
-from headrace_server.clock import ManualClock
 from headrace_server.internal_v1 import metadata_pb2, replication_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.partition_state import Replica
 
+from tests.fakes.manual_clock import ManualClock
 from tests.unit.broker.test_broker_fetch_ahead import LEADER, Follower, Stream, answer, slices
 from tests.unit.broker.test_broker_runtime import TOPIC_ID, Gate
 

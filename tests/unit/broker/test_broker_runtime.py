@@ -24,10 +24,11 @@ from headrace_broker.runtime.flusher import MAX_FLUSHES_AT_ONCE, ROUNDS_LOOKED_A
 from headrace_broker.runtime.partition import Partition, PartitionContext, log_settings
 from headrace_broker.runtime.waiters import FetchWaiters
 from headrace_broker.settings import BrokerSettings
-from headrace_server.clock import ManualClock
 from headrace_server.partition_state import PartitionState, Replica
 from headrace_server.topic_configs import Durability, TopicConfig
 from prometheus_client import CollectorRegistry
+
+from tests.fakes.manual_clock import ManualClock
 
 TOPIC_ID = bytes(range(16))
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from headrace.log import DataDirectory, DiskLimits, LogSettings
 from headrace.log.log import PartitionLog
-from headrace.log.memory_filesystem import Loss, MemoryFileSystem
 from headrace.wire.batch import BatchHeader, read_header
 from headrace.wire.encoding import encode_batch
 from headrace.wire.ids import BrokerId, Offset
@@ -58,6 +57,8 @@ from headrace_broker.runtime.producer_state import rebuild_producers
 from headrace_coordinator.core.control import sweep
 from headrace_coordinator.core.election import RegisteredBroker, elect, elect_uncleanly, electable
 from headrace_server.partition_state import PartitionState, Replica, change
+
+from tests.fakes.memory_filesystem import Loss, MemoryFileSystem
 
 TOPIC_ID = bytes(range(16))
 LAG_MAX_MS = 10_000

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from headrace_server.clock import ManualClock
 from headrace_server.clock_watch import OPERATOR, ClockExchange, ClockWatch, trust_clock
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
 from headrace_server.metadata_view import ClusterView
-from headrace_server.metastore.memory import MemoryMetastore
 from headrace_server.metastore.view import PrefixView
 from prometheus_client import CollectorRegistry, Gauge
+
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.memory_metastore import MemoryMetastore
 
 HOUR = 3_600_000
 DAY = 24 * HOUR

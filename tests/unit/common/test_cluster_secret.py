@@ -8,8 +8,9 @@ from headrace_server.cluster_secret import is_proven, make_challenge, prove
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import meta_key, value_json
 from headrace_server.metastore.api import Put
-from headrace_server.metastore.memory import MemoryMetastore
 from headrace_server.partition_state import Replica
+
+from tests.fakes.memory_metastore import MemoryMetastore
 
 IDENTITY = ClusterIdentity("c", "cluster-1", 1, b"s" * 32)
 FOLLOWER = Replica(3, 77)

@@ -6,8 +6,9 @@ import threading
 
 import pytest
 from headrace.wire.errors import MetastoreUnavailableError
-from headrace_server.clock import ManualClock
 from headrace_server.metastore.lease import LeaseKeeper, LeaseState
+
+from tests.fakes.manual_clock import ManualClock
 
 TTL_MS = 30  # The thread waits a third of it in real time, so this is what paces these tests.
 WAIT_SECONDS = 20

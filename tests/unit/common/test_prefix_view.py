@@ -5,8 +5,9 @@ import asyncio
 import pytest
 from headrace_server.clock import SystemClock
 from headrace_server.metastore.api import KeyValue, MetastoreRolledBackError, Put, PutEvent, RangeResult, WatchEvents
-from headrace_server.metastore.memory import MemoryMetastore
 from headrace_server.metastore.view import PrefixView
+
+from tests.fakes.memory_metastore import MemoryMetastore
 
 CLUSTER = 7
 

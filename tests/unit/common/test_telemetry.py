@@ -9,8 +9,9 @@ import pytest
 import structlog
 from headrace.wire.errors import REQUEST_ID_KEY
 from headrace_server.calls import CURRENT_CALL, calls_are_traced
-from headrace_server.clock import ManualClock
 from headrace_server.telemetry import LogInterval, configure_logging, log_level, set_log_level
+
+from tests.fakes.manual_clock import ManualClock
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Delete, MetastoreUnknownOutcomeError, ModRevisionIs, Put
-from headrace_server.metastore.memory import MemoryMetastore
 from headrace_server.metastore.view import PrefixView
 from headrace_server.partition_state import ask_hand_over, encode, hand_over
 from prometheus_client import CollectorRegistry
+
+from tests.fakes.memory_metastore import MemoryMetastore
 
 SECONDS = 20
 

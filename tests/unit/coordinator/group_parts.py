@@ -16,11 +16,12 @@ from headrace_coordinator.runtime.group_offsets import GroupOffsets
 from headrace_coordinator.runtime.group_transactions import GroupTransactions
 from headrace_coordinator.runtime.group_view import GroupView
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
-from headrace_server.clock import ManualClock, SystemClock
+from headrace_server.clock import SystemClock
 from headrace_server.clock_watch import ClockWatch
 from headrace_server.metastore.api import Delete, DeletePrefix, Put
 from headrace_server.metastore.view import PrefixView
 
+from tests.fakes.manual_clock import ManualClock
 from tests.unit.coordinator.conftest import SECONDS, LossyMetastore, make_parts
 
 GROUP = "group"

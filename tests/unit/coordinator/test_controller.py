@@ -11,11 +11,13 @@ from headrace_coordinator.core.orphans import Orphan, TopicIdEntry, find_orphans
 from headrace_coordinator.core.topics import TopicDefaults, TopicSpec, check_new_topic, place_new_topic
 from headrace_coordinator.runtime.controller import Controller
 from headrace_coordinator.runtime.session import CoordinatorSession
-from headrace_server.clock import ManualClock, SystemClock
+from headrace_server.clock import SystemClock
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import CreateRevisionIs, Delete, Put
-from headrace_server.metastore.memory import MemoryLeaseRenewer
 from headrace_server.partition_state import Move, change, encode, leave
+
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.memory_metastore import MemoryLeaseRenewer
 
 LOST, NEVER = "answer lost", "never arrived"
 

@@ -9,8 +9,9 @@ import pytest
 from headrace.wire.errors import InvalidConfigError
 from headrace_coordinator.app import _reach, check_etcd, is_production_etcd
 from headrace_coordinator.settings import ENVIRON_PREFIX, CoordinatorSettings
-from headrace_server.metastore.memory import MemoryMetastore
 from headrace_server.settings import SettingsError, load_settings
+
+from tests.fakes.memory_metastore import MemoryMetastore
 
 
 def load(*overrides, environ=None):

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import pytest
 from headrace_coordinator.runtime import deleted_topics
 from headrace_coordinator.runtime.deleted_topics import INTERVAL_MS, MIN_RETENTION_MS, DeletedTopics
-from headrace_server.clock import ManualClock
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
 from headrace_server.metadata_view import DeletedTopic
 from headrace_server.metastore.api import MAX_TXN_OPERATIONS, Put
-from headrace_server.metastore.memory import MemoryMetastore
+
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.memory_metastore import MemoryMetastore
 
 WEEK_MS = 604_800_000
 DELAY_MS = 60_000

@@ -8,7 +8,6 @@ from headrace.wire.ids import TopicId
 from headrace_coordinator.runtime import group_lag
 from headrace_coordinator.runtime.group_lag import GroupLag
 from headrace_coordinator.runtime.group_view import GroupView
-from headrace_server.clock import ManualClock
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Put
 from headrace_server.metastore.view import PrefixView
@@ -16,6 +15,7 @@ from headrace_server.methods import METHODS
 from headrace_server.partition_state import PartitionState, Replica, encode
 from headrace_server.requests import RequestReader
 
+from tests.fakes.manual_clock import ManualClock
 from tests.unit.coordinator.conftest import make_parts
 
 TOPIC = TopicId(bytes(range(16)))

@@ -22,9 +22,10 @@ from headrace_server.cluster_identity import read_or_create
 from headrace_server.generations import watch_generation
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import MetastoreRolledBackError, Put
-from headrace_server.metastore.memory import MemoryMetastore
 from headrace_server.partition_state import PartitionState, Replica, ask_hand_over, note_committed
 from headrace_server.settings import SettingsError
+
+from tests.fakes.memory_metastore import MemoryMetastore
 
 TOPIC, OTHER = b"t" * 16, b"o" * 16
 EPOCH = 77

@@ -8,10 +8,11 @@ import pytest
 from headrace.wire.errors import InvalidConfigError
 from headrace_coordinator.runtime import session as session_module
 from headrace_coordinator.runtime.session import CoordinatorSession
-from headrace_server.clock import ManualClock
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Delete, Put
-from headrace_server.metastore.memory import MemoryLeaseRenewer
+
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.memory_metastore import MemoryLeaseRenewer
 
 TTL_MS = 10_000
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 from headrace.log import DataDirectory, DiskLimits, LogSettings, PartitionLog
-from headrace.log.memory_filesystem import MemoryFileSystem
 from headrace.wire.batch import BatchHeader, read_header
 from headrace.wire.columns import encode_batch
+
+from tests.fakes.memory_filesystem import MemoryFileSystem
 
 TOPIC_ID = bytes(range(16))
 

@@ -10,11 +10,12 @@ from headrace.log import DataDirectory, DirectoryInUseError, DiskLimits, LogSett
 from headrace.log.checkpoint import read_sealed, seal
 from headrace.log.directory import read_identity
 from headrace.log.errors import storage_offline
-from headrace.log.memory_filesystem import MemoryFileSystem
 from headrace.log.os_filesystem import OsFileSystem
 from headrace.wire.batch import read_header
 from headrace.wire.columns import encode_batch
 from headrace.wire.errors import InvalidConfigError, StorageFullError, StorageOfflineError
+
+from tests.fakes.memory_filesystem import MemoryFileSystem
 
 OWNER = {"cluster_id": "c", "generation": 1, "broker_id": 1, "new_storage_id": b"s" * 16}
 

@@ -2,7 +2,7 @@
 
 import random
 
-from headrace.log.memory_filesystem import Loss
+from tests.fakes.memory_filesystem import Loss
 
 
 def test_an_epoch_without_records_gives_way(bench):

@@ -14,7 +14,7 @@ SERVICE_MODULES = {"asyncio", "google.protobuf", "grpc", "prometheus_client", "s
     ("imports", "absent"),
     [
         ("import headrace; headrace.Producer; headrace.Consumer; import headrace.aio", {"headrace.log"}),
-        ("import headrace.log, headrace.log.memory_filesystem", SERVICE_MODULES | {"headrace.client", "headrace.v1"}),
+        ("import headrace.log", SERVICE_MODULES | {"headrace.client", "headrace.v1"}),
     ],
     ids=["clients", "log"],
 )

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 from headrace.log import CorruptLogError, DiskLimits, LogSettings, SliceCutError, TimestampKind
 from headrace.log.errors import StorageBusyError
-from headrace.log.memory_filesystem import MemoryFileSystem
 from headrace.wire.errors import OffsetOutOfRangeError, StorageOfflineError
+
+from tests.fakes.memory_filesystem import MemoryFileSystem
 
 
 class InterruptedDisk(MemoryFileSystem):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from headrace.log.memory_filesystem import Loss, MemoryFileSystem
+
+from tests.fakes.memory_filesystem import Loss, MemoryFileSystem
 
 
 def fill(bench) -> None:

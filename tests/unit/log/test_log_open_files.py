@@ -3,8 +3,9 @@
 import errno
 
 import pytest
-from headrace.log.memory_filesystem import MemoryFileSystem
 from headrace.log.open_files import OpenFiles, pin_empty
+
+from tests.fakes.memory_filesystem import MemoryFileSystem
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import random
 
 import pytest
 from headrace.log import CorruptLogError, LogSettings, TimestampKind
-from headrace.log.memory_filesystem import Loss
 from headrace.wire.errors import OffsetOutOfRangeError, StorageFullError, StorageOfflineError
+
+from tests.fakes.memory_filesystem import Loss
 
 
 def crash(bench, loss=Loss.NOTHING, seed=0):

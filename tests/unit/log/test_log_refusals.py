@@ -14,10 +14,11 @@ from itertools import count
 import pytest
 from headrace.log import DataDirectory, DiskLimits, LogId, LogSettings, PartitionLog
 from headrace.log.errors import StorageBusyError
-from headrace.log.memory_filesystem import NEEDS_DESCRIPTOR, NEEDS_ROOM, Loss, MemoryFileSystem
 from headrace.wire.batch import read_header
 from headrace.wire.columns import decode_batch, encode_batch
 from headrace.wire.errors import HeadraceError, Outcome, StorageFullError, StorageOfflineError
+
+from tests.fakes.memory_filesystem import NEEDS_DESCRIPTOR, NEEDS_ROOM, Loss, MemoryFileSystem
 
 TOPIC_ID = bytes(range(16))
 SETTINGS = LogSettings(segment_bytes=700, index_interval_bytes=64)

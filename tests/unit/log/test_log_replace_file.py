@@ -4,7 +4,8 @@ import random
 
 import pytest
 from headrace.log.checkpoint import replace_file
-from headrace.log.memory_filesystem import Loss, MemoryFileSystem, PowerLost
+
+from tests.fakes.memory_filesystem import Loss, MemoryFileSystem, PowerLost
 
 OLD, NEW = b"o" * 5_000, b"n" * 9_000
 LOSSES = [(loss, seed) for loss in (Loss.ALL, Loss.PREFIX, Loss.BLOCKS) for seed in range(8)]

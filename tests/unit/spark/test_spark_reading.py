@@ -18,7 +18,7 @@ from headrace.wire.ids import TopicPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from tests.unit.client.conftest import FakeCluster, running_fake
+from tests.fakes.cluster import FakeCluster, running_fake
 
 T0 = TopicPartition("t", 0)
 

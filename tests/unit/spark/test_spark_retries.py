@@ -21,7 +21,7 @@ from headrace.spark.task_writer import TaskWriter
 from headrace.spark.writer import NO_END, log_ends
 from headrace.wire.errors import InvalidRequestError
 
-from tests.unit.client.conftest import FakeCluster, FakePartition, lost_answer, running_fake
+from tests.fakes.cluster import FakeCluster, FakePartition, lost_answer, running_fake
 
 Rows = list[dict[str, object]]
 TYPES = {

@@ -12,7 +12,7 @@ from headrace.spark.stream_reader import HeadraceStreamReader
 from headrace.wire.columns import encode_batch
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from tests.unit.client.conftest import FakeCluster, running_fake
+from tests.fakes.cluster import FakeCluster, running_fake
 
 
 @pytest.fixture

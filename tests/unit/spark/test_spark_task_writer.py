@@ -9,7 +9,7 @@ from headrace.spark.options import write_options
 from headrace.spark.routes import by_partition, by_topic, partitions_of
 from headrace.spark.task_writer import TaskWriter
 
-from tests.unit.client.conftest import FakeCluster, running_fake
+from tests.fakes.cluster import FakeCluster, running_fake
 
 IDENTITY = TaskIdentity("a query", 3, 1)
 

@@ -21,7 +21,7 @@ from headrace.wire.errors import (
     UnknownTopicIdError,
 )
 
-from tests.unit.client.fake_groups import fake_groups
+from tests.fakes.groups import fake_groups
 
 P0, P1 = TopicPartition("clicks", 0), TopicPartition("clicks", 1)
 WAIT = 20

@@ -10,8 +10,8 @@ import pytest
 from headrace import HandlerError, RetryPolicy, TopicPartition
 from headrace.wire.errors import FencedInstanceError, NotOwnerError
 
+from tests.fakes.groups import fake_groups
 from tests.unit.client.consumer.test_group_consumer import fill
-from tests.unit.client.fake_groups import fake_groups
 
 P0, P1 = TopicPartition("clicks", 0), TopicPartition("clicks", 1)
 FAST = RetryPolicy(attempts=2, backoff_ms=1, backoff_max_ms=2)

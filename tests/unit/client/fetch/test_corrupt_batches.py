@@ -17,8 +17,8 @@ from headrace.wire.batch import Codec
 from headrace.wire.columns import encode_batch
 from headrace.wire.errors import CorruptBatchError, HeadraceError, InvalidTimestampError, UnsupportedCodecError
 
+from tests.fakes.groups import fake_groups
 from tests.security.poison import MIB, header_bomb, poisons, zeros_bomb
-from tests.unit.client.fake_groups import fake_groups
 
 P0 = TopicPartition("clicks", 0)
 POISON = poisons()["offsets descend"]

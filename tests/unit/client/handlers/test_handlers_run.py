@@ -12,8 +12,8 @@ from headrace.v1 import groups_pb2
 from headrace.wire.columns import encode_batch
 from headrace.wire.errors import UnknownMemberError
 
+from tests.fakes.groups import fake_groups
 from tests.unit.client.consumer.test_group_consumer import consumer_for, fill
-from tests.unit.client.fake_groups import fake_groups
 
 P0 = TopicPartition("clicks", 0)
 WAIT = 20

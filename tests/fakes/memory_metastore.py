@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 from headrace.wire.errors import InvalidRequestError, MetastoreUnavailableError, Outcome
-
 from headrace_server.clock import Clock, SystemClock
 from headrace_server.metastore.api import (
     CompactedError,
