@@ -46,7 +46,7 @@ set-up: ## make .venv from the lock file (every target does it by itself)
 	@$(PYTHON) tools/set_up.py
 
 demo: set-up ## a cluster, a million records in and out, kill -9 of a leader meanwhile, all checked, then a Spark table (LOG=file for your own lines)
-	@$(BIN)/python -m headrace_devcluster demo $(if $(LOG),--log "$(LOG)") $(DEMO_FLAGS)
+	@$(BIN)/python -m examples.demo $(if $(LOG),--log "$(LOG)") $(DEMO_FLAGS)
 
 up: set-up ## start a local cluster in the background: SDK and CLI find it at localhost:7170
 	@$(BIN)/python -m headrace_devcluster up $(UP_FLAGS)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-COMMAND = [sys.executable, "-m", "headrace_devcluster", "demo"]
+COMMAND = [sys.executable, "-m", "examples.demo"]
 WITHOUT_SPARK = [*COMMAND, "--no-spark"]
 
 

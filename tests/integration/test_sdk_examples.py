@@ -1,11 +1,11 @@
-"""Every program of sdk/examples runs against a real cluster and prints what it promises."""
+"""Every program of examples/sdk runs against a real cluster and prints what it promises."""
 
 import runpy
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "sdk" / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "sdk"
 
 PRINTS = {
     "admin": ["retention_ms 3600000", "deleted up to 1", "latest 1"],

@@ -1,4 +1,4 @@
-"""`python -m headrace_devcluster up|down|status|run|demo`: the local cluster from a shell.
+"""`python -m headrace_devcluster up|down|status|run`: the local cluster from a shell.
 
 `up` starts `run` in the background and waits for its state file; `down` ends it; `run` owns the cluster and stays in
 the foreground. `make` and the `headrace local` command call these; `headrace.testing` calls `run --control`.
@@ -25,7 +25,6 @@ from rich.table import Column, Table
 from headrace_devcluster.background import process_state, restart_in_background, start_in_background, stop_in_background
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.control import serve_control, watch_parts
-from headrace_devcluster.demo.command import demo
 from headrace_devcluster.leadership import ask_for_leadership, sentence
 from headrace_devcluster.state import describe_state, owner_pid, read_state, state_json, write_state
 
@@ -33,8 +32,6 @@ DEFAULT_DATA_DIR = Path(".headrace")
 EXIT_NOT_RUNNING = 3
 
 app = typer.Typer(help="A real headrace cluster on this machine.", no_args_is_help=True, add_completion=False)
-
-app.command()(demo)
 
 DataDir = Annotated[Path, typer.Option(help="Where data, logs and the state file are.")]
 Brokers = Annotated[int, typer.Option(min=1, max=9, help="How many brokers.")]

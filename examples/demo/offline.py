@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from headrace.wire.errors import HeadraceError
+from headrace_devcluster.errors import ClusterNotHealthyError
+from headrace_devcluster.guarded_exec import guarded
 from rich.console import Console
 from rich.table import Table
 
-from headrace_devcluster.demo.feeding import ACTIVITY
-from headrace_devcluster.errors import ClusterNotHealthyError
-from headrace_devcluster.guarded_exec import guarded
+from examples.demo.feeding import ACTIVITY
 
 TIMEOUT_SECONDS = 900.0
 SHOWN_CHARACTERS = 60

@@ -4,10 +4,11 @@ import io
 
 import pyarrow as pa
 import pytest
-from headrace_devcluster.demo.failover import FailoverReport, LeaderChange
-from headrace_devcluster.demo.ledger import Ledger
-from headrace_devcluster.demo.report import DemoTopicReport, as_json, compare, show
 from rich.console import Console
+
+from examples.demo.failover import FailoverReport, LeaderChange
+from examples.demo.ledger import Ledger
+from examples.demo.report import DemoTopicReport, as_json, compare, show
 
 TOPIC = "t"
 SENT = [[b"a", b"bb", b""], [b"ccc", b"d"]]

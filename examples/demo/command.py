@@ -1,4 +1,4 @@
-"""`python -m headrace_devcluster demo`: what `make demo` runs."""
+"""`python -m examples.demo`: what `make demo` runs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Annotated, Any
 
 import headrace
 import typer
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from rich.console import Console
 
-from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
-from headrace_devcluster.demo import offline
-from headrace_devcluster.demo.failover import AcknowledgementTimes, Failover, FailoverReport, all_in_sync
-from headrace_devcluster.demo.feeding import ACTIVITY, BUFFER_BYTES, METRICS, TOPICS, MetricsFeed, feed
-from headrace_devcluster.demo.following import TopicFollower
-from headrace_devcluster.demo.ledger import Ledger
-from headrace_devcluster.demo.report import DemoTopicReport, as_json, compare, show
-from headrace_devcluster.demo.sources import Chunk, DemoLoad, load_of_lines, load_of_views
-from headrace_devcluster.demo.waiting import wait_until
+from examples.demo import offline
+from examples.demo.failover import AcknowledgementTimes, Failover, FailoverReport, all_in_sync
+from examples.demo.feeding import ACTIVITY, BUFFER_BYTES, METRICS, TOPICS, MetricsFeed, feed
+from examples.demo.following import TopicFollower
+from examples.demo.ledger import Ledger
+from examples.demo.report import DemoTopicReport, as_json, compare, show
+from examples.demo.sources import Chunk, DemoLoad, load_of_lines, load_of_views
+from examples.demo.waiting import wait_until
 
 RECORDS = 1_000_000
 READERS = 2

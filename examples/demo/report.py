@@ -10,8 +10,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from headrace_devcluster.demo.failover import FailoverReport
-from headrace_devcluster.demo.ledger import Ledger
+from examples.demo.failover import FailoverReport
+from examples.demo.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import time
 import headrace
 import pyarrow  # noqa: F401  (to_arrow would import it while the first records wait)
 
-from headrace_devcluster.demo.ledger import Ledger
+from examples.demo.ledger import Ledger
 
 POLL_SECONDS = 0.2
 STALL_SECONDS = 30.0

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import headrace
 from headrace.client.admin.rpc import PartitionDescription
+from headrace_devcluster.cluster import LocalCluster
+from headrace_devcluster.service import ServiceProcess
 from rich.console import Console
 
-from headrace_devcluster.cluster import LocalCluster
-from headrace_devcluster.demo.waiting import StoppedError, wait_until
-from headrace_devcluster.service import ServiceProcess
+from examples.demo.waiting import StoppedError, wait_until
 
 METRIC_TIMEOUT_SECONDS = 10.0
 COPIED_BYTES_METRIC = "headrace_broker_replicated_in_bytes_total"

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import headrace
 
-from headrace_devcluster.demo.failover import AcknowledgementTimes
-from headrace_devcluster.demo.ledger import Ledger
-from headrace_devcluster.demo.machine import MachineSampler
-from headrace_devcluster.demo.sources import Chunk
+from examples.demo.failover import AcknowledgementTimes
+from examples.demo.ledger import Ledger
+from examples.demo.machine import MachineSampler
+from examples.demo.sources import Chunk
 
 ACTIVITY = "user-activity"
 METRICS = "machine-metrics"

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 from headrace_devcluster.cluster import LocalCluster
-from headrace_devcluster.demo.failover import AcknowledgementTimes, Failover, silence_end_ns
-from headrace_devcluster.demo.waiting import StoppedError, wait_until
 from headrace_devcluster.errors import ClusterNotHealthyError
 from rich.console import Console
+
+from examples.demo.failover import AcknowledgementTimes, Failover, silence_end_ns
+from examples.demo.waiting import StoppedError, wait_until
 
 KILLED = 1_000
 

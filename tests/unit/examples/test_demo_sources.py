@@ -5,8 +5,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from headrace_devcluster.demo.machine import MachineSampler
-from headrace_devcluster.demo.sources import (
+
+from examples.demo.machine import MachineSampler
+from examples.demo.sources import (
     CHUNK_RECORDS,
     DemoLoad,
     load_of_lines,
