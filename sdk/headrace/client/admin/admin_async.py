@@ -38,6 +38,7 @@ from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.errors import ForkedError
 from headrace.client.base.forking import ForkGuard
 from headrace.client.base.operations import Operation, aexecute
+from headrace.client.base.unclosed import warn_unclosed
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.connection_async import AsyncConnections
 from headrace.wire.errors import from_rpc_error
@@ -75,6 +76,11 @@ class AsyncAdmin:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+    def __del__(self) -> None:
+        connections = getattr(self, "_connections", None)  # Wrong settings leave none.
+        if connections is not None and connections.is_open and not self._is_forked:
+            warn_unclosed(self)  # gRPC closes the channels, which nothing else holds.
 
     async def close(self) -> None:
         """Close the connections; calls in flight fail. Calling it again does nothing."""

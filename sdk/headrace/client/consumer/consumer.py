@@ -17,6 +17,7 @@ from headrace.client.base.config import ConsumerConfig, build
 from headrace.client.base.errors import ConfigError, WakeupError
 from headrace.client.base.operations import Operation, execute
 from headrace.client.base.records import DecodedBatch, Record, RecordBatch
+from headrace.client.base.unclosed import close_in_thread, weakly
 from headrace.client.consumer.record_cursor import RecordCursor
 from headrace.client.fetch.corrupt_batches import pass_corrupt_batch
 from headrace.client.fetch.decoding import decoded_batches_of, deserializers_of
@@ -84,16 +85,16 @@ class Consumer:
             self._config,
             "Consumer",
             auto_offset_reset=self._config.auto_offset_reset,
-            on_metadata=self._take_new_partitions,
+            on_metadata=weakly(self._take_new_partitions, ()),
         )
-        self._fetcher.iterating = lambda: self._current
+        self._fetcher.iterating = cursor = weakly(self._cursor)
         self._runner: Runner | None = None
         self._group: GroupMember | None = None
         if self._config.group_id:
             if not topics and not self._config.topic_pattern:
                 raise ConfigError("a consumer of a group names no topic", action="Name topics or set topic_pattern.")
             self._group = GroupMember(
-                self._config, topics, self._fetcher, make_session, lambda: self._current, self._forget_open
+                self._config, topics, self._fetcher, make_session, cursor, weakly(self._forget_open)
             )
         self._completed: CompletedFetch | None = None
         self._decoded_batches: Iterator[DecodedBatch] = iter(())
@@ -116,6 +117,11 @@ class Consumer:
     ) -> None:
         """Close it; leaving the block without an error says that everything received was dealt with."""
         self._close(CLOSE_TIMEOUT_S, finish=kind is None)
+
+    def __del__(self) -> None:
+        fetcher = getattr(self, "_fetcher", None)  # Wrong settings leave none.
+        if fetcher is not None and fetcher.is_open:
+            close_in_thread(self, self.close)
 
     def _do(self, operation: Operation[Any]) -> Any:
         return execute(operation, self._fetcher.run_step if self._group is None else self._session.run_step)
@@ -452,6 +458,9 @@ class Consumer:
             self._fetcher.close()
 
     # --- inside ---
+
+    def _cursor(self) -> RecordCursor | None:
+        return self._current
 
     def _next_decoded_batch(
         self, timeout: float | None, most: int | None, *, first: bool = True

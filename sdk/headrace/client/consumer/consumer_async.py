@@ -13,6 +13,7 @@ from headrace.client.base.call_counts import CallStats
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Operation, aexecute
 from headrace.client.base.records import Record, RecordBatch
+from headrace.client.base.unclosed import close_in_loop
 from headrace.client.consumer.consumer import Consumer as BlockingConsumer
 from headrace.client.fetch.fetching_async import AsyncFetcher
 from headrace.client.group.consumer_health import ConsumerHealth
@@ -64,6 +65,11 @@ class Consumer:
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         """Close it; leaving the block without an error says that everything received was dealt with."""
         await self._close(CLOSE_TIMEOUT_S, finish=kind is None)
+
+    def __del__(self) -> None:
+        core = getattr(self, "_core", None)  # Wrong settings leave none.
+        if core is not None and core.engine.is_open:
+            close_in_loop(self, core.engine.loop, self.close)
 
     def __aiter__(self) -> "Consumer":
         return self
@@ -247,6 +253,9 @@ class _Core(BlockingConsumer):
 
     def __init__(self, topics: Sequence[str], settings: Mapping[str, Any]) -> None:
         self._set_up(topics, settings, AsyncFetcher, self._make_session)
+
+    def __del__(self) -> None:
+        """The class around it closes it."""
 
     def _make_session(self, *arguments: Any, run_step: Any, **rest: Any) -> AsyncGroupSession:
         engine = self.engine

@@ -74,6 +74,11 @@ class Reader:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        fetcher = getattr(self, "_fetcher", None)  # Wrong settings leave none.
+        if fetcher is not None:
+            fetcher.close_unclosed(self)
+
     def __iter__(self) -> Iterator[Record]:
         """Yield the records one by one, partitions as they come, each in order; ends at the end."""
         for decoded_batches in self._fetched_batches(None):

@@ -75,6 +75,11 @@ class AsyncReader:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
+    def __del__(self) -> None:
+        fetcher = getattr(self, "_fetcher", None)  # Wrong settings leave none.
+        if fetcher is not None:
+            fetcher.close_unclosed(self)
+
     async def __aiter__(self) -> AsyncIterator[Record]:
         """Yield the records one by one, partitions as they come, each in order; ends at the end."""
         async for decoded_batches in self._fetched_batches(None):

@@ -30,6 +30,7 @@ from headrace.client.base.operations import Operation, Pause, execute
 from headrace.client.base.records import DecodedBatch
 from headrace.client.base.request_ids import operation_metadata
 from headrace.client.base.retry import OVERDUE_MS, Backoff
+from headrace.client.base.unclosed import close_in_thread
 from headrace.client.fetch.corrupt_batches import WriteLetters
 from headrace.client.fetch.dead_letters import producer_settings
 from headrace.client.fetch.fetch_plan import FetchPlan
@@ -297,6 +298,16 @@ class Fetcher:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to close."""
+        return self._connections.is_open and not self._forked
+
+    def close_unclosed(self, owner: object) -> None:
+        """Close what a reader left open when it was collected."""
+        if self.is_open:
+            close_in_thread(owner, self.close)
 
     # --- the engine's thread ---
 

@@ -16,6 +16,7 @@ from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import Operation, aexecute
 from headrace.client.base.request_ids import operation_metadata
+from headrace.client.base.unclosed import close_in_loop
 from headrace.client.fetch.corrupt_batches import WriteLetters
 from headrace.client.fetch.dead_letters import producer_settings
 from headrace.client.fetch.fetch_plan import FetchPlan
@@ -40,6 +41,7 @@ class AsyncFetcher(Fetcher):
         self._work_there = asyncio.Event()
         self._data_there = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.loop = asyncio.get_running_loop()
 
     def astart(self) -> None:
         """Begin to fetch."""
@@ -105,6 +107,16 @@ class AsyncFetcher(Fetcher):
             task.cancel()
         await asyncio.shield(asyncio.ensure_future(self._end()))
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to close."""
+        return self._channels.is_open and not self._forked
+
+    def close_unclosed(self, owner: object) -> None:
+        """Close what a reader left open when it was collected."""
+        if self.is_open:
+            close_in_loop(owner, self.loop, self.aclose)
+
     async def _end(self) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -121,7 +133,7 @@ class AsyncFetcher(Fetcher):
         self._data_there.set()
 
     def _own(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=f"headrace-{self._what.lower()}")
+        task = self.loop.create_task(work, name=f"headrace-{self._what.lower()}")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 

@@ -104,6 +104,11 @@ class Connections:
             before.channel.close()
         self._retired[endpoint.address] = endpoint
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a channel to close."""
+        return bool(self._endpoints)
+
     def close(self) -> None:
         """Close every channel; calls in flight are cancelled."""
         with self._lock:

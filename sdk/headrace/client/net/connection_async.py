@@ -126,6 +126,11 @@ class AsyncConnections:
             return
         raise ClosedError(self._what)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a channel to close."""
+        return bool(self._endpoints)
+
     async def close(self) -> None:
         """Close every channel; calls in flight are cancelled. Again: nothing."""
         self._closed.set()

@@ -33,14 +33,17 @@ from headrace.client.base.operations import Operation, Pause, execute
 from headrace.client.base.partitioner import check_partition, next_sticky, partition_for_key
 from headrace.client.base.records import RecordMetadata
 from headrace.client.base.serializers import resolve_serializer, serialize
+from headrace.client.base.unclosed import ATEXIT_TIMEOUT_S, close_in_thread
 from headrace.client.interceptors.audit_interceptor import AuditInterceptor, publisher_settings
 from headrace.client.interceptors.interceptor import Interceptors, ProducerInterceptor
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.cluster_metadata import TopicLeaders
+from headrace.client.net.connection import Connections
 from headrace.client.producer.accumulator import RECORD_OVERHEAD, ClosedBatch, Headers, PartitionBuffer, record_cost
 from headrace.client.producer.bulk import Bulk, EncodePart, bulk_of
 from headrace.client.producer.futures import BatchFuture, PendingBatch, RecordFuture, future_for
 from headrace.client.producer.inflight import MAX_BATCHES_IN_FLIGHT
+from headrace.client.producer.maintenance import ProducerMaintenance
 from headrace.client.producer.partition_queue import PartitionQueue, SealedBatch
 from headrace.client.producer.sender import Sender
 from headrace.v1 import cluster_pb2, topics_pb2
@@ -54,7 +57,6 @@ _log = logging.getLogger("headrace.client")
 DEFAULT_MAX_BATCH_BYTES = 1024 * 1024
 UNNUMBERED_BATCHES = 1_024
 """Batches sealed together where no leader has to remember them."""
-ATEXIT_TIMEOUT_S = 5.0
 TOPIC_GRACE_S = 2.0
 """How long a topic may be unknown before that is believed: a server may not have heard of a new one yet."""
 
@@ -122,6 +124,11 @@ class Producer(Sender):
         else:
             with contextlib.suppress(HeadraceError):
                 self.close(timeout=1.0)
+
+    def __del__(self) -> None:
+        connections = getattr(self, "_connections", None)  # Wrong settings leave none.
+        if connections is not None and connections.is_open and not self._forked_at:
+            close_in_thread(self, self._close_collected)
 
     def send(
         self,
@@ -279,6 +286,16 @@ class Producer(Sender):
                 self._connections.close()
                 _live.discard(self)
             self._interceptors.close(timeout)
+
+    def _close_collected(self) -> None:
+        """Close after `__del__`. The collector may have ended the channels and the two threads: take new ones."""
+        self._maintenance.close()
+        self._connections.close()
+        self._connections = Connections("Producer", self._config)
+        self._maintenance = ProducerMaintenance(self._config, self._backoff, self._seal_due, self._refresh)
+        self._maintenance.due_at(monotonic_ms())
+        self._maintenance.refresh_wanted()
+        self.close()
 
     def partitions_for(self, topic: str) -> int:
         """Return the number of partitions of a topic.

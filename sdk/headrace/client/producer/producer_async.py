@@ -23,6 +23,7 @@ from headrace.client.base.records import RecordMetadata
 from headrace.client.base.request_ids import metadata_of
 from headrace.client.base.retry import Backoff
 from headrace.client.base.serializers import serialize
+from headrace.client.base.unclosed import close_in_loop
 from headrace.client.interceptors.audit_interceptor import publisher_settings
 from headrace.client.interceptors.audit_interceptor_async import AsyncAuditInterceptor
 from headrace.client.interceptors.interceptor import ProducerInterceptor
@@ -126,6 +127,11 @@ class Producer:
             with contextlib.suppress(HeadraceError):
                 await self.close(timeout=1.0)
 
+    def __del__(self) -> None:
+        core = getattr(self, "_core", None)  # Wrong settings leave none.
+        if core is not None and core._channels.is_open:
+            close_in_loop(self, core._loop, self.close)
+
     async def send(
         self,
         topic: str,
@@ -227,6 +233,9 @@ class _Core(BlockingProducer):
         self._maintenance = cast(ProducerMaintenance, self._async_maintenance)
         self._waiting_for_room: dict[asyncio.Future[None], None] = {}
         self._ended = asyncio.Event()
+
+    def __del__(self) -> None:
+        """The class around it closes it."""
 
     def _audit(self, config: ProducerConfig) -> ProducerInterceptor:
         return AsyncAuditInterceptor(config, lambda: Producer(**publisher_settings(config)))
