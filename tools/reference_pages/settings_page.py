@@ -31,6 +31,10 @@ _SDK = """## SDK
 Given as keyword arguments to the class: `headrace.Producer(acks="all", linger_ms=20)`. An unknown name raises
 `ConfigError` and names the nearest known one. The blocking and the asyncio classes take the same settings.
 
+Where the code does not name `bootstrap_servers`, the classes read `HEADRACE_BOOTSTRAP_SERVERS`,
+`HEADRACE_SECURITY_PROTOCOL` and `HEADRACE_SSL_CAFILE`, `_CERTFILE`, `_KEYFILE`, `_SERVER_NAME` from the environment, as
+the command `headrace` does.
+
 ### All classes"""
 
 

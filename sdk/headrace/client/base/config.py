@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import os
 import re
 import typing
 from collections.abc import Callable, Mapping
@@ -38,9 +39,16 @@ MAX_MESSAGE_BYTES = 32 * MiB
 
 
 def _setting(
-    default: Any, text: str, *, low: int | None = None, high: int | None = None, one_of: tuple[Any, ...] = ()
+    default: Any,
+    text: str,
+    *,
+    low: int | None = None,
+    high: int | None = None,
+    one_of: tuple[Any, ...] = (),
+    in_environment: bool = False,
 ) -> Any:
-    return dataclasses.field(default=default, metadata={"text": text, "low": low, "high": high, "one_of": one_of})
+    rule = {"text": text, "low": low, "high": high, "one_of": one_of, "in_environment": in_environment}
+    return dataclasses.field(default=default, metadata=rule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +56,25 @@ class ClientConfig:
     """What all classes share."""
 
     bootstrap_servers: str | tuple[str, ...] = _setting(
-        "localhost:7170", "Addresses of brokers or coordinators, `host:port`, a list or separated by commas."
+        "localhost:7170",
+        "Addresses of brokers or coordinators, `host:port`, a list or separated by commas.",
+        in_environment=True,
     )
     client_id: str = _setting("headrace-python", "A name for this client in the servers' logs.")
     security_protocol: str = _setting(
-        "PLAINTEXT", "`SSL` requires TLS on every connection.", one_of=("PLAINTEXT", "SSL")
+        "PLAINTEXT", "`SSL` requires TLS on every connection.", one_of=("PLAINTEXT", "SSL"), in_environment=True
     )
     ssl_cafile: str = _setting(
-        "", "CA certificates, PEM, that servers are verified with. Empty: the public CAs of gRPC."
+        "", "CA certificates, PEM, that servers are verified with. Empty: the public CAs of gRPC.", in_environment=True
     )
     ssl_certfile: str = _setting(
-        "", "Client certificate with its chain, PEM, for mutual TLS; reloaded when it changes."
+        "", "Client certificate with its chain, PEM, for mutual TLS; reloaded when it changes.", in_environment=True
     )
-    ssl_keyfile: str = _setting("", "Its private key, PEM, without a passphrase.")
+    ssl_keyfile: str = _setting("", "Its private key, PEM, without a passphrase.", in_environment=True)
     ssl_server_name: str = _setting(
-        "", "Host name expected in the servers' certificates. Empty: the host of each address."
+        "",
+        "Host name expected in the servers' certificates. Empty: the host of each address.",
+        in_environment=True,
     )
     request_timeout_ms: int = _setting(30_000, "The deadline of one request.", low=1)
     retry_backoff_ms: int = _setting(50, "The first delay before a retry.", low=1)
@@ -367,11 +379,20 @@ Config = TypeVar("Config", bound=ClientConfig)
 def build(cls: type[Config], settings: Mapping[str, Any]) -> Config:
     """Build and check a class's settings.
 
+    Without `bootstrap_servers` the environment (`HEADRACE_BOOTSTRAP_SERVERS`, `HEADRACE_SSL_CAFILE` and so on) says
+    which cluster to connect to and how. With it the environment is not read: it may describe another cluster.
+
     Raises:
         ConfigError: an unknown setting, a wrong type, a value out of range, or settings that contradict each other.
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)
+    if "bootstrap_servers" not in settings:
+        names = [name for name, field in fields.items() if field.metadata["in_environment"]]
+        settings = {
+            **{name: value for name in names if (value := os.environ.get(f"HEADRACE_{name.upper()}"))},
+            **settings,
+        }
     values: dict[str, Any] = {}
     for name, value in settings.items():
         if name not in fields:
