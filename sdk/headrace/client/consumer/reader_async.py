@@ -35,8 +35,8 @@ class AsyncReader:
 
         Args:
             topic: its name.
-            start: where to start; a mapping gives each partition its own. A timedelta counts back from now, whatever
-                its sign.
+            start: where to start; a mapping gives each partition its own. A timedelta counts from now and is
+                negative: `timedelta(hours=-1)` is an hour ago.
             end: where to end, exclusive, in the same ways; by default what is visible now.
             last: the last so many records of each partition before `end`, in place of `start`.
             partitions: which; None: all.

@@ -17,7 +17,7 @@ from headrace.wire.errors import CorruptBatchError, HeadraceError, TimedOutError
 from headrace.wire.ids import TopicPartition
 
 OffsetPoint: TypeAlias = str | int | datetime | timedelta
-"""`earliest`, `latest` or `current` (where the next record will be), an offset, a time, or a time from now back."""
+"""`earliest`, `latest` or `current` (where the next record will be), an offset, a time, or a negative time from now."""
 
 
 class ReaderCore:
@@ -161,7 +161,12 @@ class ReaderCore:
             latest = yield from self._offsets(topic, numbers, "latest")
             return {where: min(point, latest[where]) for where in latest}
         if isinstance(point, timedelta):
-            point = datetime.now(UTC) - abs(point)
+            if point > timedelta():
+                raise ConfigError(
+                    f"{what}={point!r} is in the future",
+                    action="Count back from now: timedelta(hours=-1) is an hour ago.",
+                )
+            point = datetime.now(UTC) + point
         if isinstance(point, str):
             words = {"earliest": "earliest", "latest": "latest", "current": "latest"}
             if point not in words:

@@ -1,6 +1,6 @@
 """The asyncio Reader against the cluster over lists: bounded, once, from start to end."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import headrace.aio
 import pytest
@@ -64,6 +64,8 @@ async def test_what_comes_later_is_not_read(clicks, read):
         ({"start": datetime.fromtimestamp(10.5, UTC)}, list(range(11, 30))),
         ({"start": datetime.fromtimestamp(3, UTC), "end": datetime.fromtimestamp(5, UTC)}, [3, 4]),
         ({"start": {0: 27}, "end": {0: 28}}, [27]),
+        ({"start": timedelta(hours=-1)}, []),
+        ({"start": timedelta(days=-36_500)}, list(range(30))),
         ({"start": "latest"}, []),
         ({"start": 10, "end": 5}, []),
     ],
@@ -125,6 +127,8 @@ async def test_a_broker_that_falls_silent_is_a_time_out(clicks, read):
     "arguments",
     [
         {"start": "yesterday"},
+        {"start": timedelta(hours=1)},
+        {"end": timedelta(seconds=1)},
         {"start": -1},
         {"start": True},
         {"start": 1.5},
