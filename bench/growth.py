@@ -143,7 +143,8 @@ class LongLog:
         with headrace.Producer(bootstrap_servers=target.bootstrap_servers, acks=1) as sender:
             sender.send(target.topic, WARM_UP).result(60)
             figures["append_records_per_s"] = part.records / _timed(lambda: _send_part(sender, target.topic, part))
-            warm = sum(_read_time(target, last=part.records, use_transfer_port=False) for _ in range(WARM_PASSES))
+            warming = {"last_per_partition": part.records, "use_transfer_port": False}
+            warm = sum(_read_time(target, **warming) for _ in range(WARM_PASSES))
             figures["warm_records_per_s"] = part.records * WARM_PASSES / warm
             opening.forget(str(directory))
             figures["disk_read_mb_per_s"] = _disk_read_rate(segments, oldest.total_bytes)

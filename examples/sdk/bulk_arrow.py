@@ -13,7 +13,7 @@ def main(cluster: str = "localhost:7170", topic: str = "example-bulk") -> None:
         admin.create_topic(topic, partitions=1, exist_ok=True)
     with headrace.Producer(bootstrap_servers=cluster, compression_type="zstd") as producer:
         runs = producer.send_many(topic, values).result(timeout=60)
-    with headrace.Reader(topic, bootstrap_servers=cluster, last=len(values)) as reader:
+    with headrace.Reader(topic, bootstrap_servers=cluster, last_per_partition=len(values)) as reader:
         table = reader.to_arrow(timeout=60)
     print(len(runs), "batches;", table.num_rows, "rows;", table.column("value")[-1].as_py())
 

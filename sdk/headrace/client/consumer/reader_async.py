@@ -27,7 +27,7 @@ class AsyncReader:
         *,
         start: OffsetPoint | Mapping[int, OffsetPoint] = "earliest",
         end: OffsetPoint | Mapping[int, OffsetPoint] = "current",
-        last: int | None = None,
+        last_per_partition: int | None = None,
         partitions: Sequence[int] | None = None,
         **settings: Any,
     ) -> None:
@@ -38,21 +38,21 @@ class AsyncReader:
             start: where to start; a mapping gives each partition its own. A timedelta counts from now and is
                 negative: `timedelta(hours=-1)` is an hour ago.
             end: where to end, exclusive, in the same ways; by default what is visible now.
-            last: the last so many records of each partition before `end`, in place of `start`.
+            last_per_partition: number of records of each partition before `end`, in place of `start`.
             partitions: which; None: all.
             settings: see `ReaderConfig`.
 
         Raises:
-            ConfigError: an unknown setting, a bad offset point, `start` and `last` together.
+            ConfigError: an unknown setting, a bad offset point, `start` and `last_per_partition` together.
             NoBrokersAvailableError: no address answered.
             UnknownTopicError, UnknownPartitionError: there is none such.
         """
         config = build(ReaderConfig, settings)
-        if last is not None and (last < 1 or start != "earliest"):
-            raise ConfigError("last is at least 1 and goes without start")
+        if last_per_partition is not None and (last_per_partition < 1 or start != "earliest"):
+            raise ConfigError("last_per_partition is at least 1 and goes without start")
         self._fetcher = AsyncFetcher(config, "Reader", auto_offset_reset="error")
         self._core = ReaderCore(config, self._fetcher)
-        self._range = (topic, start, end, last, partitions)
+        self._range = (topic, start, end, last_per_partition, partitions)
         self._is_open = False
         if not ASYNC:
             self._open()

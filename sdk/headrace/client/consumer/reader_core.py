@@ -42,13 +42,13 @@ class ReaderCore:
         topic: str,
         start: OffsetPoint | Mapping[int, OffsetPoint],
         end: OffsetPoint | Mapping[int, OffsetPoint],
-        last: int | None,
+        last_per_partition: int | None,
         partitions: Sequence[int] | None,
     ) -> Operation[None]:
         """Find where to start and to end.
 
         Raises:
-            ConfigError: a bad offset point, or `start` and `last` together.
+            ConfigError: a bad offset point, or `start` and `last_per_partition` together.
             UnknownTopicError, UnknownPartitionError: there is none such.
         """
         count = (yield from self._fetcher.read_metadata({topic}))[topic]
@@ -57,7 +57,7 @@ class ReaderCore:
             raise ConfigError("partitions is empty", action="Leave it out to read all.")
         if any(not 0 <= number < count for number in numbers):
             raise UnknownPartitionError(f"{topic} has the partitions 0 to {count - 1}")
-        yield from self._place(topic, numbers, start, end, last)
+        yield from self._place(topic, numbers, start, end, last_per_partition)
 
     def next_decoded_batches(self, timeout: float | None) -> Operation[list[DecodedBatch] | None]:
         """Wait for decoded batches of one completed fetch, at least one, at most `max_poll_bytes`; None: the end is
@@ -121,13 +121,13 @@ class ReaderCore:
         numbers: Sequence[int],
         start: OffsetPoint | Mapping[int, OffsetPoint],
         end: OffsetPoint | Mapping[int, OffsetPoint],
-        last: int | None,
+        last_per_partition: int | None,
     ) -> Operation[None]:
         """Find start and end of every partition, once."""
         earliest = yield from self._offsets(topic, numbers, "earliest")
         self.ends = yield from self._resolve(topic, numbers, end, "end")
-        if last is not None:
-            starts = {where: self.ends[where] - last for where in self.ends}
+        if last_per_partition is not None:
+            starts = {where: self.ends[where] - last_per_partition for where in self.ends}
         else:
             starts = yield from self._resolve(topic, numbers, start, "start")
         self.topic_id = topic_id = self._fetcher.topic_id(topic)
@@ -157,7 +157,7 @@ class ReaderCore:
             raise ConfigError(f"{what}={point!r} is not a word, an offset or a time")
         if isinstance(point, int):
             if point < 0:
-                raise ConfigError(f"{what}={point} is negative", action="Use last=N for the last N records.")
+                raise ConfigError(f"{what}={point} is negative", action="Use last_per_partition for the last records.")
             latest = yield from self._offsets(topic, numbers, "latest")
             return {where: min(point, latest[where]) for where in latest}
         if isinstance(point, timedelta):

@@ -189,7 +189,7 @@ async def test_new_partitions_and_lost_positions(clicks):
 async def test_a_reader_reads_a_part_and_ends(clicks):
     fill(clicks, 30)
     fill(clicks, 7, partition=1)
-    async with headrace.aio.Reader("clicks", bootstrap_servers=clicks.address, last=5) as reader:
+    async with headrace.aio.Reader("clicks", bootstrap_servers=clicks.address, last_per_partition=5) as reader:
         assert reader.end_offsets() == {P0: 30, P1: 7}
         assert sorted([(r.partition, r.offset) async for r in reader])[:5] == [(0, n) for n in range(25, 30)]
     async with headrace.aio.Reader("clicks", bootstrap_servers=clicks.address, start=25) as reader:
@@ -214,7 +214,7 @@ async def test_bad_calls_are_refused(clicks):
         with pytest.raises(headrace.ConfigError, match="nothing"):
             await consumer.poll(0)
     with pytest.raises(headrace.ConfigError, match="last"):
-        headrace.aio.Reader("clicks", bootstrap_servers=clicks.address, last=0)
+        headrace.aio.Reader("clicks", bootstrap_servers=clicks.address, last_per_partition=0)
     with pytest.raises(headrace.NoBrokersAvailableError):
         async with headrace.aio.Consumer("clicks", bootstrap_servers="127.0.0.1:1", request_timeout_ms=1000):
             pass
