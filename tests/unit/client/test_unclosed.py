@@ -10,7 +10,7 @@ import headrace.aio
 import pytest
 from headrace.wire.columns import encode_batch
 
-from tests.unit.client.fake_groups import fake_groups
+from tests.fakes.groups import fake_groups
 
 WAIT = 20
 
