@@ -231,9 +231,14 @@ class RecordBatch(Sequence[Record]):
         return table_of(self.decoded_batches)
 
     def to_pandas(self) -> Any:
-        """Return a `pandas.DataFrame` with the columns of `to_arrow`.
+        """Return a `pandas.DataFrame` with the columns of `to_arrow`; deserializers apply to keys and values.
 
         Raises:
             ImportError: pandas or pyarrow is not installed.
+            SerializationError: a deserializer failed.
         """
-        return self.to_arrow().to_pandas()
+        frame = self.to_arrow().to_pandas()
+        for name in ("key", "value"):
+            if any(getattr(decoded.deserializers, name) for decoded in self.decoded_batches):
+                frame[name] = type(frame[name])([getattr(record, name) for record in self], index=frame.index)
+        return frame

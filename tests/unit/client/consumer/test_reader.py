@@ -85,6 +85,18 @@ def test_tables(read):
         assert reader.to_pandas()["value"].tolist() == [b"a", b"b", b"c", b"d"]
 
 
+def test_deserializers_apply_to_pandas(read):
+    """The columns of a frame have what records have; an Arrow table has bytes."""
+    arguments = {"partitions": [0], "start": 4, "value_deserializer": "json"}
+    with read(**arguments) as reader:
+        frame = reader.to_pandas()
+    assert (frame["value"].tolist(), frame["key"].tolist()) == (list(range(4, 30)), [None] * 26)
+    with read(**arguments) as reader:
+        assert reader.to_arrow().column("value").to_pylist()[0] == b"4"
+    with read(partitions=[1], value_deserializer=lambda data: [data, data]) as reader:
+        assert reader.to_pandas()["value"].tolist() == [[value, value] for value in (b"a", b"b", b"c", b"d")]
+
+
 def test_batches_and_edges_are_told(read):
     """`batches` gives the records in order; start and end offsets are there to ask."""
     with read(partitions=[0], start=2, end=20) as reader:
