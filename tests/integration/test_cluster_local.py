@@ -135,6 +135,7 @@ def test_up_status_down(tmp_path: Path) -> None:
         first = command("up", *options, "--brokers", "1", "--coordinators", "1", "--any-port", "--racks", "x,y")
         assert first.returncode == 0, first.stderr
         assert "bootstrap_servers=127.0.0.1:" in first.stdout
+        assert "\nexport HEADRACE_BOOTSTRAP_SERVERS=127.0.0.1:" in first.stdout
         assert "runs already" in command("up", *options).stdout
         with headrace.Admin(bootstrap_servers=first.stdout.split("bootstrap_servers=")[1].split()[0]) as admin:
             admin.create_topic("two", partitions=2)

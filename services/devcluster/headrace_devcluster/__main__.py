@@ -69,7 +69,10 @@ def up(
     arguments += ["--tls"] if tls else []
     state = start_in_background(data_dir, arguments)
     print(f"the cluster is up: bootstrap_servers={state.bootstrap_servers}")
-    for name, value in state.client_settings.items():
+    settings = dict(state.client_settings)
+    if any_port:  # Else clients that are not told would connect to whatever listens on 7170.
+        settings["bootstrap_servers"] = state.bootstrap_servers
+    for name, value in settings.items():
         print(f"export HEADRACE_{name.upper()}={shlex.quote(value)}")
     print(f"logs and data are in {data_dir}; `status` shows the parts, `down` stops them")
 
