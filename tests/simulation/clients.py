@@ -353,7 +353,7 @@ class Reader(_Reading):
     async def _live(self) -> None:
         while True:
             await self._rest(self.period_ms)
-            part = {"last": 5} if self._chance.random() < 0.7 else {}
+            part = {"last_per_partition": 5} if self._chance.random() < 0.7 else {}
             partitions = [self.where.partition]
             reader = aio.Reader(TOPIC, partitions=partitions, bootstrap_servers=self._servers, **part, **FETCHING)
             self._watch(reader)
