@@ -8,7 +8,6 @@ WIRE = "sdk/headrace/wire"
 COLUMNS = f"{WIRE}/columns.py"
 COMPRESSION = f"{WIRE}/compression.py"
 CHECKS = f"{BROKER}/runtime/batch_checks.py"
-PARTITION = f"{BROKER}/runtime/partition.py"
 INFLATION = f"{BROKER}/runtime/inflation.py"
 RECORDS = f"{BROKER}/rpc/records.py"
 LEAVING = "tests/security/test_bombs_leaving.py"
@@ -87,9 +86,9 @@ BATCHES = (
     Mutant(
         "compressed-batch-overtaken",
         "H50",
-        PARTITION,
-        "        if self._slow or self._appending or self.log_lock.locked()",
-        "        if self._slow or self.log_lock.locked()",
+        f"{BROKER}/runtime/partition_appender.py",
+        "        if self.is_slow or self._appending or self._log_lock.locked()",
+        "        if self.is_slow or self._log_lock.locked()",
         "A batch is appended before one that came earlier and is inflated still.",
         Test(
             f"{ENTERING}::test_batches_are_appended_in_the_order_of_their_calls_whatever_their_codec",

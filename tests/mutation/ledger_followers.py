@@ -23,7 +23,7 @@ FOLLOWERS = (
     Mutant(
         "flushed-since-not-reported",
         "H30",
-        f"{BROKER}/runtime/partition.py",
+        f"{BROKER}/runtime/partition_follower.py",
         "        replace = durable_offset > self._reported_durable_offset\n",
         "        replace = False\n",
         "A follower that flushes because the topic asks for it now does not say so while its fetch waits.",
@@ -267,7 +267,7 @@ FOLLOWERS = (
     Mutant(
         "fetch-due-during-a-cut-forgotten",
         "H3",
-        f"{BROKER}/runtime/partition.py",
+        f"{BROKER}/runtime/partition_follower.py",
         "            self._fetches_after = True\n",
         "",
         "A replica that cuts its log while its stream breaks, or its session is renewed, never fetches again.",
@@ -279,9 +279,9 @@ FOLLOWERS = (
     Mutant(
         "failed-write-lost-with-its-stream",
         "H34",
-        f"{BROKER}/runtime/partition.py",
+        f"{BROKER}/runtime/partition_follower.py",
         "                if not isinstance(error, CorruptBatchError):\n"
-        "                    self.fail_unless_refused(error)\n",
+        "                    self._partition.fail_unless_refused(error)\n",
         "",
         "A replica whose write failed while its stream broke follows on: the error went with who waited for it.",
         Test(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.mutation.mutants import BROKER, Mutant, Scenario, Simulation, Test
 
 REPLICA = f"{BROKER}/core/replica.py"
-PARTITION = f"{BROKER}/runtime/partition.py"
 HAND_OVERS = {
     "faults": ("move leader", "drain"),
     "rates": (),
@@ -310,7 +309,7 @@ LEADERS = (
     Mutant(
         "full-follower-deletes-nothing",
         "H35",
-        PARTITION,
+        f"{BROKER}/runtime/partition_follower.py",
         "                await self._take_report(step)  # What the leader has deleted makes room.\n",
         "",
         "A follower without room waits for room that only its own deletions could make.",
@@ -322,9 +321,9 @@ LEADERS = (
     Mutant(
         "refused-log-start-not-tried-again",
         "H35",
-        PARTITION,
-        "self._host.raise_log_start, self, offset)",
-        "lambda: None)",
+        f"{BROKER}/runtime/log_start.py",
+        "self._host.raise_log_start, self._partition, offset\n",
+        "lambda: None\n",
         "A leader whose disk refuses a checkpoint once never deletes what all others have deleted.",
         Test(
             "tests/unit/broker/test_broker_maintenance.py::test_a_log_start_that_is_refused_is_tried_again",

@@ -308,13 +308,11 @@ MEMBERS = (
     Mutant(
         "rot-at-a-follower-ignored",
         "H33",
-        f"{BROKER}/runtime/partition.py",
-        "        if self.replica.role in (Role.OFFLINE, Role.DELETED):\n"
+        f"{BROKER}/runtime/corruption.py",
+        "        if self._replica.role in (Role.OFFLINE, Role.DELETED):\n"
         "            return\n"
-        "        start = max(offset, self.open_log",
-        "        if self.replica.role is not Role.LEADING:\n"
-        "            return\n"
-        "        start = max(offset, self.open_log",
+        "        # The log start may",
+        "        if self._replica.role is not Role.LEADING:\n            return\n        # The log start may",
         "A follower that readers tell of rotten bytes stays in sync with them until the scrub.",
         Test(
             f"{EMPTIED}::test_a_follower_that_a_reader_tells_of_rot_is_copied_anew",

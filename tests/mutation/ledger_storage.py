@@ -21,8 +21,8 @@ STORAGE_RULES = (
     Mutant(
         "refused-cut-not-told",
         "H35",
-        f"{BROKER}/runtime/partition.py",
-        "            elif end_offset < self.replica.log_end_offset:\n",
+        f"{BROKER}/runtime/partition_follower.py",
+        "            elif end_offset < self._replica.log_end_offset:\n",
         "            elif False:\n",
         "A cut that is refused halfway has lowered the log's end, and the core goes on with the old one.",
         Scenario(
@@ -32,9 +32,9 @@ STORAGE_RULES = (
     Mutant(
         "refused-cut-keeps-producers",
         "H35",
-        f"{BROKER}/runtime/partition.py",
-        "        self._has_stale_producers = True\n",
-        "        self._has_stale_producers = False\n",
+        f"{BROKER}/runtime/partition_follower.py",
+        "        self._partition.producers.are_stale = True\n",
+        "        self._partition.producers.are_stale = False\n",
         "After a cut that was refused halfway a replica knows producers' batches that its log has lost.",
         Scenario(
             "test_refused_cut.py::test_a_follower_whose_cut_was_refused_halfway_copies_on_where_its_log_ends",
@@ -146,8 +146,8 @@ STORAGE_RULES = (
     Mutant(
         "corruption-before-the-log-start-not-looked-for",
         "H33",
-        f"{BROKER}/runtime/partition.py",
-        "        start = max(offset, self.open_log.log_start_offset)",
+        f"{BROKER}/runtime/corruption.py",
+        "        start = max(offset, self._partition.open_log.log_start_offset)",
         "        start = offset",
         "A leader whose first batch is corrupt never finds it, and no new replica gets past it.",
         Test(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,8 +25,8 @@ WILD_TIMES = wild_times()
 
 async def appended(partition: Partition, *batches: bytes) -> AppendResult:
     """Append as a produce call does."""
-    result = partition.append_now(batches, -1, committed=False)
-    return result or await partition.append(batches, -1, committed=False)
+    result = partition.appender.append_now(batches, -1, committed=False)
+    return result or await partition.appender.append(batches, -1, committed=False)
 
 
 @pytest.mark.parametrize("name", POISONS)
@@ -78,7 +77,7 @@ async def test_batches_are_appended_in_the_order_of_their_calls_whatever_their_c
         calls = [appended(partition, batch(n, codec)) for n, codec in enumerate(codecs)]
         results = await asyncio.gather(*calls)
         assert [(result.base_offsets, result.error) for result in results] == [([n], None) for n in range(5)]
-        inline = partition.append_now([batch(5, Codec.NONE)], -1, committed=False)
+        inline = partition.appender.append_now([batch(5, Codec.NONE)], -1, committed=False)
         assert inline is not None, "once they are in, appends are made on the event loop again"
 
 
@@ -129,7 +128,7 @@ def test_bombs_are_inflated_one_after_the_other(codec: Codec, tmp_path: Path, re
 
     async def scenario() -> int:
         async with leading_partition(tmp_path / "a") as one, leading_partition(tmp_path / "b") as two:
-            two.context = replace(two.context, inflation=one.context.inflation)  # as in one broker
+            object.__setattr__(two.context, "inflation", one.context.inflation)  # as in one broker
             tracemalloc.start()
             try:
                 results = await asyncio.gather(*(appended(each, bomb) for each in (one, two) for _ in range(4)))

@@ -23,8 +23,7 @@ from headrace_broker import app
 from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.replica import Role
 from headrace_broker.metrics import BrokerMetrics
-from headrace_broker.runtime import log_deletion, maintenance, producer_state, registration
-from headrace_broker.runtime import partition as partition_module
+from headrace_broker.runtime import log_deletion, maintenance, partition_follower, producer_state, registration
 from headrace_broker.runtime import replica_manager as replica_manager_module
 from headrace_broker.runtime.registration import Registration
 from headrace_broker.runtime.replica_manager import ReplicaManager
@@ -240,7 +239,7 @@ class Broker:
 
         async def delete() -> None:
             with suppress(HeadraceError):
-                await partition.delete_records(min(before, partition.replica.high_watermark), DELETE_SECONDS)
+                await partition.log_start.delete_records(min(before, partition.replica.high_watermark), DELETE_SECONDS)
                 answered.append(True)
 
         self.do(delete)
@@ -378,7 +377,7 @@ def simulated(seed: int = 0, *, small: bool = False) -> Iterator[None]:
             stack.enter_context(mock.patch.object(replica_manager_module, "NOTE_SECONDS", 0.5))
             soon = partial(TopicConfig, file_delete_delay_ms=FILE_DELETE_DELAY_MS)
             stack.enter_context(mock.patch.object(log_deletion, "TopicConfig", soon))
-            stack.enter_context(mock.patch.object(partition_module, "_INLINE_BYTES", 300))
+            stack.enter_context(mock.patch.object(partition_follower, "_INLINE_BYTES", 300))
             stack.enter_context(mock.patch.object(producer_state, "SNAPSHOT_MS", 2_500))
             stack.enter_context(mock.patch.object(maintenance, "SCRUB_BYTES", 1_000))
             stack.enter_context(mock.patch.object(ProducerWindows, "_forget", _forget))

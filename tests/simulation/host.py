@@ -192,9 +192,9 @@ class Host:
             watch: ClockWatch = context.stamp_clock.__self__  # type: ignore[union-attr]
             object.__setattr__(context, "stamp_clock", StampClock(watch, self.broker))
         replica: Any = partition.replica
-        watched: Any = partition
+        watched: Any = partition.reads
         replica.handle = partial(self._handle, replica, replica.handle)
-        watched.compare_fetch = partial(self._compare_fetch, partition.compare_fetch)
+        watched.compare_fetch = partial(self._compare_fetch, watched.compare_fetch)
         self.checks.touched(self)
 
     def _compare_fetch(self, compare: Any, request: FetchRequest) -> Any:

@@ -458,9 +458,9 @@ class HeldAnswers:
         self._host = host
         partition: Any = host.partition
         self._partition = partition
-        self._deliver = partition.take_answer
+        self._deliver = partition.follower.take_answer
         self.answers: list[FetchAnswer] = []
-        partition.take_answer = self._hold
+        partition.follower.take_answer = self._hold
 
     async def _hold(self, answer: FetchAnswer) -> bool:
         self.answers.append(answer)
@@ -468,7 +468,7 @@ class HeldAnswers:
 
     def release(self) -> None:
         """Let later answers come as they do; those that were caught stay caught."""
-        self._partition.take_answer = self._deliver
+        self._partition.follower.take_answer = self._deliver
 
     def deliver(self, index: int = 0) -> None:
         """Let one that was caught arrive now, and let the follower do what it asks for."""

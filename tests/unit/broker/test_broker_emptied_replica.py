@@ -163,7 +163,7 @@ class Cluster:
     async def rot_and_replace(self) -> None:
         """Broker 2's scrubber finds corruption; the log is replaced by an empty one."""
         before = self.replica
-        before.note_read_error(CORRUPTION)
+        before.corruption.note_read_error(CORRUPTION)
         await self.replica_manager.until(lambda: self.replica is not before)
         assert self.replica.replica.log_end_offset == 0
 
@@ -312,7 +312,7 @@ async def test_a_corrupt_log_kept_until_its_leaving_is_written(cluster: Cluster)
         return await leave(*arguments, **fields)  # type: ignore[arg-type]
 
     replication.isr_updater.leave = leave_later  # type: ignore[assignment,method-assign]
-    partition.note_read_error(CORRUPTION)
+    partition.corruption.note_read_error(CORRUPTION)
     state, _ = await cluster.state()
     other = change(state, leader=state.leader, in_sync=state.in_sync)
     revision = (await cluster.metastore.txn([], [Put(KEY, encode(other))])).revision
@@ -380,12 +380,12 @@ async def test_a_follower_that_a_reader_tells_of_rot_is_copied_anew(cluster: Clu
     """H33: it serves readers near it, so it looks at what it has, as a leader does, and does not wait for the scrub."""
     before = cluster.replica
     assert before.replica.role is Role.FOLLOWING
-    before.verify_log(3)
-    assert before._looking is not None
-    await before._looking
+    before.corruption.verify(3)
+    assert before.corruption.task is not None
+    await before.corruption.task
     assert before.replica.role is Role.FOLLOWING, "nothing is wrong here: the reader's copy broke on its way"
     rot(tmp_path)
-    before.verify_log(3)
+    before.corruption.verify(3)
     await cluster.replica_manager.until(lambda: cluster.replica is not before)
     assert isinstance(before.failure, CorruptLogError)
     await cluster.leader.write_proposals()

@@ -94,7 +94,7 @@ class Follower:
         """Within: an answer is being written; after: it has been."""
         self.writing.clear()
         self.gate.clear()
-        taking = asyncio.create_task(self.partition.take_answer(answer))
+        taking = asyncio.create_task(self.partition.follower.take_answer(answer))
         try:
             await asyncio.wait_for(self.writing.wait(), 20)
             yield taking
@@ -138,7 +138,7 @@ async def test_the_next_slice_is_asked_for_while_one_is_written(follower: Follow
         further = follower.fetch()
         assert further is not None
         assert (further.offset, further.last_epoch, further.read_offset) == (1, 1, 2)
-    assert await follower.partition.take_answer(answer(further, third, 0))
+    assert await follower.partition.follower.take_answer(answer(further, third, 0))
     assert follower.partition.replica.log_end_offset == 3
     follower.fetcher.fetch(follower.partition)
     last = follower.fetch()
@@ -158,7 +158,7 @@ async def test_nothing_is_made_of_what_follows_a_slice_that_was_not_written(
         ahead = follower.fetch()
     with pytest.raises(type(failure)):
         await taking
-    assert not await follower.partition.take_answer(answer(ahead, second, 0))
+    assert not await follower.partition.follower.take_answer(answer(ahead, second, 0))
     assert follower.partition.replica.log_end_offset == 0
     follower.fetcher.fetch(follower.partition)
     again = follower.fetch()
@@ -171,7 +171,7 @@ async def test_a_decision_on_a_fetch_ahead_changes_nothing(follower: Follower) -
     (first,) = slices(1)
     async with follower.write(answer(follower.fetch(), first, 1)):
         ahead = follower.fetch()
-    assert await follower.partition.take_answer(answer(ahead, b"", 0, decision=Restart(9, 0)))
+    assert await follower.partition.follower.take_answer(answer(ahead, b"", 0, decision=Restart(9, 0)))
     assert follower.partition.replica.log_end_offset == 1
 
 
@@ -298,11 +298,14 @@ class Followed:
         class end:
             offset, epoch, crc = 0, -1, 0
 
-    def may_fetch(self) -> bool:
-        return True
+    class follower:
+        @staticmethod
+        def may_fetch() -> bool:
+            return True
 
-    def begin_fetch(self, _offset: int) -> tuple[int, int, int]:
-        return 1, 0, 0
+        @staticmethod
+        def begin_fetch(_offset: int) -> tuple[int, int, int]:
+            return 1, 0, 0
 
 
 def test_a_message_of_a_follower_is_bounded() -> None:

@@ -142,7 +142,7 @@ async def test_an_append_under_way_is_not_acknowledged_once_a_successor_is_named
     gate = Gate(partition.open_log, "append")
     proposed: list[Propose] = []
     partition._host.propose = lambda _, proposal: proposed.append(proposal)  # type: ignore[method-assign]
-    first = asyncio.create_task(partition.append([batch(b"a")], -1, committed=False))
+    first = asyncio.create_task(partition.appender.append([batch(b"a")], -1, committed=False))
     await gate.reached()
     _ask(partition)
     assert len(proposed) == 1
@@ -150,7 +150,7 @@ async def test_an_append_under_way_is_not_acknowledged_once_a_successor_is_named
     result = await first
     assert isinstance(result.error, NotLeaderError)
     assert result.error.outcome is Outcome.UNKNOWN
-    refused = partition.append_now([batch(b"b")], -1, committed=False)
+    refused = partition.appender.append_now([batch(b"b")], -1, committed=False)
     assert refused is not None
     assert isinstance(refused.error, LeaderNotAvailableError)
 

@@ -25,7 +25,7 @@ from headrace_broker.core.messages import FollowerFetched, StateSeen
 from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchAnswer
-from headrace_broker.runtime import partition as partition_module
+from headrace_broker.runtime import log_start, producer_state
 from headrace_broker.runtime.maintenance import (
     _believed_ms,
     _maintain_partition,
@@ -46,7 +46,7 @@ from tests.unit.broker.test_broker_runtime import TOPIC_ID, Gate, batch, committ
 @pytest.mark.parametrize(("others", "role"), [(True, Role.OFFLINE), (False, Role.LEADING)])
 async def test_the_scrubber_finds_rot(partition: Partition, tmp_path: Path, others: bool, role: Role) -> None:
     """H33: a flipped bit in what was flushed; the replica gives way where another one has the records."""
-    assert partition.append_now([batch(b"a"), batch(b"b")], -1, committed=True) is not None
+    assert partition.appender.append_now([batch(b"a"), batch(b"b")], -1, committed=True) is not None
     await committed(partition, 2)
     if others:
         me, other = Replica(1, 5), Replica(2, 6)
@@ -77,13 +77,13 @@ async def test_a_partition_that_falls_idle_has_its_high_watermark_on_the_disk(
         return found.high_watermark
 
     context = partition.context
-    assert partition.append_now([batch(b"a")], -1, committed=True) is not None
+    assert partition.appender.append_now([batch(b"a")], -1, committed=True) is not None
     await committed(partition, 1)
     await partition.checkpoint(force=False)
     assert stored() == 1
     busy = await checkpoint_idle({}, context)
     assert list(busy) == [partition]
-    assert partition.append_now([batch(b"b")], -1, committed=True) is not None
+    assert partition.appender.append_now([batch(b"b")], -1, committed=True) is not None
     await committed(partition, 2)
     busy = await checkpoint_idle(busy, context)
     assert stored() == 1, "records come: the interval's checkpoint is enough"
@@ -94,10 +94,10 @@ async def test_a_partition_that_falls_idle_has_its_high_watermark_on_the_disk(
 async def test_a_cancelled_append_ends_before_the_next_begins(partition: Partition) -> None:
     """The client goes away while its batch is being written in a thread: core and log agree afterwards."""
     gate = Gate(partition.open_log, "append")
-    first = asyncio.create_task(partition.append([batch(b"a")], -1, committed=True))
+    first = asyncio.create_task(partition.appender.append([batch(b"a")], -1, committed=True))
     await gate.reached()
     first.cancel()
-    second = asyncio.create_task(partition.append([batch(b"b")], -1, committed=True))
+    second = asyncio.create_task(partition.appender.append([batch(b"b")], -1, committed=True))
     await asyncio.sleep(0)
     assert partition.log_lock.locked()
     gate.opened.set()
@@ -126,7 +126,7 @@ def _rot_first_producer(path: Path) -> None:
 
 async def test_producers_are_not_taken_from_a_rotten_header(partition: Partition, tmp_path: Path) -> None:
     """H33, H48, seed 422081: a flipped bit in a producer's id would have one refused, or a record taken twice."""
-    assert partition.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
+    assert partition.appender.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
     with pytest.raises(OutOfOrderSequenceError):
         _rebuilt(partition).check(7, 0, 5, 1)
     _rot_first_producer(tmp_path)
@@ -138,14 +138,14 @@ async def test_producers_are_kept_when_a_start_would_have_much_to_read(partition
     """Once a minute where something was appended; a start then reads only what is behind it."""
     clock = partition.context.clock
     assert isinstance(clock, ManualClock)
-    assert partition.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
-    assert not await partition.snapshot_producers_if_due()
+    assert partition.appender.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
+    assert not await partition.producers.snapshot_if_due()
     clock.advance(SNAPSHOT_MS)
-    assert await partition.snapshot_producers_if_due()
+    assert await partition.producers.snapshot_if_due()
     assert partition.open_log.load_producer_snapshot() == (1, partition.replica.producers.snapshot())
     clock.advance(SNAPSHOT_MS)
-    assert not await partition.snapshot_producers_if_due()
-    assert partition.append_now([batch(b"b", producer=(8, 0, 0))], -1, committed=True) is not None
+    assert not await partition.producers.snapshot_if_due()
+    assert partition.appender.append_now([batch(b"b", producer=(8, 0, 0))], -1, committed=True) is not None
     _rot_first_producer(tmp_path)
     assert len(_rebuilt(partition)) == 2
     await committed(partition, 2)
@@ -169,52 +169,52 @@ async def test_what_the_disk_has_is_not_kept_again(partition: Partition) -> None
     """After a start in order no partition writes a snapshot until something is appended."""
     clock = partition.context.clock
     assert isinstance(clock, ManualClock)
-    assert partition.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
+    assert partition.appender.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
     partition.open_log.store_producer_snapshot(1, partition.replica.producers.snapshot())
-    partition.note_snapshot(rebuild_producers(_rebuilt(partition), partition.open_log))
+    partition.producers.note_snapshot(rebuild_producers(_rebuilt(partition), partition.open_log))
     clock.advance(SNAPSHOT_MS)
-    assert not await partition.snapshot_producers_if_due()
-    assert partition.append_now([batch(b"b", producer=(8, 0, 0))], -1, committed=True) is not None
-    assert await partition.snapshot_producers_if_due()
+    assert not await partition.producers.snapshot_if_due()
+    assert partition.appender.append_now([batch(b"b", producer=(8, 0, 0))], -1, committed=True) is not None
+    assert await partition.producers.snapshot_if_due()
     await committed(partition, 2)
 
 
 async def test_corruption_in_the_batch_that_holds_the_log_start_is_found(partition: Partition, tmp_path: Path) -> None:
     """H33, seed 441568: a new replica copies that batch whole, from before the log start, and says what is wrong."""
-    assert partition.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
+    assert partition.appender.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
     await committed(partition, 3)
-    assert await partition.delete_records(1, 20) == 1
+    assert await partition.log_start.delete_records(1, 20) == 1
     me, other = Replica(1, 5), Replica(2, 6)
     partition.handle(StateSeen(PartitionState((1, 2), me, 0, (me, other), partition_epoch=1), 10))
     _rot_first_producer(tmp_path)
-    partition.verify_log(0)
-    assert partition._looking is not None
-    await partition._looking
+    partition.corruption.verify(0)
+    assert partition.corruption.task is not None
+    await partition.corruption.task
     assert partition.replica.role is Role.OFFLINE
 
 
 async def test_records_that_a_follower_may_still_have_are_not_said_to_be_deleted(partition: Partition) -> None:
     """I18, H52: an in-sync replica that does not fetch: nothing is deleted here, and when the time is up, unknown."""
-    assert partition.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
+    assert partition.appender.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
     await committed(partition, 3)
     me, other = Replica(1, 5), Replica(2, 6)
     partition.handle(StateSeen(PartitionState((1, 2), me, 0, (me, other), partition_epoch=1), 10))
     with pytest.raises(TimedOutError) as caught:
-        await partition.delete_records(2, 0)
+        await partition.log_start.delete_records(2, 0)
     assert caught.value.outcome is Outcome.UNKNOWN
     assert partition.open_log.log_start_offset == 0
     partition.handle(FollowerFetched(other, Offset(3), Offset(3), 0, True, 2))
-    assert await partition.delete_records(2, 20) == 2
+    assert await partition.log_start.delete_records(2, 20) == 2
     few = PartitionState((1, 2), me, 0, (me,), min_insync_replicas=2, partition_epoch=2)
     partition.handle(StateSeen(few, 11))
     with pytest.raises(NotEnoughReplicasError):
-        await partition.delete_records(3, 20)
+        await partition.log_start.delete_records(3, 20)
 
 
 async def test_only_a_leader_decides_what_retention_takes(partition: Partition) -> None:
     """I18: a follower whose clock is ahead would begin behind its leader, and lead with a log start of its own."""
     for value in (b"a", b"b"):
-        assert partition.append_now([batch(value)], -1, committed=True) is not None
+        assert partition.appender.append_now([batch(value)], -1, committed=True) is not None
         await committed(partition, partition.replica.log_end_offset)
         partition.open_log._roll()
     partition.config = dataclasses.replace(partition.config, retention_ms=1)
@@ -238,7 +238,7 @@ async def test_a_refused_flush_is_tried_again_until_there_is_room(partition: Par
         real_fsync(descriptor)
 
     disk.fsync = fsync  # type: ignore[method-assign]
-    assert partition.append_now([batch(b"a")], -1, committed=True) is not None
+    assert partition.appender.append_now([batch(b"a")], -1, committed=True) is not None
     await committed(partition, 1)
     assert not refusals
     assert partition.context.metrics.storage_refusals._value.get() == 2
@@ -274,10 +274,10 @@ async def test_a_clock_in_doubt_deletes_and_forgets_nothing(partition: Partition
     watch = ClockWatch(clock)
     context = dataclasses.replace(partition.context, clock_doubt=watch.doubt)
     for number in range(3):
-        partition.append_now([batch(b"a", producer=(7, 0, number))], -1, committed=True)
+        partition.appender.append_now([batch(b"a", producer=(7, 0, number))], -1, committed=True)
         await committed(partition, partition.replica.log_end_offset)
         partition.open_log._roll()
-    partition.append_now([batch(b"a", producer=(7, 0, 3))], -1, committed=True)
+    partition.appender.append_now([batch(b"a", producer=(7, 0, 3))], -1, committed=True)
     await committed(partition, 4)
     segments = partition.open_log.segment_count
     clock.set_wall(30 * 86_400_000)
@@ -288,7 +288,7 @@ async def test_a_clock_in_doubt_deletes_and_forgets_nothing(partition: Partition
         await _maintain_partition(partition, now_ms)
         clock.advance(300_000)
     assert partition.open_log.segment_count == segments
-    again = partition.append_now([batch(b"a", producer=(7, 0, 3))], -1, committed=True)
+    again = partition.appender.append_now([batch(b"a", producer=(7, 0, 3))], -1, committed=True)
     assert again is not None
     assert again.base_offsets == [3]
     watch.note(OPERATOR, clock.now_ms(), doubtful=False)
@@ -299,7 +299,7 @@ async def test_a_clock_in_doubt_deletes_and_forgets_nothing(partition: Partition
 
 async def test_a_full_follower_takes_up_the_log_start(partition: Partition) -> None:
     """H35, I18: it has no room for what the leader sends, and deletes all the same: nothing else would make room."""
-    assert partition.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
+    assert partition.appender.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
     await committed(partition, 3)
     _follow(partition)
 
@@ -307,11 +307,11 @@ async def test_a_full_follower_takes_up_the_log_start(partition: Partition) -> N
         raise StorageFullError("no room", outcome=Outcome.NOT_APPLIED)
 
     partition.open_log.append_replicated = refuse  # type: ignore[assignment,method-assign]
-    begun = partition.begin_fetch(3)
+    begun = partition.follower.begin_fetch(3)
     assert begun is not None
     answer = FetchAnswer(begun[0], 1, batches=b"#", high_watermark=9, log_start_offset=2)
     with pytest.raises(StorageFullError):
-        await partition.take_answer(answer)
+        await partition.follower.take_answer(answer)
     assert partition.open_log.log_start_offset == 2
 
 
@@ -319,8 +319,8 @@ async def test_a_log_start_that_is_refused_is_tried_again(
     partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H35: the checkpoint found no room; the log stays in service, and begins there once there is some."""
-    monkeypatch.setattr(partition_module, "RETRY_AFTER_MS", 0)
-    assert partition.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
+    monkeypatch.setattr(log_start, "RETRY_AFTER_MS", 0)
+    assert partition.appender.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
     await committed(partition, 3)
     real_delete, refusals = partition.open_log.delete_records, iter([1, 2])
 
@@ -330,7 +330,7 @@ async def test_a_log_start_that_is_refused_is_tried_again(
         return real_delete(before, high_watermark)
 
     partition.open_log.delete_records = delete  # type: ignore[method-assign]
-    assert await partition.delete_records(2, 20) == 2
+    assert await partition.log_start.delete_records(2, 20) == 2
     assert partition.replica.role is Role.LEADING
 
 
@@ -340,23 +340,23 @@ async def test_producers_that_a_refused_cut_left_are_not_kept(
 ) -> None:
     """H35: a snapshot that knows a batch which was cut would have its retry answered as stored, after a start."""
     for sequence in (0, 1):
-        assert partition.append_now([batch(b"a", producer=(7, 0, sequence))], -1, committed=True) is not None
+        assert partition.appender.append_now([batch(b"a", producer=(7, 0, sequence))], -1, committed=True) is not None
     await committed(partition, 2)
     _follow(partition)
 
     def refuse(*_: object) -> int:
         raise StorageBusyError("no descriptor", outcome=Outcome.NOT_APPLIED)
 
-    monkeypatch.setattr(partition_module, "rebuild_producers", refuse)
+    monkeypatch.setattr(producer_state, "rebuild_producers", refuse)
     with pytest.raises(StorageBusyError):
-        await partition._truncate_log(1)
+        await partition.follower._truncate_log(1)
     assert partition.replica.log_end_offset == partition.open_log.log_end_offset == 1
-    partition._last_snapshot = SnapshotClock(0, 10 * SNAPSHOT_BYTES, 0)
-    await (partition.prepare_close() if writes == "stops" else partition.snapshot_producers_if_due())
+    partition.producers._last_snapshot = SnapshotClock(0, 10 * SNAPSHOT_BYTES, 0)
+    await (partition.prepare_close() if writes == "stops" else partition.producers.snapshot_if_due())
     assert partition.open_log.load_producer_snapshot() is None
 
-    monkeypatch.setattr(partition_module, "rebuild_producers", rebuild_producers)
-    await partition._rebuild_producers()
+    monkeypatch.setattr(producer_state, "rebuild_producers", rebuild_producers)
+    await partition.producers.rebuild()
     await partition.prepare_close()
     assert partition.open_log.load_producer_snapshot() is not None
 
@@ -377,7 +377,7 @@ async def test_the_scrubber_beside_faults_finds_no_corruption(
     partition_log = partition.open_log
     for value in range(8):
         for _ in range(3):
-            partition.append_now([batch(b"%d" % value * 100)], -1, committed=True)
+            partition.appender.append_now([batch(b"%d" % value * 100)], -1, committed=True)
             await committed(partition, partition.replica.log_end_offset)
         partition_log._roll()
     monkeypatch.setattr("headrace_broker.runtime.maintenance.SCRUB_BYTES", 300)

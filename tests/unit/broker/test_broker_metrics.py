@@ -60,7 +60,7 @@ def stages(flushed, *, appended, started, append_seconds, pending=True):
     registry = CollectorRegistry()
     metrics = BrokerMetrics(registry)
     handler = ProduceHandler(None, None, SimpleNamespace(metrics=metrics), None)
-    partition = SimpleNamespace(flushed_at=lambda end_offset: flushed)
+    partition = SimpleNamespace(flush_policy=SimpleNamespace(flushed_at=lambda end_offset: flushed))
     waiting = [_Pending(partition, 10, 0, None, None)] if pending else []
     handler._observe(_Times(started, appended, append_seconds), waiting)
     found = {}

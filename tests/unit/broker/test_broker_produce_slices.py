@@ -26,7 +26,7 @@ class Log:
         self.slices = []
         self.epoch = 3
         self.end_at = None
-        self.replica = self
+        self.replica = self.appender = self
 
     def append_now(self, batches, known_epoch, *, committed):
         result = AppendResult(leader_epoch=self.epoch, append_timestamp_ms=len(self.slices))

@@ -54,7 +54,7 @@ class Host:
         self.tasks.append(asyncio.get_running_loop().create_task(partition.persist_epoch(leader_epoch)))
 
     def raise_log_start(self, partition: Partition, offset: Offset) -> None:
-        self.tasks.append(asyncio.get_running_loop().create_task(partition.raise_log_start(offset)))
+        self.tasks.append(asyncio.get_running_loop().create_task(partition.log_start.raise_to(offset)))
 
     def leave_in_sync(self, partition: Partition, *, corrupt: bool) -> None:
         self.left.append(partition)
@@ -108,7 +108,7 @@ class Gate:
 
 
 async def committed(partition: Partition, end_offset: int) -> None:
-    wait = partition.acknowledgement(end_offset, 0)
+    wait = partition.acknowledgements.of(end_offset, 0)
     if wait is not None:
         assert await asyncio.wait_for(wait[1], 20) is None
 
@@ -127,14 +127,14 @@ async def test_a_slow_append_moves_the_next_ones_to_a_thread_in_order(partition:
         return real_append(*arguments, **fields)  # type: ignore[arg-type]
 
     partition.open_log.append = append  # type: ignore[assignment,method-assign]
-    first = partition.append_now([batch(b"0")], -1, committed=True)
+    first = partition.appender.append_now([batch(b"0")], -1, committed=True)
     assert first is not None
-    assert partition.append_now([batch(b"x")], -1, committed=True) is None
+    assert partition.appender.append_now([batch(b"x")], -1, committed=True) is None
     results = await asyncio.gather(
-        *(partition.append([batch(b"%d" % n, producer=(7, 0, n))], -1, committed=True) for n in range(2))
+        *(partition.appender.append([batch(b"%d" % n, producer=(7, 0, n))], -1, committed=True) for n in range(2))
     )
     assert [result.base_offsets for result in results] == [[1], [2]]
-    inline = partition.append_now([batch(b"3")], -1, committed=True)
+    inline = partition.appender.append_now([batch(b"3")], -1, committed=True)
     assert inline is not None
     assert inline.base_offsets == [3]
     main = threading.current_thread()
@@ -149,7 +149,7 @@ async def test_while_the_key_promises_durability_everything_is_flushed(partition
     assert state is not None
     partition.handle(StateSeen(replace(state, durable=True, partition_epoch=1), 10))
     partition.update_config(TopicConfig(durability=Durability.ASYNC))
-    assert partition.append_now([batch(b"0")], -1, committed=True) is not None
+    assert partition.appender.append_now([batch(b"0")], -1, committed=True) is not None
     await committed(partition, 1)
     assert partition.replica.flushed_offset == 1
     partition.update_config(TopicConfig())
@@ -172,7 +172,7 @@ async def test_leadership_lost_during_a_slow_append_is_unknown(partition: Partit
         return real_append(*arguments, **fields)  # type: ignore[arg-type]
 
     partition.open_log.append = append  # type: ignore[assignment,method-assign]
-    result = await partition.append([batch(b"a"), batch(b"b", producer=(7, 0, 0))], -1, committed=True)
+    result = await partition.appender.append([batch(b"a"), batch(b"b", producer=(7, 0, 0))], -1, committed=True)
     assert isinstance(result.error, NotLeaderError)
     assert result.error.outcome is Outcome.UNKNOWN
     assert partition.replica.high_watermark == 0
@@ -188,15 +188,15 @@ async def test_a_failed_fsync_takes_the_replica_offline(partition: Partition) ->
         raise StorageOfflineError("fsync failed")
 
     partition.open_log.flush = flush  # type: ignore[method-assign]
-    result = partition.append_now([batch(b"a")], -1, committed=True)
+    result = partition.appender.append_now([batch(b"a")], -1, committed=True)
     assert result is not None
-    wait = partition.acknowledgement(1, 0)
+    wait = partition.acknowledgements.of(1, 0)
     assert wait is not None
     error = await asyncio.wait_for(wait[1], 20)
     assert error is not None
     assert error.outcome is Outcome.UNKNOWN
     assert partition.replica.role is Role.OFFLINE
-    partition.flush_soon()
+    partition.flush_policy.flush_soon()
     assert len(calls) == 1
 
 

@@ -36,7 +36,7 @@ async def append_in_thread(partition: Partition, *values: bytes) -> AsyncIterato
         return base
 
     partition.open_log.append = append  # type: ignore[method-assign]
-    appending = asyncio.create_task(partition.append([batch(*values)], -1, committed=False))
+    appending = asyncio.create_task(partition.appender.append([batch(*values)], -1, committed=False))
     try:
         await asyncio.wait_for(written.wait(), 20)
         yield
@@ -57,19 +57,19 @@ def follow_other(partition: Partition) -> None:
 
 async def test_followers_are_sent_what_the_core_knows(partition: Partition) -> None:
     """Otherwise a follower acknowledges an offset that the leader's core has not heard of."""
-    partition.append_now([batch(b"a")], -1, committed=False)
+    partition.appender.append_now([batch(b"a")], -1, committed=False)
     async with append_in_thread(partition, b"b", b"c"):
         assert (partition.open_log.log_end_offset, partition.replica.log_end_offset) == (3, 1)
-        data, next_offset = await partition.read_for_replica(0, 1 << 20)
+        data, next_offset = await partition.reads.read_for_replica(0, 1 << 20)
         assert (len(data), next_offset) == (partition.open_log.batch_with(0).batch_bytes, None)
-        assert await partition.read_for_replica(1, 1 << 20) == (b"", None)
-    data, next_offset = await partition.read_for_replica(1, 1 << 20)
+        assert await partition.reads.read_for_replica(1, 1 << 20) == (b"", None)
+    data, next_offset = await partition.reads.read_for_replica(1, 1 << 20)
     assert (len(data), next_offset) == (partition.open_log.batch_with(1).batch_bytes, None)
 
 
 async def test_a_fetch_names_the_log_of_one_moment(partition: Partition) -> None:
     """H32: offset and chain of two moments look like another history, and good records would be cut."""
-    partition.append_now([batch(b"a")], -1, committed=False)
+    partition.appender.append_now([batch(b"a")], -1, committed=False)
     await committed(partition, 1)
     fetcher = ReplicaFetcher(OTHER.broker_id, cast(ClusterView, None), lambda _challenge: None, lambda: None)
     async with append_in_thread(partition, b"b"):
@@ -87,7 +87,7 @@ async def test_a_fetch_names_the_log_of_one_moment(partition: Partition) -> None
 
 async def test_a_flush_that_is_told_after_a_cut_counts_no_further_than_the_cut(partition: Partition) -> None:
     """I16: what took the place of records that were cut is not durable because those were."""
-    partition.append_now([batch(b"a"), batch(b"b")], -1, committed=False)
+    partition.appender.append_now([batch(b"a"), batch(b"b")], -1, committed=False)
     await committed(partition, 2)
     follow_other(partition)
     partition.replica.high_watermark = Offset(1)

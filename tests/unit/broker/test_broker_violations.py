@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from tests.unit.broker.test_broker_runtime import TOPIC_ID, batch, leading_parti
 def note_crashes(partition: Partition) -> list[BaseException]:
     """What ends the broker of this partition."""
     met: list[BaseException] = []
-    partition.context = dataclasses.replace(partition.context, crash=met.append)
+    object.__setattr__(partition.context, "crash", met.append)
     return met
 
 
@@ -31,7 +30,7 @@ def test_a_violation_that_one_call_meets_ends_the_broker(tmp_path: Path) -> None
 
     async def scenario() -> None:
         async with leading_partition(tmp_path) as partition, asyncio.TaskGroup() as tasks:
-            partition.context = dataclasses.replace(partition.context, crash=partial(crash, tasks))
+            object.__setattr__(partition.context, "crash", partial(crash, tasks))
             with pytest.raises(AssertionError):
                 partition.handle(LogStartRaised(Offset(-1)))
             await asyncio.Event().wait()
@@ -46,7 +45,7 @@ async def test_a_violation_by_an_append_ends_the_broker(partition: Partition) ->
     met = note_crashes(partition)
     partition.replica.log_end_offset = Offset(7)
     with pytest.raises(AssertionError, match="I6"):
-        partition.append_now([batch(b"a")], -1, committed=True)
+        partition.appender.append_now([batch(b"a")], -1, committed=True)
     assert len(met) == 1
     partition.replica.log_end_offset = Offset(1)
 
@@ -58,15 +57,15 @@ async def test_a_violation_in_a_task_that_nobody_awaits_ends_the_broker(follower
     async def fails(*_: object) -> bool:
         raise AssertionError("I7")
 
-    follower.partition.take_answer = fails  # type: ignore[method-assign]
+    follower.partition.follower.take_answer = fails  # type: ignore[method-assign]
     response = replication_pb2.ReplicaFetchResponse()
     response.topics.add(topic_id=TOPIC_ID).partitions.add().diverged.end_offset = 0
     await follower.fetcher._apply(response, SplicedMessage(response, [[b""]]).batches)
     await asyncio.wait(follower.fetcher._tasks)
-    follower.partition._verify_log = fails  # type: ignore[assignment,method-assign]
-    follower.partition.verify_log(0)
-    assert follower.partition._looking is not None
-    await asyncio.wait([follower.partition._looking])
+    follower.partition.corruption._verify = fails  # type: ignore[assignment,method-assign]
+    follower.partition.corruption.verify(0)
+    assert follower.partition.corruption.task is not None
+    await asyncio.wait([follower.partition.corruption.task])
     assert [str(error) for error in met] == ["I7", "I7"]
 
 

@@ -222,7 +222,7 @@ class FetchHandler:
                     try:
                         each.partition = self._replica_manager.find_in(topic, part.partition)
                         if part.corruption_detected:
-                            each.partition.verify_log(part.offset)
+                            each.partition.corruption.verify(part.offset)
                     except HeadraceError as error:
                         each.error = error
                 wanted.append(each)
@@ -260,17 +260,17 @@ class FetchHandler:
             limit = min(room, each.request.max_bytes) if each.request.max_bytes > 0 else room
             try:
                 if each.request.HasField("last_epoch"):
-                    each.partition.check_reader(each.known_epoch, from_follower=from_follower)
-                    each.diverged = each.partition.find_divergence(each.request.offset, each.request.last_epoch)
+                    each.partition.reads.check_reader(each.known_epoch, from_follower=from_follower)
+                    each.diverged = each.partition.reads.find_divergence(each.request.offset, each.request.last_epoch)
                     if each.diverged is not None:
                         continue
-                found, would_block = each.partition.locate_now(
+                found, would_block = each.partition.reads.locate_now(
                     each.request.offset, limit, each.known_epoch, from_follower=from_follower
                 )
                 if would_block:
-                    found = await each.partition.locate(each.request.offset, limit)
+                    found = await each.partition.reads.locate(each.request.offset, limit)
             except HeadraceError as error:
-                each.partition.note_read_error(error)
+                each.partition.corruption.note_read_error(error)
                 each.error = error
                 continue
             if found is None:
@@ -326,13 +326,13 @@ class FetchHandler:
         """Read one partition's batches into its result; the bytes of records it took."""
         partition, found = source
         try:
-            data = await partition.read(found)
+            data = await partition.reads.read(found)
             self._count(partition, len(data))
             if as_records:
                 return await self._fill_records(each, data, records_bytes)
             each.batches.append(data)
         except HeadraceError as error:
-            partition.note_read_error(error)
+            partition.corruption.note_read_error(error)
             each.error = error
         return 0
 

@@ -188,7 +188,7 @@ class ProduceHandler:
                     continue
                 self._fill(result, appended)
                 if committed and appended.end_offset:
-                    wait = partition.acknowledgement(appended.end_offset, appended.leader_epoch)
+                    wait = partition.acknowledgements.of(appended.end_offset, appended.leader_epoch)
                     if wait is not None:
                         pending.append(_Pending(partition, appended.end_offset, *wait, result))
         return response, pending
@@ -201,7 +201,9 @@ class ProduceHandler:
         if not pending:
             return
         waited = time.perf_counter() - times.appended
-        flushed = [at for each in pending if (at := each.partition.flushed_at(each.end_offset)) is not None]
+        flushed = [
+            at for each in pending if (at := each.partition.flush_policy.flushed_at(each.end_offset)) is not None
+        ]
         fsync = min(waited, max(0.0, max(flushed) - times.appended)) if flushed else 0.0
         metrics.fsync_stage.observe(fsync)
         metrics.replication_stage.observe(waited - fsync)
@@ -228,9 +230,9 @@ class ProduceHandler:
         if in_slices and len(batches) > 1:
             return await self._append_slices(partition, batches, known_epoch, committed)
         started = time.perf_counter()
-        result = partition.append_now(batches, known_epoch, committed=committed)
+        result = partition.appender.append_now(batches, known_epoch, committed=committed)
         if result is None:
-            return await partition.append(batches, known_epoch, committed=committed)
+            return await partition.appender.append(batches, known_epoch, committed=committed)
         result.append_seconds = time.perf_counter() - started
         return result
 
@@ -241,9 +243,9 @@ class ProduceHandler:
         whole: AppendResult | None = None
         for each in _slices(batches):
             started = time.perf_counter()
-            result = partition.append_now(each, known_epoch, committed=committed)
+            result = partition.appender.append_now(each, known_epoch, committed=committed)
             if result is None:
-                result = await partition.append(each, known_epoch, committed=committed)
+                result = await partition.appender.append(each, known_epoch, committed=committed)
             else:
                 result.append_seconds = time.perf_counter() - started
             if whole is None:
@@ -287,7 +289,7 @@ class ProduceHandler:
                 self._settle(each)
 
     def _settle(self, each: _Pending) -> None:
-        error = each.future.result() if each.future.done() else each.partition.give_up(each.token)
+        error = each.future.result() if each.future.done() else each.partition.acknowledgements.give_up(each.token)
         if error is not None:
             self._set_error(each.result, error)
 

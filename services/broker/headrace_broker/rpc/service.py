@@ -163,13 +163,13 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
                 replica.check_latest()
                 by_append = asked.spec == broker_pb2.OFFSET_SPEC_APPEND_TIMESTAMP
                 kind = TimestampKind.APPEND if by_append else TimestampKind.RECORD
-                found = await partition.offset_for_timestamp(asked.timestamp_ms, kind)
+                found = await partition.reads.offset_for_timestamp(asked.timestamp_ms, kind)
                 result.offset = replica.high_watermark if found is None else found.offset
                 if found is not None:
                     result.timestamp_ms = found.timestamp_ms
             case broker_pb2.OFFSET_SPEC_RECORD:
                 replica.check_latest()
-                at = await partition.append_time(asked.offset)
+                at = await partition.reads.append_time(asked.offset)
                 result.offset = replica.high_watermark if at is None else at.offset
                 if at is not None:
                     result.timestamp_ms = at.timestamp_ms
@@ -212,7 +212,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             if asked.before_offset < -1:
                 raise InvalidRequestError(f"before_offset {asked.before_offset} is below -1")
             partition = self._find(topic, unknown, asked.partition)
-            result.log_start_offset = await partition.delete_records(asked.before_offset, timeout_seconds)
+            result.log_start_offset = await partition.log_start.delete_records(asked.before_offset, timeout_seconds)
         except HeadraceError as error:
             self._set_error(result, error)
 

@@ -113,12 +113,12 @@ class FollowerFetchSession:
         try:
             if partition is None:
                 raise NotLeaderError("this broker holds no replica of the partition", outcome=Outcome.NOT_APPLIED)
-            decision = partition.compare_fetch(request)
+            decision = partition.reads.compare_fetch(request)
         except HeadraceError as error:
             self._refuse(key, request, error)
             return
         if entry.corruption_detected:
-            partition.verify_log(request.offset)
+            partition.corruption.verify(request.offset)
         if decision is not None:
             self._refuse(key, request, decision)
             return
@@ -242,7 +242,7 @@ class FollowerFetchSession:
         next_offset: int | None = None
         try:
             check_fetch(partition.replica, request)
-            data, next_offset = await partition.read_for_replica(request.read_offset or request.offset, room)
+            data, next_offset = await partition.reads.read_for_replica(request.read_offset or request.offset, room)
             partition.replica.check_leading(request.leader_epoch)
         except SliceCutError:
             return 0  # Leadership has ended; the fetch is answered when the partition wakes it.

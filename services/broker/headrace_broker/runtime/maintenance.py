@@ -55,7 +55,8 @@ async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, co
             await let_others_run(index, LIGHT_ITEMS_PER_TURN)
             await _maintain_partition(partition, now_ms)
         kept = 0
-        for index, partition in enumerate(sorted(replica_manager.partitions, key=lambda each: each.last_snapshot_ms)):
+        by_age = sorted(replica_manager.partitions, key=lambda each: each.producers.last_snapshot_ms)
+        for index, partition in enumerate(by_age):
             await let_others_run(index, LIGHT_ITEMS_PER_TURN)
             kept += await _snapshot_producers(partition)
             if kept == SNAPSHOTS_A_ROUND:
@@ -112,7 +113,7 @@ async def _maintain_partition(partition: Partition, now_ms: int | None) -> None:
     if now_ms is not None:
         partition.replica.producers.expire(now_ms)
     if partition_log.holds_files:
-        partition.flush_soon()
+        partition.flush_policy.flush_soon()
     await partition.checkpoint(force=False)
 
 
@@ -120,7 +121,7 @@ async def _snapshot_producers(partition: Partition) -> bool:
     if _log_at_work(partition) is None:
         return False
     try:
-        return await partition.snapshot_producers_if_due()
+        return await partition.producers.snapshot_if_due()
     except HeadraceError as error:
         partition.fail_unless_refused(error)
         return False
@@ -187,7 +188,7 @@ async def _scrub_partition(partition: Partition) -> None:
             await asyncio.sleep(RETRY_AFTER_MS / 1000)
             continue
         except HeadraceError as error:
-            partition.note_read_error(error)
+            partition.corruption.note_read_error(error)
             return
         partition.context.metrics.scrubbed_bytes.inc(size_bytes)
         await asyncio.sleep(size_bytes / rate)

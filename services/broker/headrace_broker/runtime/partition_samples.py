@@ -25,7 +25,7 @@ def describe_sample(partition: Partition) -> PartitionSample:
         offline=replica.role is Role.OFFLINE,
         replicas=len(state.replicas) if leads and state is not None else -1,
         in_sync_replicas=len(state.in_sync) if leads and state is not None else -1,
-        produced_records=partition.produced_records,
-        produced_bytes=partition.produced_bytes,
+        produced_records=partition.appender.records,
+        produced_bytes=partition.appender.size_bytes,
         fetched_bytes=partition.fetched_bytes,
     )

@@ -1,4 +1,4 @@
-"""Filling the producer windows of a replica from its log, when it is opened (H48).
+"""The producer windows of a replica and its log: filled from it, and written to snapshots (H48).
 
 Batches are checked before they are believed: a rotten one would have a producer refused, or a record taken twice. So
 that a start reads no more than it must, `SnapshotClock` says when a snapshot is due.
@@ -7,10 +7,16 @@ that a start reads no more than it must, `SnapshotClock` says when a snapshot is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headrace.log.log import PartitionLog
 
 from headrace_broker.core.producers import ProducerWindows
+from headrace_broker.core.replica import Role
+from headrace_broker.settings import BrokerSettings
+
+if TYPE_CHECKING:
+    from headrace_broker.runtime.partition import Partition
 
 SNAPSHOT_BYTES = 128 << 20
 SNAPSHOT_MS = 60_000
@@ -45,3 +51,64 @@ def rebuild_producers(producers: ProducerWindows, partition_log: PartitionLog) -
         if header.base_offset >= start:
             producers.record_batch(header)
     return start
+
+
+def make_windows(settings: BrokerSettings) -> ProducerWindows:
+    """Return empty windows within a broker's settings."""
+    return ProducerWindows(
+        max_producers=settings.max_producers,
+        expiry_ms=settings.producer_expiry_ms,
+        retry_window_ms=settings.producer_retry_window_ms,
+    )
+
+
+class ProducerState:
+    """Keeps the producers of one partition in step with its log. Belongs to the event loop."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._replica = partition.replica
+        self._context = partition.context
+        self._log_lock = partition.log_lock
+        self.are_stale = False
+        """The log was cut and the producers were not rebuilt."""
+        self._last_snapshot = SnapshotClock(0, 0, partition.context.clock.monotonic_ms())
+
+    async def rebuild(self) -> None:
+        """Read the producers from the log. Raises CorruptLogError, StorageOfflineError, REFUSALS."""
+        producers = make_windows(self._context.settings)
+        await self._partition.in_thread(lambda: rebuild_producers(producers, self._partition.open_log))
+        self._replica.producers = producers
+        self.are_stale = False
+
+    def note_snapshot(self, offset: int) -> None:
+        """Note that the disk has a snapshot of the producers at `offset`, which need not be written again."""
+        self._last_snapshot = SnapshotClock(
+            offset, self._partition.open_log.size_bytes, self._context.clock.monotonic_ms()
+        )
+
+    @property
+    def last_snapshot_ms(self) -> int:
+        """When a producer snapshot was last written, or would have been (monotonic)."""
+        return self._last_snapshot.at_ms
+
+    async def snapshot_if_due(self) -> bool:
+        """Write a producer snapshot if a start would have much to read; return whether it did. Appends wait
+        meanwhile.
+        """
+        partition_log, kept = self._partition.open_log, self._last_snapshot
+        now_ms = self._context.clock.monotonic_ms()
+        if not kept.is_due(partition_log.log_end_offset, partition_log.size_bytes, now_ms):
+            return False
+        async with self._log_lock:
+            if self._replica.role in (Role.OFFLINE, Role.DELETED) or self.are_stale:
+                return False
+            self.note_snapshot(partition_log.log_end_offset)
+            await self._partition.in_thread(self.snapshot)
+        return True
+
+    def snapshot(self) -> None:
+        """Write a snapshot. Blocks, under the lock of the log."""
+        self._partition.open_log.store_producer_snapshot(
+            self._partition.open_log.log_end_offset, self._replica.producers.snapshot()
+        )

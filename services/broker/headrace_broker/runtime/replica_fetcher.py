@@ -219,11 +219,11 @@ class ReplicaFetcher:
         if self._due:
             self._wake.set()  # The others by the next message.
         for key, partition in due.items():
-            if not partition.may_fetch():
+            if not partition.follower.may_fetch():
                 continue  # A flush is under way, which asks again.
             # An append may be under way in a thread: of the last answer, or of the leadership that has just ended.
             replica, end = partition.replica, partition.open_log.end
-            begun = partition.begin_fetch(end.offset)
+            begun = partition.follower.begin_fetch(end.offset)
             if begun is None:
                 continue
             token, durable_offset, read_offset = begun
@@ -281,7 +281,7 @@ class ReplicaFetcher:
     ) -> None:
         pause = 0.0
         try:
-            if not await partition.take_answer(read_answer(result, data)):
+            if not await partition.follower.take_answer(read_answer(result, data)):
                 return
         except CorruptBatchError as error:
             partition.context.metrics.corrupt_fetches.inc()

@@ -416,7 +416,7 @@ class ReplicaManager:
                 kept = await asyncio.get_running_loop().run_in_executor(
                     self._context.executor, rebuild_producers, partition.replica.producers, partition_log
                 )
-                partition.note_snapshot(kept)
+                partition.producers.note_snapshot(kept)
             except HeadraceError as met:
                 error = met
         if error is not None:

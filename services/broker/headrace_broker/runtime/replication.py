@@ -78,7 +78,7 @@ class Replication:
 
     def raise_log_start(self, partition: Partition, offset: Offset) -> None:
         """See `PartitionHost`."""
-        self._spawn(partition.raise_log_start(offset))
+        self._spawn(partition.log_start.raise_to(offset))
 
     def follow(self, partition: Partition, leader: Replica) -> None:
         """See `PartitionHost`."""

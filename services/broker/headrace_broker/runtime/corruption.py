@@ -1,0 +1,67 @@
+"""What a partition does about a log that is corrupt, or that a reader believes to be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+from headrace.log.errors import CorruptLogError
+from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError, StorageOfflineError
+
+from headrace_broker.core.replica import Role
+
+if TYPE_CHECKING:
+    from headrace_broker.runtime.partition import Partition
+
+log = structlog.get_logger(__name__)
+
+_LOOK_BYTES = 16 << 20
+
+
+class CorruptionCheck:
+    """Of one partition. Belongs to the event loop."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._replica = partition.replica
+        self._context = partition.context
+        self.task: asyncio.Task[None] | None = None
+        """The last verification."""
+
+    def verify(self, offset: int) -> None:
+        """A reader found bytes that fail their checks: look at what is on the disk, and go offline if it is here."""
+        if self.task is None or self.task.done():
+            self.task = asyncio.create_task(self._verify(offset))
+            self._context.watch(self.task)
+
+    async def _verify(self, offset: int) -> None:
+        if self._replica.role in (Role.OFFLINE, Role.DELETED):
+            return
+        # The log start may lie inside a batch, which replicas copy whole.
+        start = max(offset, self._partition.open_log.log_start_offset)
+        try:
+            await self._partition.in_thread(lambda: self._partition.open_log.verify_from(start, _LOOK_BYTES))
+        except OffsetOutOfRangeError:
+            return
+        except HeadraceError as error:
+            self.note_read_error(error)
+            return
+        log.info(
+            "corruption_not_confirmed", topic=self._partition.topic, partition=self._partition.number, offset=offset
+        )
+
+    def note_read_error(self, error: HeadraceError) -> None:
+        """A read met `error`: where the log is broken or corrupt, others have the records, and this one is not needed.
+
+        Without another in-sync replica it stays: what can still be read is read, and the alarm says what cannot (H33).
+        """
+        if not isinstance(error, StorageOfflineError) or self._replica.role in (Role.OFFLINE, Role.DELETED):
+            return
+        state = self._replica.state
+        has_others = state is not None and any(entry.broker_id != self._context.broker_id for entry in state.in_sync)
+        if has_others or not isinstance(error, CorruptLogError):
+            self._partition.fail(error)
+            return
+        self._context.metrics.corruptions_detected.inc()
+        log.error("log_corrupt", topic=self._partition.topic, partition=self._partition.number, reason=str(error))

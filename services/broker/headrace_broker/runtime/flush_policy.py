@@ -1,0 +1,74 @@
+"""When what was appended to a partition is flushed, by the topic's settings, and when it was."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from headrace.wire.ids import Offset
+from headrace_server.topic_configs import INT64_MAX, Durability
+
+from headrace_broker.core.replica import Role
+
+if TYPE_CHECKING:
+    from headrace_broker.runtime.partition import Partition
+
+_FLUSHES_REMEMBERED = 8
+
+
+class FlushPolicy:
+    """Of one partition. Belongs to the event loop."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._replica = partition.replica
+        self._context = partition.context
+        self._unflushed_records = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._flushes: deque[tuple[Offset, float]] = deque(maxlen=_FLUSHES_REMEMBERED)
+
+    def note_flushed(self, durable_offset: Offset) -> None:
+        """Record that everything below `durable_offset` is durable now."""
+        self._flushes.append((durable_offset, time.perf_counter()))
+
+    def flushed_at(self, end_offset: int) -> float | None:
+        """When a recent flush made everything below `end_offset` durable, by `time.perf_counter`; None: none did."""
+        return next((at for offset, at in self._flushes if offset >= end_offset), None)
+
+    @property
+    def is_always(self) -> bool:
+        """Whether every append is flushed at once: the topic asks for it, or the key promises it still (H30)."""
+        config = self._partition.config
+        if config.durability is Durability.FSYNC:
+            return True
+        return self._replica.flushed_only and not config.flushes_by_policy
+
+    def note_appended(self, records: int, caller: str) -> None:
+        """See that `records` that `caller` appended become durable when the topic's settings say so."""
+        config = self._partition.config
+        if self.is_always:
+            self._context.flusher.request(self._partition, caller)
+            return
+        if not config.flushes_by_policy:
+            return
+        self._unflushed_records += records
+        if self._unflushed_records >= config.flush_messages:
+            self.flush_soon()
+        elif self._timer is None and config.flush_ms < INT64_MAX:
+            self._timer = asyncio.get_running_loop().call_later(config.flush_ms / 1000, self.flush_soon)
+
+    def flush_soon(self) -> None:
+        """See that everything appended until now becomes durable."""
+        self._unflushed_records = 0
+        self.cancel_timer()
+        partition = self._partition
+        if partition.replica.role not in (Role.OFFLINE, Role.DELETED):
+            partition.context.flusher.request(partition, partition.topic)
+
+    def cancel_timer(self) -> None:
+        """Forget the flush that is due after a time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

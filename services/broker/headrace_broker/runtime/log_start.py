@@ -1,0 +1,77 @@
+"""The log start of a partition: what its leader deletes, and what its followers delete after it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from headrace.log.errors import RETRY_AFTER_MS
+from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError, Outcome, TimedOutError
+from headrace.wire.ids import Offset
+
+from headrace_broker.core.messages import LogStartAwaited, LogStartRaised, LogStartWanted
+from headrace_broker.core.replica import Role
+from headrace_broker.runtime.partition_host import PartitionHost
+
+if TYPE_CHECKING:
+    from headrace_broker.runtime.partition import Partition
+
+
+class LogStart:
+    """Of one partition. Belongs to the event loop."""
+
+    def __init__(self, partition: Partition, host: PartitionHost) -> None:
+        self._partition = partition
+        self._replica = partition.replica
+        self._context = partition.context
+        self._log_lock = partition.log_lock
+        self._host = host
+
+    async def delete_records(self, before_offset: int, timeout_seconds: float) -> Offset:
+        """Raise the log start of the partition to `before_offset` (-1: the high watermark) and return it.
+
+        Raises:
+            OffsetOutOfRangeError: `before_offset` is above the high watermark.
+            NotEnoughReplicasError: too few replicas are in sync for any to be counted on.
+            TimedOutError, NotLeaderError, with the outcome UNKNOWN: some in-sync replica may still have the records.
+        """
+        replica = self._replica
+        replica.check_leading(-1)
+        replica.check_in_sync()
+        before = replica.high_watermark if before_offset == -1 else before_offset
+        if before > replica.high_watermark:
+            raise OffsetOutOfRangeError(f"offset {before} is above the high watermark {replica.high_watermark}")
+        self._partition.handle(LogStartWanted(Offset(before)))
+        token, future = self._partition.acknowledgements.begin()
+        self._partition.handle(LogStartAwaited(token, Offset(before), replica.leader_epoch))
+        try:
+            await asyncio.wait([future], timeout=timeout_seconds)
+        finally:
+            if not future.done():
+                self._partition.acknowledgements.give_up(token)
+        if not future.done():
+            raise TimedOutError(f"not every in-sync replica begins at {before} yet", outcome=Outcome.UNKNOWN)
+        if (error := future.result()) is not None:
+            raise error
+        return replica.log_start_offset
+
+    async def raise_to(self, offset: Offset) -> None:
+        """Do what `RaiseLogStart` asks for, again after a moment where the disk refuses it (H35)."""
+        async with self._log_lock:
+            if self._replica.role is not Role.LEADING or self._replica.raising_to != offset:
+                return
+            try:
+                await self.apply(offset)
+            except HeadraceError as error:
+                if not self._partition.fail_unless_refused(error):
+                    delay_seconds = RETRY_AFTER_MS / 1000
+                    asyncio.get_running_loop().call_later(
+                        delay_seconds, self._host.raise_log_start, self._partition, offset
+                    )
+
+    async def apply(self, offset: Offset) -> None:
+        """Raise the start of the log, under its lock. Raises HeadraceError."""
+        high_watermark, segments = self._replica.high_watermark, self._partition.open_log.segment_count
+        start = await self._partition.in_thread(lambda: self._partition.open_log.delete_records(offset, high_watermark))
+        self._context.metrics.deleted_segments.inc(max(0, segments - self._partition.open_log.segment_count))
+        self._partition.handle(LogStartRaised(start))

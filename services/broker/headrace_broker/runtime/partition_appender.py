@@ -1,0 +1,193 @@
+"""What producers append to a partition that is led here, and who waits for it to be committed.
+
+The hot path: batches are checked once (`batch_checks`), stamped and written by the log, and the core is told a few
+integers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from headrace.wire.batch import BatchHeader
+from headrace.wire.errors import HeadraceError, NotLeaderError, Outcome, StorageOfflineError, TimedOutError
+from headrace.wire.ids import LeaderEpoch, Offset
+from headrace_server.calls import CALLER
+
+from headrace_broker.core.messages import AcknowledgementAwaited, AcknowledgementDropped, Action, Appended
+from headrace_broker.core.replica import Role
+from headrace_broker.runtime.batch_checks import AppendResult, check_compressed, check_run, must_inflate
+from headrace_broker.runtime.uninterrupted import uninterrupted
+
+if TYPE_CHECKING:
+    from headrace_broker.runtime.partition import Partition
+
+
+class Acknowledgements:
+    """Who waits for the core's answer: to an append, or to a deletion of records."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._replica = partition.replica
+        self._waiting: dict[int, asyncio.Future[HeadraceError | None]] = {}
+        self._tokens = itertools.count()
+
+    def of(self, end_offset: int, leader_epoch: int) -> tuple[int, asyncio.Future[HeadraceError | None]] | None:
+        """A future: None once the high watermark has reached `end_offset`, or the error that prevents it.
+
+        None: it has reached it already. The token is for `give_up`.
+        """
+        if end_offset <= self._replica.high_watermark and leader_epoch == self._replica.leader_epoch:
+            return None
+        token, future = self.begin()
+        self._partition.handle(AcknowledgementAwaited(token, Offset(end_offset), LeaderEpoch(leader_epoch)))
+        return token, future
+
+    def begin(self) -> tuple[int, asyncio.Future[HeadraceError | None]]:
+        """Return a token for the core, and the future that its answer settles."""
+        token = next(self._tokens)
+        future: asyncio.Future[HeadraceError | None] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = future
+        return token, future
+
+    def give_up(self, token: int) -> TimedOutError:
+        """Stop waiting for `token`; return the error for the caller: the records may still be committed."""
+        self._waiting.pop(token, None)
+        self._partition.handle(AcknowledgementDropped(token))
+        return TimedOutError("the acknowledgement did not come in time", outcome=Outcome.UNKNOWN)
+
+    def answer(self, token: int, error: HeadraceError | None) -> None:
+        """Settle the future of a token, unless its caller has given up."""
+        future = self._waiting.pop(token, None)
+        if future is not None and not future.done():
+            future.set_result(error)
+
+
+class PartitionAppender:
+    """Of one partition. Belongs to the event loop."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._replica = partition.replica
+        self._context = partition.context
+        self._log_lock = partition.log_lock
+        self.is_slow = False
+        """Whether the last write blocked for long: the next ones are done in a thread."""
+        self._appending = 0  # calls of `append` that are not over
+        self.records = self.size_bytes = 0
+        """Since the start, for `/metrics/detail`."""
+
+    def append_now(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult | None:
+        """Append on the event loop, into the page cache; None where `append` has to do it, in a thread.
+
+        `committed`: the caller will wait for the high watermark, so too few in-sync replicas refuse it (H13).
+        """
+        if self.is_slow or self._appending or self._log_lock.locked() or must_inflate(batches, self._partition.config):
+            return None
+        result = AppendResult()
+        try:
+            for run in self._checked_runs(batches, known_epoch, committed, result):
+                at_ms, leader_epoch = self._context.now_ms(), self._replica.leader_epoch
+                self._note_run(run, self._write(run, at_ms, leader_epoch), at_ms, leader_epoch, result)
+        except HeadraceError as error:
+            self._end_append(result, error)
+        return result
+
+    async def append(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult:
+        """As `append_now`, with the writes in a thread and in the order of the calls."""
+        self._appending += 1  # From here on `append_now` overtakes no writer, though the lock is not held yet.
+        try:
+            return await uninterrupted(self._append(batches, known_epoch, committed=committed))
+        finally:
+            self._appending -= 1
+
+    async def _append(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult:
+        result = AppendResult()
+        async with self._log_lock:
+            try:
+                compressed = None
+                if must_inflate(batches, self._partition.config):
+                    self._replica.check_leading(known_epoch)
+                    compressed = await check_compressed(batches, self._partition.config, self._context)
+                for run in self._checked_runs(batches, known_epoch, committed, result, compressed):
+                    await self._append_in_thread(run, result)
+            except HeadraceError as error:
+                self._end_append(result, error)
+        return result
+
+    async def _append_in_thread(self, pairs: list[tuple[bytes, BatchHeader]], result: AppendResult) -> None:
+        self._context.metrics.slow_appends.inc()
+        at_ms, leader_epoch = self._context.now_ms(), self._replica.leader_epoch
+        started = time.perf_counter()
+        base = await self._partition.in_thread(lambda: self._write(pairs, at_ms, leader_epoch))
+        result.append_seconds += time.perf_counter() - started
+        self._note_run(pairs, base, at_ms, leader_epoch, result)
+        if not self._replica.counts_append(leader_epoch):
+            # It is in the log, and the next leader may commit it.
+            raise NotLeaderError("leadership moved during the append", outcome=Outcome.UNKNOWN)
+
+    def _checked_runs(
+        self,
+        batches: Sequence[bytes],
+        known_epoch: int,
+        committed: bool,
+        result: AppendResult,
+        compressed: dict[int, HeadraceError | None] | None = None,
+    ) -> Iterator[list[tuple[bytes, BatchHeader]]]:
+        """Yield what may be appended by one write each; the next run is checked when this one is in the log."""
+        position = 0
+        while position < len(batches):
+            pairs, taken = check_run(
+                batches, position, result, replica=self._replica, config=self._partition.config,
+                context=self._context, known_epoch=known_epoch, committed=committed, compressed=compressed,
+            )  # fmt: skip
+            position += taken
+            if pairs:
+                yield pairs
+
+    def _write(self, pairs: list[tuple[bytes, BatchHeader]], at_ms: int, leader_epoch: int) -> Offset:
+        started_ms = self._context.clock.monotonic_ms()
+        if len(pairs) == 1:
+            batch, header = pairs[0]
+            base = self._partition.open_log.append(batch, header, leader_epoch=leader_epoch, append_timestamp_ms=at_ms)
+        else:
+            base = self._partition.open_log.append_all(pairs, leader_epoch=leader_epoch, append_timestamp_ms=at_ms)
+        self.is_slow = self._context.clock.monotonic_ms() - started_ms >= self._context.settings.slow_append_ms
+        return base
+
+    def _note_run(
+        self, pairs: list[tuple[bytes, BatchHeader]], base: int, at_ms: int, leader_epoch: int, result: AppendResult
+    ) -> None:
+        """Report a write to the core, the flusher and the counters."""
+        records = size_bytes = 0
+        actions: list[Action] = []
+        for _, header in pairs:
+            end = base + header.record_count
+            actions += self._partition.tell_core(
+                Appended(
+                    Offset(base), Offset(end), header.producer_id, header.producer_epoch, header.base_sequence, at_ms
+                )
+            )
+            result.base_offsets.append(base)
+            records += header.record_count
+            size_bytes += header.batch_bytes
+            base = end
+        result.end_offset = max(result.end_offset, base)
+        result.append_timestamp_ms = at_ms
+        metrics = self._context.metrics
+        metrics.produced_batches.inc(len(pairs))
+        metrics.produced_records.inc(records)
+        metrics.produced_bytes.inc(size_bytes)
+        self.records += records
+        self.size_bytes += size_bytes
+        self._partition.flush_policy.note_appended(records, CALLER.get())
+        self._partition.perform(actions)
+        self._partition.wake_replicas()
+
+    def _end_append(self, result: AppendResult, error: HeadraceError) -> None:
+        result.error = error
+        if isinstance(error, StorageOfflineError) and self._replica.role is Role.LEADING:
+            self._partition.fail(error)

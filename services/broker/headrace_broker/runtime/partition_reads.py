@@ -1,0 +1,117 @@
+"""What readers and followers read of a partition."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.log.log import TimestampedOffset, TimestampKind
+from headrace.log.slices import Slice
+from headrace.wire.errors import HeadraceError
+from headrace.wire.ids import Offset
+
+from headrace_broker.core.replica_fetch import (
+    Diverged,
+    FetchDecision,
+    FetchRequest,
+    check_fetch,
+    check_reader,
+    compare_logs,
+)
+
+if TYPE_CHECKING:
+    from headrace_broker.runtime.partition import Partition
+
+
+class PartitionReads:
+    """Of one partition. Belongs to the event loop."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._replica, self._context = partition.replica, partition.context
+
+    def locate_now(
+        self, offset: int, max_bytes: int, known_epoch: int, *, from_follower: bool = False
+    ) -> tuple[Slice | None, bool]:
+        """The visible batches from `offset` on, without blocking: (slice, or None for nothing yet; would it block).
+
+        `from_follower`: the reader takes a follower's, too. Close the slice. Raises as
+        `PartitionReplica.check_leading` and `check_read`, and StorageOfflineError.
+        """
+        replica = self._replica
+        self.check_reader(known_epoch, from_follower=from_follower)
+        replica.check_read(offset)
+        if offset >= replica.high_watermark:
+            return None, False
+        found = self._partition.open_log.read_nowait(offset, max_bytes, replica.high_watermark)
+        return found, found is None
+
+    def check_reader(self, known_epoch: int, *, from_follower: bool) -> None:
+        """Raise as `PartitionReplica.check_leading`, or `check_serving` for readers that take a follower's."""
+        if from_follower:
+            self._replica.check_serving(known_epoch)
+        else:
+            self._replica.check_leading(known_epoch)
+
+    def find_divergence(self, offset: int, last_epoch: int) -> Diverged | None:
+        """As `replica_fetch.check_reader`."""
+        return check_reader(self._replica, self._partition.open_log, offset, last_epoch)
+
+    async def locate(self, offset: int, max_bytes: int) -> Slice:
+        """As `locate_now`, in a thread."""
+        self._context.metrics.blocking_reads.inc()
+        high_watermark = self._replica.high_watermark
+        return await self._partition.in_thread(lambda: self._partition.open_log.read(offset, max_bytes, high_watermark))
+
+    async def read(self, found: Slice) -> bytes:
+        """The bytes of a slice, from the page cache at once, else from the disk in a thread; closes it."""
+        with found:
+            data = found.try_read_nowait()
+            if data is None:
+                self._context.metrics.blocking_reads.inc()
+                data = await self._partition.in_thread(found.read)
+            return data
+
+    async def offset_for_timestamp(self, timestamp_ms: int, kind: TimestampKind) -> TimestampedOffset | None:
+        """The first visible record at or after `timestamp_ms`; None if there is none."""
+        found = await self._partition.in_thread(
+            lambda: self._partition.open_log.offset_for_timestamp(timestamp_ms, kind)
+        )
+        return None if found is None or found.offset >= self._replica.high_watermark else found
+
+    async def append_time(self, offset: int) -> TimestampedOffset | None:
+        """The first visible record from `offset` on, and when its batch was appended; None: there is none."""
+        wanted = max(offset, self._replica.log_start_offset)
+        if wanted >= self._replica.high_watermark:
+            return None
+        header = await self._partition.in_thread(lambda: self._partition.open_log.batch_with(wanted))
+        return TimestampedOffset(Offset(wanted), header.append_timestamp_ms)
+
+    async def read_for_replica(self, offset: int, max_bytes: int) -> tuple[bytes, Offset | None]:
+        """Whole batches from `offset` to the log end, fsynced or not, and where more follow; None: nowhere.
+
+        The core's log end: of an append in a thread it is told when it is done, and then wakes the followers.
+        Raises SliceCutError, StorageOfflineError.
+        """
+        partition_log = self._partition.open_log
+        end_offset = self._replica.log_end_offset
+        start = max(offset, partition_log.log_start_offset)
+        if start >= end_offset:
+            return b"", None
+        try:
+            found = partition_log.read_nowait(start, max_bytes, end_offset)
+            if found is None:
+                found = await self._partition.in_thread(lambda: partition_log.read(start, max_bytes, end_offset))
+            next_offset = Offset(found.end_offset) if found.end_offset < self._replica.log_end_offset else None
+            return await self.read(found), next_offset
+        except HeadraceError as error:
+            self._partition.corruption.note_read_error(error)
+            raise
+
+    def compare_fetch(self, request: FetchRequest) -> FetchDecision | None:
+        """As `replica_fetch.check_fetch` and `compare_logs`; corruption met takes the replica offline."""
+        check_fetch(self._replica, request)
+        try:
+            return compare_logs(self._partition.open_log, request)
+        except HeadraceError as error:
+            self._partition.corruption.note_read_error(error)
+            raise
