@@ -206,15 +206,15 @@ class LogDurability:
         self._write_indexes()
 
     def note_rolled(self, closed: Segment, file: OpenFile) -> None:
-        """Record a closed segment: its index must be written, and `file` stays pinned until it is synced.
+        """Record a closed segment: its index must be written; `file` stays pinned until it is synced.
 
         Called under the segment list's lock.
         """
-        if closed.held_file is None:
+        if closed.dirty and closed.held_file is None:
             closed.held_file = file
             self._held += 1
         else:
-            self._files.unpin(file)  # It was closed before, and became the active one by a truncation.
+            self._files.unpin(file)  # It is synced, or held since it was closed before a truncation.
         self._unwritten_indexes.append(closed)
         self._checkpoint_due = True
 

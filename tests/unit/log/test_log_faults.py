@@ -212,6 +212,17 @@ def test_rolled_segment_keeps_its_descriptor_until_it_is_synced(bench):
     assert len(kept) <= 2
 
 
+def test_synced_segment_is_not_kept_open_when_it_is_rolled(bench):
+    """Only a segment with unsynced bytes keeps its descriptor: no later fsync would release another one."""
+    bench.settings = LogSettings(segment_bytes=500)
+    log = bench.open()
+    for _ in range(12):
+        bench.append()
+        log.flush()
+    assert log.segment_count > 3
+    assert not log.holds_files
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOMEM])
 def test_look_at_the_free_space_that_fails_does_not_fail_the_append_before_it(bench, number):
     """The batch is in the file: an error now would leave it there, and its producer would send it again."""
