@@ -78,7 +78,7 @@ STORAGE_RULES = (
         "truncation-not-synced",
         "H32",
         LOG_TRUNCATION,
-        "        self._durability.sync_file(segments.active_file)\n",
+        "        self._durability.sync_file(file)\n",
         "",
         "Old blocks come back behind new ones after a power loss.",
         Test(
@@ -319,6 +319,19 @@ STORAGE_RULES = (
         "The descriptor that a segment was written through is closed before its fsync, and no error is reported.",
         Test(
             "tests/unit/log/test_log_faults.py::test_rolled_segment_keeps_its_descriptor_until_it_is_synced",
+            "The simulator's disks report an error to any descriptor.",
+        ),
+    ),
+    Mutant(
+        "idle-file-closed-before-its-fsync",
+        "H34",
+        LOG,
+        "        is_unsynced = state.uncut or segments.active.dirty\n",
+        "        is_unsynced = False\n",
+        "The file of an idle log is closed with unsynced bytes, and an error of writing them back is lost.",
+        Test(
+            "tests/unit/log/test_log_open_files.py::"
+            "test_a_failed_fsync_before_a_close_takes_its_log_offline_and_no_other",
             "The simulator's disks report an error to any descriptor.",
         ),
     ),

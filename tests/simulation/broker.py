@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from tests.simulation.plan import Plan
 
 LEASE_TTL_MS = 3_000
-DISK_LIMITS = DiskLimits(reserve_bytes=4096, refuse_below_bytes=0, resume_above_bytes=0)
+DISK_LIMITS = DiskLimits(reserve_bytes=4096, refuse_below_bytes=0, resume_above_bytes=0, max_open_files=2)
 DRAIN_MS = 1_500
 ORDERLY_DRAIN_MS = 120_000
 """A stop at its limit hands nothing over."""

@@ -46,6 +46,7 @@ class Sent:
     producer_id: int
     acks: int
     sent_at: int
+    partition: int
     offset: int = -1
     error: HeadraceError | None = None
     answered: bool = False
@@ -170,7 +171,8 @@ class Scenario:
 
     def send(self, *, to: int, acks: int = -1, value: bytes = b"0") -> Sent:
         """Send one record to the broker, whether or not it leads; its answer comes later."""
-        sent = Sent(FIRST_PRODUCER + len(self._sent), acks, self.cluster.next_order())
+        number = self.cluster.number_of(self.key)
+        sent = Sent(FIRST_PRODUCER + len(self._sent), acks, self.cluster.next_order(), number)
         self._sent.append(sent)
         self._attempt(sent, to, value)
         return sent
@@ -219,6 +221,15 @@ class Scenario:
         if not sent.acknowledged:
             raise SimulationError("story", f"b{to} refuses: {sent.error}")
         return sent
+
+    def produce_elsewhere(self) -> None:
+        """Produce one record to each other partition."""
+        key = self.key
+        for other in self.cluster.partitions:
+            if other != key:
+                self.key = other
+                self.produce(to=self.leader)
+        self.key = key
 
     # --- faults ---
 
@@ -431,7 +442,7 @@ class Scenario:
             self.cluster.sends.append(
                 Send(
                     f"s{sent.producer_id}",
-                    0,
+                    sent.partition,
                     (f"{sent.producer_id}.0.0",),
                     OK if sent.acknowledged and sent.acks else UNKNOWN,
                     sent.offset,

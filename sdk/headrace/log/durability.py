@@ -157,6 +157,7 @@ class LogDurability:
         return (
             last is None
             or self._checkpoint_due
+            or state.offline_error is not None  # `checkpoint` raises it
             or (last.log_start_offset, last.high_watermark) != (state.log_start_offset, high_watermark)
             or last.mark != state.flushed
         )
@@ -205,15 +206,15 @@ class LogDurability:
             self.write_checkpoint()
         self._write_indexes()
 
-    def note_rolled(self, closed: Segment, file: OpenFile) -> None:
-        """Record a closed segment: its index must be written; `file` stays pinned until it is synced.
+    def note_rolled(self, closed: Segment, file: OpenFile | None) -> None:
+        """Record a closed segment: its index must be written, and its pinned `file` stays so until it is synced.
 
         Called under the segment list's lock.
         """
-        if closed.dirty and closed.held_file is None:
+        if file is not None and closed.dirty and closed.held_file is None:
             closed.held_file = file
             self._held += 1
-        else:
+        elif file is not None:
             self._files.unpin(file)  # It is synced, or held since it was closed before a truncation.
         self._unwritten_indexes.append(closed)
         self._checkpoint_due = True

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from headrace.log.checkpoint import CheckpointFile, Mark
@@ -34,7 +35,7 @@ from headrace.log.slices import Slice
 from headrace.log.timestamps import TimestampedOffset, TimestampKind
 from headrace.wire.batch import HEADER_BYTES, STAMP_BYTES, BatchHeader, iter_batches, stamp
 from headrace.wire.crc import ReadableBuffer
-from headrace.wire.errors import CorruptBatchError
+from headrace.wire.errors import CorruptBatchError, HeadraceError
 from headrace.wire.ids import LeaderEpoch, Offset
 
 __all__ = ["PartitionLog", "RecoveryReport", "TimestampKind", "TimestampedOffset"]
@@ -63,9 +64,10 @@ class PartitionLog:
         self._filesystem = environment.filesystem
         self._files = environment.files
         self._space = environment.space
-        self._segments = SegmentList(environment.files, environment.index_cache, directory)
+        self._segments = SegmentList(environment.files, environment.index_cache, directory, self)
         self._lock = self._segments.lock
-        # Held while something is appended: `close` waits for it, as the descriptor may get another file's number.
+        # Held while something is appended: `close` waits for it and `release_file` gives up, as the descriptor may get
+        # another file's number.
         self._turn = threading.Lock()
         checkpoint_file = CheckpointFile(self._filesystem, directory)
         recovered = recover(
@@ -89,7 +91,7 @@ class PartitionLog:
         self._truncation = LogTruncation(
             environment, state, segments, epochs, durability, self._reader, self._snapshots
         )
-        self._segments.active_file = self._open_active(recovered)
+        self._segments.hold_active(self._open_active(recovered))
 
     @classmethod
     def open(
@@ -107,6 +109,7 @@ class PartitionLog:
         Raises CorruptLogError (nothing was changed; see `DataDirectory.open_log`), StorageFullError, StorageBusyError
         (try again), StorageOfflineError.
         """
+        environment.files.make_room()
         try:
             return cls(
                 environment,
@@ -342,8 +345,9 @@ class PartitionLog:
         if len(buffers) > _MAX_BUFFERS:
             buffers = [b"".join(buffers)]
         refusal: OSError | None = None
+        file = self._segments.active_file or self._open_again()
         try:
-            written = self._filesystem.pwritev(self._segments.active_file.descriptor, buffers, segment.size_bytes)
+            written = self._filesystem.pwritev(file.descriptor, buffers, segment.size_bytes)
         except OSError as error:
             if not is_refused(error):
                 raise self._state.go_offline(error) from error
@@ -351,6 +355,12 @@ class PartitionLog:
         if written != size_bytes:
             self._refuse(refusal)
         self._space.note_appended(size_bytes)
+
+    def _open_again(self) -> OpenFile:
+        """Open the active segment's file, which was closed while the log was idle."""
+        self._files.make_room()
+        with self._state.disk():
+            return self._segments.open_active()
 
     def _refuse(self, refusal: OSError | None) -> NoReturn:
         """Roll back a failed append; None: it was written in part."""
@@ -384,7 +394,8 @@ class PartitionLog:
 
     def _roll(self) -> None:
         """Close the active segment and start the next at the log end; `flush` fsyncs the closed one later."""
-        old, old_file = self._segments.active, self._segments.active_file
+        old = self._segments.active
+        self._files.make_room()
         try:
             file = self._create_segment(self._state.end.offset)
         except OSError as error:
@@ -392,7 +403,8 @@ class PartitionLog:
                 self._space.note_full()
             raise self._state.failed(error) from error
         with self._lock:
-            self._segments.active_file = file
+            old_file = self._segments.take_active_file()
+            self._segments.hold_active(file)
             self._durability.note_rolled(old, old_file)
 
     def _create_segment(self, base_offset: int) -> OpenFile:
@@ -614,6 +626,34 @@ class PartitionLog:
         """The newest valid snapshot at an offset within the log; rebuild from there with `checked_headers`."""
         return self._snapshots.load()
 
+    # -- open files ------------------------------------------------------------------------------------------------
+
+    def release_file(self, file: OpenFile, *, sync: bool) -> bool:
+        """See `Holder`: any thread. A failed fsync takes the log offline, and a later call reports it."""
+        durability = self._durability
+        if self._turn.locked() or not durability.round_lock.acquire(blocking=False):
+            return False
+        try:
+            if sync:
+                with suppress(HeadraceError):  # The state shows what came of it.
+                    durability.flush()
+            if not self._turn.acquire(blocking=False):
+                return False
+            try:
+                return self._release_if_synced(file)
+            finally:
+                self._turn.release()
+        finally:
+            durability.round_lock.release()
+
+    def _release_if_synced(self, file: OpenFile) -> bool:
+        state, segments = self._state, self._segments
+        is_unsynced = state.uncut or segments.active.dirty
+        if segments.active_file is not file or (is_unsynced and not self.offline):
+            return False
+        segments.release_active()
+        return True
+
     # -- end -------------------------------------------------------------------------------------------------------
 
     def close(self, *, high_watermark: int | None = None) -> None:
@@ -634,7 +674,7 @@ class PartitionLog:
             finally:
                 with self._lock:
                     state.closed = True
-                    self._files.unpin(self._segments.active_file)
+                    self._segments.release_active()
                     for segment in self._segments.items:
                         self._durability.release(segment)
                         self._files.forget(segment.path)

@@ -48,6 +48,7 @@ class LogReader:
     def read(self, offset: int, max_bytes: int, end_offset: int, *, nowait: bool) -> Slice:
         """Find and pin the batches; raises WouldBlockError if `nowait` and the read would block on the disk."""
         segments, state = self._segments, self._state
+        segments.files.make_room()
         with segments.lock:
             state.check_online()
             log_end_offset = state.end.offset
@@ -159,6 +160,7 @@ class LogReader:
         Raises SegmentGoneError: it has left the list since. SliceCutError: it was cut, so that what the walk finds is
         neither corruption nor an answer.
         """
+        self._segments.files.make_room()
         with self._state.disk():
             file = self._segments.pin(segment)
             try:

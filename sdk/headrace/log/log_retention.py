@@ -55,6 +55,7 @@ class LogRetention:
 
     def _last_append_ms(self, segment: Segment) -> int:
         if not segment.index_ready:
+            self._files.make_room()
             with self._state.disk():
                 file = self._segments.pin(segment)
                 try:

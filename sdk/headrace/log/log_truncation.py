@@ -45,11 +45,12 @@ class LogTruncation:
     def truncate_to(self, offset: int) -> Offset:
         """See `PartitionLog.truncate_to`."""
         state = self._state
+        self._files.make_room()
         with self._durability.round_lock, state.disk():
             state.check_online()
             self.remove_rest()
             if offset < state.log_start_offset:
-                self.reset_to(offset, 0)
+                self._reset_to(offset, 0)
             elif offset < state.end.offset:
                 segment = self._segments.find(offset)
                 position, header = next(self._segments.walk(segment, offset, state.settings.index_interval_bytes))
@@ -92,10 +93,10 @@ class LogTruncation:
             state.log_start_offset, state.high_watermark, state.flushed = lowered
             state.uncut = True
             state.truncations += 1
+            segments.release_active()
             for later in reversed([item for item in segments.items if item.base_offset > segment.base_offset]):
                 self._discard(later)
-            self._files.unpin(segments.active_file)
-            segments.active_file = file
+            segments.hold_active(file)
             segment.cuts += 1
             segment.size_bytes = cut.position
             segment.index.drop()
@@ -133,25 +134,29 @@ class LogTruncation:
                 filesystem.unlink(segment.path)
             filesystem.fsync_directory(state.directory)
             del self._discarded[0]
-        filesystem.truncate(segments.active_file.descriptor, segments.active.size_bytes)
-        self._durability.sync_file(segments.active_file)
+        file = segments.open_active()
+        filesystem.truncate(file.descriptor, segments.active.size_bytes)
+        self._durability.sync_file(file)
         self._durability.write_epochs()
         state.uncut = False
 
     def reset_to(self, offset: int, previous_crc: int) -> None:
         """See `PartitionLog.reset_to`."""
-        state, segments, durability = self._state, self._segments, self._durability
-        with durability.round_lock, state.disk():
-            state.check_online()
+        self._files.make_room()
+        with self._durability.round_lock, self._state.disk():
+            self._state.check_online()
             self.remove_rest()
-            self._snapshots.drop_above(-1)
-            # The first step is an empty log where it starts now, the second one where it shall start.
-            first = segments.items[0]
-            self._cut_to(first, Mark(first.base_offset, first.base_offset, 0, previous_crc, -1))
-            durability.epochs_due |= self._epochs.cut_end(0)
-            durability.write_epochs()
-            if offset != first.base_offset:
-                self._move_to(offset, first, Mark(offset, offset, 0, previous_crc, -1))
+            self._reset_to(offset, previous_crc)
+
+    def _reset_to(self, offset: int, previous_crc: int) -> None:
+        self._snapshots.drop_above(-1)
+        # The first step is an empty log where it starts now, the second one where it shall start.
+        first = self._segments.items[0]
+        self._cut_to(first, Mark(first.base_offset, first.base_offset, 0, previous_crc, -1))
+        self._durability.epochs_due |= self._epochs.cut_end(0)
+        self._durability.write_epochs()
+        if offset != first.base_offset:
+            self._move_to(offset, first, Mark(offset, offset, 0, previous_crc, -1))
 
     def _move_to(self, offset: int, first: Segment, start: Mark) -> None:
         """Let an empty log, of which `first` is the segment, start at `offset`."""
@@ -168,8 +173,8 @@ class LogTruncation:
             state.truncations += 1
             state.end = state.flushed = start
             state.log_start_offset = state.high_watermark = offset
-            self._files.unpin(segments.active_file)
+            segments.release_active()
             self._discard(first)
             segments.add(offset, 0)
-            segments.active_file = file
+            segments.hold_active(file)
         self.remove_rest()

@@ -1,38 +1,56 @@
-"""File descriptors of segments, opened on first use and kept by a bounded least-recently-used list.
+"""File descriptors of segments: opened on first use, at most `capacity` at once, the least recently used closed first.
 
-One `OpenFiles` belongs to a `DataDirectory` and is shared by its logs and slices, in any thread. A pinned descriptor is
-never closed: the active segment is pinned by its log, and every slice pins its own.
+One `OpenFiles` belongs to a `DataDirectory` and is shared by its logs and slices, in any thread. A pin keeps a
+descriptor open: each call and each slice pins what it reads. A log holds the file of its active segment without a pin,
+so that an append takes no lock here; `make_room` closes a held file only after its log has synced and released it.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections import OrderedDict
+from itertools import islice
+from typing import Protocol
 
 from headrace.log.filesystem import FileSystem
 
+EXCESS = 64
+"""Files that calls may open beyond the capacity while every other file is in use."""
+EXAMINED = 16
+"""The least recently used files among which `make_room` looks for one that needs no fsync."""
+
+
+class Holder(Protocol):
+    """A log that writes to a file."""
+
+    def release_file(self, file: OpenFile, *, sync: bool) -> bool:
+        """Release `file` if no call uses it and it has no unsynced bytes; `sync` fsyncs them first. Never raises."""
+
 
 class OpenFile:
-    """An open descriptor with the number of its pins; changed by `OpenFiles` only."""
+    """An open descriptor with its pins and its holder; changed by `OpenFiles` only."""
 
-    __slots__ = ("descriptor", "forgotten", "path", "pins")
+    __slots__ = ("descriptor", "forgotten", "holder", "path", "pins")
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
         self.descriptor = descriptor
         self.pins = 1
+        self.holder: Holder | None = None
         self.forgotten = False
 
 
 class OpenFiles:
-    """Hands out pinned descriptors by path; keeps at most `capacity` that nobody pins."""
+    """Opens, shares and closes descriptors by path."""
 
     def __init__(self, filesystem: FileSystem, capacity: int) -> None:
         self.filesystem = filesystem
         self._capacity = capacity
         self._lock = threading.Lock()
         self._files: dict[str, OpenFile] = {}
-        self._unpinned: OrderedDict[str, OpenFile] = OrderedDict()  # least recently used first
+        self._unpinned: OrderedDict[str, OpenFile] = OrderedDict()  # least recently used first; held or not
 
     def pin(self, path: str) -> OpenFile:
         """Open `path` if it is not open, and pin it; raises OSError."""
@@ -51,30 +69,80 @@ class OpenFiles:
             return self._open(path, create=True)
 
     def _open(self, path: str, *, create: bool) -> OpenFile:
+        if len(self._files) >= self._capacity:
+            unheld = (file for file in islice(self._unpinned.values(), EXAMINED) if file.holder is None)
+            oldest = next(unheld, None)
+            if oldest is not None:
+                self._close(oldest)
+            elif len(self._files) >= self._capacity + EXCESS:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
         file = OpenFile(path, self.filesystem.open(path, create=create))
         stale = self._files.get(path)
         if stale is not None:  # The name was removed and made anew behind it.
+            assert stale.holder is None, f"{path} was made anew while a log holds it"
             stale.forgotten = True
             if self._unpinned.pop(path, None) is not None:
                 self.filesystem.close(stale.descriptor)
         self._files[path] = file
         return file
 
+    def _close(self, file: OpenFile) -> None:
+        if not file.forgotten:
+            self._unpinned.pop(file.path, None)
+            del self._files[file.path]
+        self.filesystem.close(file.descriptor)
+
     def unpin(self, file: OpenFile) -> None:
-        """Release one pin; a forgotten file closes with its last pin, others stay open up to the capacity."""
+        """Release one pin. With the last pin a forgotten file closes, and an unheld one beyond the capacity."""
         with self._lock:
-            assert file.pins > 0, f"{file.path} was unpinned more often than pinned"
-            file.pins -= 1
-            if file.pins:
-                return
-            if file.forgotten:
-                self.filesystem.close(file.descriptor)
-                return
+            self._unpin(file)
+
+    def _unpin(self, file: OpenFile) -> None:
+        assert file.pins > 0, f"{file.path} was unpinned more often than pinned"
+        file.pins -= 1
+        if file.pins:
+            return
+        if file.forgotten or (file.holder is None and len(self._files) > self._capacity):
+            self._close(file)
+        else:
             self._unpinned[file.path] = file
-            if len(self._unpinned) > self._capacity:
-                path, oldest = self._unpinned.popitem(last=False)
-                del self._files[path]
-                self.filesystem.close(oldest.descriptor)
+
+    def hold(self, file: OpenFile, holder: Holder) -> None:
+        """Replace one pin by a hold: `file` stays open until `holder` releases it."""
+        with self._lock:
+            file.holder = holder
+            self._unpin(file)
+
+    def pin_held(self, file: OpenFile) -> None:
+        """Replace the hold by a pin."""
+        with self._lock:
+            if file.pins == 0:
+                del self._unpinned[file.path]
+            file.pins += 1
+            file.holder = None
+
+    def make_room(self) -> None:
+        """Close files until another one fits into the capacity, if calls in other threads do not use all of them.
+
+        Call it before something is opened, with no lock that `Holder.release_file` waits for. Files that need no fsync
+        go first.
+        """
+        for sync in (False, True):
+            if len(self._files) < self._capacity:
+                return
+            with self._lock:
+                oldest = list(islice(self._unpinned.values(), EXAMINED))
+            for file in oldest:
+                holder = file.holder
+                is_released = holder is None or holder.release_file(file, sync=sync)
+                with self._lock:
+                    if self._unpinned.get(file.path) is file:
+                        if is_released and file.holder is None:
+                            self._close(file)
+                        elif sync:
+                            self._unpinned.move_to_end(file.path)
+                if len(self._files) < self._capacity:
+                    return
 
     def forget(self, path: str) -> OpenFile | None:
         """Drop `path`, because it is renamed or removed; slices go on by their pins.
@@ -82,22 +150,22 @@ class OpenFiles:
         None if it was not open or is closed now.
         """
         with self._lock:
-            file = self._files.pop(path, None)
+            file = self._files.get(path)
             if file is None:
                 return None
+            assert file.holder is None, f"{path} is held"
+            if file.pins == 0:
+                self._close(file)
+                return None
+            del self._files[path]
             file.forgotten = True
-            if file.pins:
-                return file
-            del self._unpinned[path]
-            self.filesystem.close(file.descriptor)
-            return None
+            return file
 
     def drop_all(self, directory: str) -> None:
         """Close every file of a log that could not be opened, pinned or not: nobody else has met it yet."""
         with self._lock:
             for path in [path for path in self._files if path.startswith(f"{directory}/")]:
-                self._unpinned.pop(path, None)
-                self.filesystem.close(self._files.pop(path).descriptor)
+                self._close(self._files[path])
 
 
 def pin_empty(files: OpenFiles, path: str) -> OpenFile:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from headrace.log.errors import CorruptLogError
 from headrace.log.index import IndexCache, SegmentIndex
-from headrace.log.open_files import OpenFile, OpenFiles
+from headrace.log.open_files import Holder, OpenFile, OpenFiles
 from headrace.log.scan import ReadAt, walk_headers
 from headrace.log.segment import INDEX_SUFFIXES, Segment
 from headrace.wire.batch import BatchHeader
@@ -29,14 +29,15 @@ class SegmentGoneError(Exception):
 class SegmentList:
     """Segments ascending by base offset; the last is the active one."""
 
-    def __init__(self, files: OpenFiles, cache: IndexCache, directory: str) -> None:
+    def __init__(self, files: OpenFiles, cache: IndexCache, directory: str, holder: Holder) -> None:
         self.files = files
         self.filesystem = files.filesystem
         self.directory = directory
         self.lock = threading.RLock()
         self.items: list[Segment] = []
-        # The file of `active`, pinned: set by the log when it opens, rolls and is cut.
-        self.active_file: OpenFile
+        # The held file of `active`; None if it was closed while the log was idle.
+        self.active_file: OpenFile | None = None
+        self._holder = holder
         self._cache = cache
         self._bases: list[int] = []
         self._index_lock = threading.Lock()
@@ -80,6 +81,31 @@ class SegmentList:
                 raise CorruptLogError(
                     "the file is gone", file=segment.path, offset=segment.base_offset, position=0
                 ) from error
+
+    def hold_active(self, file: OpenFile) -> None:
+        """Hold `file`, which the caller has pinned, as the file of `active`; the pin is released."""
+        self.active_file = file
+        self.files.hold(file, self._holder)
+
+    def open_active(self) -> OpenFile:
+        """Return the file of `active`, opened again if it was closed. Raises as `pin`."""
+        if self.active_file is None:
+            self.hold_active(self.pin(self.active))
+        assert self.active_file is not None
+        return self.active_file
+
+    def take_active_file(self) -> OpenFile | None:
+        """Return the file of `active` with a pin in place of the hold; None if it is closed."""
+        file, self.active_file = self.active_file, None
+        if file is not None:
+            self.files.pin_held(file)
+        return file
+
+    def release_active(self) -> None:
+        """End the hold on the file of `active`, if there is one."""
+        file = self.take_active_file()
+        if file is not None:
+            self.files.unpin(file)
 
     def find(self, offset: int) -> Segment:
         """Return the segment that holds or would hold `offset`."""

@@ -66,7 +66,7 @@ class DiskLimits:
     resume_above_bytes: int = 256 * 1024 * 1024
     # The free space is looked at again after this many bytes of appends, beside the calls of `check_space`.
     check_every_bytes: int = 32 * 1024 * 1024
-    # Files of closed segments kept open at most (pinned ones may exceed it).
+    # Segment files open at most, over all logs of the directory; more only while calls use all of them.
     max_open_files: int = 256
     # Bytes of index files kept in memory at most, over all logs of the directory.
     max_index_bytes: int = 16 * 1024 * 1024
