@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from headrace.wire.batch import iter_batches
 from headrace.wire.errors import ErrorCode, Outcome, from_rpc_error
 
 from tests.integration.replicated import until
-from tests.integration.test_broker_process import batch, fetch, produce, read_all
+from tests.integration.test_broker_process import batch, fetch, produce, read_all, until_leading
 
 VOLUME_BYTES = 24 << 20
 
@@ -178,4 +178,30 @@ def test_a_flood_of_connections_costs_the_log_nothing(broker_process: Any) -> No
     assert "open_files_limit_low" in log
     assert "log_offline" not in log
     assert "lease_changed" not in log
+    assert broker_process.stop() == 0
+
+
+def test_a_broker_holds_more_partitions_than_it_may_open_files(broker_process: Any) -> None:
+    """Idle partitions keep no descriptor: 300 are written and read with 300 open files, and none goes offline."""
+    broker_process.start(300)
+    topic_ids = [asyncio.run(broker_process.create_topic(f"t{number}", partitions=50)) for number in range(6)]
+
+    def call(each: Callable[[bytes, int], Any]) -> list[Any]:
+        return [each(topic_id, partition) for topic_id in topic_ids for partition in range(50)]
+
+    def segments_open() -> int:
+        directory = Path(f"/proc/{broker_process._process.pid}/fd")
+        return sum(os.path.realpath(path).endswith(".log") for path in directory.iterdir())
+
+    def write(value: bytes) -> None:
+        results = call(lambda topic_id, partition: produce(broker_process, topic_id, batch(value), partition=partition))
+        assert not any(result.HasField("error") for result in results)
+        assert segments_open() < 100
+
+    call(lambda topic_id, partition: until_leading(broker_process, topic_id, partition))
+    write(b"0")
+    write(b"1")
+    assert call(lambda topic_id, partition: read_all(broker_process, topic_id, partition)) == [[b"0", b"1"]] * 300
+    assert segments_open() < 100
+    assert "log_offline" not in broker_process.log()
     assert broker_process.stop() == 0

@@ -263,18 +263,6 @@ STORAGE_RULES = (
         ),
     ),
     Mutant(
-        "replicas-beyond-the-room",
-        "H35",
-        f"{COORDINATOR}/core/placement.py",
-        " and room[broker_id] != 0]",
-        "]",
-        "One CreateTopics takes all descriptors of every broker.",
-        Test(
-            "tests/unit/coordinator/test_new_topics.py::test_a_topic_that_the_brokers_cannot_hold_is_refused_whole",
-            "The simulator has no descriptors.",
-        ),
-    ),
-    Mutant(
         "cut-forgotten-where-it-was-refused",
         "H35",
         LOG,

@@ -277,7 +277,7 @@ class SimulatedBroker(app.BrokerServer):
             ),
             cluster.identity,
             directory,
-            DescriptorShares(clients=1_000, peers=1_000, cached_files=256, partitions=10_000),
+            DescriptorShares(clients=1_000, peers=1_000, segment_files=256),
             metrics=METRICS,
             executor=threads,
         )

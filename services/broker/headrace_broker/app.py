@@ -168,7 +168,7 @@ def _open_directory(
             reserve_bytes=settings.disk_reserve_bytes,
             refuse_below_bytes=settings.disk_refuse_below_bytes,
             resume_above_bytes=settings.disk_resume_above_bytes,
-            max_open_files=shares.cached_files,
+            max_open_files=shares.segment_files,
         ),
     )
 
@@ -386,7 +386,6 @@ class BrokerServer:
             version=RELEASE,
             capabilities=CAPABILITIES,
             max_batch_bytes=default,
-            max_replicas=self._shares.partitions,
             takes_no_replicas=self._directory.lacks_room(),
         )
 

@@ -28,11 +28,13 @@ MaxConnections = Annotated[
 
 MOST = 1 << 20
 """The limit is raised to this at most, and shared out as if it were this where there is none."""
-KEPT = 128
-"""For etcd, the lease, peers, certificates, HTTP, logs and files that are open for a moment."""
-MOST_CLIENTS, MOST_PEERS, MOST_CACHED = 10_000, 1_024, 256
+KEPT = 192
+"""For etcd, the lease, peers, certificates, HTTP, logs, files that are open for a moment, and segment files that exceed
+their share.
+"""
+MOST_CLIENTS, MOST_PEERS, MOST_SEGMENT_FILES = 10_000, 1_024, 65_536
 LOW = 4_096
-"""Below this a broker holds few partitions; production wants 65,536."""
+"""Below this a broker opens and closes segment files often; production wants 65,536."""
 
 
 class DescriptorShares(NamedTuple):
@@ -42,10 +44,8 @@ class DescriptorShares(NamedTuple):
     """Connections to the listener for clients."""
     peers: int
     """Connections to the listener for brokers and coordinators."""
-    cached_files: int
-    """Files of closed segments that stay open."""
-    partitions: int
-    """Replicas with an open segment each."""
+    segment_files: int
+    """Files of segments, whatever the number of partitions."""
 
 
 def raise_limit() -> int:
@@ -65,9 +65,8 @@ def share_out(limit: int, *, max_connections: int = 0, transfers: int = 0) -> De
     """
     clients = min(max_connections or MOST_CLIENTS, limit // 4)
     peers = min(MOST_PEERS, limit // 16)
-    cached_files = min(MOST_CACHED, limit // 8)
-    left = limit - KEPT - clients - peers - cached_files - transfers
-    return DescriptorShares(clients, peers, cached_files, max(left, 1))
+    left = limit - KEPT - clients - peers - transfers
+    return DescriptorShares(clients, peers, max(min(left, MOST_SEGMENT_FILES), 1))
 
 
 def report(limit: int, shares: DescriptorShares) -> None:

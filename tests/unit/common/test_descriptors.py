@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from headrace.log.open_files import EXCESS
 from headrace_server import connection_shares
 from headrace_server.connection_shares import end_beyond_shares
 from headrace_server.descriptors import KEPT, MOST, share_out
@@ -41,7 +42,8 @@ def test_a_service_raises_the_soft_limit_to_the_hard_one() -> None:
 def test_shares_fit_into_the_limit(limit: int, transfers: int) -> None:
     """All that may be open at once, and what is kept back, is no more than there is."""
     shares = share_out(limit, max_connections=10**6, transfers=transfers)
-    assert shares.clients + shares.peers + shares.cached_files + shares.partitions + transfers + KEPT <= limit
+    assert shares.clients + shares.peers + shares.segment_files + transfers + KEPT <= limit
+    assert EXCESS < KEPT
     assert min(shares) > 0
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from headrace.wire.errors import InvalidConfigError, InvalidReplicationFactorError, NotEnoughBrokersError
 from headrace_coordinator.core.placement import BrokerLoad
@@ -68,23 +66,3 @@ def test_numbers_that_cannot_be_are_refused():
         check_new_topic(TopicSpec("t", 1, 10), TopicDefaults(), 20)
     with pytest.raises(InvalidConfigError, match="replication factor 2"):
         check_new_topic(TopicSpec("t", configs={"min_insync_replicas": "3"}), TopicDefaults(), 2)
-
-
-def test_a_topic_that_the_brokers_cannot_hold_is_refused_whole():
-    """A broker holds as many replicas as its limit of open files allows; the sentence says how many fit."""
-    rooms = {
-        broker_id: Candidate(broker_id, BrokerLoad(broker_id, host=f"h{broker_id}", room=room))
-        for broker_id, room in ((1, 4), (2, None), (3, 5))
-    }
-    topic = check_new_topic(TopicSpec("t", partitions=5, replication_factor=2), TopicDefaults(), 3)
-    placed = place_new_topic(topic, rooms).assignments
-    held = Counter(broker_id for replicas in placed for broker_id in replicas)
-    assert held[1] <= 4
-    assert held[3] <= 5
-    topic = check_new_topic(TopicSpec("t", partitions=10, replication_factor=2), TopicDefaults(), 3)
-    with pytest.raises(NotEnoughBrokersError, match=r"room for \d of 10 partitions") as failure:
-        place_new_topic(topic, rooms)
-    assert not failure.value.retriable
-    topic = check_new_topic(TopicSpec("t", replication_factor=1, assignments=((1,),) * 5), TopicDefaults(), 3)
-    with pytest.raises(NotEnoughBrokersError, match="broker 1 has room for 4 replicas, not for 5"):
-        place_new_topic(topic, rooms)

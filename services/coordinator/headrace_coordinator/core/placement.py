@@ -22,14 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-class NoRoomError(Exception):
-    """The brokers have no room for all replicas; `placed` partitions were placed."""
-
-    def __init__(self, placed: int) -> None:
-        super().__init__(placed)
-        self.placed = placed
-
-
 @dataclass(frozen=True, slots=True)
 class BrokerLoad:
     """One broker that may take replicas, and what it holds already."""
@@ -47,8 +39,6 @@ class BrokerLoad:
     """Replicas it holds of the topic that grows; 0 for a new topic."""
     topic_leaders: int = 0
     """Partitions it leads of the topic that grows; 0 for a new topic."""
-    room: int | None = None
-    """Replicas that it can still take; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +55,6 @@ def place(brokers: Sequence[BrokerLoad], *, partitions: int, replication_factor:
     """Place `partitions` >= 1 new partitions of one topic, `replication_factor` >= 1 distinct brokers each.
 
     The order of `brokers` does not matter; their ids are distinct and there are at least `replication_factor`.
-
-    Raises NoRoomError: a partition finds fewer brokers with room than it has replicas.
     """
     ranked = sorted(brokers, key=lambda broker: broker.broker_id)
     assert len({broker.broker_id for broker in ranked}) == len(ranked), "broker ids are distinct"
@@ -108,18 +96,14 @@ def _choose_replica_sets(brokers: Sequence[BrokerLoad], partitions: int, replica
     rack_of_topic: Counter[str] = Counter()
     for broker in brokers:
         rack_of_topic[broker.rack] += broker.topic_replicas
-    room = {broker.broker_id: broker.room for broker in brokers}
     sets: list[list[int]] = []
     for _ in range(partitions):
         chosen: list[int] = []
         racks: Counter[str] = Counter()
         hosts: Counter[tuple[str, str]] = Counter()
         for _ in range(replication_factor):
-            able = [broker_id for broker_id in total if broker_id not in chosen and room[broker_id] != 0]
-            if not able:
-                raise NoRoomError(len(sets))
             best = min(
-                able,
+                (broker_id for broker_id in total if broker_id not in chosen),
                 key=lambda b: (
                     racks[rack_of[b]],
                     hosts[host_of[b]],
@@ -134,8 +118,6 @@ def _choose_replica_sets(brokers: Sequence[BrokerLoad], partitions: int, replica
             hosts[host_of[best]] += 1
             of_topic[best] += 1
             total[best] += 1
-            left = room[best]
-            room[best] = None if left is None else left - 1
             rack_of_topic[rack_of[best]] += 1
         sets.append(chosen)
     return sets

@@ -6,7 +6,6 @@ before anything was applied. `topic_writes` builds the writes.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,7 +27,7 @@ from headrace_server.topic_configs import (
     parse_topic_config,
 )
 
-from headrace_coordinator.core.placement import BrokerLoad, NoRoomError, Placement, place, spread_warnings
+from headrace_coordinator.core.placement import BrokerLoad, Placement, place, spread_warnings
 
 MAX_REPLICATION_FACTOR = 9
 """More replicas cost every write and survive nothing that nine do not."""
@@ -241,28 +240,13 @@ def _place(
                     action=f"Assign to brokers that live: {known}.",
                 )
         explicit = tuple(tuple(replicas) for replicas in assignments)
-        wanted = Counter(broker_id for replicas in explicit for broker_id in replicas)
-        for load in loads:
-            if load.room is not None and wanted[load.broker_id] > load.room:
-                raise NotEnoughBrokersError(
-                    f"broker {load.broker_id} has room for {load.room} replicas, not for {wanted[load.broker_id]}",
-                    action="Assign to other brokers, or raise its limit of open files (LimitNOFILE) and restart it.",
-                )
         return Placement(explicit, spread_warnings(loads, explicit))
     if len(candidates) < replication_factor:
         raise NotEnoughBrokersError(
             f"{len(candidates)} brokers live, are not draining and take replicas; {replication_factor} are needed",
             retry_after_ms=1_000,
         )
-    try:
-        return place(loads, partitions=partitions, replication_factor=replication_factor)
-    except NoRoomError as error:
-        raise NotEnoughBrokersError(
-            f"the brokers have room for {error.placed} of {partitions} partitions with {replication_factor} replicas "
-            "each: a broker holds as many replicas as its limit of open files allows",
-            retriable=False,
-            action="Ask for fewer partitions, add brokers, or raise the brokers' limit of open files (LimitNOFILE).",
-        ) from error
+    return place(loads, partitions=partitions, replication_factor=replication_factor)
 
 
 def _few_brokers(replication_factor: int, default: int) -> str:

@@ -96,7 +96,6 @@ class TopicStore:
                     broker.live.host,
                     replicas=replicas.get(broker_id, 0),
                     leaders=leaders.get(broker_id, 0),
-                    room=_room(broker.live.max_replicas, replicas.get(broker_id, 0)),
                 ),
             )
             for broker_id, broker in sorted(self._view.brokers.items())
@@ -392,8 +391,3 @@ def _initial_states(
         first + index: initial_state(replicas, candidates, config.min_insync_replicas, durable=config.counts_flushed)
         for index, replicas in enumerate(assignments)
     }
-
-
-def _room(max_replicas: int, held: int) -> int | None:
-    """How many more replicas a broker takes; None: it says nothing of a limit."""
-    return max(max_replicas - held, 0) if max_replicas else None
