@@ -18,9 +18,9 @@ from headrace.wire.batch import STAMP_BYTES, iter_batches, read_header
 from headrace.wire.columns import decode_batch, encode_batch
 from headrace.wire.errors import StorageOfflineError
 
-TOPIC_ID = bytes(range(16))
-
 from tests.fakes.memory_filesystem import Loss, MemoryFileSystem
+
+TOPIC_ID = bytes(range(16))
 
 
 @pytest.fixture
