@@ -134,6 +134,15 @@ GROUPS = (
         Simulation(20, groups=True),
     ),
     Mutant(
+        "a-place-that-counts-twice",
+        "H69",
+        SERVICE,
+        "            if replaced is None:\n",
+        "            if True:\n",
+        "A static member that restarts at the limit of members waits for the session of its former life.",
+        Simulation(20, groups=True),
+    ),
+    Mutant(
         "unknown-by-a-view",
         "H73",
         SERVICE,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headrace.v1 import cluster_pb2
-from headrace.wire.errors import HeadraceError, MetastoreUnavailableError, from_detail, to_detail
+from headrace.wire.errors import HeadraceError, MetadataLimitError, MetastoreUnavailableError, from_detail, to_detail
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.group_service import GroupServicer
@@ -25,6 +25,7 @@ from headrace_server.metastore.api import Metastore, MetastoreRolledBackError
 from headrace_server.metastore.view import PrefixView
 from prometheus_client import CollectorRegistry
 
+from tests.simulation.group_member import GROUP
 from tests.simulation.virtual_loop import LoopMetastore, VirtualLoop
 from tests.simulation.world import NodeClock, WallClock
 
@@ -99,6 +100,7 @@ class GroupCoordinator:
         self._metastore = metastore
         self._is_loaded = asyncio.Event()
         self.servicer: GroupServicer
+        self._groups: GroupView
         self.loop.create_task(self._live())
 
     async def _live(self) -> None:
@@ -124,7 +126,7 @@ class GroupCoordinator:
         """Put the parts together as `headrace_coordinator.app` does."""
         clock, source, plan = self.clock, self.groups_source, self.cluster.plan
         view = ClusterView(self.cluster.identity, self.source)
-        groups = GroupView(view.keyspace, source)
+        groups = self._groups = GroupView(view.keyspace, source)
         topics = AssignableTopics(view)
         transactions = GroupTransactions(self._metastore, source, groups, topics, METRICS, clock)
         offsets = GroupOffsets(self._metastore, source, groups, METRICS, clock)
@@ -137,7 +139,7 @@ class GroupCoordinator:
             answers=Answers(source, METRICS, default_timeout_ms=DEFAULT_TIMEOUT_MS),
             metrics=METRICS,
             clock=clock,
-            limits=MetadataLimits(GroupBounds(groups=1_000, members=1_000, key_bytes=64 << 20), groups),
+            limits=MetadataLimits(GroupBounds(groups=1_000, members=plan.max_members, key_bytes=64 << 20), groups),
         )
         self._is_loaded.set()
         return GroupMaintenance(
@@ -168,6 +170,8 @@ class GroupCoordinator:
         try:
             answer = await handler(self.servicer, request, _Context(self.loop, seconds))
         except HeadraceError as error:
+            if isinstance(error, MetadataLimitError):
+                self.cluster.checks.refused_for_limit(request, self._groups.entry(GROUP))
             reply(None, from_detail(to_detail(error)))
         except Exception as error:
             self.loop.failures.append(f"{method} failed: {error!r}")

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from headrace.wire.errors import HeadraceError, MetadataLimitError
 from headrace_coordinator.core.group_state import Group, decode_group
+from headrace_coordinator.runtime.group_view import GroupEntry
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.key_table import (
     GroupAssignmentKey,
@@ -363,6 +365,19 @@ class GroupChecks:
         known = member_id in self.now.group.members and member_id in self.now.live
         if known and request.member_epoch and not self.cluster.plan.buggy_etcd:
             self._fail("H63", f"{_short(member_id)} was told that it is no member, and is")
+
+    def refused_for_limit(self, request: Any, entry: GroupEntry) -> None:
+        """A coordinator refuses a join at the limit of members: not one that takes a place which it knows (H69)."""
+        self.world.count("joins refused at the limit of members")
+        places = [member.instance_id for member in entry.group.members.values() if member.member_id in entry.live]
+        if request.instance_id and request.instance_id in places:
+            self._fail("H69", f"{request.instance_id} is refused, and its former life has the place")
+
+    def refused(self, life: MemberLife, error: HeadraceError) -> None:
+        """A group refuses a process for good: for the limit of members not before a dead one's session is over."""
+        waited_ms = self.world.now_ms - life.started_ms
+        if isinstance(error, MetadataLimitError) and waited_ms < self.cluster.plan.session_timeout_ms:
+            self._fail("H71", f"{life.place.name} has given up after {waited_ms} ms")
 
     # --- views ---
 

@@ -62,6 +62,7 @@ class MemberLife:
         self.process = cluster.world.start_process(place.name)
         self.chance = cluster.world.chance(f"{place.name}.{self.process.number}")
         self.positions: dict[TopicPartition, Tenure] = {}
+        self.started_ms = cluster.world.now_ms
         self.slow_until_ms = 0
         """Until then a handler takes long."""
         self.is_closing = False
@@ -148,6 +149,7 @@ class MemberLife:
         assert isinstance(error, HeadraceError), f"follow raised {error!r}"
         if self.member.membership.failure is error:
             self.world.note(self.process.name, f"is refused: {type(error).__name__}")
+            self.cluster.checks.refused(self, error)
             self.world.count(f"members refused: {type(error).__name__}")
             self.die()
             return

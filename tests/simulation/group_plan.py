@@ -60,6 +60,8 @@ class GroupPlan(Adversity):
     rebalance_timeout_ms: int = 60_000
     auto_commit: tuple[bool, ...] = (True,)
     """Of the members in turn; False: the application commits."""
+    max_members: int = 1_000
+    """The coordinators' `max_group_members`."""
     handling_ms: int = 20
     """How long the application takes with a few records, on average."""
     stop_on_session_loss: bool = False
@@ -91,6 +93,7 @@ class GroupPlan(Adversity):
             auto_commit=chance.choice(((True,), (False,), (True, False))),
             handling_ms=chance.choice((5, 20, 100)),
             stop_on_session_loss=chance.random() < 0.3,
+            max_members=members if random.Random(f"{seed}/member limit").random() < 0.4 else 1_000,
             offsets_retention_ms=chance.choice((20_000, 3_600_000, 3_600_000)),
             buggy_etcd=buggy_etcd,
             faults=(

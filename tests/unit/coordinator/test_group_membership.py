@@ -485,6 +485,17 @@ async def test_a_group_takes_no_more_than_fits_into_its_key(pair, monkeypatch):
     assert len(parts.memory._leases) == 1
 
 
+async def test_a_static_member_takes_its_place_in_a_group_that_fills_its_key(pair, monkeypatch):
+    """Also beside a join that the same transaction refuses."""
+    _, a, _ = pair
+    await Caller(1, instance_id="i").beat(a)
+    monkeypatch.setattr(group_transition, "MAX_STATE_BYTES", len(encode_group(a.group)) + 30)
+    again = Caller(3, instance_id="i")
+    refused, _ = await asyncio.gather(error_of(Caller(2).beat(a)), again.beat(a))
+    assert isinstance(refused, GroupTooLargeError)
+    assert list(a.group.members) == [again.id]
+
+
 async def test_a_member_waits_for_news_no_longer_than_its_interval(pair):
     """A long poll ends with the news, or after the interval of the answer: nobody renews the lease meanwhile."""
     _, a, b = pair

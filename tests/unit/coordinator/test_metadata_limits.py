@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import InvalidRequestError, MetadataLimitError
+from headrace_coordinator.core.group_state import Member
+from headrace_coordinator.core.group_transition import replaced_member
 from headrace_coordinator.rpc.group_messages import read_member
 from headrace_coordinator.runtime.group_view import GroupView
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
@@ -130,6 +132,29 @@ async def test_groups_that_are_known_commit_while_another_caller_has_filled_the_
         limit = [MemberStatus("a", used_bytes=70 * MIB, quota_bytes=100 * MIB)]
         coordinator.limits.look_at(limit)
         assert isinstance(await error_of(coordinator.commit(None, {0: 3})), MetadataLimitError)
+
+
+async def test_a_static_member_that_restarts_takes_its_place_while_groups_have_all_members(parts):
+    """Its former life was killed and its session goes on: it counts once. Another member, or one whose former session
+    is over and has made room for others, counts anew; and at the limit of bytes its subscription grows no longer."""
+    from tests.unit.coordinator.group_parts import Caller, coordinators, error_of
+
+    async with coordinators(parts, "a") as (coordinator,):
+        await Caller(1, instance_id="i").turn(coordinator)
+        await coordinator.see()
+        coordinator.limits._bounds = replace(coordinator.bounds, members=1)
+        again = Caller(2, instance_id="i")
+        await again.turn(coordinator)
+        assert again.numbers == [0, 1, 2, 3]
+        assert list(coordinator.group.members) == [again.id]
+        for other in (Caller(3), Caller(4, instance_id="j")):
+            assert isinstance(await error_of(other.beat(coordinator)), MetadataLimitError)
+        coordinator.limits._bounds = replace(coordinator.bounds, members=1, key_bytes=1)
+        longer = Caller(5, instance_id="i", topics=["t", "x" * 100])
+        assert isinstance(await error_of(longer.beat(coordinator)), MetadataLimitError)
+        group, joining = coordinator.group, Member(Caller(6).id, instance_id="i")
+        assert replaced_member(group, [again.id], joining) == group.members[again.id]
+        assert replaced_member(group, [], joining) is None
 
 
 async def test_a_member_subscribes_to_no_more_at_the_limit(parts):

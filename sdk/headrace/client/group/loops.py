@@ -228,13 +228,20 @@ class GroupLoops:
     def _heartbeat_failed(
         self, selector: CoordinatorSelector, error: HeadraceError, request: groups_pb2.HeartbeatRequest
     ) -> Operation[None]:
-        is_final = not error.retriable
         with self.lock:
-            self.coordinator_reachable = is_final or isinstance(error, MetastoreUnavailableError)
+            self.coordinator_reachable = not error.retriable or isinstance(error, MetastoreUnavailableError)
             self.etcd_reachable = not isinstance(error, MetastoreUnavailableError)
-            if request.member_id != self.membership.member_id:
+            membership = self.membership
+            if request.member_id != membership.member_id:
                 return
-            self.membership.heartbeat_failed(error, request)
+            was_refused = membership.refused_since_ms is not None
+            membership.heartbeat_failed(error, request, boot_ms())
+            is_final = membership.is_over or membership.member_id != request.member_id
+            if not is_final and not was_refused and membership.refused_since_ms is not None:
+                log.warning(
+                    "group %s: no place yet, retry for up to %.0f s, until the session of a stopped member ends: %s",
+                    self._config.group_id, membership.join_retry_ms / 1000, error,
+                )  # fmt: skip
             if is_final:
                 log.warning("group %s: membership is over: %s", self._config.group_id, error)
                 self.commits.drop_all()

@@ -428,6 +428,8 @@ class GroupMember:
             notices.append("the coordinators do not reach etcd")
         elif not session.coordinator_reachable:
             notices.append("no coordinator answers")
+        if self.membership.refused_since_ms is not None and failure is None:
+            notices.append("the group takes no more members; joining is retried")
         if session.commits.last_error is not None:
             notices.append(f"offsets are not committed: {session.commits.last_error}")
         if now >= self.membership.session_ends_ms():

@@ -15,7 +15,13 @@ from typing import NamedTuple
 from headrace.client.base.config import ConsumerConfig
 from headrace.client.net.bootstrap_client import own_handshake
 from headrace.v1 import groups_pb2
-from headrace.wire.errors import FencedMemberEpochError, HeadraceError, UnknownMemberError
+from headrace.wire.errors import (
+    FencedMemberEpochError,
+    GroupTooLargeError,
+    HeadraceError,
+    MetadataLimitError,
+    UnknownMemberError,
+)
 from headrace.wire.ids import TopicPartition
 
 SESSION_PARTS = 4
@@ -111,6 +117,8 @@ class Membership:
         self.member_epoch = 0
         self.revision = 0
         self.assignor = ""
+        self.refused_since_ms: int | None = None
+        """Since when joins are refused because a limit is reached; `None`: the last one was not."""
         self.heard_ms = now_ms
         """When the last heartbeat that was answered was sent."""
 
@@ -175,6 +183,7 @@ class Membership:
     def heartbeat_answered(self, answer: groups_pb2.HeartbeatResponse, sent_ms: int) -> None:
         """Take in an answer to the heartbeat that was sent at `sent_ms`."""
         self.phase = Phase.MEMBER
+        self.refused_since_ms = None
         self.heard_ms = max(self.heard_ms, sent_ms)
         if answer.heartbeat_interval_ms > 0:
             self._told_interval_ms = answer.heartbeat_interval_ms
@@ -196,16 +205,34 @@ class Membership:
         for key in self._assigned:
             self._grant(key)
 
-    def heartbeat_failed(self, error: HeadraceError, request: groups_pb2.HeartbeatRequest) -> None:
+    @property
+    def join_retry_ms(self) -> int:
+        """How long a join is repeated while a limit refuses it: the killed predecessor of this process may hold the
+        place until its session is over.
+        """
+        return self._config.session_timeout_ms + LONGEST_GRACE_MS
+
+    def heartbeat_failed(self, error: HeadraceError, request: groups_pb2.HeartbeatRequest, now_ms: int) -> None:
         """Take in why a heartbeat was not answered: no member any more, refused for good, or nobody there."""
         if isinstance(error, UnknownMemberError | FencedMemberEpochError):
             self.lose_all()
+        elif self._may_join_later(error, now_ms):
+            self.heartbeat_ended(request)
         elif not error.retriable:
             self.lose_all()
             self.failure = error
             self.phase = Phase.FAILED
         else:
             self.heartbeat_ended(request)
+
+    def _may_join_later(self, error: HeadraceError, now_ms: int) -> bool:
+        """Return whether a refused join is repeated: the end of another member's session may make room for it."""
+        is_full = isinstance(error, GroupTooLargeError | MetadataLimitError) and not error.retriable
+        if self.phase is not Phase.JOINING or not is_full:
+            return False
+        if self.refused_since_ms is None:
+            self.refused_since_ms = now_ms
+        return now_ms < self.refused_since_ms + self.join_retry_ms
 
     def heartbeat_ended(self, request: groups_pb2.HeartbeatRequest) -> None:
         """Take in that a heartbeat has no answer: what it said is to be said again."""

@@ -442,6 +442,25 @@ def _holder(members: Mapping[bytes, Member], instance_id: str) -> Member | None:
     return next((member for member in members.values() if member.instance_id == instance_id), None)
 
 
+def replaced_member(group: Group, live: Collection[bytes], joining: Member) -> Member | None:
+    """Return the live member whose place a join takes (H69); `None`: the group gets one more member.
+
+    Limits of members do not count the join of a replacement: it adds no session.
+    """
+    holder = _holder(group.members, joining.instance_id)
+    return holder if holder is not None and holder.member_id in live else None
+
+
+def may_enlarge(group: Group, heartbeat: MemberHeartbeat) -> bool:
+    """Return whether a heartbeat may make the state larger: a new member, or another subscription.
+
+    The join of a static member counts as a heartbeat of the member that it replaces.
+    """
+    said = heartbeat.member
+    known = group.members.get(said.member_id) or _holder(group.members, said.instance_id)
+    return known is None or (said.topics, said.topic_pattern) != (known.topics, known.topic_pattern)
+
+
 def check_size(group: Group) -> None:
     """Raise GroupTooLargeError where the state does not fit into one key (H71)."""
     size = len(encode_group(group))

@@ -31,7 +31,7 @@ from headrace_server.rpc import unary
 
 from headrace_coordinator.core.assignors import TopicPartition
 from headrace_coordinator.core.group_state import Member
-from headrace_coordinator.core.group_transition import MemberHeartbeat, no_member
+from headrace_coordinator.core.group_transition import MemberHeartbeat, no_member, replaced_member
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.group_messages import (
@@ -113,13 +113,19 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
 
     async def _join(self, request: groups_pb2.HeartbeatRequest, member: Member, deadline: float) -> None:
         """Let a member in: its lease first, its key with the group's state."""
-        present = self._groups.entry(request.group_id).live.get(member.member_id)
+        entry = self._groups.entry(request.group_id)
+        present = entry.live.get(member.member_id)
         if present is not None:  # The join was done already; its answer was lost.
             if not await self._renew(request.group_id, member.member_id, present.lease_id):
                 raise await self._no_session(request, present.lease_id)
             lease_id = present.lease_id
         else:
-            self._limits.check_member(request.group_id)
+            replaced = replaced_member(entry.group, entry.live, member)
+            if replaced is None:
+                self._limits.check_member(request.group_id)
+            else:
+                self._limits.check_group(request.group_id)
+                self._limits.check_growth("a longer subscription", subscribed_bytes(replaced), subscribed_bytes(member))
             lease_id = (await self._metastore.grant_lease(member.session_timeout_ms)).lease_id
         joining = replace(member, lease_id=lease_id, joined_ms=self._clock.now_ms())
         heartbeat = MemberHeartbeat(joining, 0, request.assignor, read_owned(request))

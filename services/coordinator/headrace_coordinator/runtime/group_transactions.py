@@ -41,7 +41,13 @@ from headrace_server.metastore.view import PrefixView
 
 from headrace_coordinator.core.assignors import AssignableTopic
 from headrace_coordinator.core.group_state import Group, Member, begin_epochs, encode_group
-from headrace_coordinator.core.group_transition import MemberHeartbeat, Transition, check_size, transition
+from headrace_coordinator.core.group_transition import (
+    MemberHeartbeat,
+    Transition,
+    check_size,
+    may_enlarge,
+    transition,
+)
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.runtime.group_times import GroupTimes
 from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
@@ -291,7 +297,7 @@ class GroupTransactions:
         try:
             check_size(result.group)
         except GroupTooLargeError as error:
-            growing = {m for m, beat in heartbeats.items() if _asks_for_more(beat, entry.group.members.get(m))}
+            growing = {m for m, beat in heartbeats.items() if may_enlarge(entry.group, beat)}
             result = compute([beat for m, beat in heartbeats.items() if m not in growing])
             result = replace(result, errors={**result.errors, **dict.fromkeys(growing, error)})
         return result
@@ -357,12 +363,6 @@ class GroupTransactions:
             left=[m.hex() for m in result.ended],
             evicted=[m.hex() for m in result.absent],
         )
-
-
-def _asks_for_more(heartbeat: MemberHeartbeat, known: Member | None) -> bool:
-    """Whether a heartbeat may make the state larger: a join, or another subscription."""
-    said = heartbeat.member
-    return known is None or (said.topics, said.topic_pattern) != (known.topics, known.topic_pattern)
 
 
 def _put_liveness(key: str, member: Member) -> Put:

@@ -12,6 +12,7 @@ from headrace.wire.errors import (
     FencedInstanceError,
     FencedMemberEpochError,
     GroupTooLargeError,
+    MetadataLimitError,
     MetastoreUnavailableError,
     TimedOutError,
     UnknownMemberError,
@@ -210,7 +211,7 @@ def test_a_fenced_member_loses_everything_and_joins_as_another_one(error):
     member = joined()
     hear(member, 6, 1, {0: 1})
     request = member.request()
-    member.heartbeat_failed(error, request)
+    member.heartbeat_failed(error, request, 0)
     assert member.pending_events().lost == (P[0], P[1])
     again = member.request()
     assert again.member_id != request.member_id
@@ -226,11 +227,30 @@ def test_a_fenced_member_loses_everything_and_joins_as_another_one(error):
 @pytest.mark.parametrize("error", [FencedInstanceError("two"), GroupTooLargeError("many")])
 def test_a_refusal_for_good_is_kept_and_no_more_heartbeats_are_made(error):
     member = joined()
-    member.heartbeat_failed(error, member.request())
+    member.heartbeat_failed(error, member.request(), 0)
     assert member.failure is error
     assert member.phase is Phase.FAILED
     assert member.is_over
     assert member.pending_events().lost == (P[0], P[1])
+
+
+@pytest.mark.parametrize("error", [MetadataLimitError("all"), GroupTooLargeError("many")])
+def test_a_join_that_a_limit_refuses_is_repeated_until_a_dead_member_s_session_is_over(error):
+    """A process that was killed and comes back holds a place of its own until then; the same join is sent again."""
+    member = member_of_group(session_timeout_ms=6_000)
+    first = member.request()
+    for now_ms in (1_000, 1_000 + 6_000):
+        member.heartbeat_failed(error, first, now_ms)
+        assert member.phase is Phase.JOINING
+        assert member.request() == first
+    hear(member, 5, 1, {0: 1})
+    assert member.refused_since_ms is None
+    member.heartbeat_failed(UnknownMemberError("over"), member.request(), 50_000)
+    member.heartbeat_failed(error, member.request(), 50_000)
+    assert member.phase is Phase.JOINING
+    member.heartbeat_failed(error, member.request(), 50_000 + member.join_retry_ms)
+    assert member.failure is error
+    assert member.is_over
 
 
 @pytest.mark.parametrize("error", [TimedOutError("slow"), MetastoreUnavailableError("away")])
@@ -240,7 +260,7 @@ def test_without_an_answer_everything_stays_and_what_was_said_is_said_again(erro
     member.acknowledge_revoked(member.pending_events().revoked)
     member.release(lambda where: True)
     request = member.request()
-    member.heartbeat_failed(error, request)
+    member.heartbeat_failed(error, request, 0)
     assert owned(member) == [P[0]]
     assert member.needs_heartbeat
     assert said(member.request()) == said(request) == [0]
@@ -251,7 +271,7 @@ def test_the_session_counts_from_when_the_answered_heartbeat_was_sent():
     member.request()
     member.heartbeat_answered(answer(5, 1, {}), sent_ms=1_000)
     assert member.session_ends_ms() == 7_000
-    member.heartbeat_failed(TimedOutError("slow"), member.request())
+    member.heartbeat_failed(TimedOutError("slow"), member.request(), 0)
     assert member.session_ends_ms() == 7_000
 
 
@@ -378,9 +398,9 @@ class MembersOfOneGroup(RuleBasedStateMachine):
         else:
             answered = self.coordinators.heartbeat(request)
         if fate != "answered":
-            member.heartbeat_failed(TimedOutError("lost"), request)
+            member.heartbeat_failed(TimedOutError("lost"), request, 0)
         elif isinstance(answered, Exception):
-            member.heartbeat_failed(answered, request)
+            member.heartbeat_failed(answered, request, 0)
         else:
             member.heartbeat_answered(answered, sent_ms=1)
 
@@ -426,7 +446,7 @@ class MembersOfOneGroup(RuleBasedStateMachine):
         self.coordinators.live.discard(member.member_id)
         self.coordinators.round()
         # What it reads until it hears of it is fenced, not prevented: others may read it, too (H66).
-        member.heartbeat_failed(UnknownMemberError("over"), member.request())
+        member.heartbeat_failed(UnknownMemberError("over"), member.request(), 0)
         member.acknowledge_lost(member.pending_events().lost)
 
     @invariant()
@@ -450,7 +470,7 @@ class MembersOfOneGroup(RuleBasedStateMachine):
                 request = member.request()
                 answered = self.coordinators.heartbeat(request)
                 if isinstance(answered, Exception):
-                    member.heartbeat_failed(answered, request)
+                    member.heartbeat_failed(answered, request, 0)
                 else:
                     member.heartbeat_answered(answered, sent_ms=1)
                 take_all(member)
