@@ -156,6 +156,8 @@ def _broker(
     )
     delete = broker_pb2.DeleteRecordsRequest(client_id=CLIENT_ID, timeout_ms=10_000, topics=[cut])
     yield ask("DeleteRecords", "the first", delete)
+    unclaimed = broker_pb2.DeleteUnclaimedLogsRequest(client_id=CLIENT_ID, validate_only=True)
+    yield ask("DeleteUnclaimedLogs", "all, validated", unclaimed)
     yield ask("DescribeLogs", "of a topic", broker_pb2.DescribeLogsRequest(client_id=CLIENT_ID, topics=[by_name]))
 
 

@@ -173,6 +173,36 @@ def forget_etcd(data_dir: Path) -> None:
     (data_dir / "session").write_bytes(seal(json.dumps(json.loads(session) | {"announced": 0}).encode()))
 
 
+def test_a_log_of_a_restored_volume_stays_until_it_is_deleted(own_cluster: Callable[..., LocalCluster]) -> None:
+    """H25: the topic exists and the log is no replica of it. Deletions do not touch the replica that is assigned."""
+    cluster = own_cluster(brokers=2, coordinators=1, broker_settings=BROKER_SETTINGS)
+    replicated = Replicated(cluster)
+    try:
+        topic_id = replicated.create("moved", [[2]], file_delete_delay_ms=0)
+        append(lambda: replicated.leader_address("moved"), topic_id, b"kept")
+        held = replicated.log_directory(2, "moved")
+        put_back = cluster.directory / "broker-1" / held.relative_to(cluster.directory / "broker-2")
+        cluster.brokers[0].kill()
+        shutil.copytree(held, put_back)
+        cluster.restart(cluster.brokers[0])
+        cluster.wait_until_healthy()
+        until(lambda: replicated.metric(1, "unclaimed_logs") == 1, "one unclaimed")
+        (log,) = replicated.admin.describe_unclaimed_logs(1)
+        assert (log.topic, log.partition, log.size_bytes > 0, log.kept_because) == ("moved", 0, True, "")
+        assert replicated.admin.describe_unclaimed_logs(2) == []
+        (refused,) = replicated.admin.delete_broker_logs(2, [(topic_id, 0)])
+        assert "is not unclaimed" in refused.kept_because
+        with pytest.raises(headrace.InvalidRequestError, match="no log is named"):
+            replicated.admin.delete_broker_logs(1, [])
+        assert put_back.is_dir()
+        assert replicated.admin.delete_broker_logs(1, [(topic_id, 0)]) == [log]
+        assert not put_back.is_dir()
+        assert held.is_dir()
+        until(lambda: replicated.metric(1, "unclaimed_logs") == 0, "none unclaimed")
+    finally:
+        replicated.close()
+
+
 def test_logs_that_a_restored_etcd_lacks_stay(own_cluster: Callable[..., LocalCluster], tmp_path: Path) -> None:
     """H26, H81: where nothing tells a restored etcd, a topic that it lacks is not deleted, but unclaimed: its logs stay
     until an operator says otherwise, over restarts of all kinds.

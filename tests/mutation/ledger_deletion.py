@@ -21,9 +21,37 @@ VOLUMES = {
 }
 TESTS = "tests/unit/broker/test_broker_log_deletion.py"
 NOT_SEEN = "What a process does that goes on there is undone when a new generation begins: the disks decide."
+NO_OPERATOR = "The simulator has no operator who deletes unclaimed logs."
 NOT_SIMULATED = "It takes a value that cannot be decoded, or a move that etcd forgets: no faults of the simulator."
 
 DELETION_RULES = (
+    Mutant(
+        "operator-deletes-by-a-view",
+        "H25",
+        DELETION,
+        "        found = (await self._metastore.get(view.keyspace.partition(*log_id))).key_value\n",
+        "        found = view.source.get(view.keyspace.partition(*log_id))\n",
+        "An operator's deletion takes a log that the partition's key has given to this broker meanwhile.",
+        Test(f"{TESTS}::test_an_unclaimed_log_that_may_be_needed_stays", NO_OPERATOR),
+    ),
+    Mutant(
+        "operator-deletes-during-a-reassignment",
+        "H25",
+        f"{BROKER}/core/unclaimed.py",
+        "    if state.adding or state.removing:\n",
+        "    if state.adding:\n",
+        "An operator's deletion takes a log while its partition is being reassigned.",
+        Test(f"{TESTS}::test_an_unclaimed_log_that_may_be_needed_stays", NO_OPERATOR),
+    ),
+    Mutant(
+        "operator-deletes-what-etcd-has-forgotten",
+        "H25",
+        f"{BROKER}/core/unclaimed.py",
+        "    if last_epoch > state.leader_epoch:\n",
+        "    if False:\n",
+        "An operator's deletion takes a log that is newer than a restored etcd.",
+        Test(f"{TESTS}::test_an_unclaimed_log_that_may_be_needed_stays", NO_OPERATOR),
+    ),
     Mutant(
         "absence-taken-for-deletion",
         "H26",

@@ -120,6 +120,11 @@ def more_partitions(world: World) -> Message:
     )
 
 
+def delete_unclaimed_logs(world: World) -> Message:
+    logs = [broker_pb2.LogReference(topic_id=world.wide_id, partition=number) for number in world.numbers]
+    return broker_pb2.DeleteUnclaimedLogsRequest(logs=logs, validate_only=True)
+
+
 def reassign(world: World) -> Message:
     moves = [
         cluster_pb2.PartitionReassignment(topic=topics_pb2.TopicRef(name=world.wide), partition=number, replicas=[1])
@@ -155,6 +160,7 @@ _largest(
 )
 _largest(_BROKER + "ListOffsets", list_offsets, lambda w: list_offsets(w, broker_pb2.OFFSET_SPEC_TIMESTAMP))
 _largest(_BROKER + "DeleteRecords", delete_records)
+_largest(_BROKER + "DeleteUnclaimedLogs", delete_unclaimed_logs)
 _largest(_BROKER + "DescribeLogs", lambda _: broker_pb2.DescribeLogsRequest())
 for _service in (_BROKER, _CLUSTER):
     _largest(

@@ -379,6 +379,46 @@ class LogDescription(_message.Message):
     followers: _containers.RepeatedCompositeFieldContainer[FollowerDescription]
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., flushed_offset: _Optional[int] = ..., size_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., is_leader: bool = ..., offline_reason: _Optional[str] = ..., is_follower: bool = ..., followers: _Optional[_Iterable[_Union[FollowerDescription, _Mapping]]] = ...) -> None: ...
 
+class DeleteUnclaimedLogsRequest(_message.Message):
+    __slots__ = ("client_id", "logs", "validate_only")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGS_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    logs: _containers.RepeatedCompositeFieldContainer[LogReference]
+    validate_only: bool
+    def __init__(self, client_id: _Optional[str] = ..., logs: _Optional[_Iterable[_Union[LogReference, _Mapping]]] = ..., validate_only: bool = ...) -> None: ...
+
+class LogReference(_message.Message):
+    __slots__ = ("topic_id", "partition")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    topic_id: bytes
+    partition: int
+    def __init__(self, topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ...) -> None: ...
+
+class DeleteUnclaimedLogsResponse(_message.Message):
+    __slots__ = ("broker_id", "logs")
+    BROKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGS_FIELD_NUMBER: _ClassVar[int]
+    broker_id: int
+    logs: _containers.RepeatedCompositeFieldContainer[UnclaimedLog]
+    def __init__(self, broker_id: _Optional[int] = ..., logs: _Optional[_Iterable[_Union[UnclaimedLog, _Mapping]]] = ...) -> None: ...
+
+class UnclaimedLog(_message.Message):
+    __slots__ = ("name", "topic_id", "partition", "size_bytes", "error")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    topic_id: bytes
+    partition: int
+    size_bytes: int
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., size_bytes: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
 class FollowerDescription(_message.Message):
     __slots__ = ("broker_id", "broker_epoch", "log_end_offset", "durable_offset", "behind_ms", "in_sync", "phi")
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]

@@ -41,6 +41,11 @@ class BrokerServiceStub(object):
                 request_serializer=headrace_dot_v1_dot_broker__pb2.DescribeLogsRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_broker__pb2.DescribeLogsResponse.FromString,
                 )
+        self.DeleteUnclaimedLogs = channel.unary_unary(
+                '/headrace.v1.BrokerService/DeleteUnclaimedLogs',
+                request_serializer=headrace_dot_v1_dot_broker__pb2.DeleteUnclaimedLogsRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_broker__pb2.DeleteUnclaimedLogsResponse.FromString,
+                )
         self.GetMetadata = channel.unary_unary(
                 '/headrace.v1.BrokerService/GetMetadata',
                 request_serializer=headrace_dot_v1_dot_cluster__pb2.GetMetadataRequest.SerializeToString,
@@ -91,6 +96,14 @@ class BrokerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteUnclaimedLogs(self, request, context):
+        """Deletes unclaimed logs of topics that exist from this broker's disk: it is no replica of their partition, and no
+        key in etcd allows the deletion. The broker reads the partition's key first and keeps a log that is assigned to it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetMetadata(self, request, context):
         """The cluster's metadata from this broker's cache, with its revision and age.
         """
@@ -125,6 +138,11 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.DescribeLogs,
                     request_deserializer=headrace_dot_v1_dot_broker__pb2.DescribeLogsRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_broker__pb2.DescribeLogsResponse.SerializeToString,
+            ),
+            'DeleteUnclaimedLogs': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteUnclaimedLogs,
+                    request_deserializer=headrace_dot_v1_dot_broker__pb2.DeleteUnclaimedLogsRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_broker__pb2.DeleteUnclaimedLogsResponse.SerializeToString,
             ),
             'GetMetadata': grpc.unary_unary_rpc_method_handler(
                     servicer.GetMetadata,
@@ -224,6 +242,23 @@ class BrokerService(object):
         return grpc.experimental.unary_unary(request, target, '/headrace.v1.BrokerService/DescribeLogs',
             headrace_dot_v1_dot_broker__pb2.DescribeLogsRequest.SerializeToString,
             headrace_dot_v1_dot_broker__pb2.DescribeLogsResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def DeleteUnclaimedLogs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/headrace.v1.BrokerService/DeleteUnclaimedLogs',
+            headrace_dot_v1_dot_broker__pb2.DeleteUnclaimedLogsRequest.SerializeToString,
+            headrace_dot_v1_dot_broker__pb2.DeleteUnclaimedLogsResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

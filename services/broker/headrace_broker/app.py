@@ -258,7 +258,7 @@ class BrokerServer:
         registration = self._make_registration(live)
         failure_detector = self._make_failure_detector(registration)
         replication = Replication(view, self._metastore, context, failure_detector, tasks, self._tls.internal)
-        replica_manager = ReplicaManager(view, self._directory, context, replication)
+        replica_manager = ReplicaManager(view, self._metastore, self._directory, context, replication)
         service = BrokerService(
             view,
             replica_manager,

@@ -119,7 +119,9 @@ class BrokerMetrics:
         self.storage_refusals = counter(
             "storage_refusals", "Flushes and maintenance postponed because disk space, descriptors or memory ran out"
         )
-        self.unclaimed_logs = gauge("unclaimed_logs", "Logs on disk whose topic is not in etcd and has no tombstone")
+        self.unclaimed_logs = gauge(
+            "unclaimed_logs", "Logs on disk that no key in etcd claims and nothing allows to delete"
+        )
         self.corruptions_detected = counter(
             "corruptions_detected", "Corruption found in logs that no other replica can replace"
         )

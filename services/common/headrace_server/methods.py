@@ -64,6 +64,9 @@ METHODS: dict[str, Method] = {
     "/headrace.v1.BrokerService/ListOffsets": _DATA,
     "/headrace.v1.BrokerService/DeleteRecords": _DATA,
     "/headrace.v1.BrokerService/DescribeLogs": Method(1 * MIB, 20_000, answer_bytes_per_second=256 * KIB),
+    "/headrace.v1.BrokerService/DeleteUnclaimedLogs": Method(
+        1 * MIB, 20_000, Pool.ADMINISTRATORS, answer_bytes_per_second=256 * KIB
+    ),
     "/headrace.v1.BrokerService/GetMetadata": _DATA,
     "/headrace.v1.ClusterService/GetMetadata": _DATA,
     "/headrace.v1.ClusterService/CreateTopics": Method(2 * MIB, 64_000),

@@ -11,13 +11,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from headrace.log.directory import DataDirectory, LogId
 from headrace.wire.batch import read_header
 from headrace.wire.encoding import encode_batch
-from headrace.wire.errors import InvalidConfigError
+from headrace.wire.errors import ConflictError, InvalidConfigError
 from headrace.wire.ids import BrokerId
 from headrace_broker.core.phi_accrual import PhiAccrualFailureDetector
 from headrace_broker.metrics import BrokerMetrics
@@ -51,6 +53,11 @@ def is_there(path: Path, topic_id: bytes, number: int = 0) -> bool:
     return (path / LogId(topic_id, number).directory_name).is_dir()
 
 
+def directories(path: Path, topic_id: bytes) -> list[str]:
+    """Directories of a topic's logs, those that are set aside included."""
+    return [found.name for found in path.iterdir() if topic_id.hex() in found.name]
+
+
 class Quiet:
     """The publisher of suspected failures."""
 
@@ -67,9 +74,17 @@ class Etcd:
     async def write(self, *operations: Operation) -> int:
         return (await self.metastore.txn([], operations)).revision
 
-    async def create(self, topic_id: bytes, name: str, *, partitions: int = 1, replicas: tuple[int, ...] = (1,)) -> int:
+    async def create(
+        self,
+        topic_id: bytes,
+        name: str,
+        *,
+        partitions: int = 1,
+        replicas: tuple[int, ...] = (1,),
+        state: PartitionState | None = None,
+    ) -> int:
         topic = metadata_pb2.Topic(name=name, topic_id=topic_id, partitions=partitions, replication_factor=1)
-        state = PartitionState(replicas, None, 0, (Replica(replicas[0], 1),))
+        state = state or PartitionState(replicas, None, 0, (Replica(replicas[0], 1),))
         puts = [Put(KEYS.partition(topic_id, number), encode(state)) for number in range(partitions)]
         value = topic.SerializeToString()
         return await self.write(Put(KEYS.topic(name), value), Put(KEYS.topic_by_id(topic_id), value), *puts)
@@ -112,7 +127,7 @@ class Broker:
             PhiAccrualFailureDetector(threshold=8, promised_ms=100, tick_ms=100), Quiet(), self.metrics
         )
         replication = Replication(view, self.etcd.metastore, self.context, failure_detector, tasks, None)
-        self.replica_manager = ReplicaManager(view, self.directory, self.context, replication)
+        self.replica_manager = ReplicaManager(view, self.etcd.metastore, self.directory, self.context, replication)
         await self.replica_manager.open_existing()
 
     async def see(self) -> None:
@@ -351,6 +366,105 @@ async def test_an_old_key_is_no_evidence(tmp_path: Path) -> None:
         await etcd.create(OLD, "old", replicas=(2,))
         await broker.see()
         assert broker.replica_manager._deletion.has_evidence(path)
+
+
+def leave_log(path: Path, *, epoch: int = 0) -> None:
+    """Leave what a volume has that was put back: a log that no note says was ever claimed."""
+    directory = DataDirectory.open(
+        str(path), cluster_id="cluster-id", generation=1, broker_id=1, new_storage_id=bytes(16)
+    )
+    log = directory.open_log(OLD, 0, log_settings(TopicConfig()))
+    if epoch:
+        log.start_epoch(epoch)
+    batch = encode_batch([b"one", b"two"], base_timestamp_ms=1)
+    log.append(batch, read_header(batch), leader_epoch=epoch, append_timestamp_ms=1)
+    directory.close(clean=True, broker_epoch=1)
+
+
+def led_by_2(**fields: Any) -> PartitionState:
+    return replace(PartitionState((2,), Replica(2, 1), 3, (Replica(2, 1),)), **fields)
+
+
+async def test_an_operator_deletes_an_unclaimed_log_of_a_topic_that_exists(tmp_path: Path) -> None:
+    """The key names another broker, and nothing says that it did so after it named this one: the log stays until an
+    operator asks; a validation deletes nothing, and a second call finds nothing and makes nothing."""
+    etcd = Etcd()
+    await etcd.create(OLD, "old", state=led_by_2())
+    leave_log(tmp_path)
+    async with started(etcd, tmp_path) as broker:
+        manager, log_id = broker.replica_manager, LogId(OLD, 0)
+        await broker.wait(WEEK_MS)
+        assert broker.unclaimed == [OLD]
+        for _ in range(2):
+            found = await manager.delete_unclaimed(log_id, validate_only=True)
+            assert (found.size_bytes > 0, found.refusal, broker.unclaimed) == (True, None, [OLD])
+        assert await manager.delete_unclaimed(log_id, validate_only=False) == found
+        assert broker.unclaimed == []
+        with pytest.raises(ConflictError, match="is not unclaimed"):
+            await manager.delete_unclaimed(log_id, validate_only=False)
+        assert not broker.holds(OLD)
+        await broker.wait(0)
+        assert directories(tmp_path, OLD) == []
+        await etcd.create(OLD, "old")
+        await broker.see()
+        assert broker.records(OLD) == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (led_by_2(replicas=(2, 1)), "assigned to this broker"),
+        (led_by_2(adding=(1,)), "assigned to this broker"),
+        (led_by_2(in_sync=(Replica(1, 1), Replica(2, 1))), "assigned to this broker"),
+        (led_by_2(eligible_leaders=(Replica(1, 1),)), "assigned to this broker"),
+        (led_by_2(replicas=(2, 3), adding=(3,)), "being reassigned"),
+        (led_by_2(removing=(3,)), "being reassigned"),
+        (led_by_2(leader=None), "no leader"),
+        (led_by_2(leader_epoch=1), "leader epoch 2, etcd only 1"),
+    ],
+)
+async def test_an_unclaimed_log_that_may_be_needed_stays(tmp_path: Path, state: PartitionState, reason: str) -> None:
+    """The key counts as etcd has it, although this broker's view still shows one that lets the log go."""
+    etcd = Etcd()
+    await etcd.create(OLD, "old", state=led_by_2())
+    leave_log(tmp_path, epoch=2)
+    async with started(etcd, tmp_path) as broker:
+        await etcd.write(Put(KEYS.partition(OLD, 0), encode(state)))
+        found = await broker.replica_manager.delete_unclaimed(LogId(OLD, 0), validate_only=False)
+        assert found.refusal is not None
+        assert reason in found.refusal.message
+        assert found.size_bytes > 0
+        assert broker.unclaimed == [OLD]
+        assert broker.holds(OLD)
+
+
+async def test_an_unclaimed_log_whose_metadata_is_not_known_stays(tmp_path: Path) -> None:
+    """Without its topic a tombstone is the way; while a value cannot be decoded nothing goes; a log in use never."""
+    etcd = Etcd()
+    await etcd.create(NEW, "new")
+    leave_log(tmp_path)
+    async with started(etcd, tmp_path) as broker:
+        manager = broker.replica_manager
+
+        async def refusal() -> str:
+            found = (await manager.delete_unclaimed(LogId(OLD, 0), validate_only=False)).refusal
+            assert found is not None
+            assert broker.holds(OLD)
+            return found.message
+
+        assert "topic delete --unclaimed" in await refusal()
+        await etcd.create(OLD, "old", state=led_by_2())
+        await etcd.write(Delete(KEYS.partition(OLD, 0)))
+        await broker.see()
+        assert "no key of the partition" in await refusal()
+        await etcd.write(Put(KEYS.partition(OLD, 0), b"\xff"))
+        assert "cannot be decoded" in await refusal()
+        await etcd.write(Put(KEYS.topic("odd"), b"\xff"))
+        await broker.see()
+        assert "values of the metadata cannot be decoded" in await refusal()
+        with pytest.raises(ConflictError, match="is not unclaimed"):
+            await manager.delete_unclaimed(LogId(NEW, 0), validate_only=False)
+        assert broker.holds(NEW)
 
 
 async def test_an_etcd_of_the_past_is_refused(tmp_path: Path) -> None:

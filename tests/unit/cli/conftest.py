@@ -17,6 +17,7 @@ from headrace.client.admin.replication import (
     LogInfo,
     PartitionChange,
     Reassignment,
+    UnclaimedLogInfo,
 )
 from headrace.client.admin.rpc import (
     BrokerDescription,
@@ -67,12 +68,16 @@ class FakeTopics:
     # Raised by dump alone, which is how etcd is asked.
     etcd_failure: HeadraceError | None = None
     drained: set[int] = field(default_factory=set)
+    # Unclaimed logs, by broker id.
+    broker_logs: dict[int, list[UnclaimedLogInfo]] = field(default_factory=dict)
     # Ids of topics that brokers keep unclaimed logs of.
     unclaimed: list[bytes] = field(default_factory=list)
     # Log ends of replicas that lack records: (partition, broker id) -> offset.
     log_ends: dict[tuple[TopicPartition, int], int] = field(default_factory=dict)
     # Why a broker has taken a replica offline.
     offline: dict[tuple[TopicPartition, int], str] = field(default_factory=dict)
+    # Topics of which a broker deletes no unclaimed log when it comes to it.
+    stuck_topics: set[str] = field(default_factory=set)
     # Why a partition cannot be changed.
     refused: dict[TopicPartition, HeadraceError] = field(default_factory=dict)
     groups: dict[str, FakeGroup] = field(default_factory=dict)
@@ -170,6 +175,17 @@ class FakeAdmin(FakeGroupMethods, FakeContext):
     def delete_unclaimed_logs(self, topic_id: bytes, *, validate_only: bool) -> None:
         if not validate_only:
             self.held.unclaimed.remove(topic_id)
+
+    def describe_unclaimed_logs(self, broker_id: int) -> list[UnclaimedLogInfo]:
+        return list(self.held.broker_logs.get(broker_id, ()))
+
+    def delete_broker_logs(self, broker_id: int, logs: Sequence[tuple[bytes, int]]) -> list[UnclaimedLogInfo]:
+        known = {(log.topic_id, log.partition): log for log in self.held.broker_logs[broker_id]}
+        asked = [known[log] for log in logs]
+        self.held.broker_logs[broker_id] = [
+            log for log in known.values() if log not in asked or log.topic in self.held.stuck_topics
+        ]
+        return [replace(log, kept_because="in use" if log.topic in self.held.stuck_topics else "") for log in asked]
 
     def describe_topic(self, name: str) -> TopicDescription:
         return self.held.require(name)

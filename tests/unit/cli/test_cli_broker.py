@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from headrace.cli.common.exit_codes import ExitCode
+from headrace.client.admin.replication import UnclaimedLogInfo
 from headrace.wire.errors import StorageFullError
 
 
@@ -50,6 +51,52 @@ def test_a_broker_that_is_away_is_shown_with_what_others_know(headrace: Any, thr
     three.logs_failure = StorageFullError("full")
     ended = headrace("broker", "describe", "2")
     assert (ended.code, ended.err.count("sizes are missing: broker 2 did not answer: full")) == (0, 1)
+
+
+@pytest.fixture
+def unclaimed(three: Any) -> Any:
+    """Broker 3 keeps two logs that may go, and one that may not."""
+    a, b = b"a" * 16, b"b" * 16
+    three.broker_logs[3] = [
+        UnclaimedLogInfo("clicks", a, 0, 1 << 20, ""),
+        UnclaimedLogInfo("views", b, 4, 1 << 20, ""),
+        UnclaimedLogInfo("", bytes(16), 1, 7, "the log stays: no topic has its id"),
+    ]
+    return three
+
+
+def test_unclaimed_logs_are_described_with_their_bytes(headrace: Any, unclaimed: Any) -> None:
+    """And with why one has to stay; a broker without any shows no table of them."""
+    found = json.loads(headrace("broker", "describe", "3", "--output", "json").out)["unclaimed_logs"]
+    assert [(each["topic"], each["size_bytes"], each["kept_because"]) for each in found] == [
+        ("clicks", 1 << 20, None),
+        ("views", 1 << 20, None),
+        (None, 7, "the log stays: no topic has its id"),
+    ]
+    assert "KEPT BECAUSE" in headrace("broker", "describe", "3").out
+    assert "KEPT BECAUSE" not in headrace("broker", "describe", "2").out
+
+
+def test_delete_unclaimed_deletes_what_may_go(headrace: Any, unclaimed: Any) -> None:
+    """A dry run deletes nothing; --topic limits it; a log that stays is an error with the reason."""
+    ended = headrace("broker", "delete-unclaimed", "3", "--dry-run")
+    assert (ended.code, ended.out) == (0, "would delete 2 unclaimed logs, 2.0 MiB, of broker 3\n")
+    assert "no topic has its id" in ended.err
+    assert len(unclaimed.broker_logs[3]) == 3
+    ended = headrace("broker", "delete-unclaimed", "3", "--topic", "clicks", "--output", "json")
+    assert (ended.code, [each["topic"] for each in json.loads(ended.out)["deleted"]]) == (0, ["clicks"])
+    unclaimed.stuck_topics = {"views"}
+    ended = headrace("broker", "delete-unclaimed", "3", "--yes")
+    assert ended.code == ExitCode.FAILED
+    assert "kept views-4: in use" in ended.err
+    assert len(unclaimed.broker_logs[3]) == 2
+
+
+def test_delete_unclaimed_asks_first_on_a_terminal(headrace: Any, unclaimed: Any) -> None:
+    """Any other answer than yes deletes nothing."""
+    ended = headrace("broker", "delete-unclaimed", "3", stdin=b"n\n", terminal=True)
+    assert (ended.code, "Delete 2 unclaimed logs, 2.0 MiB, of broker 3" in ended.err) == (ExitCode.FAILED, True)
+    assert len(unclaimed.broker_logs[3]) == 3
 
 
 def test_drain_says_what_is_left(headrace: Any, three: Any) -> None:

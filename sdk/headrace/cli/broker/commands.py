@@ -1,4 +1,4 @@
-"""`headrace broker`: list, describe, drain, undrain, check-removal."""
+"""`headrace broker`: list, describe, drain, undrain, check-removal, delete-unclaimed."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
@@ -8,6 +8,7 @@ import typer
 from headrace.cli.broker.drain import drain, undrain
 from headrace.cli.broker.removal import check_removal
 from headrace.cli.broker.rows import BROKER_COLUMNS, broker_row
+from headrace.cli.broker.unclaimed import UNCLAIMED_COLUMNS, delete_unclaimed, unclaimed_row
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.rendering import Column, Facts, JsonValue, Report, Table, bytes_text
 from headrace.cli.common.session import CommandFailed, Session, command
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command("drain")(drain)
 app.command("undrain")(undrain)
 app.command("check-removal")(check_removal)
+app.command("delete-unclaimed")(delete_unclaimed)
 
 
 @app.command("list")
@@ -64,7 +66,7 @@ def list_brokers(session: Session) -> None:
 def describe(
     session: Session, *, broker_id: Annotated[int, typer.Argument(metavar="ID", min=0, help="The broker's id.")]
 ) -> None:
-    """Show a broker: its address, disk, and the replicas that it leads and holds.
+    """Show a broker: its address, disk, the replicas that it leads and holds, and its unclaimed logs.
 
     For a broker that is down, the state that the others know is shown.
 
@@ -85,6 +87,7 @@ def describe(
             raise CommandFailed(ExitCode.NOT_FOUND, f"broker {broker_id} is not registered and holds no replica")
         logs, silent = gather_logs(admin, [broker_id] if found else [])
         disk = admin.describe_disks(brokers=[broker_id])[0] if found and not silent else None
+        unclaimed = admin.describe_unclaimed_logs(broker_id) if found and not silent else []
     for error in silent.values():
         session.note(f"sizes are missing: {silence_text(broker_id, error)}")
     own = {(log.topic, log.partition): log for log in logs}
@@ -103,6 +106,7 @@ def describe(
                 "offline_reason": log.offline_reason or None if log else None,
             }
         )
+    rows = [unclaimed_row(log) for log in unclaimed]
     document: dict[str, JsonValue] = {
         **(broker_row(found) if found else {"broker_id": broker_id}),
         "registered": found is not None,
@@ -112,6 +116,7 @@ def describe(
         "disk_total_bytes": disk.total_bytes if disk else None,
         "disk_free_bytes": disk.free_bytes if disk else None,
         "replicas": replicas,
+        "unclaimed_logs": list(rows),
     }
     facts = Facts(
         (
@@ -127,6 +132,7 @@ def describe(
             ("Replicas", len(replicas)),
             ("Not in sync", document["not_in_sync"]),
             ("Size", bytes_text(sum(log.size_bytes for log in logs)) if logs else None),
+            ("Unclaimed", bytes_text(sum(log.size_bytes for log in unclaimed)) if unclaimed else None),
             ("Disk", f"{bytes_text(disk.free_bytes)} free of {bytes_text(disk.total_bytes)}" if disk else None),
         )
     )
@@ -140,7 +146,10 @@ def describe(
         Column("BYTES", "size_bytes"),
         Column("OFFLINE", "offline_reason"),
     )
-    session.show(Report(document, (facts, Table(columns, replicas, empty="no replicas"))))
+    tables = [Table(columns, replicas, empty="no replicas")]
+    if rows:
+        tables.append(Table(UNCLAIMED_COLUMNS, rows))
+    session.show(Report(document, (facts, *tables)))
 
 
 def _moving(partition: "PartitionDescription", broker_id: int) -> str | None:

@@ -165,9 +165,10 @@ def check_disk(where: str, disk: DiskDescription) -> Iterator[Finding]:
             "unclaimed_logs",
             where,
             Status.FAILURE,
-            f"{disk.unclaimed_logs} logs belong to no topic of etcd, of the topic ids {ids}"
+            f"{disk.unclaimed_logs} logs are claimed by no key in etcd, of the topic ids {ids}"
             + (f" and {more} more" if more > 0 else ""),
-            "See docs/runbooks/HeadraceUnclaimedLog.md: recover them, or run `headrace topic delete --unclaimed ID`.",
+            "`headrace broker describe` lists them. See docs/runbooks/HeadraceUnclaimedLog.md: recover them, or run "
+            "`headrace broker delete-unclaimed`, and for ids without a topic `headrace topic delete --unclaimed`.",
         )
 
 

@@ -26,6 +26,7 @@ from headrace.client.admin.replication import (
     LogInfo,
     PartitionChange,
     Reassignment,
+    UnclaimedLogInfo,
 )
 from headrace.client.admin.rpc import (
     ClusterDescription,
@@ -262,6 +263,28 @@ class Admin:
             UnknownBrokerError: one of `brokers` is not registered.
         """
         return self._run(self._operations.describe_logs(topic, brokers, timeout))
+
+    def describe_unclaimed_logs(self, broker_id: int, *, timeout: float | None = None) -> list[UnclaimedLogInfo]:
+        """Return the logs on a broker's disk that no key in etcd claims for it, and why each may not be deleted.
+
+        Raises:
+            UnknownBrokerError: the broker is not registered.
+        """
+        return self._run(self._operations.delete_broker_logs(broker_id, (), validate_only=True, timeout=timeout))
+
+    def delete_broker_logs(
+        self, broker_id: int, logs: Sequence[tuple[bytes, int]], *, timeout: float | None = None
+    ) -> list[UnclaimedLogInfo]:
+        """Delete unclaimed logs of existing topics, (topic id, partition) each, from one broker's disk.
+
+        The broker keeps a log whose partition is assigned to it, is being reassigned or has no leader; `kept_because`
+        of the result says so.
+
+        Raises:
+            UnknownBrokerError: the broker is not registered.
+            InvalidRequestError: no log is named.
+        """
+        return self._run(self._operations.delete_broker_logs(broker_id, logs, validate_only=False, timeout=timeout))
 
     def describe_disks(self, *, brokers: Sequence[int] | None = None, timeout: float | None = None) -> list[DiskInfo]:
         """Return size and free space of the volumes that hold the brokers' data, of all brokers or of some."""

@@ -25,6 +25,7 @@ from headrace.client.admin.replication import (
     LogInfo,
     PartitionChange,
     Reassignment,
+    UnclaimedLogInfo,
 )
 from headrace.client.admin.rpc import (
     ClusterDescription,
@@ -261,6 +262,30 @@ class AsyncAdmin:
             UnknownBrokerError: one of `brokers` is not registered.
         """
         return await self._run(self._operations.describe_logs(topic, brokers, timeout))
+
+    async def describe_unclaimed_logs(self, broker_id: int, *, timeout: float | None = None) -> list[UnclaimedLogInfo]:
+        """Return the logs on a broker's disk that no key in etcd claims for it, and why each may not be deleted.
+
+        Raises:
+            UnknownBrokerError: the broker is not registered.
+        """
+        return await self._run(self._operations.delete_broker_logs(broker_id, (), validate_only=True, timeout=timeout))
+
+    async def delete_broker_logs(
+        self, broker_id: int, logs: Sequence[tuple[bytes, int]], *, timeout: float | None = None
+    ) -> list[UnclaimedLogInfo]:
+        """Delete unclaimed logs of existing topics, (topic id, partition) each, from one broker's disk.
+
+        The broker keeps a log whose partition is assigned to it, is being reassigned or has no leader; `kept_because`
+        of the result says so.
+
+        Raises:
+            UnknownBrokerError: the broker is not registered.
+            InvalidRequestError: no log is named.
+        """
+        return await self._run(
+            self._operations.delete_broker_logs(broker_id, logs, validate_only=False, timeout=timeout)
+        )
 
     async def describe_disks(
         self, *, brokers: Sequence[int] | None = None, timeout: float | None = None

@@ -210,6 +210,18 @@ class AdminOperations:
         found = [log for response in responses for log in replication.log_infos(response)]
         return sorted(found, key=lambda log: (log.topic, log.partition, log.broker_id))
 
+    def delete_broker_logs(
+        self, broker_id: int, logs: Sequence[tuple[bytes, int]], *, validate_only: bool, timeout: float | None
+    ) -> Operation[list[replication.UnclaimedLogInfo]]:
+        """Delete unclaimed logs of one broker, or check that they may be deleted: all of them where none is named."""
+        request = broker_pb2.DeleteUnclaimedLogsRequest(client_id=self._config.client_id, validate_only=validate_only)
+        for topic_id, partition in logs:
+            request.logs.add(topic_id=topic_id, partition=partition)
+        addresses = yield from self._broker_addresses(timeout)
+        address = _address_of(addresses, broker_id)
+        response = yield from self._broker(address, "DeleteUnclaimedLogs", request, timeout)
+        return replication.unclaimed_log_infos(response)
+
     def describe_disks(self, brokers: Sequence[int] | None, timeout: float | None) -> Operation[list[DiskInfo]]:
         """Describe the volumes that hold the brokers' data."""
         responses = yield from self._broker_logs(None, brokers, timeout)
@@ -281,18 +293,21 @@ class AdminOperations:
         Raises:
             UnknownBrokerError: one of `brokers` is not registered.
         """
-        everyone = cluster_pb2.GetMetadataRequest(brokers_only=True)
-        metadata = yield from self._calls.metadata(everyone, self._timeout(timeout))
-        addresses = {broker.broker_id: broker.address for broker in metadata.brokers}
+        addresses = yield from self._broker_addresses(timeout)
         request = broker_pb2.DescribeLogsRequest(client_id=self._config.client_id)
         if topic is not None:
             request.topics.append(topic)
         responses = []
         for broker_id in addresses if brokers is None else brokers:
-            if broker_id not in addresses:
-                raise UnknownBrokerError(f"broker {broker_id} is not registered")
-            responses.append((yield from self._broker(addresses[broker_id], "DescribeLogs", request, timeout)))
+            address = _address_of(addresses, broker_id)
+            responses.append((yield from self._broker(address, "DescribeLogs", request, timeout)))
         return responses
+
+    def _broker_addresses(self, timeout: float | None) -> Operation[dict[int, str]]:
+        """Return the addresses of the registered brokers by id."""
+        everyone = cluster_pb2.GetMetadataRequest(brokers_only=True)
+        metadata = yield from self._calls.metadata(everyone, self._timeout(timeout))
+        return {broker.broker_id: broker.address for broker in metadata.brokers}
 
     def _timeout(self, timeout: float | None) -> float:
         return self._config.request_timeout_ms / 1000 if timeout is None else timeout
@@ -399,3 +414,9 @@ def _if_repeatable(error: HeadraceError) -> HeadraceError:
     if not repeatable and not isinstance(error, NotLeaderError | LeaderNotAvailableError):
         raise error
     return error
+
+
+def _address_of(addresses: Mapping[int, str], broker_id: int) -> str:
+    if broker_id not in addresses:
+        raise UnknownBrokerError(f"broker {broker_id} is not registered")
+    return addresses[broker_id]

@@ -105,6 +105,19 @@ class LogInfo:
     """Where it leads: the other replicas."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnclaimedLogInfo:
+    """A log on a broker's disk that no key in etcd claims for this broker."""
+
+    topic: str
+    """Empty: no topic has the id."""
+    topic_id: bytes
+    partition: int
+    size_bytes: int
+    kept_because: str
+    """Why it is not deleted; empty: it was deleted, or may be."""
+
+
 class DiskInfo(NamedTuple):
     """The volume that holds a broker's data."""
 
@@ -238,6 +251,20 @@ def log_infos(response: broker_pb2.DescribeLogsResponse) -> list[LogInfo]:
                 )
                 for each in sorted(log.followers, key=lambda each: each.broker_id)
             ),
+        )
+        for log in response.logs
+    ]
+
+
+def unclaimed_log_infos(response: broker_pb2.DeleteUnclaimedLogsResponse) -> list[UnclaimedLogInfo]:
+    """Read the unclaimed logs of one broker."""
+    return [
+        UnclaimedLogInfo(
+            log.name,
+            log.topic_id,
+            log.partition,
+            log.size_bytes,
+            from_detail(log.error).message if log.HasField("error") else "",
         )
         for log in response.logs
     ]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import grpc
-from headrace.log.directory import DataDirectory
+from headrace.log.directory import DataDirectory, LogId
 from headrace.log.log import TimestampKind
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2
 from headrace.wire.errors import (
@@ -235,6 +235,30 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             await let_others_run(index)
             if not wanted or partition.topic_id in wanted:
                 response.logs.append(_describe(partition, self._failure_detector))
+        return response
+
+    @unary
+    async def DeleteUnclaimedLogs(
+        self, request: broker_pb2.DeleteUnclaimedLogsRequest, context: Any
+    ) -> broker_pb2.DeleteUnclaimedLogsResponse:
+        """See the proto."""
+        self.check_serving()
+        self._check_count([len(request.logs)])
+        if not request.logs and not request.validate_only:
+            raise InvalidRequestError("no log is named", action="Name the logs; validate_only alone lists all.")
+        asked = [LogId(log.topic_id, log.partition) for log in request.logs] or self._replica_manager.unclaimed
+        response = broker_pb2.DeleteUnclaimedLogsResponse(broker_id=self._partition_context.broker_id)
+        for log_id in asked:
+            topic = self._view.topic_by_id(log_id.topic_id)
+            result = response.logs.add(topic_id=log_id.topic_id, partition=log_id.partition)
+            result.name = "" if topic is None else topic.name
+            try:
+                found = await self._replica_manager.delete_unclaimed(log_id, validate_only=request.validate_only)
+                result.size_bytes = found.size_bytes
+                if found.refusal is not None:
+                    raise found.refusal
+            except HeadraceError as error:
+                result.error.CopyFrom(to_detail(error))
         return response
 
     @unary

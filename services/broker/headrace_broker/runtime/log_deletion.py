@@ -8,30 +8,39 @@ A log is deleted on positive evidence only, after the delay that its topic sets:
 Absence is no evidence: an etcd restored from a backup lacks topics, too, and a view leaves out what it cannot decode.
 While one value of the metadata cannot be decoded nothing is deleted at all. The evidence is looked at again when the
 delay is over. A log without it, that no key claims for this broker, is unclaimed: it stays on the disk, closed, is
-counted and logged, and is opened again when a key names it. Owned by `ReplicaManager`, belongs to the event loop.
+counted and logged, and is opened again when a key names it. An operator deletes it: by a tombstone where no topic has
+its id, else on this broker, where the partition's key in etcd allows it (`core.unclaimed`). Owned by `ReplicaManager`,
+belongs to the event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
+from google.protobuf.message import DecodeError
 from headrace.log.directory import DataDirectory, LogId
 from headrace.log.errors import REFUSALS, RETRY_AFTER_MS
 from headrace.log.log import PartitionLog
-from headrace.wire.errors import HeadraceError
+from headrace.wire.errors import ConflictError, HeadraceError, Outcome
 from headrace_server.metadata_view import ClusterView
+from headrace_server.metastore.api import Metastore
+from headrace_server.partition_state import PartitionState, decode
 from headrace_server.topic_configs import TopicConfig, read_stored_topic_config
 
+from headrace_broker.core.unclaimed import reason_to_keep
 from headrace_broker.runtime.directory_calls import DirectoryCalls
+from headrace_broker.runtime.partition import log_settings
 from headrace_broker.runtime.partition_context import PartitionContext
 
 log = structlog.get_logger(__name__)
 
 NEXT_STEP = (
-    "After a restore of etcd follow the guide disaster-recovery; to delete it run "
-    "`headrace topic delete --unclaimed` with the topic's id."
+    "After a restore of etcd follow the guide disaster-recovery; to delete it run `headrace broker delete-unclaimed` "
+    "where its topic exists, else `headrace topic delete --unclaimed` with the topic's id."
 )
 
 
@@ -45,18 +54,33 @@ class _Deletion:
     """`None`: it is not open."""
 
 
+class UnclaimedLog(NamedTuple):
+    """A log that no key claims, as an operator sees it."""
+
+    size_bytes: int
+    refusal: ConflictError | None
+    """Why it must stay; `None`: it may be deleted, or was."""
+
+
 class LogDeletion:
     """The logs of a data directory that no partition here holds."""
 
     def __init__(
-        self, view: ClusterView, directory: DataDirectory, calls: DirectoryCalls, context: PartitionContext
+        self,
+        view: ClusterView,
+        metastore: Metastore,
+        directory: DataDirectory,
+        calls: DirectoryCalls,
+        context: PartitionContext,
     ) -> None:
         self._view = view
+        self._metastore = metastore
         self._directory = directory
         self._calls = calls
         self._context = context
         self._pending: dict[LogId, _Deletion] = {}
         self._unclaimed: dict[LogId, None] = {}
+        self._operator_calls = asyncio.Lock()
         self._removing = False
         """Directories of deleted logs may be left on the disk."""
 
@@ -118,6 +142,53 @@ class LogDeletion:
             self._count()
             log.info("log_claimed", topic_id=log_id.topic_id.hex(), partition=log_id.partition)
 
+    async def delete_unclaimed(self, log_id: LogId, *, validate_only: bool) -> UnclaimedLog:
+        """Delete an unclaimed log because an operator asks for it, or see whether it may be deleted.
+
+        Raises:
+            ConflictError: the log is not unclaimed.
+            MetastoreUnavailableError, CorruptLogError, StorageOfflineError: nothing was deleted.
+        """
+        async with self._operator_calls:
+            state = await self._read_state(log_id)
+            if log_id not in self._unclaimed:  # From here to the call nothing can claim it.
+                raise _refusal("it is not unclaimed")
+            found = await self._calls.run(lambda: self._check_and_delete(log_id, state, validate_only))
+            if found.refusal is None and not validate_only:
+                self._unclaimed.pop(log_id, None)
+                self._pending.pop(log_id, None)
+                self._removing = True
+                self._count()
+                log.warning(
+                    "unclaimed_log_deleted",
+                    topic_id=log_id.topic_id.hex(), partition=log_id.partition, size_bytes=found.size_bytes,
+                )  # fmt: skip
+            return found
+
+    async def _read_state(self, log_id: LogId) -> PartitionState | str:
+        """Return the value of the partition's key as etcd has it now, or why the log must stay without one."""
+        view = self._view
+        if view.undecodable:
+            return f"{len(view.undecodable)} values of the metadata cannot be decoded by this release"
+        if view.topic_by_id(log_id.topic_id) is None:
+            return "no topic has its id; run `headrace topic delete --unclaimed` with the id"
+        found = (await self._metastore.get(view.keyspace.partition(*log_id))).key_value
+        try:
+            return "etcd has no key of the partition" if found is None else decode(found.value)
+        except DecodeError:
+            return "the partition's key cannot be decoded by this release"
+
+    def _check_and_delete(self, log_id: LogId, state: PartitionState | str, validate_only: bool) -> UnclaimedLog:
+        """Open the log, whose last epoch counts, and delete it or close it. Runs in a thread."""
+        partition_log = self._directory.open_log(*log_id, log_settings(TopicConfig()))
+        size_bytes, last_epoch = partition_log.size_bytes, partition_log.last_epoch
+        reason = state if isinstance(state, str) else reason_to_keep(state, self._context.broker_id, last_epoch)
+        if reason or validate_only:
+            self._directory.close_log(partition_log)
+        else:
+            self._directory.delete_log(partition_log)
+        return UnclaimedLog(size_bytes, _refusal(reason) if reason else None)
+
     async def delete_due(self) -> None:
         """Delete the logs whose delay is over and whose evidence still holds; keep those that have lost it."""
         if self._view.undecodable:
@@ -171,3 +242,12 @@ class LogDeletion:
 
     def _count(self) -> None:
         self._context.metrics.unclaimed_logs.set(len(self._unclaimed))
+
+
+def _refusal(reason: str) -> ConflictError:
+    return ConflictError(
+        f"the log stays: {reason}",
+        outcome=Outcome.NOT_APPLIED,
+        retriable=False,
+        action="Look at the partition with `headrace topic describe`, and at the runbook HeadraceUnclaimedLog.",
+    )

@@ -27,13 +27,14 @@ from headrace.wire.errors import (
 from headrace.wire.ids import BrokerId
 from headrace_server.key_table import DeletedTopicKey, PartitionKey, TopicKey
 from headrace_server.metadata_view import ClusterView, PartitionEntry, Topic
+from headrace_server.metastore.api import Metastore
 from headrace_server.partition_state import PartitionState, Replica
 from headrace_server.topic_configs import TopicConfig
 
 from headrace_broker.core.messages import SessionLost, SessionStarted, StateGone, StateSeen
 from headrace_broker.core.replica import Role
 from headrace_broker.runtime.directory_calls import DirectoryCalls
-from headrace_broker.runtime.log_deletion import LogDeletion
+from headrace_broker.runtime.log_deletion import LogDeletion, UnclaimedLog
 from headrace_broker.runtime.partition import Partition, log_settings
 from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.producer_state import rebuild_producers
@@ -60,6 +61,7 @@ class ReplicaManager:
     def __init__(
         self,
         view: ClusterView,
+        metastore: Metastore,
         directory: DataDirectory,
         context: PartitionContext,
         replication: Replication,
@@ -75,7 +77,7 @@ class ReplicaManager:
         self._wake = asyncio.Event()
         self._broker_epoch: int | None = None
         self._calls = DirectoryCalls(context.executor)
-        self._deletion = LogDeletion(view, directory, self._calls, context)
+        self._deletion = LogDeletion(view, metastore, directory, self._calls, context)
         self._noted_ms = context.clock.monotonic_ms()
         self._was_undecodable = bool(view.undecodable)
         self._unsubscribe = view.subscribe(self._on_change)
@@ -431,6 +433,10 @@ class ReplicaManager:
     def unclaimed(self) -> list[LogId]:
         """The logs on disk that no key claims for this broker; see `log_deletion`."""
         return self._deletion.unclaimed
+
+    async def delete_unclaimed(self, log_id: LogId, *, validate_only: bool) -> UnclaimedLog:
+        """Delete an unclaimed log of an existing topic; see `log_deletion`."""
+        return await self._deletion.delete_unclaimed(log_id, validate_only=validate_only)
 
     async def delete_due(self) -> None:
         """Delete the logs of deleted topics, and of replicas that were moved away, whose delay is over."""

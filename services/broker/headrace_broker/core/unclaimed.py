@@ -1,0 +1,26 @@
+"""Whether an operator may delete an unclaimed log of an existing topic: one pure function of the partition's key.
+
+The key was read from etcd after the request came; a log that lost its evidence is no reason to trust a view.
+Called by `runtime.log_deletion`.
+"""
+
+from __future__ import annotations
+
+from headrace_server.partition_state import PartitionState
+
+
+def reason_to_keep(state: PartitionState, broker_id: int, last_epoch: int) -> str:
+    """Return why the log of `broker_id`, whose last leader epoch is `last_epoch`, must stay; empty: it may go."""
+    members = {entry.broker_id for entry in (*state.in_sync, *state.eligible_leaders)}
+    if broker_id in {*state.replicas, *state.adding, *members}:
+        return "the partition is assigned to this broker"
+    if state.adding or state.removing:
+        return "the partition is being reassigned"
+    if state.leader is None:
+        return "the partition has no leader, and this log may have records that no other replica has"
+    if last_epoch > state.leader_epoch:
+        return (
+            f"the log has leader epoch {last_epoch}, etcd only {state.leader_epoch}: etcd was restored from a backup, "
+            "and this log may have records that no other replica has"
+        )
+    return ""
