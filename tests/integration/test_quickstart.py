@@ -1,14 +1,16 @@
-"""docs/quickstart.md does what it says: its Python blocks run one after the other and print what stands below them."""
+"""docs/quickstart.md and the README's tour do what they say: their Python blocks run on a real cluster."""
 
 import contextlib
 import io
 import re
 from pathlib import Path
 
+import pytest
 from headrace_devcluster.cluster import LocalCluster
 from markdown_it import MarkdownIt
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "quickstart.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "quickstart.md"
 
 
 def _blocks(text: str) -> list[tuple[str, str, int]]:
@@ -36,3 +38,14 @@ def test_quickstart(headrace_cluster: LocalCluster, topic_name: str) -> None:
         with contextlib.redirect_stdout(printed):
             exec(compiled, names)
         assert re.sub(re.escape(topic_name), "visits", printed.getvalue()) == expected, f"{PAGE.name}, line {line}"
+
+
+def test_readme_tour_runs_again(
+    headrace_cluster: LocalCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tour's block runs twice in one cluster, which the environment names; the second time finds its topic."""
+    monkeypatch.setenv("HEADRACE_BOOTSTRAP_SERVERS", headrace_cluster.bootstrap_servers)
+    [(code, _, _)] = _blocks((ROOT / "README.md").read_text("utf-8"))
+    for records in (100_001, 200_002):
+        exec(code.replace('"clicks"', f'"{topic_name}"'), {"__name__": "readme"})
+        assert f"\n{records}\n" in capsys.readouterr().out

@@ -36,7 +36,7 @@ from headrace.client.admin.rpc import (
     OffsetAt,
     TopicDescription,
 )
-from headrace.client.base.config import AdminConfig, build
+from headrace.client.base.config import AdminConfig, build, client_repr
 from headrace.client.base.errors import ForkedError
 from headrace.client.base.forking import ForkGuard
 from headrace.client.base.operations import Operation, execute
@@ -64,7 +64,7 @@ class Admin:
         Raises:
             ConfigError: an unknown setting or a value out of range.
         """
-        config = build(AdminConfig, settings)
+        self._config = config = build(AdminConfig, settings)
         self._connections = Connections("Admin", config)
         calls = BootstrapClient(config)
         self._operations = AdminOperations(config, calls)
@@ -78,6 +78,9 @@ class Admin:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        return client_repr("Admin", self._config)
 
     def __del__(self) -> None:
         connections = getattr(self, "_connections", None)  # Wrong settings leave none.

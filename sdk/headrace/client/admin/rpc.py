@@ -46,7 +46,7 @@ class PartitionDescription:
         return tuple(broker_id for broker_id in self.replicas if broker_id not in self.removing_replicas)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TopicDescription:
     """One topic."""
 
@@ -62,6 +62,12 @@ class TopicDescription:
     def replication_factor(self) -> int:
         """Replicas of the first partition; 0 while nothing is placed."""
         return len(self.partitions[0].target_replicas) if self.partitions else 0
+
+    def __repr__(self) -> str:
+        return (
+            f"TopicDescription({self.name!r}, partitions={len(self.partitions)}, "
+            f"replication_factor={self.replication_factor})"
+        )
 
 
 class ConfigValue(NamedTuple):

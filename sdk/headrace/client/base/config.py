@@ -429,6 +429,12 @@ def _checked(name: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> Any:
     return value
 
 
+def client_repr(name: str, config: ClientConfig, *details: str) -> str:
+    """Return the `repr` of a client: its class, what it works on and where. Takes no lock."""
+    parts = [name, *details, "bootstrap_servers=" + ",".join(config.addresses)]
+    return f"<{' '.join(parts)}>"
+
+
 class SettingDescription(NamedTuple):
     """One row of the reference page."""
 

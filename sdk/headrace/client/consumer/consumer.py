@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.client.base.call_counts import CallStats
 from headrace.client.base.clock import monotonic_ms
-from headrace.client.base.config import ConsumerConfig, build
+from headrace.client.base.config import ConsumerConfig, build, client_repr
 from headrace.client.base.errors import ConfigError, WakeupError
 from headrace.client.base.operations import Operation, execute
 from headrace.client.base.records import DecodedBatch, Record, RecordBatch
@@ -117,6 +117,11 @@ class Consumer:
     ) -> None:
         """Close it; leaving the block without an error says that everything received was dealt with."""
         self._close(CLOSE_TIMEOUT_S, finish=kind is None)
+
+    def __repr__(self) -> str:
+        group = [f"group_id={self._config.group_id}"] if self._config.group_id else []
+        topics = [f"topics={','.join(sorted(self._topics))}"] if self._topics else []
+        return client_repr("Consumer", self._config, *topics, *group)
 
     def __del__(self) -> None:
         fetcher = getattr(self, "_fetcher", None)  # Wrong settings leave none.

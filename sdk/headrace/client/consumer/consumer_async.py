@@ -66,6 +66,9 @@ class Consumer:
         """Close it; leaving the block without an error says that everything received was dealt with."""
         await self._close(CLOSE_TIMEOUT_S, finish=kind is None)
 
+    def __repr__(self) -> str:
+        return repr(self._core)
+
     def __del__(self) -> None:
         core = getattr(self, "_core", None)  # Wrong settings leave none.
         if core is not None and core.engine.is_open:

@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.client.base.acompat import ASYNC
 from headrace.client.base.call_counts import CallStats
-from headrace.client.base.config import ReaderConfig, build
+from headrace.client.base.config import ReaderConfig, build, client_repr
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import aexecute
 from headrace.client.base.records import DecodedBatch, Record, RecordBatch
@@ -47,7 +47,7 @@ class AsyncReader:
             NoBrokersAvailableError: no address answered.
             UnknownTopicError, UnknownPartitionError: there is none such.
         """
-        config = build(ReaderConfig, settings)
+        self._config = config = build(ReaderConfig, settings)
         if last_per_partition is not None and (last_per_partition < 1 or start != "earliest"):
             raise ConfigError("last_per_partition is at least 1 and goes without start")
         self._fetcher = AsyncFetcher(config, "Reader", auto_offset_reset="error")
@@ -74,6 +74,9 @@ class AsyncReader:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+    def __repr__(self) -> str:
+        return client_repr("Reader", self._config, f"topic={self._range[0]}")
 
     def __del__(self) -> None:
         fetcher = getattr(self, "_fetcher", None)  # Wrong settings leave none.

@@ -199,6 +199,9 @@ class BatchFuture:
             found.append((future.result(left), records))
         return found
 
+    def __repr__(self) -> str:
+        return f"BatchFuture({len(self)} records, {'done' if self.done() else 'pending'})"
+
 
 def future_for(batch: PendingBatch, index: int) -> RecordFuture:
     """Make a future. The hot path does the same inline: an `__init__` would double what a future costs there."""

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from headrace.client.base.clock import monotonic_ms
-from headrace.client.base.config import ProducerConfig, build
+from headrace.client.base.config import ProducerConfig, build, client_repr
 from headrace.client.base.errors import BufferFullError, ClosedError, ForkedError
 from headrace.client.base.forking import ForkGuard
 from headrace.client.base.interrupts import DeferredKeyboardInterrupt
@@ -124,6 +124,9 @@ class Producer(Sender):
         else:
             with contextlib.suppress(HeadraceError):
                 self.close(timeout=1.0)
+
+    def __repr__(self) -> str:
+        return client_repr("Producer", self._config, f"client_id={self._config.client_id}")
 
     def __del__(self) -> None:
         connections = getattr(self, "_connections", None)  # Wrong settings leave none.

@@ -16,7 +16,7 @@ from typing import Any, cast
 import grpc
 
 from headrace.client.base.call_counts import CallStats
-from headrace.client.base.config import ProducerConfig, build
+from headrace.client.base.config import ProducerConfig, build, client_repr
 from headrace.client.base.errors import BufferFullError, ClosedError, ConfigError
 from headrace.client.base.operations import aexecute
 from headrace.client.base.records import RecordMetadata
@@ -95,6 +95,9 @@ class BatchFuture:
         """
         return self._all().__await__()
 
+    def __repr__(self) -> str:
+        return f"BatchFuture({len(self)} records, {'done' if self.done() else 'pending'})"
+
     async def _all(self) -> list[tuple[RecordMetadata, int]]:
         return [(await future, records) for future, records in self.parts]
 
@@ -126,6 +129,9 @@ class Producer:
         else:
             with contextlib.suppress(HeadraceError):
                 await self.close(timeout=1.0)
+
+    def __repr__(self) -> str:
+        return client_repr("Producer", self._core.config, f"client_id={self._core.config.client_id}")
 
     def __del__(self) -> None:
         core = getattr(self, "_core", None)  # Wrong settings leave none.
