@@ -33,10 +33,19 @@ class ConfigError(HeadraceError, ValueError):
 
 
 class SerializationError(HeadraceError, ValueError):
-    """A key or value could not be turned into bytes or back. Nothing was sent; the cause is chained."""
+    """A key or value could not be turned into bytes or back. Nothing was sent; the cause is chained.
 
-    def __init__(self, message: str, *, action: str = "") -> None:
+    Attributes:
+        partition: of the record that was read; None: it was to be sent.
+        offset: of the record that was read, or -1.
+    """
+
+    def __init__(
+        self, message: str, *, action: str = "", partition: TopicPartition | None = None, offset: int = -1
+    ) -> None:
         super().__init__(message, outcome=Outcome.NOT_APPLIED, action=action)
+        self.partition = partition
+        self.offset = offset
 
 
 class ClosedError(HeadraceError):

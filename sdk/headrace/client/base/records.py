@@ -120,11 +120,10 @@ class DecodedBatch:
     def records(self, offsets: Iterator[int]) -> Iterator[Record]:
         """Return the records by C loops alone; `offsets` is consumed in step with them and ends them when it ends."""
         columns, start, end = self.columns, self.start, self.end
-        where = f"{self.source} from offset {self.base_offset}"
-        values = self._objects(_entries(columns.value_column, start, end), self.deserializers.value, "value", where)
+        values = self._objects(_entries(columns.value_column, start, end), self.deserializers.value, "value")
         keys: Iterator[Any] = repeat(None)
         if columns.key_column is not None:
-            keys = self._objects(_entries(columns.key_column, start, end), self.deserializers.key, "key", where)
+            keys = self._objects(_entries(columns.key_column, start, end), self.deserializers.key, "key")
         times: Iterator[int] = repeat(columns.header.base_timestamp_ms)
         if columns.timestamps_ms is not None:
             times = iter(columns.timestamps_ms[start:end].tolist())
@@ -145,11 +144,10 @@ class DecodedBatch:
             ),
         )
 
-    @staticmethod
-    def _objects(data: list[Any], how: Deserializer | None, what: str, where: str) -> Iterator[Any]:
+    def _objects(self, data: list[Any], how: Deserializer | None, what: str) -> Iterator[Any]:
         if how is None:
             return iter(data)
-        return map(deserialize, repeat(how), data, repeat(what), repeat(where))
+        return map(deserialize, repeat(how), data, repeat(what), repeat(self.source), self.offsets())
 
 
 def _entries(column: BinaryColumn, start: int, end: int) -> list[Any]:

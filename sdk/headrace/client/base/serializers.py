@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from headrace.client.base.config_text import nearest
 from headrace.client.base.errors import ConfigError, SerializationError
+from headrace.wire.ids import TopicPartition
 
 Serializer = Callable[[Any], bytes]
 Deserializer = Callable[[bytes], Any]
@@ -79,11 +80,11 @@ def serialize(serializer: Serializer | None, value: Any, what: str) -> bytes | N
     )
 
 
-def deserialize(deserializer: Deserializer, data: bytes | None, what: str, where: str) -> Any:
+def deserialize(deserializer: Deserializer, data: bytes | None, what: str, source: TopicPartition, offset: int) -> Any:
     """Turn bytes into an object; None stays None.
 
     Raises:
-        SerializationError: the deserializer failed; the message says which record.
+        SerializationError: the deserializer failed; `partition` and `offset` are the record's.
     """
     if data is None:
         return None
@@ -91,5 +92,8 @@ def deserialize(deserializer: Deserializer, data: bytes | None, what: str, where
         return deserializer(data)
     except Exception as error:
         raise SerializationError(
-            f"the {what} of {where} could not be deserialized: {error!r}", action="Seek past the record to go on."
+            f"the {what} of {source} at offset {offset} could not be deserialized: {error!r}",
+            action=f"Seek the consumer to {offset + 1} to go on, or start a new Reader there.",
+            partition=source,
+            offset=offset,
         ) from error

@@ -227,9 +227,11 @@ class HandlerPool:
             SerializationError: its key or value cannot be turned into objects.
         """
         record, how = task.record, self._deserializers
-        where = f"{task.where} offset {record.offset}"
-        key = record.key if how.key is None else deserialize(how.key, record.key, "key", where)
-        value = record.value if how.value is None else deserialize(how.value, record.value, "value", where)
+        key, value = record.key, record.value
+        if how.key is not None:
+            key = deserialize(how.key, key, "key", task.where, record.offset)
+        if how.value is not None:
+            value = deserialize(how.value, value, "value", task.where, record.offset)
         return record._replace(key=key, value=value)
 
     def succeeded(self, task: Task) -> None:

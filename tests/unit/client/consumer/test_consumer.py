@@ -392,8 +392,9 @@ def test_deserializers_and_their_errors_name_the_record(clicks, consume):
     consumer.assign([P0])
     records = iter(consumer)
     assert next(records).value == [1]
-    with pytest.raises(headrace.SerializationError, match="clicks"):
+    with pytest.raises(headrace.SerializationError, match="clicks-0 at offset 1 ") as caught:
         next(records)
+    assert (caught.value.partition, caught.value.offset) == (P0, 1)
     assert next(iter(consumer)).value == [3]
 
 

@@ -76,8 +76,9 @@ def test_serializers_turn_objects_into_bytes_and_back_or_say_why_not():
     assert serialize(str.encode, None, "value") is None
     with pytest.raises(SerializationError, match="is int, not bytes"):
         serialize(None, 5, "key")
-    with pytest.raises(SerializationError, match="of t-0 from offset 5"):
-        deserialize(bytes.decode, b"\xff", "value", "t-0 from offset 5")
+    with pytest.raises(SerializationError, match=r"of t-0 at offset 5 .*Seek the consumer to 6") as caught:
+        deserialize(bytes.decode, b"\xff", "value", TopicPartition("t", 0), 5)
+    assert (caught.value.partition, caught.value.offset) == (TopicPartition("t", 0), 5)
 
 
 def test_partitioners_agree_with_crc32_and_stay_in_range():
