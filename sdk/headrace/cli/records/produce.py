@@ -79,6 +79,10 @@ class LineFormat:
         return OutgoingRecord(value, key, self.headers)
 
 
+class BadLineError(ValueError):
+    """A line is no record; the message names file and line."""
+
+
 @dataclass(slots=True)
 class Tally:
     """What has been taken so far. Changed by the command alone."""
@@ -140,9 +144,12 @@ def produce(
         tell("reading lines from the terminal; end with Ctrl-D")
     tally, started = Tally(), time.monotonic()
     if dry_run:
-        for block in read_blocks(names):
-            for _ in _records(lines, block, tally):
-                pass
+        try:
+            for block in read_blocks(names):
+                for _ in _records(lines, block, tally):
+                    pass
+        except (BadLineError, LineTooLongError, OSError) as problem:
+            raise UsageProblem(_sentence(problem)) from None
     else:
         settings = {
             **session.settings(),
@@ -192,16 +199,19 @@ def _send_all(
                         timestamp_ms=record.timestamp_ms,
                     )
             advance(block.read_bytes, tally.records)
-    except (CommandFailed, LineTooLongError, OSError) as problem:
+    except (BadLineError, LineTooLongError, OSError) as problem:
         producer.flush()
-        what = (
-            f"{problem.filename}: {problem.strerror}" if isinstance(problem, OSError) and problem.filename else problem
-        )
-        before = {0: "nothing was sent", 1: "the record before it was delivered"}.get(
-            tally.records, f"the {tally.records} records before it were delivered"
-        )
-        raise CommandFailed(ExitCode.FAILED, f"{what}; {before}") from None
+        if not tally.records:
+            raise UsageProblem(f"{_sentence(problem)}; nothing was sent") from None
+        before = "record before it was" if tally.records == 1 else f"{tally.records} records before it were"
+        raise CommandFailed(ExitCode.FAILED, f"{_sentence(problem)}; the {before} delivered") from None
     producer.flush()
+
+
+def _sentence(problem: Exception) -> str:
+    if isinstance(problem, OSError) and problem.filename:
+        return f"{problem.filename}: {problem.strerror}"
+    return str(problem)
 
 
 def _records(lines: LineFormat, block: LineBlock, tally: Tally) -> Iterator[OutgoingRecord]:
@@ -209,7 +219,7 @@ def _records(lines: LineFormat, block: LineBlock, tally: Tally) -> Iterator[Outg
         try:
             record = lines.record(line)
         except ValueError as error:
-            raise CommandFailed(ExitCode.FAILED, f"{block.source}:{block.first_line + index}: {error}") from None
+            raise BadLineError(f"{block.source}:{block.first_line + index}: {error}") from None
         yield record
         tally.records += 1
         tally.bytes += record.size_bytes
