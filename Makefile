@@ -86,6 +86,7 @@ check: set-up ## ruff, mypy --strict, import layers, protos, generated code and 
 	@$(MAKE) check-proto
 	$(BIN)/python tools/docs.py --check
 	$(BIN)/python tools/async_to_sync.py --check
+	$(BIN)/python tools/settings_types.py --check
 
 check-proto: set-up # buf lint and breaking, and the committed code is what the protos give
 	$(BIN)/buf lint
@@ -111,8 +112,9 @@ sbom: set-up ## write the image's software bill of materials (CycloneDX), from i
 release: set-up ## what a release has, built from the last commit, checked, in dist/VERSION; pushes nothing (VERSION=x.y.z, RELEASE_FLAGS=--dry-run)
 	@$(BIN)/python tools/release.py $(RELEASE_FLAGS) "$(VERSION)"
 
-blocking: set-up ## write the blocking classes of the SDK and their tests from the asyncio ones
+blocking: set-up ## write the SDK's generated code: blocking classes and their tests from the asyncio ones, types of settings
 	$(BIN)/python tools/async_to_sync.py
+	$(BIN)/python tools/settings_types.py
 
 docs: set-up ## write the reference pages that are generated from code and protos
 	$(BIN)/python tools/docs.py

@@ -14,7 +14,11 @@ def main(cluster: str = "localhost:7170", topic: str = "example-group") -> None:
     with headrace.Producer(bootstrap_servers=cluster) as producer:
         for number in range(ORDERS):
             producer.send(topic, b"%d" % number, key=b"customer-%d" % (number % 10))
-    settings = {"bootstrap_servers": cluster, "group_id": f"{topic}-billing", "auto_offset_reset": "earliest"}
+    settings: headrace.ConsumerSettings = {
+        "bootstrap_servers": cluster,
+        "group_id": f"{topic}-billing",
+        "auto_offset_reset": "earliest",
+    }
     for name, most in (("first", ORDERS // 2), ("second", ORDERS - ORDERS // 2)):
         seen = 0
         with headrace.Consumer(topic, **settings) as consumer:

@@ -14,8 +14,13 @@ def main(cluster: str = "localhost:7170", topic: str = "example-json") -> None:
     """Send objects, read them, and see what a wrong one says."""
     with headrace.Admin(bootstrap_servers=cluster) as admin:
         admin.create_topic(topic, partitions=2, exist_ok=True)
-    settings = {"key_serializer": "str", "value_serializer": "json", "partitioner": by_length}
-    with headrace.Producer(bootstrap_servers=cluster, **settings) as producer:
+    settings: headrace.ProducerSettings = {
+        "bootstrap_servers": cluster,
+        "key_serializer": "str",
+        "value_serializer": "json",
+        "partitioner": by_length,
+    }
+    with headrace.Producer(**settings) as producer:
         for name in ("ann", "bert", "cleo"):
             producer.send(topic, {"user": name, "visits": len(name)}, key=name)
         try:

@@ -19,7 +19,11 @@ def main(cluster: str = "localhost:7170", topic: str = "example-run") -> None:
             value = b"ten" if number == 10 else b"%d" % number
             producer.send(topic, value, key=b"customer-%d" % (number % 10))
     total, handled, lock = 0, 0, threading.Lock()
-    settings = {"bootstrap_servers": cluster, "group_id": f"{topic}-billing", "auto_offset_reset": "earliest"}
+    settings: headrace.ConsumerSettings = {
+        "bootstrap_servers": cluster,
+        "group_id": f"{topic}-billing",
+        "auto_offset_reset": "earliest",
+    }
     with headrace.Consumer(topic, **settings) as consumer:
 
         def handle(record: headrace.Record) -> None:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from headrace.client.base.records import Record as Record
     from headrace.client.base.records import RecordBatch as RecordBatch
     from headrace.client.base.records import RecordMetadata as RecordMetadata
+    from headrace.client.base.settings_types import AdminSettings as AdminSettings
+    from headrace.client.base.settings_types import ConsumerSettings as ConsumerSettings
+    from headrace.client.base.settings_types import ProducerSettings as ProducerSettings
+    from headrace.client.base.settings_types import ReaderSettings as ReaderSettings
     from headrace.client.consumer.consumer import Consumer as Consumer
     from headrace.client.consumer.reader import Reader as Reader
     from headrace.client.group.offsets import OffsetAndMetadata as OffsetAndMetadata
@@ -111,6 +115,12 @@ _NAMES = {
         "Record",
         "RecordBatch",
         "RecordMetadata",
+    ),
+    "headrace.client.base.settings_types": (
+        "AdminSettings",
+        "ConsumerSettings",
+        "ProducerSettings",
+        "ReaderSettings",
     ),
     "headrace.client.consumer.consumer": ("Consumer",),
     "headrace.client.consumer.reader": ("Reader",),

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import headrace
 from headrace.client.admin.rpc import ClusterDescription, TopicDescription
@@ -31,7 +32,7 @@ def ask_for_leadership(
     bootstrap_servers: str, client_settings: Mapping[str, str] = MappingProxyType({})
 ) -> Leadership | None:
     """Ask the coordinators; None: they do not answer within TIMEOUT_SECONDS. `client_settings`: those for TLS."""
-    settings = {"bootstrap_servers": bootstrap_servers, "client_id": "devcluster", **client_settings}
+    settings: dict[str, Any] = {"bootstrap_servers": bootstrap_servers, "client_id": "devcluster", **client_settings}
     try:
         with headrace.Admin(**settings) as admin:
             cluster = admin.describe_cluster(timeout=TIMEOUT_SECONDS)

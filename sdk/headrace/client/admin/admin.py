@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import grpc
 
@@ -40,6 +40,7 @@ from headrace.client.base.config import AdminConfig, build, client_repr
 from headrace.client.base.errors import ForkedError
 from headrace.client.base.forking import ForkGuard
 from headrace.client.base.operations import Operation, execute
+from headrace.client.base.settings_types import AdminSettings
 from headrace.client.base.unclosed import warn_unclosed
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.connection import Connections
@@ -58,7 +59,7 @@ class Admin:
     its caller stops waiting for it.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[AdminSettings]) -> None:
         """See `AdminConfig` for the settings. Connects when first used.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import grpc
 
@@ -39,6 +39,7 @@ from headrace.client.base.config import AdminConfig, build, client_repr
 from headrace.client.base.errors import ForkedError
 from headrace.client.base.forking import ForkGuard
 from headrace.client.base.operations import Operation, aexecute
+from headrace.client.base.settings_types import AdminSettings
 from headrace.client.base.unclosed import warn_unclosed
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.connection_async import AsyncConnections
@@ -57,7 +58,7 @@ class AsyncAdmin:
     its caller stops waiting for it.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[AdminSettings]) -> None:
         """See `AdminConfig` for the settings. Connects when first used.
 
         Raises:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from headrace.client.base.call_counts import CallStats
 from headrace.client.base.clock import monotonic_ms
@@ -17,6 +17,7 @@ from headrace.client.base.config import ConsumerConfig, build, client_repr
 from headrace.client.base.errors import ConfigError, WakeupError
 from headrace.client.base.operations import Operation, execute
 from headrace.client.base.records import DecodedBatch, Record, RecordBatch
+from headrace.client.base.settings_types import ConsumerSettings
 from headrace.client.base.unclosed import close_in_thread, weakly
 from headrace.client.consumer.record_cursor import RecordCursor
 from headrace.client.fetch.corrupt_batches import pass_corrupt_batch
@@ -29,6 +30,7 @@ from headrace.client.group.member import CLOSE_TIMEOUT_S, GroupMember
 from headrace.client.group.offsets import CommitCallback, OffsetAndMetadata
 from headrace.client.group.session import GroupSession
 from headrace.client.handlers.handler_pool import RunOptions, RunSummary
+from headrace.client.handlers.run_arguments import RunArguments
 from headrace.wire.errors import (
     CorruptBatchError,
     HeadraceError,
@@ -50,7 +52,7 @@ class Consumer:
     `assign` reads chosen ones. `Consumer("clicks", group_id="billing")` shares them with the group's other consumers.
     """
 
-    def __init__(self, *topics: str, **settings: Any) -> None:
+    def __init__(self, *topics: str, **settings: Unpack[ConsumerSettings]) -> None:
         """Connect, and find where to start. See `ConsumerConfig` for the settings.
 
         Raises:
@@ -315,7 +317,7 @@ class Consumer:
 
     # --- records by a handler ---
 
-    def run(self, handler: Callable[[Record], Any], **options: Any) -> RunSummary:
+    def run(self, handler: Callable[[Record], Any], **options: Unpack[RunArguments]) -> RunSummary:
         """Call `handler` with every record, several at a time, and commit finished ones, until `stop`.
 
         Each record is handled at least once: what was not committed when a process died is handled again.

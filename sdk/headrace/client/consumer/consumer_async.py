@@ -7,12 +7,13 @@ has received, also in the middle of `async for`; a wait that is cancelled has re
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 
 from headrace.client.base.call_counts import CallStats
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Operation, aexecute
 from headrace.client.base.records import Record, RecordBatch
+from headrace.client.base.settings_types import ConsumerSettings
 from headrace.client.base.unclosed import close_in_loop
 from headrace.client.consumer.consumer import Consumer as BlockingConsumer
 from headrace.client.fetch.fetching_async import AsyncFetcher
@@ -21,6 +22,7 @@ from headrace.client.group.member import CLOSE_TIMEOUT_S
 from headrace.client.group.offsets import CommitCallback, OffsetAndMetadata
 from headrace.client.group.session_async import AsyncGroupSession
 from headrace.client.handlers.handler_pool import RunOptions, RunSummary
+from headrace.client.handlers.run_arguments import RunArguments
 from headrace.client.handlers.runner_async import AsyncRunner
 from headrace.wire.ids import TopicPartition
 
@@ -31,7 +33,7 @@ class Consumer:
     What may wait is a coroutine; what cannot is a plain method.
     """
 
-    def __init__(self, *topics: str, **settings: Any) -> None:
+    def __init__(self, *topics: str, **settings: Unpack[ConsumerSettings]) -> None:
         """Check the settings; make it where the loop runs. See `ConsumerConfig` for the settings.
 
         Raises:
@@ -154,7 +156,7 @@ class Consumer:
         """Return the lag in records by partition, as of the last fetch; `None` means that it is not known yet."""
         return self._core.lag()
 
-    async def run(self, handler: Callable[[Record], Awaitable[Any]], **options: Any) -> RunSummary:
+    async def run(self, handler: Callable[[Record], Awaitable[Any]], **options: Unpack[RunArguments]) -> RunSummary:
         """Await `handler(record)` for every record, several at a time, and commit what is done, until `stop`.
 
         Options, result and errors are those of `headrace.Consumer.run`; a handler that takes longer than

@@ -5,7 +5,7 @@ async with headrace.aio.Reader("clicks", start=timedelta(hours=-1), end="current
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from headrace.client.base.acompat import ASYNC
 from headrace.client.base.call_counts import CallStats
@@ -13,6 +13,7 @@ from headrace.client.base.config import ReaderConfig, build, client_repr
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import aexecute
 from headrace.client.base.records import DecodedBatch, Record, RecordBatch
+from headrace.client.base.settings_types import ReaderSettings
 from headrace.client.consumer.reader_core import OffsetPoint, ReaderCore
 from headrace.client.fetch.fetching_async import AsyncFetcher
 from headrace.wire.ids import TopicPartition
@@ -29,7 +30,7 @@ class AsyncReader:
         end: OffsetPoint | Mapping[int, OffsetPoint] = "current",
         last_per_partition: int | None = None,
         partitions: Sequence[int] | None = None,
-        **settings: Any,
+        **settings: Unpack[ReaderSettings],
     ) -> None:
         """Take the range and the settings. When it connects, it fixes `start` and `end` in each partition.
 

@@ -22,7 +22,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.config import ProducerConfig, build, client_repr
@@ -33,6 +33,7 @@ from headrace.client.base.operations import Operation, Pause, execute
 from headrace.client.base.partitioner import check_partition, next_sticky, partition_for_key
 from headrace.client.base.records import RecordMetadata
 from headrace.client.base.serializers import resolve_serializer, serialize
+from headrace.client.base.settings_types import ProducerSettings
 from headrace.client.base.unclosed import ATEXIT_TIMEOUT_S, close_in_thread
 from headrace.client.interceptors.audit_interceptor import AuditInterceptor, publisher_settings
 from headrace.client.interceptors.interceptor import Interceptors, ProducerInterceptor
@@ -88,7 +89,7 @@ class Producer(Sender):
     forking.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[ProducerSettings]) -> None:
         """See `ProducerConfig` for the settings. Connects when first used.
 
         Raises:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import grpc
 
@@ -23,6 +23,7 @@ from headrace.client.base.records import RecordMetadata
 from headrace.client.base.request_ids import metadata_of
 from headrace.client.base.retry import Backoff
 from headrace.client.base.serializers import serialize
+from headrace.client.base.settings_types import ProducerSettings
 from headrace.client.base.unclosed import close_in_loop
 from headrace.client.interceptors.audit_interceptor import publisher_settings
 from headrace.client.interceptors.audit_interceptor_async import AsyncAuditInterceptor
@@ -108,7 +109,7 @@ class Producer:
     Make it where the loop runs; use it with `async with`.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[ProducerSettings]) -> None:
         """See `ProducerConfig` for the settings; `return_futures` is always on here. Connects when first used.
 
         Raises:
@@ -230,7 +231,7 @@ class Producer:
 class _Core(BlockingProducer):
     """The blocking producer with nothing that blocks. Owned by one `Producer`; its loop alone touches it."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: ProducerSettings) -> None:
         super().__init__(**settings)
         _live.discard(self)  # What is done at exit for producers that were left open would block, with no loop to wait.
         self._loop = asyncio.get_running_loop()
