@@ -168,6 +168,13 @@ def _joined(column: Any) -> ArrowBuffers | None:
 
 
 def _taken(column: Any, serializer: Serializer | None, what: str) -> list[bytes | None] | ArrowBuffers:
+    if hasattr(column, "columns"):  # A table of Arrow, a frame of pandas or Polars.
+        raise SerializationError(
+            f"the {what}s are a {type(column).__name__}, not one column",
+            action=f'Give a column of it, for example {what}s=table["{what}"].',
+        )
+    if isinstance(column, str | bytes):
+        raise SerializationError(f"the {what}s are one {type(column).__name__}", action="Give a list, or call send.")
     if hasattr(column, "__arrow_array__") or type(column).__module__.partition(".")[0] == "pyarrow":
         return arrow_buffers(column.combine_chunks() if hasattr(column, "combine_chunks") else column)
     entries = column if isinstance(column, list) else list(column)

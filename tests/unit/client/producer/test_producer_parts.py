@@ -5,6 +5,8 @@ import random
 import threading
 import zlib
 
+import pandas as pd
+import pyarrow as pa
 import pytest
 from headrace.client.base import config as settings
 from headrace.client.base.errors import ConfigError, NoBrokersAvailableError, SerializationError
@@ -410,3 +412,21 @@ def test_ctrl_c_waits_for_the_end_of_a_deferring_block():
 def test_the_header_offsets_that_restamping_writes_are_the_formats():
     batch = BufferVector(batch_parts([b"a"], base_timestamp_ms=0, producer_id=1, producer_epoch=2, base_sequence=3))
     assert read_header(bytes(restamp(batch, ProducerStamp(4, 5, 6))))[-3:] == (4, 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (pa.table({"value": [b"a"]}), "the values are a Table, not one column"),
+        (pa.record_batch({"value": [b"a"]}), "the values are a RecordBatch, not one column"),
+        (pd.DataFrame({"value": [b"a"]}), "the values are a DataFrame, not one column"),
+        (b"abc", "the values are one bytes"),
+        ("abc", "the values are one str"),
+    ],
+)
+def test_send_many_of_a_table_names_the_type(values, says):
+    """Each was an error about its parts, such as the names of its columns."""
+    with pytest.raises(SerializationError, match=says):
+        bulk_of(values, None, None, None, None, None)
+    with pytest.raises(SerializationError, match=says.replace("values", "keys")):
+        bulk_of([b"a"], values, None, None, None, str.encode)
