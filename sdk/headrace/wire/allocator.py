@@ -25,13 +25,13 @@ def keep_large_buffers() -> bool:
 
     A consumer's or producer's processor time falls by a tenth, more where answers are large; up to 64 MiB that are free
     stay with the process. Call it once, early, in any thread. False where the C library has no such setting (musl,
-    macOS): then nothing changes.
+    macOS, Windows): then nothing changes.
 
     Above `TRIM_BYTES` of free memory at the top of the heap, memory goes back to the kernel all the same.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):  # Windows names no library by None.
         return False
     done = [
         mallopt(M_MMAP_THRESHOLD, MMAP_BYTES),

@@ -1,6 +1,7 @@
 """`consume` behind a pipe whose reader has gone."""
 
 import os
+import select
 import sys
 
 import pytest
@@ -25,3 +26,11 @@ def test_other_outputs_are_left_alone(monkeypatch, tmp_path):
         check_pipe()
     monkeypatch.setattr(sys, "stdout", stdout)  # closed: no descriptor any more
     check_pipe()
+
+
+def test_a_system_without_poll_is_left_alone(monkeypatch, tmp_path):
+    """Windows: a write to a closed pipe fails there, which is early enough."""
+    monkeypatch.delattr(select, "poll")
+    with (tmp_path / "out").open("w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        check_pipe()

@@ -48,9 +48,15 @@ def test_it_is_public():
     assert "keep_large_buffers" in headrace.__all__
 
 
+def library_of_windows(name):
+    raise TypeError(f"LoadLibrary() argument 1 must be str, not {type(name).__name__}")
+
+
 def test_a_library_without_the_setting_changes_nothing(monkeypatch):
-    """musl and macOS have no mallopt: the answer says so, and nothing is raised."""
+    """musl and macOS have no mallopt, and Windows no library of the process: the answer says so, nothing is raised."""
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: object())
+    assert allocator.keep_large_buffers() is False
+    monkeypatch.setattr(allocator.ctypes, "CDLL", library_of_windows)
     assert allocator.keep_large_buffers() is False
     set_to = {}
     fake = SimpleNamespace(mallopt=lambda name, value: set_to.update({name: value}) or 1)

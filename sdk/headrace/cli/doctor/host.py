@@ -82,7 +82,7 @@ def _clock_synchronised() -> bool | None:
     """What adjtimex says, asked without changing anything."""
     try:
         adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):  # Windows names no library by None.
         return None
     state = int(adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES)))
     return None if state < 0 else state != _TIME_ERROR

@@ -172,6 +172,8 @@ def check_pipe() -> None:
     Raises:
         BrokenPipeError: standard output is a pipe whose other end is closed.
     """
+    if not hasattr(select, "poll"):
+        return  # Windows: a write notices.
     try:
         descriptor = sys.stdout.fileno()
     except (OSError, ValueError):
