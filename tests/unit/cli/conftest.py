@@ -195,6 +195,9 @@ class FakeAdmin(FakeGroupMethods, FakeContext):
             raise self.held.failure
         return [self.held.topics[name] for name in sorted(self.held.topics)]
 
+    def list_topics(self) -> list[str]:
+        return [topic.name for topic in self.describe_topics()]
+
     def create_partitions(self, name: str, total_partitions: int, *, validate_only: bool = False) -> list[str]:
         self.held.require(name)
         if not validate_only:

@@ -270,6 +270,33 @@ def test_completion_answers_the_shell() -> None:
     assert ended.stdout.split() == ["describe", "delete"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "consume ",
+        "produce c",
+        "bench ",
+        "topic describe ",
+        "topic alter ",
+        "topic delete ",
+        "partition list --topic ",
+        "partition reassign --topic ",
+        "group describe g --topic ",
+    ],
+)
+def test_the_shell_is_offered_topics_where_a_topic_is_due(
+    headrace: Any, held: Any, words: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """The completion stands at every argument that names a topic that exists."""
+    held.add("clicks")
+    monkeypatch.setenv("_HEADRACE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"headrace {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(f"headrace {words}x".split()) - 1))
+    with pytest.raises(SystemExit):
+        headrace()
+    assert capsysbinary.readouterr().out.split() == [b"clicks"]
+
+
 def test_help_pages(headrace: Any) -> None:
     """The exit code page lists every code; the others show grammar, letters and records."""
     page = headrace("help", "exit-codes").out

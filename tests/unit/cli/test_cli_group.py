@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from headrace.cli.common.exit_codes import ExitCode
-from headrace.cli.group.options import group_names, member_list
+from headrace.cli.common.names import group_names
+from headrace.cli.group.options import member_list
 from headrace.client.base.errors import NoBrokersAvailableError
 from headrace.wire.errors import TimedOutError
 from headrace.wire.ids import TopicPartition

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.names import Topic
 from headrace.cli.common.rendering import Facts, JsonValue, Report
 from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, command
 from headrace.cli.records.line_source import LineTooLongError, read_blocks
@@ -73,7 +74,7 @@ class LoadOutcome:
 def bench(
     session: Session,
     *,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")],
+    topic: Topic,
     files: Annotated[
         list[str] | None, typer.Argument(metavar="[FILE]...", help="replay: read these; - or none: standard input.")
     ] = None,

@@ -8,11 +8,11 @@ import typer
 
 from headrace.cli.common.arguments import counted
 from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.names import group_names
 from headrace.cli.common.rendering import Column, JsonValue, Report, Table
 from headrace.cli.common.session import CommandFailed, DryRun, Session, Yes, command, confirm, tell
 from headrace.cli.group.describe import describe
 from headrace.cli.group.lag import NO_LAG, time_text, total_lag
-from headrace.cli.group.options import group_names
 from headrace.cli.group.reset import reset, seek
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.common.arguments import counted
+from headrace.cli.common.names import Group, TopicFilter
 from headrace.cli.common.rendering import Column, Facts, JsonValue, Note, Report, Section, Table, duration_text
 from headrace.cli.common.session import Session, command
 from headrace.cli.group.lag import lag_notes, time_text, total_lag
-from headrace.cli.group.options import Group
 from headrace.cli.group.registries import registry_rows, registry_table
 from headrace.wire.ids import TopicPartition
 
@@ -22,9 +22,7 @@ def describe(
     session: Session,
     *,
     group: Group,
-    topics: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only partitions of this topic; repeatable.")
-    ] = None,
+    topics: TopicFilter = None,
     no_time: Annotated[
         bool,
         typer.Option("--no-time", help="Omit the age of the lag, which reads one batch of each partition with a lag."),

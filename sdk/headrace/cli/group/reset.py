@@ -10,6 +10,7 @@ import typer
 
 from headrace.cli.common.arguments import counted, parse_partition
 from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.names import Group, group_names
 from headrace.cli.common.rendering import Column, JsonValue, Note, OutputFormat, Report, Table, render
 from headrace.cli.common.session import (
     CommandFailed,
@@ -22,7 +23,7 @@ from headrace.cli.common.session import (
     tell,
     write_out,
 )
-from headrace.cli.group.options import Group, group_names, member_list
+from headrace.cli.group.options import member_list
 from headrace.cli.records.offset_plan import (
     MAX_FILE_BYTES,
     OffsetTarget,

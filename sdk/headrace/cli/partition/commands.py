@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.common.names import TopicFilter
 from headrace.cli.common.rendering import Column, JsonValue, Report, Table
 from headrace.cli.common.session import Session, command
 from headrace.cli.partition.elect import elect
@@ -26,9 +27,7 @@ PROBLEM_HELP = "Only partitions with this problem; repeatable. " + "; ".join(
 def list_partitions(
     session: Session,
     *,
-    topics: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only partitions of this topic; repeatable.")
-    ] = None,
+    topics: TopicFilter = None,
     problems: Annotated[
         list[PartitionProblem] | None,
         typer.Option("--problem", case_sensitive=False, help=f"{PROBLEM_HELP}."),

@@ -9,6 +9,7 @@ import typer
 
 from headrace.cli.common.arguments import counted, parse_rate, parse_topic_or_partition
 from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.names import TopicFilter
 from headrace.cli.common.rendering import (
     Column,
     JsonValue,
@@ -60,9 +61,7 @@ def reassign(
             "--replicas", metavar="ID,...", help="New replicas of these partitions; the first is the preferred leader."
         ),
     ] = None,
-    topics: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only partitions of this topic; repeatable.")
-    ] = None,
+    topics: TopicFilter = None,
     to_brokers: Annotated[
         str | None, typer.Option("--to-brokers", metavar="ID,...", help="Spread the topics over these brokers only.")
     ] = None,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.common.bytes_text import visible
+from headrace.cli.common.names import Topic
 from headrace.cli.common.session import Session, UsageProblem, command
 from headrace.cli.records.consume_plan import LastRecords, PartitionPlan, plan_partitions, timestamps_of
 from headrace.cli.records.offsets import (
@@ -47,7 +48,7 @@ MAX_LAST = 1_000_000
 def consume(
     session: Session,
     *,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")],
+    topic: Topic,
     offsets: Annotated[
         str | None,
         typer.Option(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.names import Topic
 from headrace.cli.common.rendering import OutputFormat, Report, bytes_text, render
 from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, command, tell, write_out
 from headrace.cli.records.line_source import STANDARD_INPUT, LineBlock, LineTooLongError, read_blocks, total_bytes
@@ -96,7 +97,7 @@ class Tally:
 def produce(
     session: Session,
     *,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")],
+    topic: Topic,
     files: Annotated[
         list[str] | None, typer.Argument(metavar="[FILE]...", help="Files to read; - or none: standard input.")
     ] = None,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.common.arguments import counted
+from headrace.cli.common.names import Topic, topic_names
 from headrace.cli.common.rendering import Column, JsonValue, Report, Table
 from headrace.cli.common.session import DryRun, Session, UsageProblem, Yes, command, confirm
 from headrace.cli.topic.describe import describe
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Create, look at, change and delete topics.", no_args_is_help=True, rich_markup_mode=None)
 
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+NewTopic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
 Config = Annotated[
     list[str] | None,
     typer.Option(
@@ -29,7 +30,7 @@ Config = Annotated[
 def create(
     session: Session,
     *,
-    topic: Topic,
+    topic: NewTopic,
     partitions: Annotated[
         int, typer.Option("--partitions", "-p", min=0, help="Number of partitions; 0: the cluster's default.")
     ] = 0,
@@ -184,7 +185,9 @@ def alter(
 def delete(
     session: Session,
     *,
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="The topics' names.")],
+    topics: Annotated[
+        list[str], typer.Argument(metavar="TOPIC...", help="The topics' names.", autocompletion=topic_names)
+    ],
     yes: Yes = False,
     if_exists: Annotated[bool, typer.Option("--if-exists", help="Succeed if it does not exist.")] = False,
     unclaimed: Annotated[

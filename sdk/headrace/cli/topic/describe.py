@@ -1,9 +1,8 @@
 """`headrace topic describe`: partitions, their replicas and how far those are, sizes, settings."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from headrace.cli.common.names import Topic
 from headrace.cli.common.rendering import Column, Facts, JsonValue, Note, Report, Section, Table, bytes_text
 from headrace.cli.common.session import Session, command
 from headrace.cli.partition.replica_logs import gather_logs, leader_logs, silence_text
@@ -14,9 +13,7 @@ if TYPE_CHECKING:
 
 
 @command()
-def describe(
-    session: Session, *, topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
-) -> None:
+def describe(session: Session, *, topic: Topic) -> None:
     """Show a topic's partitions, replicas, sizes and settings.
 
     The lag of a replica is the records of its leader's log that it does not have, and the ms since it had all of them.
