@@ -5,6 +5,7 @@ and its exit code are the command's own; Ctrl-C reaches it through the terminal'
 """
 
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,15 +18,18 @@ from headrace.cli.common.session import CommandFailed, tell
 from headrace.testing import INSTALL_DEVCLUSTER
 
 MODULE = "headrace_devcluster"
+PROGRAM_VARIABLE = "HEADRACE_LOCAL_PROGRAM"
+"""What the child calls itself in its help."""
 
 app = typer.Typer(help="Run a cluster on this machine.", no_args_is_help=True, rich_markup_mode=None)
 
-PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True}
+PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": list[str]()}
+"""The child explains its options: `--help` is one of those that it gets."""
 
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[OPTIONS OF THE LOCAL CLUSTER]...", help="Options of the local cluster; `-- --help` lists them."
+        metavar="[OPTIONS OF THE LOCAL CLUSTER]...", help="Options of the local cluster; `--help` lists them."
     ),
 ]
 
@@ -67,7 +71,7 @@ def run_child(arguments: Sequence[str]) -> int:
         CommandFailed: the child could not be started.
     """
     try:
-        child = subprocess.Popen(arguments)
+        child = subprocess.Popen(arguments, env={**os.environ, PROGRAM_VARIABLE: "headrace local"})
     except OSError as error:
         raise CommandFailed(ExitCode.FAILED, f"cannot start {arguments[0]}: {error.strerror}") from error
     interrupted = False

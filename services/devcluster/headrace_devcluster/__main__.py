@@ -31,7 +31,13 @@ from headrace_devcluster.state import describe_state, owner_pid, read_state, sta
 DEFAULT_DATA_DIR = Path(".headrace")
 EXIT_NOT_RUNNING = 3
 
-app = typer.Typer(help="A real headrace cluster on this machine.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="A real headrace cluster on this machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 DataDir = Annotated[Path, typer.Option(help="Where data, logs and the state file are.")]
 Brokers = Annotated[int, typer.Option(min=1, max=9, help="How many brokers.")]
@@ -166,7 +172,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _stop_on_signal)
     signal.signal(signal.SIGHUP, _stop_on_signal)
     try:
-        app(prog_name="python -m headrace_devcluster")
+        app(prog_name=os.environ.get("HEADRACE_LOCAL_PROGRAM", "python -m headrace_devcluster"))
     except HeadraceError as error:
         sys.exit(f"error: {error}")
 
