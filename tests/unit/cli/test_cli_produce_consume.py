@@ -119,6 +119,17 @@ def test_a_failed_delivery_fails_the_command(headrace: Any, held: Any) -> None:
     assert (ended.code, "produced" in ended.err, "Free disk space" in ended.err) == (ExitCode.FAILED, False, True)
 
 
+def test_consume_says_what_it_waits_for(headrace: Any, held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, where neither a range nor `-e` was given: else silence looks like an empty topic."""
+    held.add("clicks")
+    waits = "waiting for new records; -e prints those that are there"
+    assert waits not in headrace("consume", "clicks").err
+    monkeypatch.setattr("headrace.cli.records.consume.sys.stderr.isatty", lambda: True)
+    assert waits in headrace("consume", "clicks").err
+    for arguments in (("-e",), ("-o", "end"), ("--last", "3"), ("-q",)):
+        assert waits not in headrace("consume", "clicks", *arguments).err
+
+
 def test_an_unknown_topic_is_not_found(headrace: Any) -> None:
     """Both directions say so before anything is read or sent."""
     assert headrace("produce", "nope", stdin=b"a\n").code == ExitCode.NOT_FOUND

@@ -114,6 +114,8 @@ def consume(
         if plan.note:
             session.note(plan.note)
     sink = RecordSink(heading, writer, limit=count if last is None else None)
+    if offsets is None and last is None and not stop_at_end and sys.stderr.isatty():
+        session.note("waiting for new records; -e prints those that are there, Ctrl-C ends it")
     collected = None if last is None else LastRecords(last)
     sink.begin()
     if not all(plan.empty for plan in plans) and not sink.full:
