@@ -227,6 +227,20 @@ def access_log(
     summary.seconds = round(time.monotonic() - started, 3)
     document = asdict(summary)
     show(document, as_json, lambda console: show_access(document, console))
+    check_readable(summary)
+
+
+def check_readable(summary: AccessSummary) -> None:
+    """Check that some lines are those of an access log.
+
+    Raises:
+        JobError: there are lines, and none of them could be read.
+    """
+    if summary.bad_lines and not summary.hits:
+        raise JobError(
+            f"none of the {summary.bad_lines:,} lines could be read. Give a log in Apache's combined format, and "
+            "another table: this one has the lines under quality=bad"
+        )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import sys
 import headrace
 import pytest
 from spark_jobs.audit_verdict import State, Verdict
-from spark_jobs.command import explain, run_app, run_job
+from spark_jobs.command import JobError, explain, run_app, run_job
 from spark_jobs.tables.errors import TableBusyError
 from spark_jobs.tables.parquet_table import ParquetTable
 
@@ -135,3 +135,12 @@ def test_a_table_in_use_is_said_before_anything_is_read(tmp_path):
         with pytest.raises(TableBusyError), table_lock(tmp_path):
             ParquetTable(tmp_path).recover()
         assert attempt.directory.exists()
+
+
+def test_a_log_without_one_readable_line_fails() -> None:
+    """The exit code says so, as nobody reads the summary of a job that runs at night; one line that fits is enough."""
+    access_log.check_readable(access_log.AccessSummary({}))
+    access_log.check_readable(access_log.AccessSummary({}, hits=1, bad_lines=5))
+    with pytest.raises(JobError, match="none of the 5,000 lines could be read") as caught:
+        access_log.check_readable(access_log.AccessSummary({}, bad_lines=5_000))
+    assert caught.value.exit_code == 1
