@@ -77,6 +77,17 @@ def take(consumer: sdk.Consumer, count: int) -> list[int]:
     return found
 
 
+def test_consume_of_a_group_continues_where_it_stopped(headrace: GroupCommandLine, topic: str) -> None:
+    """Each record is printed once by two runs that end after a number of records; the group has committed them."""
+    printed: list[str] = []
+    for count in ("25", "15"):
+        ended = CommandLine.__call__(headrace, "consume", topic, "--group", topic, "-o", "start", "-n", count)
+        assert (ended.code, ended.err) == (0, "")
+        printed += ended.out.split()
+    assert sorted(map(int, printed)) == list(range(10 * PARTITIONS))
+    assert {row["lag_records"] for row in headrace.partitions(topic).values()} == {0}
+
+
 def test_a_live_group_is_described(headrace: GroupCommandLine, topic: str, member: Callable[..., sdk.Consumer]) -> None:
     """Owners with host, client and epoch, what is committed, how many records are left and how old the first is."""
     consumer = member(client_id="worker", group_instance_id="place-1")

@@ -468,9 +468,11 @@ class FakeClients:
         self.held.settings.append(settings)
         return FakeProducer(self.held)
 
-    def consumer(self, **settings: Any) -> Any:
+    def consumer(self, *topics: str, **settings: Any) -> Any:
         self.held.settings.append(settings)
-        return FakeConsumer(self.held)
+        made = FakeConsumer(self.held)
+        made.assign({where: 0 for where in self.held.records if where.topic in topics})
+        return made
 
 
 class Ended(NamedTuple):

@@ -119,6 +119,22 @@ def test_a_failed_delivery_fails_the_command(headrace: Any, held: Any) -> None:
     assert (ended.code, "produced" in ended.err, "Free disk space" in ended.err) == (ExitCode.FAILED, False, True)
 
 
+def test_consume_reads_as_a_member_of_a_group(headrace: Any, held: Any) -> None:
+    """The group chooses partitions and offsets; `-o` says where a new one starts, and `-n` ends it exactly."""
+    held.add("clicks")
+    for number in range(7):
+        held.append("clicks", number % 2, b"%d" % number)
+    assert sorted(headrace("consume", "clicks", "-g", "billing", "-n", "5").out.split()) == ["0", "1", "2", "3", "4"]
+    settings = held.settings[-1]
+    assert (settings["group_id"], settings["auto_offset_reset"]) == ("billing", "latest")
+    assert len(headrace("consume", "clicks", "--group", "billing", "-o", "start").out.split()) == 7
+    assert held.settings[-1]["auto_offset_reset"] == "earliest"
+    assert headrace("consume", "nope", "-g", "billing").code == ExitCode.NOT_FOUND
+    for arguments in (("-e",), ("--last", "3"), ("-p", "0"), ("-o", "5"), ("-o", "start:end")):
+        ended = headrace("consume", "clicks", "-g", "billing", *arguments)
+        assert (ended.code, "--group excludes" in ended.err) == (ExitCode.USAGE, True)
+
+
 def test_consume_says_what_it_waits_for(headrace: Any, held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal, where neither a range nor `-e` was given: else silence looks like an empty topic."""
     held.add("clicks")

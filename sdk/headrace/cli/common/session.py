@@ -108,8 +108,8 @@ class Clients(Protocol):
     def producer(self, **settings: Any) -> "Producer":
         """A new Producer."""
 
-    def consumer(self, **settings: Any) -> "Consumer":
-        """A new Consumer without a group."""
+    def consumer(self, *topics: str, **settings: Any) -> "Consumer":
+        """A new Consumer."""
 
 
 class SdkClients:
@@ -129,13 +129,13 @@ class SdkClients:
         keep_large_buffers()
         return Producer(**settings)
 
-    def consumer(self, **settings: Any) -> "Consumer":
-        """A new Consumer without a group."""
+    def consumer(self, *topics: str, **settings: Any) -> "Consumer":
+        """A new Consumer."""
         from headrace.client.consumer.consumer import Consumer
         from headrace.wire.allocator import keep_large_buffers
 
         keep_large_buffers()
-        return Consumer(**settings)
+        return Consumer(*topics, **settings)
 
 
 class UsageProblem(Exception):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.common.bytes_text import visible
-from headrace.cli.common.names import Topic
+from headrace.cli.common.names import Topic, group_names
 from headrace.cli.common.session import Session, UsageProblem, command
 from headrace.cli.records.consume_plan import LastRecords, PartitionPlan, plan_partitions, timestamps_of
 from headrace.cli.records.offsets import (
@@ -42,6 +42,8 @@ class CorruptBatches(StrEnum):
 POLL_S = 0.5
 MAX_POLL_RECORDS = 5_000
 MAX_LAST = 1_000_000
+_GROUP_STARTS = {OffsetSelection(START): "earliest", OffsetSelection(END): "latest"}
+"""Where a group without offsets starts, by `--offsets`."""
 
 
 @command()
@@ -71,6 +73,16 @@ def consume(
     ] = None,
     partition: Annotated[
         list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition; repeatable.")
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            "-g",
+            metavar="GROUP",
+            help="Read as a member of this group, which shares the partitions, and commit what was printed.",
+            autocompletion=group_names,
+        ),
     ] = None,
     format_text: Annotated[
         str | None,
@@ -103,12 +115,30 @@ def consume(
       headrace consume clicks -e --output json
       headrace consume clicks -o @-1h:@-30m
       headrace consume clicks --last 10
+      headrace consume clicks --group billing -o start
     """
     wanted = _wanted(offsets, last, stop_at_end=stop_at_end)
+    if group is not None and (last is not None or stop_at_end or partition or wanted not in _GROUP_STARTS):
+        raise UsageProblem(
+            "--group excludes --last, -e and -p, and -o other than start or end, which is where a new group starts"
+        )
     try:
         heading, writer = record_writer(output, format_text)
     except FormatSyntaxError as error:
         raise UsageProblem(f"--format: {error}", error.explain().partition("\n")[2]) from None
+    policy = {"on_corrupt_batch": on_corrupt_batch.value}
+    if dead_letter_topic is not None:
+        policy = {"on_corrupt_batch": "dead_letter", "dead_letter_topic": dead_letter_topic}
+    if group is not None:
+        sink = RecordSink(heading, writer, limit=count)
+        with session.admin() as admin:
+            admin.describe_topic(topic)  # A consumer of a group would wait until it is created.
+        sink.begin()
+        if not sink.full:
+            start = _GROUP_STARTS[wanted]
+            _read_as_member(session, topic, {**policy, "group_id": group, "auto_offset_reset": start}, sink)
+        session.detail(f"{sink.written} records")
+        return
     plans = _plans(session, topic, wanted, partition, stop_at_end=stop_at_end or last is not None)
     for plan in plans:
         if plan.note:
@@ -119,18 +149,33 @@ def consume(
     collected = None if last is None else LastRecords(last)
     sink.begin()
     if not all(plan.empty for plan in plans) and not sink.full:
-        policy = {"on_corrupt_batch": on_corrupt_batch.value}
-        if dead_letter_topic is not None:
-            policy = {"on_corrupt_batch": "dead_letter", "dead_letter_topic": dead_letter_topic}
         with session.clients.consumer(**session.settings(), **policy, auto_offset_reset="error") as consumer:
             _read(consumer, topic, plans, sink, collected)
             passed = consumer.calls().corrupt_batches
-        if passed:
-            session.note(f"{passed} batches could not be decoded and were passed")
+        _note_passed(session, passed)
     if collected is not None:
         records = collected.take()
         sink.write(records if count is None else records[len(records) - min(count, len(records)) :])
     session.detail(f"{sink.written} records of {len(plans)} partitions")
+
+
+def _note_passed(session: Session, passed: int) -> None:
+    if passed:
+        session.note(f"{passed} batches could not be decoded and were passed")
+
+
+def _read_as_member(session: Session, topic: str, settings: dict[str, str], sink: "RecordSink") -> None:
+    """Print what the group assigns, to the sink's limit. What was written is committed, at the latest by `close`."""
+    with session.clients.consumer(topic, **session.settings(), **settings) as consumer:
+        while not sink.full:
+            left = MAX_POLL_RECORDS if sink.left is None else min(MAX_POLL_RECORDS, sink.left)
+            records = consumer.poll(timeout=POLL_S, max_records=left)
+            if records:
+                sink.write(records)
+            else:
+                check_pipe()
+        passed = consumer.calls().corrupt_batches
+    _note_passed(session, passed)
 
 
 class RecordSink:
@@ -147,6 +192,11 @@ class RecordSink:
     def full(self) -> bool:
         """Whether the limit is reached."""
         return self._limit is not None and self.written >= self._limit
+
+    @property
+    def left(self) -> int | None:
+        """Number of records up to the limit; `None` means no limit."""
+        return None if self._limit is None else max(0, self._limit - self.written)
 
     def begin(self) -> None:
         """Write what stands above the records."""
