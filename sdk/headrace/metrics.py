@@ -1,5 +1,7 @@
 """Metrics of producers, consumers and readers for Prometheus, where an application wants them; extra `metrics`.
 
+::
+
     from headrace.metrics import ClientCollector
 
     collector = ClientCollector()
@@ -37,7 +39,7 @@ from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
-    from headrace import aio
+    import headrace.aio
 
 PREFIX = "headrace_client"
 LOOP_SECONDS = 1.0
@@ -106,7 +108,10 @@ class ClientCollector(Collector):
         self._number = 0
 
     def watch(
-        self, client: "Producer | Consumer | Reader | aio.Producer | aio.Consumer | aio.Reader", name: str = ""
+        self,
+        client: "headrace.Producer | headrace.Consumer | headrace.Reader"
+        " | headrace.aio.Producer | headrace.aio.Consumer | headrace.aio.Reader",
+        name: str = "",
     ) -> None:
         """Show a client from now on.
 

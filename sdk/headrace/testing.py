@@ -1,5 +1,7 @@
 """A real headrace cluster for the tests of programs that use the SDK. Needs `headrace-devcluster`.
 
+::
+
     @pytest.fixture(scope="session")
     def headrace_cluster():
         with headrace.testing.cluster() as running:

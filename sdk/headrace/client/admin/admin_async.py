@@ -53,9 +53,8 @@ class AsyncAdmin:
     """Looks at and changes a cluster.
 
     Every method takes `timeout` in seconds for all tries together (default: request_timeout_ms) and raises the typed
-    errors of `headrace.wire.errors`, or `NoBrokersAvailableError`. A change that is not the same twice as once is not
-    sent again when its answer was lost: the error's outcome is then UNKNOWN. A change that was sent is not undone when
-    its caller stops waiting for it.
+    errors of `headrace`. A change that is not the same twice as once is not sent again when its answer was lost: the
+    error's outcome is then UNKNOWN. A change that was sent is not undone when its caller stops waiting for it.
     """
 
     def __init__(self, **settings: Unpack[AdminSettings]) -> None:
@@ -118,8 +117,8 @@ class AsyncAdmin:
 
         Raises:
             TopicAlreadyExistsError: unless `exist_ok`.
-            InvalidTopicNameError, InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigError: correct
-            it.
+            InvalidTopicNameError, InvalidPartitionsError: correct it.
+            InvalidReplicationFactorError, InvalidConfigError: correct it.
         """
         return await self._run(
             self._operations.create_topic(

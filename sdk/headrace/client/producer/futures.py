@@ -167,16 +167,13 @@ class RecordFuture:
 
 
 class BatchFuture:
-    """What became of the records of one `send_many`: one future a batch. Any thread.
-
-    Attributes:
-        parts: (future of the batch's first record, how many records), in the order in which they were sealed.
-    """
+    """What became of the records of one `send_many`: one future a batch. Any thread."""
 
     __slots__ = ("parts",)
 
     def __init__(self, parts: list[tuple[RecordFuture, int]]) -> None:
         self.parts = parts
+        """(future of the batch's first record, how many records), in the order in which they were sealed."""
 
     def __len__(self) -> int:
         return sum(records for _, records in self.parts)

@@ -218,7 +218,7 @@ class Producer(Sender):
             One future a batch.
 
         Raises:
-            As `send`. When it raises, records before the one that failed may have been taken.
+            HeadraceError: as `send`. When it raises, records before the one that failed may have been taken.
         """
         return execute(self._send_many(topic, values, keys, headers, timestamps_ms, partition), self._run_step)
 

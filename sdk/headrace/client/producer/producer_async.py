@@ -70,16 +70,13 @@ class RecordFuture:
 
 
 class BatchFuture:
-    """What became of the records of one `send_many`; `await` it.
-
-    Attributes:
-        parts: (future of the batch's first record, how many records), in the order in which they were sealed.
-    """
+    """What became of the records of one `send_many`; `await` it."""
 
     __slots__ = ("parts",)
 
     def __init__(self, parts: Sequence[tuple[SyncRecordFuture, int]]) -> None:
         self.parts = [(RecordFuture(future), records) for future, records in parts]
+        """(future of the batch's first record, how many records), in the order in which they were sealed."""
 
     def __len__(self) -> int:
         return sum(records for _, records in self.parts)
