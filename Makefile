@@ -20,6 +20,8 @@ STEPS ?= 2000
 JOBS ?= 1
 SIM_FLAGS ?=
 BENCH_FLAGS ?=
+# Where make site writes
+SITE ?= build/site
 CHAOS_SECONDS ?= 60
 CHAOS_SEED ?= 1
 # The faults of replicas that are done, by the names that docs/protocols/chaos.md lists; none: all
@@ -35,7 +37,7 @@ BIN := .venv/bin
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test fast test-containers test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom release docs blocking bench bench-peers chaos security clean
+.PHONY: help set-up demo up down status test fast test-containers test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom release docs site blocking bench bench-peers chaos security clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -119,6 +121,9 @@ blocking: set-up ## write the SDK's generated code: blocking classes and their t
 docs: set-up ## write the reference pages that are generated from code and protos
 	$(BIN)/python tools/docs.py
 
+site: set-up ## build the documentation site with the Python API, in build/site; a broken link is an error (SITE=)
+	@$(BIN)/sphinx-build --quiet --fail-on-warning -c docs -d $(SITE)/.doctrees . $(SITE)
+
 bench: set-up ## what headrace moves beside plain gRPC calls with the same bytes, the paper's figures (BENCH_FLAGS=--help)
 	@$(BIN)/python -m bench $(BENCH_FLAGS)
 
@@ -139,5 +144,5 @@ security: set-up ## every attack on a real cluster, the largest call of every me
 
 clean: ## remove environments, caches and the local cluster's data
 	-@[ ! -x $(BIN)/python ] || $(BIN)/python -m headrace_devcluster down --quiet
-	rm -rf .venv .venv-proto .headrace .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-proto .headrace build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
