@@ -61,6 +61,7 @@ NAVIGATION = {
         ],
         "Contributing": [
             "CONTRIBUTING",
+            "docs/contributing/map",
             "docs/protocols/rules",
             "docs/protocols/simulation",
             "docs/protocols/chaos",

@@ -52,3 +52,13 @@ def test_every_public_name_is_in_the_reference(site: Path, module: ModuleType) -
     names = _public(module)
     assert names
     assert sorted(names - described) == []
+
+
+def test_every_row_of_the_map_names_files_and_tests() -> None:
+    """Both columns of each row of the developer map are links, which the tests of links follow."""
+    rows = (ROOT / "docs/contributing/map.md").read_text("utf-8").split("| --- | --- | --- |\n")[1].splitlines()
+    assert rows
+    for row in rows:
+        _, _, read, test, _ = row.split("|")
+        for cell in (read, test):
+            assert all(link.strip().startswith("[") for link in cell.split(", ")), row
