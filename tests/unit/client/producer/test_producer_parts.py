@@ -429,4 +429,4 @@ def test_send_many_of_a_table_names_the_type(values, says):
     with pytest.raises(SerializationError, match=says):
         bulk_of(values, None, None, None, None, None)
     with pytest.raises(SerializationError, match=says.replace("values", "keys")):
-        bulk_of([b"a"], values, None, None, None, str.encode)
+        bulk_of([b"a"], values, None, None, None, None)
