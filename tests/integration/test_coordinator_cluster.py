@@ -711,7 +711,7 @@ def test_a_coordinator_waits_for_etcd_and_stops_while_waiting(tmp_path):
     )
     try:
         line = process.stderr.readline()
-        assert "metastore_not_reached" in line
+        assert "etcd_not_reached" in line
         process.terminate()
         assert process.wait(SECONDS) == 0
     finally:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -26,8 +25,8 @@ from headrace.v1 import process_pb2
 from headrace.wire.errors import HeadraceError, MetastoreUnavailableError
 from headrace.wire.ids import BrokerId
 from headrace.wire.releases import CAPABILITIES, RELEASE
-from headrace_server.clock import SystemClock, read_boot_id
-from headrace_server.cluster_identity import ClusterIdentity, read_or_create
+from headrace_server.clock import read_boot_id
+from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.collector import CollectorPacer
 from headrace_server.descriptors import DescriptorShares, raise_limit, report, share_out
 from headrace_server.generations import watch_generation
@@ -35,13 +34,12 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.key_table import BrokerKey
 from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
-from headrace_server.metastore.api import Metastore, MetastoreRolledBackError
+from headrace_server.metastore.api import MetastoreRolledBackError
 from headrace_server.metastore.lease import LeaseState
 from headrace_server.metastore.view import PrefixView
 from headrace_server.places import PlaceLimits
 from headrace_server.rpc import RpcLimits, RpcServer, split_address
 from headrace_server.service_process import ServiceProcess, run_process
-from headrace_server.telemetry import LogInterval
 from headrace_server.topic_configs import CONFIGS
 from prometheus_client import CollectorRegistry
 
@@ -95,10 +93,17 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
     ) as process:
         executor = ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage")
         try:
-            found = await _identify(process.metastore, settings, stop)
-            if found is None:
+
+            async def read_storage_id(identity: ClusterIdentity) -> bytes:
+                """Return the storage id of the last session, which a new generation may have taken over."""
+                key = identity.keyspace.broker_session(settings.broker_id)
+                found = (await process.metastore.get(key)).key_value
+                return b"" if found is None else metadata_pb2.BrokerSession.FromString(found.value).storage_id
+
+            reached = await process.reach_etcd(read_storage_id, stop)
+            if reached is None:
                 return
-            identity, adopts = found
+            identity, adopts = reached
             shares = _share_descriptors(settings)
             directory = await asyncio.get_running_loop().run_in_executor(
                 executor, _open_directory, settings, shares, identity, adopts
@@ -107,33 +112,6 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
             await broker.run(stop)
         finally:
             executor.shutdown(wait=True)
-
-
-async def _identify(
-    metastore: Metastore, settings: BrokerSettings, stop: StopRequest
-) -> tuple[ClusterIdentity, bytes] | None:
-    """Read the cluster's identity, and the storage id of this broker's last session, which a new generation may have
-    taken over; waits for etcd as long as it takes. None where a stop came first.
-    """
-    waiting = LogInterval(SystemClock().monotonic_ms)
-    while not stop.is_set():
-        try:
-            identity = await read_or_create(metastore, settings.cluster, str(uuid.uuid4()))
-            found = (await metastore.get(identity.keyspace.broker_session(settings.broker_id))).key_value
-            adopts = b"" if found is None else metadata_pb2.BrokerSession.FromString(found.value).storage_id
-            return identity, adopts
-        except MetastoreRolledBackError:
-            raise
-        except MetastoreUnavailableError as error:
-            if waiting.is_due():
-                log.warning(
-                    "etcd_not_reached",
-                    endpoints=list(settings.etcd_endpoints),
-                    cause=str(error),
-                    for_seconds=waiting.for_seconds,
-                )
-            await asyncio.sleep(RETRY_SECONDS)
-    return None
 
 
 def crash(tasks: asyncio.TaskGroup, error: BaseException) -> None:

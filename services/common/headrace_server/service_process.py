@@ -6,31 +6,44 @@ answered, and certificates reloaded, from before etcd is reached until after the
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
+import structlog
 from headrace.v1 import process_pb2
+from headrace.wire.errors import MetastoreUnavailableError
 from headrace.wire.releases import RELEASE
 from prometheus_client import CollectorRegistry
 
 from headrace_server.clock import Clock, SystemClock
 from headrace_server.clock_watch import ClockExchange, ClockWatch
-from headrace_server.cluster_identity import ClusterIdentity
+from headrace_server.cluster_identity import ClusterIdentity, read_or_create
 from headrace_server.handshakes import check_registered
 from headrace_server.instruments import CommonMetrics
-from headrace_server.lifecycle import write_ready_file
+from headrace_server.lifecycle import StopRequest, write_ready_file
 from headrace_server.metadata_view import ClusterView
+from headrace_server.metastore.api import MetastoreRolledBackError
 from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
+from headrace_server.metastore.etcd_releases import check_etcd
 from headrace_server.metastore.view import PrefixView
 from headrace_server.observability import Observability, serve_observability
 from headrace_server.process_service import ProcessParts, add_process_service
 from headrace_server.rpc import RpcServer
 from headrace_server.service_settings import ServiceSettings
-from headrace_server.telemetry import configure_logging
+from headrace_server.telemetry import LogInterval, configure_logging
 from headrace_server.tls import ServiceTls, watched_tls
+
+log = structlog.get_logger(__name__)
+
+RETRY_SECONDS = 0.5
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,44 @@ class ServiceProcess:
     tls: ServiceTls
     metastore: EtcdMetastore
     clock: Clock = field(default_factory=SystemClock)
+
+    async def reach_etcd(
+        self, read: Callable[[ClusterIdentity], Awaitable[ResultT]], stop: StopRequest
+    ) -> tuple[ClusterIdentity, ResultT] | None:
+        """Return the identity of the cluster and what `read` returns; wait for etcd without a limit.
+
+        `None`: `stop` was requested first. Raises as `check_etcd`, `read_or_create` and `read`, but for
+        MetastoreUnavailableError; MetastoreRolledBackError ends the wait, too.
+        """
+        reaching = asyncio.create_task(self._reach_etcd(read))
+        stopping = asyncio.create_task(stop.requested())
+        await asyncio.wait({reaching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if reaching.done():
+            return reaching.result()
+        reaching.cancel()
+        return None
+
+    async def _reach_etcd(
+        self, read: Callable[[ClusterIdentity], Awaitable[ResultT]]
+    ) -> tuple[ClusterIdentity, ResultT]:
+        waiting = LogInterval(self.clock.monotonic_ms)
+        while True:
+            try:
+                check_etcd((await self.metastore.status()).version)  # Before anything is written.
+                identity = await read_or_create(self.metastore, self.settings.cluster, str(uuid.uuid4()))
+                return identity, await read(identity)
+            except MetastoreRolledBackError:
+                raise
+            except MetastoreUnavailableError as error:
+                if waiting.is_due():
+                    log.warning(
+                        "etcd_not_reached",
+                        endpoints=list(self.settings.etcd_endpoints),
+                        cause=str(error),
+                        for_seconds=waiting.for_seconds,
+                    )
+                await asyncio.sleep(RETRY_SECONDS)
 
     def open_view(self, identity: ClusterIdentity, source: PrefixView) -> ClusterView:
         """Return the view over a loaded `source`; raise as `check_registered`."""

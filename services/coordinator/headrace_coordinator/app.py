@@ -8,29 +8,26 @@ once), the rest.
 from __future__ import annotations
 
 import asyncio
-import re
-import uuid
 
 import structlog
 from headrace.v1 import cluster_pb2_grpc, groups_pb2_grpc
-from headrace.wire.errors import InvalidConfigError, MetastoreUnavailableError
+from headrace.wire.errors import MetastoreUnavailableError
 from headrace.wire.releases import CAPABILITIES, RELEASE
-from headrace_server.clock import SystemClock
 from headrace_server.clock_watch import ClockExchange
-from headrace_server.cluster_identity import ClusterIdentity, read_or_create
+from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.collector import CollectorPacer
 from headrace_server.descriptors import raise_limit, report, share_out
 from headrace_server.generations import watch_generation
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
-from headrace_server.metastore.api import Metastore, MetastoreRolledBackError, MetastoreStatus
+from headrace_server.metastore.api import MetastoreRolledBackError, MetastoreStatus
+from headrace_server.metastore.etcd_releases import is_production_etcd
 from headrace_server.metastore.etcd_status import effective_quota_bytes
 from headrace_server.metastore.view import PrefixView
 from headrace_server.places import PlaceLimits
 from headrace_server.rpc import RpcLimits, RpcServer
 from headrace_server.service_process import ServiceProcess, run_process
-from headrace_server.telemetry import LogInterval
 from prometheus_client import CollectorRegistry
 
 from headrace_coordinator.metrics import CoordinatorMetrics
@@ -64,10 +61,6 @@ STOP_GRACE_SECONDS = 5.0
 MAX_REQUEST_BYTES = 4 << 20
 """No call to a coordinator carries records."""
 ETCD_LOOK_SECONDS = 1.0
-FIRST_RELEASE = (3, 5)
-"""Before it etcd may answer what this cluster relies on otherwise: it is not started on at all."""
-FIRST_PRODUCTION_RELEASES = {(3, 5): 28, (3, 6): 9}
-"""The first patch release of each line of etcd that has the fixes a production cluster needs (PROTOCOL, decisions)."""
 
 
 async def serve(settings: CoordinatorSettings, stop: StopRequest) -> None:
@@ -89,67 +82,11 @@ async def serve(settings: CoordinatorSettings, stop: StopRequest) -> None:
         bound={"coordinator_id": settings.coordinator_id},
         observe_etcd=metrics.observe_etcd,
     ) as process:
-        started = asyncio.create_task(_reach(process.metastore, settings))
-        stopped = asyncio.create_task(stop.requested())
-        await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if not started.done():
-            started.cancel()
+        reached = await process.reach_etcd(lambda _identity: process.metastore.status(), stop)
+        if reached is None:
             return
-        identity, status = started.result()
+        identity, status = reached
         await _Coordinator(settings, process, identity=identity, status=status, metrics=metrics).run(stop)
-
-
-async def _reach(metastore: Metastore, settings: CoordinatorSettings) -> tuple[ClusterIdentity, MetastoreStatus]:
-    """Read the identity of the cluster and etcd's version; wait for etcd without a limit."""
-    waiting = LogInterval(SystemClock().monotonic_ms)
-    while True:
-        try:
-            status = await metastore.status()
-            identity = await read_or_create(metastore, settings.cluster, str(uuid.uuid4()))
-        except MetastoreRolledBackError:
-            raise
-        except MetastoreUnavailableError as error:
-            if waiting.is_due():
-                log.warning(
-                    "metastore_not_reached",
-                    etcd_endpoints=settings.etcd_endpoints,
-                    cause=error.message,
-                    for_seconds=waiting.for_seconds,
-                )
-            await asyncio.sleep(RETRY_SECONDS)
-        else:
-            check_etcd(status.version)
-            return identity, status
-
-
-def check_etcd(version: str) -> None:
-    """Refuse an etcd that is too old; one whose version cannot be read is taken as it is.
-
-    Raises:
-        InvalidConfigError: see `FIRST_RELEASE`.
-    """
-    found = _parts(version)
-    if found is not None and found[:2] < FIRST_RELEASE:
-        raise InvalidConfigError(
-            f"this etcd is of release {version}, and headrace needs 3.5 or later",
-            action="Upgrade etcd, one minor release at a time, to 3.5.28, 3.6.9 or later; then start this again.",
-        )
-
-
-def _parts(version: str) -> tuple[int, int, int] | None:
-    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    return None if match is None else (int(match[1]), int(match[2]), int(match[3]))
-
-
-def is_production_etcd(version: str) -> bool:
-    """Log whether this release of etcd has the fixes that a production cluster needs."""
-    found = _parts(version)
-    if found is None:
-        return False
-    major, minor, patch = found
-    first = FIRST_PRODUCTION_RELEASES.get((major, minor))
-    return patch >= first if first is not None else (major, minor) > max(FIRST_PRODUCTION_RELEASES)
 
 
 class _Coordinator:

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import replace
-
 import pytest
-from headrace.wire.errors import InvalidConfigError
-from headrace_coordinator.app import _reach, check_etcd, is_production_etcd
 from headrace_coordinator.settings import ENVIRON_PREFIX, CoordinatorSettings
 from headrace_server.settings import SettingsError, load_settings
-
-from tests.fakes.memory_metastore import MemoryMetastore
 
 
 def load(*overrides, environ=None):
@@ -44,43 +37,3 @@ def test_bad_settings_are_named(overrides, words):
     """Unknown, missing, malformed, out of range, contradicting: each by name."""
     with pytest.raises(SettingsError, match=words):
         load(*overrides)
-
-
-@pytest.mark.parametrize(
-    ("version", "fit"),
-    [
-        ("3.5.1", False),
-        ("3.5.27", False),
-        ("3.5.28", True),
-        ("3.6.8", False),
-        ("3.6.9", True),
-        ("3.7.0", True),
-        ("4.0.0", True),
-        ("3.4.40", False),
-        ("unknown", False),
-    ],
-)
-def test_which_etcd_is_fit_for_production(version, fit):
-    """At least 3.5.28 or 3.6.9 (PROTOCOL, decisions taken)."""
-    assert is_production_etcd(version) is fit
-
-
-@pytest.mark.parametrize("version", ["3.4.40", "2.3.8", "3.4.0-rc.1"])
-def test_an_etcd_that_is_too_old_is_refused(version):
-    """Before anything is served, in one sentence that says what to do; a newer or unknown one is taken."""
-    with pytest.raises(InvalidConfigError, match=f"release {version}, and headrace needs 3.5 or later. Upgrade etcd"):
-        check_etcd(version)
-    for taken in ("3.5.0", "3.6.9", "4.0.0", "unknown"):
-        check_etcd(taken)
-
-
-def test_a_coordinator_does_not_start_on_an_etcd_that_is_too_old():
-    """Its first look at etcd ends it; waiting would mend nothing."""
-
-    class Old(MemoryMetastore):
-        async def status(self):
-            return replace(await super().status(), version="3.4.27")
-
-    settings = load("coordinator_id=a")
-    with pytest.raises(InvalidConfigError, match=r"3\.4\.27"):
-        asyncio.run(_reach(Old(), settings))

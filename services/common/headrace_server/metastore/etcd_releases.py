@@ -1,0 +1,41 @@
+"""Which releases of etcd headrace runs on."""
+
+from __future__ import annotations
+
+import re
+
+from headrace.wire.errors import InvalidConfigError
+
+FIRST_RELEASE = (3, 5)
+"""Before it etcd may answer what this cluster relies on otherwise: it is not started on at all."""
+FIRST_PRODUCTION_RELEASES = {(3, 5): 28, (3, 6): 9}
+"""The first patch release of each line of etcd that has the fixes a production cluster needs (PROTOCOL, decisions)."""
+
+
+def check_etcd(version: str) -> None:
+    """Refuse an etcd that is too old; one whose version cannot be read is taken as it is.
+
+    Raises:
+        InvalidConfigError: see `FIRST_RELEASE`.
+    """
+    found = _parts(version)
+    if found is not None and found[:2] < FIRST_RELEASE:
+        raise InvalidConfigError(
+            f"this etcd is of release {version}, and headrace needs 3.5 or later",
+            action="Upgrade etcd, one minor release at a time, to 3.5.28, 3.6.9 or later; then start this again.",
+        )
+
+
+def _parts(version: str) -> tuple[int, int, int] | None:
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    return None if match is None else (int(match[1]), int(match[2]), int(match[3]))
+
+
+def is_production_etcd(version: str) -> bool:
+    """Log whether this release of etcd has the fixes that a production cluster needs."""
+    found = _parts(version)
+    if found is None:
+        return False
+    major, minor, patch = found
+    first = FIRST_PRODUCTION_RELEASES.get((major, minor))
+    return patch >= first if first is not None else (major, minor) > max(FIRST_PRODUCTION_RELEASES)

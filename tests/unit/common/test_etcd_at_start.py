@@ -1,0 +1,84 @@
+"""The first look of a service at etcd: which release it is, and what happens while there is none."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from headrace.wire.errors import InvalidConfigError, MetastoreUnavailableError
+from headrace_server import service_process
+from headrace_server.keys import meta_key
+from headrace_server.lifecycle import StopRequest
+from headrace_server.metastore.etcd_releases import check_etcd, is_production_etcd
+from headrace_server.service_process import ServiceProcess
+
+from tests.fakes.memory_metastore import MemoryMetastore
+
+SETTINGS = SimpleNamespace(cluster="c", etcd_endpoints=("127.0.0.1:1",))
+
+
+async def nothing(_identity):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("version", "fit"),
+    [
+        ("3.5.1", False),
+        ("3.5.27", False),
+        ("3.5.28", True),
+        ("3.6.8", False),
+        ("3.6.9", True),
+        ("3.7.0", True),
+        ("4.0.0", True),
+        ("3.4.40", False),
+        ("unknown", False),
+    ],
+)
+def test_which_etcd_is_fit_for_production(version, fit):
+    """At least 3.5.28 or 3.6.9 (PROTOCOL, decisions taken)."""
+    assert is_production_etcd(version) is fit
+
+
+@pytest.mark.parametrize("version", ["3.4.40", "2.3.8", "3.4.0-rc.1"])
+def test_an_etcd_that_is_too_old_is_refused(version):
+    """Before anything is served, in one sentence that says what to do; a newer or unknown one is taken."""
+    with pytest.raises(InvalidConfigError, match=f"release {version}, and headrace needs 3.5 or later. Upgrade etcd"):
+        check_etcd(version)
+    for taken in ("3.5.0", "3.6.9", "4.0.0", "unknown"):
+        check_etcd(taken)
+
+
+async def test_a_service_does_not_start_on_an_etcd_that_is_too_old():
+    """Its first look at etcd ends it, before anything is written; waiting would mend nothing."""
+
+    class Old(MemoryMetastore):
+        async def status(self):
+            return replace(await super().status(), version="3.4.27")
+
+    metastore = Old()
+    process = ServiceProcess("broker-1", SETTINGS, None, None, None, metastore)
+    with pytest.raises(InvalidConfigError, match=r"3\.4\.27"):
+        await process.reach_etcd(nothing, StopRequest())
+    assert (await metastore.get(meta_key("c"))).key_value is None
+
+
+async def test_a_service_waits_for_etcd_until_it_is_told_to_stop(monkeypatch):
+    """It asks again; a stop ends the wait without a result."""
+    monkeypatch.setattr(service_process, "RETRY_SECONDS", 0)
+    stop = StopRequest()
+    tries = []
+
+    class Away(MemoryMetastore):
+        async def status(self):
+            tries.append(1)
+            if len(tries) == 3 and not comes:
+                stop.set("SIGTERM")
+            if len(tries) < 3 or not comes:
+                raise MetastoreUnavailableError("no answer")
+            return await super().status()
+
+    for comes in (True, False):
+        tries.clear()
+        process = ServiceProcess("broker-1", SETTINGS, None, None, None, Away())
+        reached = await process.reach_etcd(nothing, stop)
+        assert (reached is None) == stop.is_set() == (not comes)
