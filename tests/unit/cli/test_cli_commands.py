@@ -56,7 +56,8 @@ def test_reads_take_output_and_changes_take_dry_run() -> None:
     reads |= {("cluster", name) for name in ("describe", "health", "dump")}
     reads |= {("broker", "describe"), ("partition", "list"), ("group", "list"), ("group", "describe")}
     changes = {("topic", name) for name in ("create", "alter", "delete")} | {("produce",), ("bench",)}
-    changes |= {("broker", "drain"), ("broker", "undrain"), ("partition", "elect"), ("group", "delete")}
+    changes |= {("broker", name) for name in ("drain", "undrain", "delete-unclaimed")}
+    changes |= {("partition", "elect"), ("group", "delete")}
     changes |= {("partition", "reassign"), ("group", "reset"), ("group", "seek")}
     for path in command_paths():
         command: Any = typer.main.get_command(app)
