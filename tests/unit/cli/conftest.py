@@ -63,6 +63,8 @@ class FakeTopics:
     flush_failure: HeadraceError | None = None
     # Raised by describe_logs alone.
     logs_failure: HeadraceError | None = None
+    # Raised by describe_unclaimed_logs alone.
+    unclaimed_failure: HeadraceError | None = None
     # Raised by list_reassignments alone.
     moves_failure: HeadraceError | None = None
     # Raised by dump alone, which is how etcd is asked.
@@ -177,6 +179,8 @@ class FakeAdmin(FakeGroupMethods, FakeContext):
             self.held.unclaimed.remove(topic_id)
 
     def describe_unclaimed_logs(self, broker_id: int) -> list[UnclaimedLogInfo]:
+        if self.held.unclaimed_failure is not None:
+            raise self.held.unclaimed_failure
         return list(self.held.broker_logs.get(broker_id, ()))
 
     def delete_broker_logs(self, broker_id: int, logs: Sequence[tuple[bytes, int]]) -> list[UnclaimedLogInfo]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.client.admin.replication import UnclaimedLogInfo
-from headrace.wire.errors import StorageFullError
+from headrace.wire.errors import FencedBrokerError, StorageFullError
 
 
 @pytest.fixture
@@ -75,6 +75,10 @@ def test_unclaimed_logs_are_described_with_their_bytes(headrace: Any, unclaimed:
     ]
     assert "KEPT BECAUSE" in headrace("broker", "describe", "3").out
     assert "KEPT BECAUSE" not in headrace("broker", "describe", "2").out
+    unclaimed.unclaimed_failure = FencedBrokerError("the broker is starting")
+    ended = headrace("broker", "describe", "3")
+    assert (ended.code, "unclaimed logs are missing: the broker is starting" in ended.err) == (0, True)
+    assert "clicks" in ended.out
 
 
 def test_delete_unclaimed_deletes_what_may_go(headrace: Any, unclaimed: Any) -> None:

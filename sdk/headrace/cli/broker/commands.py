@@ -16,6 +16,7 @@ from headrace.cli.partition.problems import missing_replicas
 from headrace.cli.partition.replica_logs import gather_logs, silence_text
 
 if TYPE_CHECKING:
+    from headrace.client.admin.replication import UnclaimedLogInfo
     from headrace.client.admin.rpc import PartitionDescription
 
 app = typer.Typer(
@@ -75,6 +76,8 @@ def describe(
       headrace broker describe 2
       headrace broker describe 2 --output json
     """
+    from headrace.wire.errors import HeadraceError
+
     with session.admin() as admin:
         found = next((each for each in admin.describe_cluster().brokers if each.broker_id == broker_id), None)
         held = [
@@ -87,7 +90,11 @@ def describe(
             raise CommandFailed(ExitCode.NOT_FOUND, f"broker {broker_id} is not registered and holds no replica")
         logs, silent = gather_logs(admin, [broker_id] if found else [])
         disk = admin.describe_disks(brokers=[broker_id])[0] if found and not silent else None
-        unclaimed = admin.describe_unclaimed_logs(broker_id) if found and not silent else []
+        unclaimed: list[UnclaimedLogInfo] = []
+        try:
+            unclaimed = admin.describe_unclaimed_logs(broker_id) if found and not silent else []
+        except HeadraceError as failed:  # A broker that starts or is fenced describes its replicas all the same.
+            session.note(f"unclaimed logs are missing: {failed.message}")
     for error in silent.values():
         session.note(f"sizes are missing: {silence_text(broker_id, error)}")
     own = {(log.topic, log.partition): log for log in logs}
