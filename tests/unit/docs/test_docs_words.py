@@ -29,8 +29,20 @@ BANNED_WHERE_CLEAN = (
     r"\bwhoever\b",
     r"\b(is|are) to be\b",
 )
-CLEAN = ("proto/", "services/", "deploy/", "docs/runbooks/")
+CLEAN = (
+    "proto/",
+    "services/",
+    "deploy/",
+    "docs/runbooks/",
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/quickstart.md",
+    "docs/architecture.md",
+    "docs/guides/",
+)
 """Folders and files that use none of `BANNED_WHERE_CLEAN`. Add a folder when it is clean."""
+NOT_CLEAN = ("docs/guides/spark.md",)
+"""Files in folders of `CLEAN` that are not clean yet. The table of options comes from `sdk/`."""
 
 
 @functools.cache
@@ -86,4 +98,4 @@ def test_the_product_does_not_use(words: str) -> None:
 @pytest.mark.parametrize("words", BANNED_WHERE_CLEAN)
 def test_a_clean_folder_does_not_use(words: str) -> None:
     """As above; a folder that is not clean yet is absent from `CLEAN`."""
-    assert _places(words, CLEAN) == []
+    assert [place for place in _places(words, CLEAN) if not place.startswith(NOT_CLEAN)] == []
