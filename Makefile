@@ -140,7 +140,7 @@ chaos: set-up ## real processes under faults drawn by a seed, etcd away for a mi
 
 security: set-up ## every attack on a real cluster, the largest call of every method, as many fuzzed calls (FUZZ_CALLS=, FUZZ_SEED=); then what an honest client feels
 	HEADRACE_TEST_SECURITY=1 FUZZ_CALLS=$(FUZZ_CALLS) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/pytest --timeout 36000 tests/security
-	$(BIN)/python -m tests.security.beside
+	$(BIN)/python -m tests.security.honest_client
 
 clean: ## remove environments, caches and the local cluster's data
 	-@[ ! -x $(BIN)/python ] || $(BIN)/python -m headrace_devcluster down --quiet

@@ -60,5 +60,5 @@ PAGES = (
     Page("reference/commands.md", "the modules of headrace.cli", commands_body),
     Page("reference/jobs.md", "the modules of spark_jobs", jobs_body),
     Page("reference/chart-values.md", "deploy/helm/headrace/values.yaml", chart_body),
-    Page("decisions/README.md", "the headers of the pages beside it", decisions_body),
+    Page("decisions/README.md", "the headers of the pages in this folder", decisions_body),
 )

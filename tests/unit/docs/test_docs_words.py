@@ -39,6 +39,7 @@ CLEAN = (
     "docs/quickstart.md",
     "docs/architecture.md",
     "docs/guides/",
+    "docs/decisions/",
 )
 """Folders and files that use none of `BANNED_WHERE_CLEAN`. Add a folder when it is clean."""
 NOT_CLEAN = ("docs/guides/spark.md",)

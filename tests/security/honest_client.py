@@ -1,4 +1,4 @@
-"""`python -m tests.security.beside [REGEX]`: what an honest client feels of each attack, on a real cluster.
+"""`python -m tests.security.honest_client [REGEX]`: what an honest client feels of each attack, on a real cluster.
 
 A producer sends a record at a time, `RATE` a second, and waits for its acknowledgement; a consumer reads them. For each
 attack there are `ROUNDS` rounds of some seconds each: alone; beside the attack, from a process of its own that does
