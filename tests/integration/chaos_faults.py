@@ -101,7 +101,7 @@ class Nemesis:
             self.topic_made_anew,
         ]  # fmt: skip
         if gates:
-            self.faults += [self.cut_off, self.cut_off_beside_a_pause]
+            self.faults += [self.cut_off, self.cut_off_during_a_pause]
         if len(self._cluster.etcd_members) > 1:
             self.faults += [self.stop_etcd_leader, self.lose_machine]
         if only:
@@ -184,7 +184,7 @@ class Nemesis:
         self.hold()
         self._gates[broker_id].open()
 
-    def cut_off_beside_a_pause(self, broker_id: int) -> None:
+    def cut_off_during_a_pause(self, broker_id: int) -> None:
         self._gates[broker_id].shut()
         with self._paused(broker_id % 3 + 1):
             self.hold()

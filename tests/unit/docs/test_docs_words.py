@@ -40,6 +40,7 @@ CLEAN = (
     "docs/architecture.md",
     "docs/guides/",
     "docs/decisions/",
+    "docs/protocols/",
 )
 """Folders and files that use none of `BANNED_WHERE_CLEAN`. Add a folder when it is clean."""
 NOT_CLEAN = ("docs/guides/spark.md",)
