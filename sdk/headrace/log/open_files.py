@@ -145,7 +145,7 @@ class OpenFiles:
                     return
 
     def forget(self, path: str) -> OpenFile | None:
-        """Drop `path`, because it is renamed or removed; slices go on by their pins.
+        """Drop `path`, because it is renamed or removed; slices continue to read through their pins.
 
         None if it was not open or is closed now.
         """
@@ -162,7 +162,7 @@ class OpenFiles:
             return file
 
     def drop_all(self, directory: str) -> None:
-        """Close every file of a log that could not be opened, pinned or not: nobody else has met it yet."""
+        """Close every file of a log that failed to open, pinned or not: no other caller has a reference to it."""
         with self._lock:
             for path in [path for path in self._files if path.startswith(f"{directory}/")]:
                 self._close(self._files[path])

@@ -1,4 +1,4 @@
-"""Snapshots of the producer windows beside one log: `producers-<offset>.snapshot`, sealed, replaced atomically (H48).
+"""Snapshots of the producer windows of one log: `producers-<offset>.snapshot`, sealed, replaced atomically (H48).
 
 Belongs to a `PartitionLog`, which documents the methods it passes through. What is in a snapshot is the broker's.
 """

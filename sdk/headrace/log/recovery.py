@@ -1,6 +1,6 @@
-"""What stands on disk when a log is opened: where it ends, and whether all of it is what was written.
+"""Recovery of a log on open: find its end and check that it holds exactly what was written.
 
-Called by `PartitionLog.open` only, before anybody else knows the log. The batches past the recovery point are checked
+Called by `PartitionLog.open` only, before the log is shared. The batches past the recovery point are checked
 one by one; a torn tail beyond it is cut, anything else is corruption and changes nothing (I6, I17, H31, H33). After a
 clean stop the recovery point is the end of the last file, so nothing is read.
 """
@@ -29,7 +29,7 @@ class RecoveryReport(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """The state to go on with; the segment list is filled and its files are cut."""
+    """The recovered state of the log; the segment list is filled and its files are truncated."""
 
     log_start_offset: int
     high_watermark: int
@@ -134,7 +134,7 @@ def _check_mark(segments: SegmentList, mark: Mark) -> None:
 
 
 class _Scan:
-    """The walk past the recovery point: finds the end, the epochs on the way, and what is to be cut."""
+    """The scan past the recovery point: finds the end, the epochs on the way, and the bytes to truncate."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ def expired(
 class DeletedFiles:
     """Segments that are out of the log but not yet off the disk; a slice may still read them.
 
-    A call that is refused (a full disk, a busy machine) may be repeated: it goes on where it stopped.
+    A call that fails (a full disk, a busy machine) can be repeated: it resumes where it stopped.
     """
 
     def __init__(self, files: OpenFiles) -> None:

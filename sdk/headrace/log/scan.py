@@ -20,7 +20,7 @@ from headrace.wire.errors import CorruptBatchError
 WINDOW_BYTES = 8192
 _SEARCH_BYTES = 1 << 20
 
-# Reads so many bytes at a position; fewer only at the end of the file.
+# Reads a number of bytes at a position; fewer only at the end of the file.
 ReadAt = Callable[[int, int], bytes]
 
 
@@ -76,7 +76,7 @@ def check_next(batch: bytes | memoryview, header: BatchHeader, before: ChainPoin
 
 
 class BadBatch(NamedTuple):
-    """Where a checked walk could not go on."""
+    """The batch at which a checked scan stopped."""
 
     position: int
     offset: int

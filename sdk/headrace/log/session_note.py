@@ -4,8 +4,8 @@ generation      of the cluster's metadata that `broker_epoch` is of
 version         a number that only grows, raised here before it is raised in etcd: a directory with a smaller one
                 than etcd has is an older copy of itself
 broker_epoch    of the last session that served from this directory; 0: none in this generation
-announced       etcd's revision at the last version that it is known to have of this directory: nobody else writes that
-                key, so an etcd that has it at a lower one was put back; 0: none in this generation
+announced       etcd's revision at the last version that it is known to have of this directory: no other process
+                writes that key, so an etcd that has it at a lower one was restored; 0: none in this generation
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class DiskLimits:
     refuse_below_bytes: int = 128 * 1024 * 1024
     # Refused appends are taken again once this much is free, in bytes; at least `refuse_below_bytes`.
     resume_above_bytes: int = 256 * 1024 * 1024
-    # The free space is looked at again after this many bytes of appends, beside the calls of `check_space`.
+    # The free space is checked again after this many bytes of appends, and on each call of `check_space`.
     check_every_bytes: int = 32 * 1024 * 1024
     # Segment files open at most, over all logs of the directory; more only while calls use all of them.
     max_open_files: int = 256

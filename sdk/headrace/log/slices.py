@@ -54,7 +54,7 @@ class Slice:
         self._cuts = cuts
         # First offset of the first batch; may be below the offset asked for. Equals `end_offset` when empty.
         self.base_offset = base_offset
-        # The offset after the last batch: where the next read goes on.
+        # The offset after the last batch, at which the next read starts.
         self.end_offset = end_offset
         # Where the batches start in the file, and how many bytes they are.
         self.position = position
