@@ -78,6 +78,7 @@ GROUPS = (
     "H66",
     "H69",
     "H70",
+    "H71",
 )
 """What is compared in the simulation of consumer groups."""
 REQUIRED_OF_GROUPS = (*(CHECKED + name for name in GROUPS), *(FAULT + name for name in GROUP_FAULTS))

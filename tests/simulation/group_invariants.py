@@ -369,6 +369,7 @@ class GroupChecks:
     def refused_for_limit(self, request: Any, entry: GroupEntry) -> None:
         """A coordinator refuses a join at the limit of members: not one that takes a place which it knows (H69)."""
         self.world.count("joins refused at the limit of members")
+        self._checked("H71")  # By `refused`: the process repeats the join.
         places = [member.instance_id for member in entry.group.members.values() if member.member_id in entry.live]
         if request.instance_id and request.instance_id in places:
             self._fail("H69", f"{request.instance_id} is refused, and its former life has the place")
