@@ -226,6 +226,11 @@ class PartitionLog:
 
     # -- append ----------------------------------------------------------------------------------------------------
 
+    @property
+    def is_closed_while_idle(self) -> bool:
+        """Whether the next append opens the active segment's file, which may fsync that of another log first."""
+        return self._segments.active_file is None
+
     def append(self, batch: bytes, header: BatchHeader, *, leader_epoch: int, append_timestamp_ms: int) -> Offset:
         """Stamp one checked batch, write it with one `pwritev`, and return its base offset.
 

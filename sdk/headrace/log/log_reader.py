@@ -14,7 +14,7 @@ from headrace.log.log_state import LogState
 from headrace.log.open_files import OpenFile
 from headrace.log.scan import BadBatch, ChainPoint, ReadAt, check_batches, check_next, walk_headers
 from headrace.log.segment import Segment
-from headrace.log.segments import SegmentGoneError, SegmentList
+from headrace.log.segments import SegmentGoneError, SegmentList, WouldBlockError
 from headrace.log.slices import Slice
 from headrace.log.timestamps import (
     TimestampedOffset,
@@ -48,7 +48,8 @@ class LogReader:
     def read(self, offset: int, max_bytes: int, end_offset: int, *, nowait: bool) -> Slice:
         """Find and pin the batches; raises WouldBlockError if `nowait` and the read would block on the disk."""
         segments, state = self._segments, self._state
-        segments.files.make_room()
+        if not segments.files.make_room(nowait=nowait):
+            raise WouldBlockError
         with segments.lock:
             state.check_online()
             log_end_offset = state.end.offset

@@ -121,15 +121,17 @@ class OpenFiles:
             file.pins += 1
             file.holder = None
 
-    def make_room(self) -> None:
+    def make_room(self, *, nowait: bool = False) -> bool:
         """Close files until another one fits into the capacity, if calls in other threads do not use all of them.
 
         Call it before something is opened, with no lock that `Holder.release_file` waits for. Files that need no fsync
-        go first.
+        go first; with `nowait` no other is closed. Return whether no file has to be synced first.
         """
         for sync in (False, True):
             if len(self._files) < self._capacity:
-                return
+                return True
+            if sync and nowait:
+                return False
             with self._lock:
                 oldest = list(islice(self._unpinned.values(), EXAMINED))
             for file in oldest:
@@ -142,7 +144,8 @@ class OpenFiles:
                         elif sync:
                             self._unpinned.move_to_end(file.path)
                 if len(self._files) < self._capacity:
-                    return
+                    return True
+        return True
 
     def forget(self, path: str) -> OpenFile | None:
         """Drop `path`, because it is renamed or removed; slices continue to read through their pins.

@@ -164,6 +164,23 @@ def test_a_synced_file_is_closed_before_one_that_needs_an_fsync() -> None:
     assert [logs.is_open(number) for number in range(3)] == [True, False, True]
 
 
+def test_a_read_that_may_not_block_syncs_no_file_of_another_log() -> None:
+    """It is repeated in a thread, where the fsync is done; a synced file is closed at once."""
+    logs = Logs(3, 2, LogSettings())
+    for number in range(3):
+        logs.append(number)
+    assert [logs.is_open(number) for number in range(3)] == [False, True, True]
+    assert logs.logs[0].is_closed_while_idle
+    assert logs.logs[0].read_nowait(0, 1 << 20, 1) is None
+    assert [logs.is_open(number) for number in range(3)] == [False, True, True]
+    assert logs.read(0) == logs.values[0]
+    assert not logs.is_open(1)
+    logs.logs[2].flush()
+    found = logs.logs[1].read_nowait(0, 1 << 20, 1)
+    assert found is not None
+    found.close()
+
+
 def test_a_failed_fsync_before_a_close_takes_its_log_offline_and_no_other() -> None:
     """It is handled as a failed flush (H34): the log reports it at the next call, and keeps what was flushed."""
     logs = Logs(2, 1)

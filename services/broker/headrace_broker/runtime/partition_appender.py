@@ -87,6 +87,9 @@ class PartitionAppender:
         """
         if self.is_slow or self._appending or self._log_lock.locked() or must_inflate(batches, self._partition.config):
             return None
+        partition_log = self._partition.log
+        if partition_log is not None and partition_log.is_closed_while_idle:
+            return None
         result = AppendResult()
         try:
             for run in self._checked_runs(batches, known_epoch, committed, result):

@@ -162,7 +162,8 @@ class PartitionFollower:
         self._more = step.more
         if len(step.batches):
             try:
-                if len(step.batches) <= _INLINE_BYTES and not self._partition.appender.is_slow:
+                blocks = self._partition.appender.is_slow or partition_log.is_closed_while_idle
+                if len(step.batches) <= _INLINE_BYTES and not blocks:
                     headers = partition_log.append_replicated(step.batches)
                 else:
                     self._fetch_ahead(step)
