@@ -22,10 +22,20 @@ def clicks(fake_cluster):
     return fake_cluster
 
 
+@pytest.fixture
 def await_threads():
-    """Wait until no thread of a client runs; the thread that closes one may start others."""
+    """Wait until no thread of a client of the test runs; the thread that closes one may start others."""
+    before = {*threading.enumerate()}
+
+    def wait():
+        await_end(before)
+
+    return wait
+
+
+def await_end(before):
     deadline = time.monotonic() + WAIT
-    while threads := [thread for thread in threading.enumerate() if thread.name.startswith("headrace-")]:
+    while threads := [t for t in threading.enumerate() if t not in before and t.name.startswith("headrace-")]:
         threads[0].join(deadline - time.monotonic())
         assert time.monotonic() < deadline, f"{threads[0]} still runs"
 
@@ -44,14 +54,14 @@ def list_topics(address):
 
 
 @pytest.mark.parametrize(("use", "name"), [(read_all, "Reader"), (consume, "Consumer"), (list_topics, "Admin")])
-def test_a_dropped_client_warns_and_its_threads_end(clicks, use, name):
+def test_a_dropped_client_warns_and_its_threads_end(clicks, use, name, await_threads):
     """One ResourceWarning names the class, and no thread of the client stays."""
     with pytest.warns(ResourceWarning, match=f"unclosed .*{name}"):
         use(clicks.address)
     await_threads()
 
 
-def test_a_dropped_producer_delivers_what_it_took(clicks):
+def test_a_dropped_producer_delivers_what_it_took(clicks, await_threads):
     """Records that linger are sent before the producer's threads end."""
 
     def send():
@@ -65,7 +75,7 @@ def test_a_dropped_producer_delivers_what_it_took(clicks):
     await_threads()
 
 
-def test_a_dropped_consumer_leaves_its_group(clicks):
+def test_a_dropped_consumer_leaves_its_group(clicks, await_threads):
     """Others need not wait for the session's timeout."""
     with fake_groups(clicks) as coordinator:
         coordinator.assign(("clicks", 0))
