@@ -184,7 +184,7 @@ GROUPS = (
     Mutant(
         "no-member-on-a-refused-commit",
         "H63",
-        f"{CLIENT}/group/loops.py",
+        f"{CLIENT}/group/session.py",
         "                self.membership.request_heartbeat()\n                self.heartbeat_now()\n",
         "                self.lose_all()\n                return\n",
         "A member takes a coordinator that is behind at its word, and drops all that it reads.",
@@ -214,7 +214,7 @@ GROUPS = (
     Mutant(
         "slow-is-dead",
         "H67",
-        MEMBER,
+        f"{CLIENT}/group/session.py",
         "        return self._config.leave_on_processing_timeout\n",
         "        return True\n",
         "A member whose handler takes long leaves its group unasked.",

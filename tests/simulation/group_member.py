@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from headrace.client.base.config import ConsumerConfig, build
 from headrace.client.base.operations import Operation, Pause
+from headrace.client.base.retry import Backoff
 from headrace.client.group.member import GroupMember
+from headrace.client.group.membership import Membership
 from headrace.wire.errors import HeadraceError, UnknownTopicError, UnknownTopicIdError
 from headrace.wire.ids import TopicPartition
 
-from tests.simulation.group_session import Shell, SimulatedSession
+from tests.simulation.group_session import Shell
 
 if TYPE_CHECKING:
     from tests.simulation.group_cluster import GroupCluster
@@ -94,19 +97,15 @@ class MemberLife:
             },
         )
         fetcher: Any = _Fetcher(self)
-        self.member = GroupMember(config, place.topics, fetcher, self._make_session, lambda: None, lambda where: None)
-        self.session.start()
-        self._poll_in(1)
-
-    @property
-    def session(self) -> SimulatedSession:
-        """The loops."""
+        nothing_open: Any = SimpleNamespace(forget=lambda where: None)
+        self.member = GroupMember(config, place.topics, fetcher, nothing_open)
         session = self.member.session
-        assert isinstance(session, SimulatedSession)
-        return session
-
-    def _make_session(self, config: ConsumerConfig, topics: Any, **rest: Any) -> SimulatedSession:
-        return SimulatedSession(self.shell, self.chance, self._draw_id, config, topics, **rest)
+        session._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, self.chance)
+        session.membership = Membership(
+            config, place.topics, self.process.name, self._draw_id, now_ms=cluster.world.now_ms
+        )
+        session.start()
+        self._poll_in(1)
 
     def _draw_id(self) -> bytes:
         member_id = self.chance.randbytes(16)
@@ -289,15 +288,16 @@ class _Fetcher:
         self._life = life
         self._positions = _Positions(life)
         self.admin = _Admin(life)
-        self.delivery_paused: Any = None
+        self.background = life.shell
+        self.gate: Any = None
+        self.cursor = None
+        self.interrupts: list[None] = []
         self.raise_on_unknown_topic = True
 
-    def run_step(self, step: Any) -> Any:
-        """Not called: the session runs all steps."""
-        raise AssertionError(step)
-
-    def wake(self) -> None:
+    def interrupt(self) -> None:
         """Wake the application."""
+        if not self.interrupts:
+            self.interrupts.append(None)
         self._life.wake()
 
     @contextlib.contextmanager

@@ -6,7 +6,7 @@ stop); `execute` does the waiting on a thread, `aexecute` on an event loop. Oper
 """
 
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from headrace.client.base.request_ids import request_id_scope
 
@@ -32,8 +32,6 @@ class Call(NamedTuple):
     request: Any
     timeout: float
     """In seconds."""
-    starts: bool = False
-    """Whether it is only started: answered with a future (blocking) or the call (asyncio), which can be cancelled."""
 
 
 class Pause(NamedTuple):
@@ -42,23 +40,44 @@ class Pause(NamedTuple):
     seconds: float
 
 
+class InvokeCallback(NamedTuple):
+    """Call the application back; an asyncio client awaits what is awaitable. Answered with None."""
+
+    callback: Callable[[Any], Any]
+    argument: Any
+
+
+class Changes(Protocol):
+    """What tells those who wait in `WaitUntil`: a `threading.Condition`, or its like on an event loop."""
+
+    def notify_all(self) -> None:
+        """Let everyone who waits look at their condition again; called with the lock."""
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> Any:
+        """Wait until the predicate holds; return whether it does."""
+
+
+class WaitUntil(NamedTuple):
+    """Wait until a condition holds. Answered with whether it does."""
+
+    changes: Any
+    """`Changes`, which are told whenever the condition may have changed."""
+    condition: Callable[[], bool]
+    seconds: float
+
+
 def execute(operation: Operation[Result], run_step: Callable[[Any], Any]) -> Result:
     """Run an operation to its end, under one request id; `run_step` does one step and blocks."""
-    with request_id_scope():
-        return execute_loop(operation, run_step)
-
-
-def execute_loop(operation: Operation[Result], run_step: Callable[[Any], Any]) -> Result:
-    """Run a loop as `execute` does, with a request id for each of its calls."""
     try:
-        step = next(operation)
-        while True:
-            try:
-                outcome = run_step(step)
-            except Exception as error:
-                step = operation.throw(error)
-            else:
-                step = operation.send(outcome)
+        with request_id_scope():
+            step = next(operation)
+            while True:
+                try:
+                    outcome = run_step(step)
+                except Exception as error:
+                    step = operation.throw(error)
+                else:
+                    step = operation.send(outcome)
     except StopIteration as done:
         result: Result = done.value
         return result
@@ -76,7 +95,7 @@ async def aexecute(operation: Operation[Result], run_step: Callable[[Any], Await
 
 
 async def aexecute_loop(operation: Operation[Result], run_step: Callable[[Any], Awaitable[Any]]) -> Result:
-    """Run a loop as `aexecute` does, with a request id for each of its calls."""
+    """Run an operation without end as `aexecute` does, with a request id for each of its calls."""
     try:
         step = next(operation)
         while True:

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -48,20 +47,6 @@ def close_in_loop(
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(_start_task, close)
     warn_unclosed(client)
-
-
-def weakly(method: Callable[..., Any], otherwise: Any = None) -> Callable[..., Any]:
-    """Return a function that calls a bound method, and returns `otherwise` once its object was collected.
-
-    Threads of a client that hold its methods in this way do not keep it from being collected.
-    """
-    reference = weakref.WeakMethod(method)
-
-    def call(*arguments: Any) -> Any:
-        bound = reference()
-        return otherwise if bound is None else bound(*arguments)
-
-    return call
 
 
 def _close(close: Callable[[], object]) -> None:

@@ -18,17 +18,15 @@ from headrace.client.base.errors import ConfigError, WakeupError
 from headrace.client.base.operations import Operation, execute
 from headrace.client.base.records import DecodedBatch, Record, RecordBatch
 from headrace.client.base.settings_types import ConsumerSettings
-from headrace.client.base.unclosed import close_in_thread, weakly
+from headrace.client.base.unclosed import close_in_thread
 from headrace.client.consumer.record_cursor import RecordCursor
 from headrace.client.fetch.corrupt_batches import pass_corrupt_batch
-from headrace.client.fetch.decoding import decoded_batches_of, deserializers_of
 from headrace.client.fetch.fetching import Fetcher, NextFetch
+from headrace.client.fetch.open_fetch import OpenFetch
 from headrace.client.fetch.partition_fetch_state import NO_EPOCH, CompletedFetch
 from headrace.client.group.consumer_health import ConsumerHealth
-from headrace.client.group.loops import GroupLoops
 from headrace.client.group.member import CLOSE_TIMEOUT_S, GroupMember
 from headrace.client.group.offsets import CommitCallback, OffsetAndMetadata
-from headrace.client.group.session import GroupSession
 from headrace.client.handlers.handler_pool import RunOptions, RunSummary
 from headrace.client.handlers.run_arguments import RunArguments
 from headrace.wire.errors import (
@@ -60,48 +58,33 @@ class Consumer:
             NoBrokersAvailableError: no address answered.
             UnknownTopicError: one of the topics is not there; a group waits for it.
         """
-        self._set_up(topics, settings, Fetcher, GroupSession)
+        self._set_up(topics, settings, Fetcher)
         try:
             self._do(self._open())
-            self._fetcher.start()
+            self._start()
         except BaseException:
             self._fetcher.close()
             raise
-        if self._group is not None:
-            self._session.start()
 
-    def _set_up(
-        self,
-        topics: Sequence[str],
-        settings: Mapping[str, Any],
-        make_fetcher: Callable[..., Fetcher],
-        make_session: Callable[..., GroupLoops],
-    ) -> None:
+    def _set_up(self, topics: Sequence[str], settings: Mapping[str, Any], make_fetcher: type[Fetcher]) -> None:
         """Check the settings; asks nobody yet."""
         self._config = build(ConsumerConfig, settings)
         if not all(isinstance(topic, str) and topic for topic in topics):
             raise ConfigError("a topic is not a name", action='Write Consumer("clicks", "views", ...).')
-        self._deserializers = deserializers_of(self._config)
         self._topics = frozenset(topics)
+        self._open_fetch = OpenFetch(self._config)
         self._fetcher = make_fetcher(
             self._config,
             "Consumer",
             auto_offset_reset=self._config.auto_offset_reset,
-            on_metadata=weakly(self._take_new_partitions, ()),
+            grows_with=() if self._config.group_id else topics,
         )
-        self._fetcher.iterating = cursor = weakly(self._cursor)
         self._runner: Runner | None = None
         self._group: GroupMember | None = None
         if self._config.group_id:
             if not topics and not self._config.topic_pattern:
                 raise ConfigError("a consumer of a group names no topic", action="Name topics or set topic_pattern.")
-            self._group = GroupMember(
-                self._config, topics, self._fetcher, make_session, cursor, weakly(self._forget_open)
-            )
-        self._completed: CompletedFetch | None = None
-        self._decoded_batches: Iterator[DecodedBatch] = iter(())
-        self._rest: DecodedBatch | None = None
-        self._current: RecordCursor | None = None
+            self._group = GroupMember(self._config, topics, self._fetcher, self._open_fetch)
 
     def _open(self) -> Operation[None]:
         """Find where to start."""
@@ -110,6 +93,12 @@ class Consumer:
         elif self._topics:
             counts = yield from self._fetcher.read_metadata(set(self._topics))
             yield from self._assign([TopicPartition(name, n) for name, count in counts.items() for n in range(count)])
+
+    def _start(self) -> None:
+        """Begin to fetch, and to be a member of the group."""
+        self._fetcher.start()
+        if self._group is not None:
+            self._group.session.start()
 
     def __enter__(self) -> "Consumer":
         return self
@@ -131,13 +120,14 @@ class Consumer:
             close_in_thread(self, self.close)
 
     def _do(self, operation: Operation[Any]) -> Any:
-        return execute(operation, self._fetcher.run_step if self._group is None else self._session.run_step)
+        return execute(operation, self._fetcher.run_step)
 
     @property
-    def _session(self) -> GroupSession:
-        assert self._group is not None
-        assert isinstance(self._group.session, GroupSession)
-        return self._group.session
+    def _current(self) -> RecordCursor | None:
+        """What the iteration is in the middle of."""
+        cursor = self._fetcher.cursor
+        assert cursor is None or isinstance(cursor, RecordCursor)
+        return cursor
 
     # --- records ---
 
@@ -156,9 +146,9 @@ class Consumer:
             if self._receive(decoded, decoded.base_offset):
                 break
         stopper = None if self._group is None else self._group.stopper()
-        self._current = RecordCursor(decoded, self._generation_of(decoded), stopper)
+        cursor = self._fetcher.cursor = RecordCursor(decoded, self._open_fetch.generation_of(decoded), stopper)
         self._poll_ends()
-        return self._current.records()
+        return cursor.records()
 
     def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> RecordBatch:
         """Return fetched records; wait up to `timeout` seconds for the first one (`None` disables the limit).
@@ -198,7 +188,8 @@ class Consumer:
                 break
             size += decoded.payload_bytes
             if decoded_batches and size > self._config.max_poll_bytes:
-                self._rest = decoded if self._rest is None else replace(decoded, end=self._rest.end)
+                rest = self._open_fetch.rest
+                self._open_fetch.rest = decoded if rest is None else replace(decoded, end=rest.end)
                 break
             if not self._receive(decoded, decoded.end_offset):
                 continue
@@ -232,7 +223,7 @@ class Consumer:
         for where in wanted:
             if not 0 <= where.partition < counts[where.topic]:
                 raise UnknownPartitionError(f"{where.topic} has the partitions 0 to {counts[where.topic] - 1}")
-        self._forget_open()
+        self._open_fetch.forget()
         with self._fetcher.changing() as positions:
             for where in positions.assigned():
                 if where not in wanted:
@@ -262,7 +253,7 @@ class Consumer:
     def _seek(self, where: TopicPartition, offset: int, topic_id: bytes) -> None:
         """Go on from an offset of the topic with this id; empty: of the newest one known."""
         self._settle()
-        self._forget_open(where)
+        self._open_fetch.forget(where)
         with self._fetcher.changing() as positions:
             self._require(positions, where)
             positions.seek(where, offset, topic_id)
@@ -285,7 +276,7 @@ class Consumer:
         """Receive nothing of some partitions until `resume`; their positions stay."""
         self._settle()
         for where in partitions:
-            self._forget_open(where)
+            self._open_fetch.forget(where)
             with self._fetcher.changing() as positions:
                 self._require(positions, where)
                 positions.pause(where)
@@ -466,9 +457,6 @@ class Consumer:
 
     # --- inside ---
 
-    def _cursor(self) -> RecordCursor | None:
-        return self._current
-
     def _next_decoded_batch(
         self, timeout: float | None, most: int | None, *, first: bool = True
     ) -> Operation[DecodedBatch | None]:
@@ -480,7 +468,7 @@ class Consumer:
             if group is not None and first:
                 yield from group.follow()
                 delivery_paused = group.delivery_paused()
-            decoded, self._rest = (None, self._rest) if delivery_paused else (self._rest, None)
+            decoded = None if delivery_paused else self._open_fetch.take_rest()
             if decoded is None and not delivery_paused:
                 try:
                     decoded = yield from self._decode_next()
@@ -490,7 +478,7 @@ class Consumer:
                     return None  # What is before the batch is given; the next call comes upon it again.
             if decoded is not None:
                 if most is not None and decoded.end - decoded.start > most:
-                    self._rest = decoded.cut(most, decoded.end - decoded.start)
+                    self._open_fetch.rest = decoded.cut(most, decoded.end - decoded.start)
                     decoded = decoded.cut(0, most)
                 return decoded
             if not first and (most is None or not self._has_completed_fetches()):
@@ -506,10 +494,7 @@ class Consumer:
                 completed = yield NextFetch(timeout)
             if completed is None:
                 return None
-            self._completed = completed
-            self._decoded_batches = decoded_batches_of(
-                self._completed, self._deserializers, self._config.max_payload_bytes
-            )
+            self._open_fetch.begin(completed)
 
     @staticmethod
     def _next_fetch_of_group(timeout: float | None, delivery_paused: bool) -> Operation[CompletedFetch | None]:
@@ -535,13 +520,12 @@ class Consumer:
             return bool(positions.has_completed_fetches())
 
     def _decode_next(self) -> Operation[DecodedBatch | None]:
-        completed = self._completed
+        completed = self._open_fetch.completed
         if completed is None:
             return None
         try:
-            decoded = next(self._decoded_batches, None)
+            return self._open_fetch.decode()
         except CorruptBatchError as error:
-            self._forget_open()
             if not self._fetcher.ask_again(completed, error):
                 passed = yield from pass_corrupt_batch(
                     self._fetcher, self._config, completed, error, self._config.group_id
@@ -552,14 +536,10 @@ class Consumer:
                     self._group.mark_consumed(completed.where, error.next_offset, NO_EPOCH)
             return None
         except Exception:
-            self._forget_open()
             with self._fetcher.changing() as positions:
                 if positions.generation(completed.where) == completed.generation:
                     positions.rewind(completed.where)
             raise
-        if decoded is None:
-            self._completed = None
-        return decoded
 
     def _receive(self, decoded: DecodedBatch, position: int) -> bool:
         """Note that the application receives a decoded batch up to `position`.
@@ -568,15 +548,11 @@ class Consumer:
         the topic.
         """
         with self._fetcher.changing() as positions:
-            generation = self._generation_of(decoded)
+            generation = self._open_fetch.generation_of(decoded)
             if positions.deliver(decoded.source, generation, position, decoded.leader_epoch):
                 return True
-        self._forget_open(decoded.source)
+        self._open_fetch.forget(decoded.source)
         return False
-
-    def _generation_of(self, decoded: DecodedBatch) -> int:
-        completed = self._completed
-        return completed.generation if completed is not None and completed.where == decoded.source else -1
 
     def _settle(self) -> None:
         """Write down what the iteration has delivered, end it, and keep what it has not."""
@@ -591,16 +567,11 @@ class Consumer:
             stale = not current.is_current(positions)
         if self._group is not None and not stale:
             self._group.checkpoint(current)
-        self._current = None  # Not before the group has what was finished of it.
+        self._fetcher.cursor = None  # Not before the group has what was finished of it.
         if stale:  # What is behind it in the completed fetch is fetched again, with what was not delivered.
-            self._forget_open(decoded.source)
+            self._open_fetch.forget(decoded.source)
         elif delivered < decoded.end - decoded.start:
-            self._rest = decoded.cut(delivered, decoded.end - decoded.start)
-
-    def _forget_open(self, where: TopicPartition | None = None) -> None:
-        """Drop the completed fetch that is open, if it is of this partition (None: of any)."""
-        if self._completed is not None and where in (None, self._completed.where):
-            self._completed, self._decoded_batches, self._rest = None, iter(()), None
+            self._open_fetch.rest = decoded.cut(delivered, decoded.end - decoded.start)
 
     def _assign(
         self, wanted: Sequence[TopicPartition], offsets: Mapping[TopicPartition, int] | None = None
@@ -633,16 +604,6 @@ class Consumer:
     def _seek_to(self, at: str | float | datetime, partitions: Sequence[TopicPartition]) -> Operation[None]:
         for where, (offset, topic_id) in (yield from self._look_up(partitions or self.assignment(), at)).items():
             self._seek(where, offset, topic_id)
-
-    def _take_new_partitions(self, topic: str, partitions: int) -> Operation[None]:
-        """Read partitions that were added to a topic, from their beginning: nothing in them is skipped."""
-        if topic not in self._topics or self._group is not None:
-            return
-        with self._fetcher.changing() as positions:
-            new = [TopicPartition(topic, n) for n in range(partitions) if TopicPartition(topic, n) not in positions]
-        if not new:
-            return
-        self._read_from((yield from self._look_up(new, "earliest")))
 
     @staticmethod
     def _require(positions: Any, where: TopicPartition) -> None:

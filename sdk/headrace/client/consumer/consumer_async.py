@@ -20,7 +20,6 @@ from headrace.client.fetch.fetching_async import AsyncFetcher
 from headrace.client.group.consumer_health import ConsumerHealth
 from headrace.client.group.member import CLOSE_TIMEOUT_S
 from headrace.client.group.offsets import CommitCallback, OffsetAndMetadata
-from headrace.client.group.session_async import AsyncGroupSession
 from headrace.client.handlers.handler_pool import RunOptions, RunSummary
 from headrace.client.handlers.run_arguments import RunArguments
 from headrace.client.handlers.runner_async import AsyncRunner
@@ -54,14 +53,12 @@ class Consumer:
         """
         if not self._is_open:
             try:
-                await self._core.engine.run(self._core._open())
+                await self._do(self._core._open())
             except BaseException:
                 await self._core.engine.aclose()
                 raise
             self._is_open = True
-            self._core.engine.astart()
-            if self._core.session is not None:
-                self._core.session.begin()
+            self._core._start()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
@@ -224,12 +221,8 @@ class Consumer:
         try:
             if self._is_open and core._group is not None and core._group.begins_to_close():
                 core._settle()
-                assert core.session is not None
-                await aexecute(core._group.closing(timeout, finish=finish), core.session.run_step)
+                await self._do(core._group.closing(timeout, finish=finish))
         finally:
-            if core.session is not None:
-                core.session.end()
-                await core.session.ended()
             await core.engine.aclose()
 
     async def _read(self, operation: Operation[Any]) -> Any:
@@ -248,31 +241,20 @@ class Consumer:
             with contextlib.closing(operation):
                 self._core._fetcher.check()
                 raise ConfigError("this Consumer is not open", action="Write `async with Consumer(...) as consumer:`.")
-        if self._core.session is not None:
-            return await aexecute(operation, self._core.session.run_step)
-        return await self._core.engine.run(operation)
+        return await self._do(operation)
+
+    async def _do(self, operation: Operation[Any]) -> Any:
+        return await aexecute(operation, self._core.engine.arun_step)
 
 
 class _Core(BlockingConsumer):
     """The blocking consumer over the loop's engine; only its operations and what does not wait are used."""
 
     def __init__(self, topics: Sequence[str], settings: Mapping[str, Any]) -> None:
-        self._set_up(topics, settings, AsyncFetcher, self._make_session)
+        self._set_up(topics, settings, AsyncFetcher)
 
     def __del__(self) -> None:
         """The class around it closes it."""
-
-    def _make_session(self, *arguments: Any, run_step: Any, **rest: Any) -> AsyncGroupSession:
-        engine = self.engine
-        return AsyncGroupSession(*arguments, run_step=engine.arun_step, answer=engine.answer, **rest)
-
-    @property
-    def session(self) -> AsyncGroupSession | None:
-        """The session with the group, if there is one."""
-        if self._group is None:
-            return None
-        assert isinstance(self._group.session, AsyncGroupSession)
-        return self._group.session
 
     @property
     def engine(self) -> AsyncFetcher:

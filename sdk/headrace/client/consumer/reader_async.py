@@ -61,7 +61,7 @@ class AsyncReader:
     async def _open(self) -> None:
         try:
             await aexecute(self._core.open(*self._range), self._fetcher.arun_step)
-            self._fetcher.astart()
+            self._fetcher.start()
         except BaseException:
             await self.close()
             raise

@@ -1,11 +1,11 @@
-"""The engine of blocking readers: a thread that keeps fetches in flight, and a queue that the application empties.
+"""The engine of blocking readers: it keeps fetches in flight, and the application empties a queue of what they bring.
 
-That thread plans fetches by `SubscriptionState`, reads metadata again where it is stale or old, and finds new positions
-where an old one is gone. Each fetch in flight has a thread of its own, which makes a blocking call, takes the answer in
-and goes on with the next fetch at once. (Futures would be simpler to read; but gRPC starts a thread for the first one
-in flight and ends it with the last, so with one fetch at a time every fetch costs a new thread.) An answer is only
-queued, with its batches' headers walked; checksums and columns are the application's thread's work, so that the two
-overlap.
+In the background it plans fetches by `SubscriptionState`, reads metadata again where it is stale or old, and finds new
+positions where an old one is gone. Each fetch in flight has a thread of its own, which makes a blocking call, takes the
+answer in and goes on with the next fetch at once. (Futures would be simpler to read; but gRPC starts a thread for the
+first one in flight and ends it with the last, so with one fetch at a time every fetch costs a new thread.) An answer is
+only queued, with its batches' headers walked; checksums and columns are the application's thread's work, so that the
+two overlap.
 """
 
 import contextlib
@@ -14,21 +14,22 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
 import grpc
 
 from headrace.client.admin.operations import AdminOperations
 from headrace.client.admin.rpc import by_name
+from headrace.client.base.background import Background, BackgroundLoop, WaitEvent
 from headrace.client.base.call_counts import CallStats
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.config import FetchConfig
 from headrace.client.base.errors import ClosedError, ForkedError, TopicRecreatedError, WakeupError
 from headrace.client.base.forking import ForkGuard
-from headrace.client.base.operations import Operation, Pause, execute
+from headrace.client.base.operations import Operation, Pause
 from headrace.client.base.records import DecodedBatch
-from headrace.client.base.request_ids import operation_metadata
+from headrace.client.base.request_ids import operation_metadata, request_id_scope
 from headrace.client.base.retry import OVERDUE_MS, Backoff
 from headrace.client.base.unclosed import close_in_thread
 from headrace.client.fetch.corrupt_batches import WriteLetters
@@ -60,17 +61,19 @@ class NextFetch(NamedTuple):
     """Take none, also where the owner is held back no more: what is left of the last one comes first. Then None."""
 
 
-class NewPartitions(Protocol):
-    """The operation of the engine when it has read how many partitions a topic has."""
+class Gate(Protocol):
+    """Whoever can hold back what was fetched."""
 
-    def __call__(self, topic: str, partitions: int) -> Operation[None]:
-        """`partitions` is the topic's number now."""
+    def delivery_paused(self) -> bool:
+        """Whether nothing is delivered now. Under the fetcher's lock, any thread."""
 
 
 class Iterated(Protocol):
     """A decoded batch that is iterated over: its position is ahead of that in `SubscriptionState`."""
 
-    decoded: DecodedBatch
+    @property
+    def decoded(self) -> DecodedBatch:
+        """It."""
 
     def is_current(self, positions: SubscriptionState) -> bool:
         """Whether the partition's position was not changed from outside since."""
@@ -83,25 +86,25 @@ class Fetcher:
     """Owned by one consumer or reader, whose thread calls it; `wakeup` and `close` may come from any thread."""
 
     def __init__(
-        self, config: FetchConfig, what: str, *, auto_offset_reset: str, on_metadata: NewPartitions | None = None
+        self, config: FetchConfig, what: str, *, auto_offset_reset: str, grows_with: Collection[str] = ()
     ) -> None:
-        """`what` names the owner in errors; `auto_offset_reset` is earliest, latest or error."""
+        """`what` names the owner in errors; `auto_offset_reset` is earliest, latest or error; partitions that are added
+        to the topics of `grows_with` are read too.
+        """
         self._config = config
         self._what = what
         self._auto_offset_reset = auto_offset_reset
-        self._on_metadata = on_metadata
+        self._grows_with = frozenset(grows_with)
         self._connections = Connections(what, config)
         self._transfers = Transfers(what, config)
         self._bootstrap = BootstrapClient(config)
         self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
         self._lock = threading.Lock()
         self._data = threading.Condition(self._lock)
-        self._work = threading.Condition(self._lock)
         self._cluster_metadata = ClusterMetadata()
         self._topics: set[str] = set()
         self._plans: deque[FetchPlan] = deque()
         self._planned = threading.Condition(self._lock)
-        self._commit_due = threading.Condition(self._lock)
         self._idle_fetchers = 0
         self._threads: list[threading.Thread] = []
         self._metadata_failures = 0
@@ -117,15 +120,21 @@ class Fetcher:
         """The producer of dead letters, from the first one on."""
         self.positions = SubscriptionState(config, self._backoff)
         self.admin = AdminOperations(config, self._bootstrap)
-        self.delivery_paused: Callable[[], bool] | None = None
-        """While it says so, nothing is delivered."""
+        self.gate: Gate | None = None
         self.raise_on_unknown_topic = True
         """Whether the application is told that a topic was deleted under it."""
         self.last_error: HeadraceError | None = None
         """What keeps metadata from being read, or None while it works."""
         self.last_answer_ms = monotonic_ms()
-        self.iterating: Callable[[], Iterated | None] = lambda: None
-        """Returns what the application is in the middle of, where positions move with it; any thread."""
+        self.cursor: Iterated | None = None
+        """What the application is in the middle of, where positions move with it."""
+        self.interrupts: list[None] = []
+        """Not empty while something besides records waits for the application."""
+        self.background = self._make_background()
+        self._work = self.background.make_signal()
+
+    def _make_background(self) -> Background:
+        return BackgroundLoop(f"headrace-{self._what.lower()}", self._connections.start)
 
     # --- for the application's thread ---
 
@@ -178,10 +187,9 @@ class Fetcher:
     def start(self) -> None:
         """Begin to fetch."""
         self._metadata_at_ms = monotonic_ms() + self._config.metadata_max_age_ms
-        with self._lock:
-            self._start_thread(self._run)
-            if self._config.commit_group:
-                self._start_thread(self._commit_positions)
+        self.background.spawn(self._guard(self._engine()))
+        if self._config.commit_group:
+            self.background.spawn(self._commit_positions())
 
     @contextlib.contextmanager
     def changing(self) -> Any:
@@ -198,7 +206,7 @@ class Fetcher:
             return bool(positions.corruption_detected(completed, error, monotonic_ms()))
 
     def _wake_engine(self) -> None:
-        self._work.notify()
+        self._work.set()
 
     def _wake_application(self) -> None:
         self._data.notify()
@@ -227,9 +235,10 @@ class Fetcher:
 
     def _ends_wait(self, delivery_paused: bool) -> bool:
         """Whether nothing more will come, or nothing holds the owner back that was held. Under the lock."""
-        return (delivery_paused and (self.delivery_paused is None or not self.delivery_paused())) or bool(
-            self.positions.is_finished()
-        )
+        return (delivery_paused and not self._is_held_back()) or self.positions.is_finished()
+
+    def _is_held_back(self) -> bool:
+        return self.gate is not None and self.gate.delivery_paused()
 
     def _pop(self, delivery_paused: bool) -> CompletedFetch | None:
         """Return the next completed fetch if there is one now. Under the lock."""
@@ -237,7 +246,7 @@ class Fetcher:
         if self._wakeup:
             self._wakeup = False
             raise WakeupError
-        if delivery_paused or (self.delivery_paused is not None and self.delivery_paused()):
+        if delivery_paused or self._is_held_back():
             return None
         completed = self.positions.pop(monotonic_ms())
         if self.positions.has_news:
@@ -260,6 +269,12 @@ class Fetcher:
         with self._lock:
             self._woken = True
             self._wake_application()
+
+    def interrupt(self) -> None:
+        """Bring the application to what waits for it besides records; any thread."""
+        if not self.interrupts:
+            self.interrupts.append(None)
+        self.wake()
 
     def check(self) -> None:
         """Raise where the owner is closed, was forked away, or has failed."""
@@ -287,7 +302,7 @@ class Fetcher:
                 return
             self._closed = True
             threads = list(self._threads)
-            for condition in (self._data, self._work, self._planned, self._commit_due):
+            for condition in (self._data, self._planned):
                 condition.notify_all()
         self._connections.close()
         self._transfers.close()
@@ -295,6 +310,7 @@ class Fetcher:
             with contextlib.suppress(HeadraceError):  # Each letter was waited for.
                 self._letters.close(0)
         deadline = time.monotonic() + STOP_TIMEOUT_S
+        self._end_background(STOP_TIMEOUT_S)
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
@@ -309,10 +325,25 @@ class Fetcher:
         if self.is_open:
             close_in_thread(owner, self.close)
 
-    # --- the engine's thread ---
+    # --- the background ---
 
-    def _run(self) -> None:
+    def _end_background(self, seconds: float) -> None:
+        assert isinstance(self.background, BackgroundLoop)
+        self.background.close(seconds)
+
+    def _guard(self, operation: Operation[None]) -> Operation[None]:
+        """Run an operation without end; an error that nobody foresaw is the application's: it would wait for ever."""
+        try:
+            yield from operation
+        except ClosedError:
+            return
+        except Exception as error:
+            with self._lock:
+                self._fail(error)
+
+    def _engine(self) -> Operation[None]:
         while True:
+            self._work.clear()
             with self._lock:
                 if self._closed or self._failure is not None:
                     return
@@ -322,11 +353,12 @@ class Fetcher:
                 self._plan(now)
                 resets = self.positions.resets()
                 refresh = self._refresh_due(now)
-                if not resets and not refresh:
-                    self._work.wait(self._idle_seconds(now))
-                    continue
-            with contextlib.suppress(ClosedError):  # The loop ends at its next turn.
-                execute(self._turn(refresh, resets), self.run_step)
+                idle_seconds = self._idle_seconds(now)
+            if not resets and not refresh:
+                yield WaitEvent(self._work, idle_seconds)
+                continue
+            with request_id_scope():
+                yield from self._turn(refresh, resets)
 
     def _guard_thread(self, target: Callable[[], None]) -> None:
         """Run a thread of the engine; an error that nobody foresaw is the application's, which would wait for ever."""
@@ -340,8 +372,7 @@ class Fetcher:
         """End the engine. Under the lock."""
         log.error("the %s has failed", self._what, exc_info=error)
         self._failure = error
-        self._data.notify_all()
-        self._work.notify_all()
+        self._wake_application()
         self._planned.notify_all()
 
     def _look_after_calls(self, now: int) -> None:
@@ -376,25 +407,21 @@ class Fetcher:
         self._planned.notify(len(self._plans))
 
     def _start_thread(self, target: Callable[[], None]) -> None:
-        name = f"headrace-{self._what.lower()}"
+        name = f"headrace-{self._what.lower()}-fetch"
         thread = threading.Thread(target=self._guard_thread, args=(target,), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    # --- the thread that commits positions ---
-
-    def _commit_positions(self) -> None:
+    def _commit_positions(self) -> Operation[None]:
         """Commit until the owner is closed; a failure here does not stop reading."""
         commits = PositionCommits(self._config)
         try:
-            while not commits.is_over:
+            while not commits.is_over and self._failure is None:
                 with self._lock:
-                    if self._closed or self._failure is not None:
-                        return
                     now = self._positions_now()
-                execute(commits.commit(*now), self.run_step)
-                with self._lock:
-                    self._commit_due.wait_for(lambda: self._closed, INTERVAL_S)
+                with request_id_scope():
+                    yield from commits.commit(*now)
+                yield Pause(INTERVAL_S)
         except ClosedError:
             return
         except Exception:
@@ -403,7 +430,7 @@ class Fetcher:
     def _positions_now(self) -> tuple[dict[TopicPartition, int], dict[str, bytes]]:
         """Where the application is, and the topics' ids as far as they are known. Under the lock."""
         positions = {where: self.positions.position(where) for where in self.positions.assigned()}
-        current = self.iterating()
+        current = self.cursor
         if current is not None and current.is_current(self.positions):
             positions[current.decoded.source] = current.position()
         positions = {where: offset for where, offset in positions.items() if not self.positions.replaced(where)}
@@ -451,7 +478,7 @@ class Fetcher:
             self._idle_fetchers += 1  # This thread is free again, and takes the next plan itself.
             self._plan(now)
             if self.positions.stale_topics or self.positions.has_news or self.positions.resets():
-                self._work.notify()
+                self._wake_engine()
 
     def _take(self, plan: FetchPlan, answer: Any, error: HeadraceError | None, now: int) -> None:
         """Take in what came of a fetch. Under the lock."""
@@ -492,8 +519,19 @@ class Fetcher:
             }
             self._fail_missing(topics)
         for name, partitions in sorted(counts.items()):
-            if self._on_metadata is not None:
-                yield from self._guarded(self._on_metadata(name, partitions))
+            if name in self._grows_with:
+                yield from self._guarded(self._read_added(name, partitions))
+
+    def _read_added(self, topic: str, partitions: int) -> Operation[None]:
+        """Read partitions that were added to a topic, from their beginning: nothing in them is skipped."""
+        with self._lock:
+            new = [n for n in range(partitions) if TopicPartition(topic, n) not in self.positions]
+        if not new:
+            return
+        topic_id, found = yield from self.admin.find_offsets(topic, "earliest", partitions=new)
+        with self._lock:
+            for where, answer in found.items():
+                self.positions.assign(where, answer.offset, topic_id=topic_id)
 
     def _fail_missing(self, topics: set[str]) -> None:
         """Tell the application of a topic that was deleted under it."""

@@ -12,17 +12,16 @@ from typing import Any
 
 import grpc
 
+from headrace.client.base.background_async import AsyncBackground
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.errors import ClosedError
-from headrace.client.base.operations import Operation, aexecute
 from headrace.client.base.request_ids import operation_metadata
 from headrace.client.base.unclosed import close_in_loop
 from headrace.client.fetch.corrupt_batches import WriteLetters
 from headrace.client.fetch.dead_letters import producer_settings
 from headrace.client.fetch.fetch_plan import FetchPlan
-from headrace.client.fetch.fetching import Fetcher, NextFetch, log
+from headrace.client.fetch.fetching import Fetcher, NextFetch
 from headrace.client.fetch.partition_fetch_state import CompletedFetch
-from headrace.client.fetch.position_commits import INTERVAL_S, PositionCommits
 from headrace.client.net.bootstrap_client import error_of_call
 from headrace.client.net.connection_async import AsyncConnections
 from headrace.client.net.transfer_async import AsyncTransfers
@@ -38,21 +37,12 @@ class AsyncFetcher(Fetcher):
         super().__init__(config, what, **rest)
         self._channels = AsyncConnections(what, config)
         self._async_transfers = AsyncTransfers(config)
-        self._work_there = asyncio.Event()
         self._data_there = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.loop = asyncio.get_running_loop()
 
-    def astart(self) -> None:
-        """Begin to fetch."""
-        self._metadata_at_ms = monotonic_ms() + self._config.metadata_max_age_ms
-        self._own(self._run_engine())
-        if self._config.commit_group:
-            self._own(self._commit_positions_async())
-
-    async def run(self, operation: Operation[Any]) -> Any:
-        """Execute an operation of the owner."""
-        return await aexecute(operation, self.arun_step)
+    def _make_background(self) -> AsyncBackground:
+        return AsyncBackground(f"headrace-{self._what.lower()}", self.arun_step)
 
     async def arun_step(self, step: Any) -> Any:
         """Do one step, and give what came of it."""
@@ -67,10 +57,6 @@ class AsyncFetcher(Fetcher):
             self._letters = Producer(**producer_settings(self._config))
         for letter in step.letters:
             await self._letters.send_and_wait(step.topic, letter.value, letter.key, headers=letter.headers)
-
-    async def answer(self, call: Any) -> Any:
-        """Await a call that was only started."""
-        return await self._channels.answer(call)
 
     async def wait_fetch(self, timeout: float | None, *, delivery_paused: bool = False) -> CompletedFetch | None:
         """Wait for the next completed fetch, as `Fetcher.next_fetch`; with timeout 0 it awaits nothing.
@@ -118,6 +104,8 @@ class AsyncFetcher(Fetcher):
             close_in_loop(owner, self.loop, self.aclose)
 
     async def _end(self) -> None:
+        assert isinstance(self.background, AsyncBackground)
+        await self.background.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._async_transfers.close()
@@ -125,9 +113,6 @@ class AsyncFetcher(Fetcher):
         if self._letters is not None:
             with contextlib.suppress(HeadraceError):  # Each letter was waited for.
                 await self._letters.close(0)
-
-    def _wake_engine(self) -> None:
-        self._work_there.set()
 
     def _wake_application(self) -> None:
         self._data_there.set()
@@ -141,39 +126,7 @@ class AsyncFetcher(Fetcher):
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
-            log.error("the %s has failed", self._what, exc_info=error)
-            self._failure = error
-            self._data_there.set()
-
-    async def _run_engine(self) -> None:
-        while True:
-            self._work_there.clear()
-            now = monotonic_ms()
-            self.positions.has_news = False
-            self._look_after_calls(now)
-            self._plan(now)
-            resets = self.positions.resets()
-            refresh = self._refresh_due(now)
-            if refresh or resets:
-                await self.run(self._turn(refresh, resets))
-                continue
-            try:
-                async with asyncio.timeout(self._idle_seconds(now)):
-                    await self._work_there.wait()
-            except TimeoutError:
-                continue
-
-    async def _commit_positions_async(self) -> None:
-        """Commit until the owner is closed; a failure here does not stop reading."""
-        commits = PositionCommits(self._config)
-        try:
-            while not commits.is_over and self._failure is None:
-                await self.run(commits.commit(*self._positions_now()))
-                await self._channels.pause(INTERVAL_S)
-        except ClosedError:
-            return
-        except Exception:
-            log.exception("the positions of the %s are no longer committed", self._what)
+            self._fail(error)
 
     def _plan(self, now: int) -> None:
         for plan in self.positions.plan(self._cluster_metadata, now):

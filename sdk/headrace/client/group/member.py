@@ -1,22 +1,23 @@
 """What a consumer of a group does beyond one that reads alone: follows its assignment, commits, leaves.
 
 The consumer's own thread (or task) calls it, between records: callbacks run there, partitions come and go there, and
-those that stay are not touched. What the application has finished with is what it had received when it asked for more;
-the background commits that, and never more (`committable_offsets`).
+those that stay are not touched.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from headrace.client.base.config import ConsumerConfig
-from headrace.client.base.operations import Operation
+from headrace.client.base.operations import InvokeCallback, Operation
 from headrace.client.fetch.fetching import Fetcher
+from headrace.client.fetch.open_fetch import OpenFetch
 from headrace.client.group.consumer_health import ConsumerHealth
-from headrace.client.group.loops import AwaitCommit, GroupLoops, InvokeCallback, boot_ms
-from headrace.client.group.membership import InitialPosition, Membership, OwnedPartition, Phase
+from headrace.client.group.membership import Membership, OwnedPartition, Phase
 from headrace.client.group.offsets import CommitCallback, CommitTicket, OffsetAndMetadata
+from headrace.client.group.progress import Cursor, Work
+from headrace.client.group.session import GroupSession, boot_ms
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import NotOwnerError, Outcome, TimedOutError
 from headrace.wire.ids import TopicPartition
@@ -26,70 +27,28 @@ log = logging.getLogger("headrace.consumer")
 CLOSE_TIMEOUT_S = 10.0
 
 
-class Cursor(Protocol):
-    """What an iteration is in the middle of."""
-
-    def committable(self) -> tuple[TopicPartition, OffsetAndMetadata] | None:
-        """Return the offset behind the records that the application is done with; any thread."""
-
-    def received(self) -> tuple[TopicPartition, OffsetAndMetadata] | None:
-        """Return the offset behind the records that the application was given."""
-
-
-class Work(Protocol):
-    """What deals with records beside the thread that reads them; called by that thread alone."""
-
-    def opened(self, where: TopicPartition, start: InitialPosition) -> None:
-        """A partition is read from now on."""
-
-    def may_give_up(self, holdings: list[OwnedPartition]) -> list[OwnedPartition]:
-        """Begin nothing more of these; gives those of which nothing is in work."""
-
-    def closed(self, where: TopicPartition) -> None:
-        """A partition is not read any more."""
-
-    def is_full(self) -> bool:
-        """Whether it takes no more records now; any thread."""
-
-
 class GroupMember:
-    """Owned by one consumer. `committable_offsets` may be called by any thread under the session's lock."""
+    """Owned by one consumer."""
 
-    def __init__(
-        self,
-        config: ConsumerConfig,
-        topics: Iterable[str],
-        fetcher: Fetcher,
-        make_session: Callable[..., GroupLoops],
-        cursor: Callable[[], Cursor | None],
-        forget: Callable[[TopicPartition], None],
-    ) -> None:
-        """`cursor` gives what the iteration is in the middle of; `forget` drops what is open of a partition."""
+    def __init__(self, config: ConsumerConfig, topics: Iterable[str], fetcher: Fetcher, open_fetch: OpenFetch) -> None:
+        """`open_fetch` is what the application is in the middle of receiving."""
         self._config = config
         self._fetcher = fetcher
-        self._cursor = cursor
-        self._forget = forget
-        self._consumed: dict[TopicPartition, OffsetAndMetadata] = {}
-        self._committable: dict[TopicPartition, OffsetAndMetadata] = {}
-        self._interrupt: list[None] = []
-        self._in_poll = False
-        self._polled_ms = boot_ms()
-        self._seen: tuple[TopicPartition, OffsetAndMetadata] | None = None
-        self._is_stalled = False
+        self._open_fetch = open_fetch
         self._is_closing = False
-        self.work: Work | None = None
-        """Where there is some, it says by `finish` what is finished; otherwise the application does by asking."""
-        fetcher.delivery_paused = self.delivery_paused
+        self.session = GroupSession(config, topics, fetcher)
+        self._progress = self.session.progress
+        fetcher.gate = self
         fetcher.raise_on_unknown_topic = False
-        self.session = make_session(
-            config,
-            topics,
-            run_step=fetcher.run_step,
-            admin=fetcher.admin,
-            committable_offsets=self.committable_offsets,
-            on_events=self.wake,
-            stalled=self._watch,
-        )
+
+    @property
+    def work(self) -> Work | None:
+        """What deals with records beside the thread that reads them."""
+        return self._progress.work
+
+    @work.setter
+    def work(self, work: Work | None) -> None:
+        self._progress.work = work
 
     @property
     def membership(self) -> Membership:
@@ -101,73 +60,51 @@ class GroupMember:
     def on_poll_begin(self) -> None:
         """Note that the application asks for records: it is done with those that it was given."""
         with self.session.lock:
-            if self.work is None:
-                self._finish_all()
-            self._in_poll = True
-            self._polled_ms = boot_ms()
-            if self._is_stalled:
-                self._is_stalled = False
+            has_stalled = self._progress.has_stalled
+            self._progress.poll_begins(boot_ms())
+            if has_stalled:
                 self.session.come_back()
 
     def on_poll_end(self) -> None:
         """Note that the application is given records, or that there are none."""
-        self._in_poll = False
-        self._polled_ms = boot_ms()
-
-    def _finish_all(self) -> None:
-        self._committable.update(self._consumed)
-        self._consumed.clear()
+        self._progress.poll_ends(boot_ms())
 
     def mark_consumed(self, where: TopicPartition, position: int, leader_epoch: int) -> None:
         """Note that the application is given the records below `position`."""
-        self._consumed[where] = OffsetAndMetadata(position, leader_epoch)
+        self._progress.consumed[where] = OffsetAndMetadata(position, leader_epoch)
 
     def checkpoint(self, cursor: Cursor) -> None:
-        """Note the progress of an iteration that ends or pauses: its last record may be in work."""
+        """Note the progress of an iteration that ends or pauses."""
         with self.session.lock:
-            finished, received = cursor.committable(), cursor.received()
-            if finished is not None:
-                self._committable[finished[0]] = finished[1]
-            if received is not None:
-                self._consumed[received[0]] = received[1]
+            self._progress.checkpoint(cursor)
 
     def on_seek(self, where: TopicPartition, offset: int) -> None:
         """Note that the application chose where to continue."""
         with self.session.lock:
-            self._consumed.pop(where, None)
-            self._committable[where] = OffsetAndMetadata(offset)
+            self._progress.seek(where, offset)
 
     def finish(self, where: TopicPartition, value: OffsetAndMetadata) -> None:
-        """The application is done with the records below an offset."""
+        """Note that the application is done with the records below an offset."""
         with self.session.lock:
-            self._committable[where] = value
-
-    def committable_offsets(self) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Return the offsets that may be committed."""
-        committable = dict(self._committable)
-        cursor = self._cursor() if self.work is None else None
-        current = None if cursor is None else cursor.committable()
-        if current is not None:
-            committable[current[0]] = current[1]
-        return committable
+            self._progress.committable[where] = value
 
     def stopper(self) -> Iterator[Any]:
         """Return an iterator that ends when the iteration is to stop between two records, made in C where it can be."""
+        interrupts = self._fetcher.interrupts
         if self._config.stop_on_session_loss:
-            return iter(lambda: bool(self._interrupt) or self.delivery_paused(), True)
-        return iter(self._interrupt.__len__, 1)
+            return iter(lambda: bool(interrupts) or self.delivery_paused(), True)
+        return iter(interrupts.__len__, 1)
 
     def delivery_paused(self) -> bool:
         """Whether nothing is delivered: others may own the partitions by now (H66), or there is no room for more."""
-        if self.work is not None and self.work.is_full():
+        work = self._progress.work
+        if work is not None and work.is_full():
             return True
         return self._config.stop_on_session_loss and boot_ms() >= self.membership.session_ends_ms()
 
     def wake(self) -> None:
         """Bring the application's thread to `follow`."""
-        if not self._interrupt:
-            self._interrupt.append(None)
-        self._fetcher.wake()
+        self._fetcher.interrupt()
 
     def follow(self) -> Operation[None]:
         """Take in what the group has changed; nothing, and at once, where it has not.
@@ -176,8 +113,9 @@ class GroupMember:
             FencedInstanceError, InvalidRequestError, GroupTooLargeError: the group refuses this consumer for good.
             HeadraceError: a partition has no start.
         """
-        while self._interrupt:
-            self._interrupt.clear()
+        interrupts = self._fetcher.interrupts
+        while interrupts:
+            interrupts.clear()
             with self.session.lock:
                 events = self.membership.pending_events()
                 done = self.session.commits.take_done()
@@ -190,7 +128,7 @@ class GroupMember:
             yield from self._revoke(list(events.revoked))
             yield from self._take(list(events.assigned))
             if failure is not None or problem is not None:
-                self._interrupt.append(None)  # Nothing is delivered but the next error.
+                interrupts.append(None)  # Nothing is delivered but the next error.
                 raise failure or problem  # type: ignore[misc]
 
     def _lose(self, lost: list[TopicPartition]) -> Operation[None]:
@@ -199,7 +137,8 @@ class GroupMember:
         self._stop_reading(lost)
         with self.session.lock:
             self.membership.acknowledge_lost(lost)
-            self._wake_if_events()
+            if self.membership.pending_events():
+                self._fetcher.interrupt()
         log.warning("group %s: lost %s", self._config.group_id, ", ".join(map(str, lost)))
         if self._config.on_lost is not None:
             yield InvokeCallback(self._config.on_lost, lost)
@@ -243,20 +182,19 @@ class GroupMember:
             for holding in taken:
                 assert holding.start is not None
                 if not holding.start.is_committed:  # So that a restart before the first record begins here, too.
-                    self._committable.setdefault(holding.where, OffsetAndMetadata(holding.start.offset))
+                    self._progress.committable.setdefault(holding.where, OffsetAndMetadata(holding.start.offset))
         if taken and self._config.on_assigned is not None:
             yield InvokeCallback(self._config.on_assigned, [holding.where for holding in taken])
 
     def _stop_reading(self, partitions: Iterable[TopicPartition]) -> None:
         for where in partitions:
-            self._forget(where)
+            self._open_fetch.forget(where)
             if self.work is not None:
                 self.work.closed(where)
             with self._fetcher.changing() as positions:
                 positions.drop(where)
             with self.session.lock:
-                self._consumed.pop(where, None)
-                self._committable.pop(where, None)
+                self._progress.forget(where)
 
     def positions(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the application's positions."""
@@ -266,15 +204,11 @@ class GroupMember:
     def go_back(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Read again from where the application has not finished."""
         for where, offset in offsets.items():
-            self._forget(where)
+            self._open_fetch.forget(where)
             with self._fetcher.changing() as positions:
                 if where in positions and positions.position(where) != offset:
                     positions.seek(where, offset)
-            self._consumed.pop(where, None)
-
-    def _wake_if_events(self) -> None:
-        if self.membership.pending_events():
-            self.wake()
+            self._progress.consumed.pop(where, None)
 
     # --- offsets ---
 
@@ -284,10 +218,10 @@ class GroupMember:
         Raises:
             NotOwnerError: another member owns one of the partitions by now; the others are stored.
             TimedOutError: the outcome is not known yet; it is still being tried.
+            ClosedError: the consumer was closed before the outcome was known.
         """
         ticket = self.queue(offsets, None)
-        in_time = yield AwaitCommit(ticket, timeout)
-        if not in_time:
+        if not (yield from self.session.await_commit(ticket, timeout)):
             cause = self.session.commits.last_error
             raise TimedOutError(
                 f"the offsets were not stored within {timeout:g} s" + (f": {cause}" if cause else ""),
@@ -303,20 +237,19 @@ class GroupMember:
         with self.session.lock:
             self._check_failure()
             if offsets is None:
-                wanted = dict(self._committable) if self.work is not None else {**self._committable, **self._consumed}
-                wanted = {where: value for where, value in wanted.items() if self.membership.owned_partition(where)}
+                received = self._progress.received_offsets()
+                wanted = {where: value for where, value in received.items() if self.membership.owned_partition(where)}
             else:
                 wanted = {TopicPartition(*where): _as_offset(value) for where, value in offsets.items()}
                 for where in wanted:
                     if self.membership.owned_partition(where) is None:
                         raise NotOwnerError(f"{where} is not this consumer's")
-                self._committable.update(
-                    {where: value for where, value in wanted.items() if where in self._committable}
-                )
+                committable = self._progress.committable
+                committable.update({where: value for where, value in wanted.items() if where in committable})
             ticket = CommitTicket(wanted, callback)
             self.session.put(ticket)
             if callback is not None and ticket.is_done:
-                self.wake()
+                self._fetcher.interrupt()
             return ticket
 
     def committed(self, partitions: Iterable[TopicPartition], timeout: float) -> Operation[Any]:
@@ -349,7 +282,7 @@ class GroupMember:
         try:
             with self.session.lock:
                 if finish and self.work is None:
-                    self._finish_all()
+                    self._progress.finish_all()
                 events = self.membership.pending_events()
                 owned = list(self.membership.owned())
                 is_over = self.session.failure is not None
@@ -368,26 +301,9 @@ class GroupMember:
             yield InvokeCallback(self._config.on_revoked, partitions)
         with self.session.lock:
             ticket = self.session.commits.last_ticket()
-        if ticket is not None and not (yield AwaitCommit(ticket, max(0.0, deadline - time.monotonic()))):
+        seconds = max(0.0, deadline - time.monotonic())
+        if ticket is not None and not (yield from self.session.await_commit(ticket, seconds)):
             log.warning("group %s: closed before the last commit was stored", self._config.group_id)
-
-    def _watch(self) -> bool:
-        """Whether the application has stopped asking for so long that this member is to leave. The heartbeats ask."""
-        now = boot_ms()
-        cursor = self._cursor()
-        seen = None if cursor is None else cursor.committable()
-        if seen != self._seen:
-            self._seen, self._polled_ms = seen, now
-        silent_ms = self.silent_ms(now)
-        if self._is_stalled or silent_ms < self._config.processing_timeout_ms:
-            return False
-        self._is_stalled = True
-        log.warning("group %s: nothing was asked for for %d ms", self._config.group_id, silent_ms)
-        return self._config.leave_on_processing_timeout
-
-    def silent_ms(self, now: int) -> int:
-        """How long the application has not asked for a record, in milliseconds; 0 while it waits for one."""
-        return 0 if self._in_poll else now - self._polled_ms
 
     def begins_to_close(self) -> bool:
         """Whether it is to be closed now: it was not before, and this process made it."""
@@ -409,7 +325,7 @@ class GroupMember:
             ready=not wrong and membership.phase is Phase.MEMBER and now < membership.session_ends_ms(),
             notices=tuple(notices),
             since_last_heartbeat_ms=now - membership.heard_ms,
-            since_last_poll_ms=self.silent_ms(now),
+            since_last_poll_ms=self._progress.silent_ms(now),
             coordinator_reachable=session.coordinator_reachable,
             etcd_reachable=session.etcd_reachable,
         )
@@ -421,7 +337,7 @@ class GroupMember:
         failure = session.failure or self.membership.failure
         if failure is not None:
             wrong.append(str(failure))
-        silent_ms = self.silent_ms(now)
+        silent_ms = self._progress.silent_ms(now)
         if silent_ms >= self._config.processing_timeout_ms:
             wrong.append(f"the application has asked for nothing for {silent_ms} ms")
         if not session.etcd_reachable:

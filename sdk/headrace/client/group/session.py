@@ -1,101 +1,427 @@
-"""A consumer's session with its group, blocking: a thread for each loop of `group_loops`."""
+"""A consumer's session with its group: heartbeats, commits and look-ups of starts, each in the background.
 
+Three loops, written as operations that the background of the consumer runs: one sends heartbeats, one commits, one
+finds the initial offsets of what was assigned. Each clears its signal, looks at what there is to do, and waits for the
+signal. `Fetcher.interrupt` brings the application's thread to what waits for it: `Membership.pending_events`, commits
+that are done, failures.
+"""
+
+import logging
+import random
+import secrets
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
 
+from headrace.client.base.background import LongPollCall, Spawned, WaitEvent
+from headrace.client.base.config import ConsumerConfig
 from headrace.client.base.errors import ClosedError
-from headrace.client.base.operations import Call, Operation, execute_loop
-from headrace.client.group.loops import AwaitCommit, GroupLoops, InvokeCallback, LongPollCall, WaitEvent
+from headrace.client.base.operations import Operation, Pause, WaitUntil
+from headrace.client.base.retry import Backoff
+from headrace.client.fetch.fetching import Fetcher
+from headrace.client.group.coordinator_calls import CoordinatorSelector
+from headrace.client.group.initial_offsets import InitialOffsets
+from headrace.client.group.membership import Membership, Phase
+from headrace.client.group.offsets import CommitQueue, CommitTicket, OffsetAndMetadata
+from headrace.client.group.progress import Progress
+from headrace.client.net.bootstrap_client import BootstrapClient, error_of_call
+from headrace.v1 import groups_pb2
+from headrace.wire.errors import (
+    FencedMemberEpochError,
+    HeadraceError,
+    MetastoreUnavailableError,
+    UnknownMemberError,
+)
+from headrace.wire.ids import TopicPartition
 
+log = logging.getLogger("headrace.consumer")
+
+TRY_TIMEOUT_S = 3.0
+"""For one try of a call that another coordinator may answer: one that has vanished with its machine never does."""
+LEAVE_TIMEOUT_S = 3.0
 STOP_TIMEOUT_S = 5.0
+IDLE_S = 60.0
 
 
-class GroupSession(GroupLoops):
-    """Owned by one consumer; `end` may come from any thread."""
+class GroupSession:
+    """Owned by one consumer. Its parts are used under `lock`."""
 
-    def __init__(self, *arguments: Any, **rest: Any) -> None:
-        """As `GroupLoops`."""
-        super().__init__(*arguments, **rest)
-        self._resolved = threading.Condition(self.lock)
-        self._threads: list[threading.Thread] = []
-        self._flying: Any = None
+    def __init__(self, config: ConsumerConfig, topics: Iterable[str], fetcher: Fetcher) -> None:
+        """Make the session; nothing is sent before `start`."""
+        self._config = config
+        self._fetcher = fetcher
+        self._bootstrap = BootstrapClient(config)
+        self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
+        self._heartbeat_due = fetcher.background.make_signal()
+        self._commit_due = fetcher.background.make_signal()
+        self._look_up_due = fetcher.background.make_signal()
+        self._commit_at_ms = boot_ms() + config.auto_commit_interval_ms
+        self._loops: list[Spawned] = []
+        self._running = 0
+        self._ends = False
+        self.lock = threading.RLock()
+        self.membership = Membership(
+            config, topics, socket.gethostname(), lambda: secrets.token_bytes(16), now_ms=boot_ms()
+        )
+        self._changes = fetcher.background.make_changes(self.lock)
+        self.progress = Progress(config, fetcher, boot_ms())
+        self.commits = CommitQueue(config.client_id, config.group_id)
+        self.initial_offsets = InitialOffsets(config, fetcher.admin)
+        self.etcd_reachable = True
+        self.coordinator_reachable = True
+        self.failure: Exception | None = None
+        """What ended a loop that nobody foresaw."""
 
     def start(self) -> None:
         """Begin."""
-        for what in (self.heartbeats, self.committing, self.starting):
-            name = f"headrace-group-{what.__name__}"
-            thread = threading.Thread(target=self._run, args=(what,), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        for loop in (self.heartbeats, self.committing, self.starting):
+            self._running += 1
+            self._loops.append(self._fetcher.background.spawn(self._guarded(loop())))
 
-    def _run(self, what: Callable[[], Operation[None]]) -> None:
+    def _guarded(self, loop: Operation[None]) -> Operation[None]:
         try:
-            execute_loop(what(), self.run_step)
+            yield from loop
         except ClosedError:
             return
         except Exception as error:
-            self._fail(error)
-
-    def run_step(self, step: Any) -> Any:
-        """Do one step, and give what came of it."""
-        match step:
-            case WaitEvent():
-                step.event.wait(step.seconds)
-                step.event.clear()
-                return None
-            case LongPollCall():
-                return self._long_poll(step.call)
-            case InvokeCallback():
-                return step.callback(step.partitions)
-            case AwaitCommit():
-                with self.lock:
-                    return self._resolved.wait_for(lambda: step.ticket.is_done or self._ends, step.timeout)
-        return self._run_step(step)
-
-    def _long_poll(self, call: Call) -> Any:
-        """Make a call that `_interrupt` ends."""
-        future = self._run_step(call._replace(starts=True))
-        with self.lock:
-            self._flying = future
-            if self.membership.needs_heartbeat or self._ends:
-                future.cancel()
-        try:
-            return future.result()
-        except grpc.FutureCancelledError:
-            return None
+            log.error("a consumer of group %s has failed", self._config.group_id, exc_info=error)
+            self.failure = error
+            self._fetcher.interrupt()
         finally:
             with self.lock:
-                self._flying = None
+                self._running -= 1
+                self._changes.notify_all()
 
-    def _interrupt(self) -> None:
-        """End a heartbeat that waits. Under the lock."""
-        if self._flying is not None:
-            self._flying.cancel()
+    # --- for the consumer, under the lock ---
 
-    def _tell_waiters(self) -> None:
-        self._resolved.notify_all()
+    def heartbeat_now(self) -> None:
+        """Send a heartbeat soon if one is needed, and end one that waits for it."""
+        if self.membership.needs_heartbeat:
+            self._heartbeat_due.set()
+
+    def put(self, ticket: CommitTicket) -> None:
+        """Queue a commit of partitions that are held; see `CommitTicket`."""
+        topic_ids = {}
+        for where in ticket.offsets:
+            holding = self.membership.owned_partition(where)
+            assert holding is not None, "checked by the consumer"
+            topic_ids[where] = holding.topic_id
+        self.commits.put(ticket, topic_ids)
+        self._commit_due.set()
+
+    def auto_commit(self, *, only: Iterable[TopicPartition] | None = None) -> None:
+        """Queue what the application has finished with and is not stored, of all partitions or of some."""
+        wanted = None if only is None else set(only)
+        offsets = {
+            where: value
+            for where, value in self.progress.committable_offsets().items()
+            if (wanted is None or where in wanted)
+            and self.membership.owned_partition(where) is not None
+            and _differs(self.commits.latest(where), value)
+        }
+        if offsets:
+            self.put(CommitTicket(offsets))
+
+    def settle(self) -> None:
+        """Release what can be, after any change, and tell whoever has to do with it."""
+        membership = self.membership
+        held = {holding.where: holding for holding in membership.owned()}
+        membership.release(self._release)
+        for where in list(self.commits.committed):
+            if where not in held and membership.owned_partition(where) is None:
+                self.commits.drop(where)
+        if membership.to_start():
+            self._look_up_due.set()
+        self.heartbeat_now()
+        self._changes.notify_all()
+        if membership.pending_events() or membership.failure is not None or self.commits.has_done():
+            self._fetcher.interrupt()
+
+    def _release(self, where: TopicPartition) -> bool:
+        """Whether a partition that was given up has nothing unresolved; remembers its last commit."""
+        if not self.commits.is_resolved(where):
+            return False
+        holding = self.membership.owned_partition(where)
+        committed = self.commits.committed.get(where)
+        if holding is not None and committed is not None:
+            self.initial_offsets.remember(holding, committed)
+        return True
+
+    def lose_all(self) -> None:
+        """Be no member any more; what was not committed is not."""
+        self.membership.lose_all()
+        self.commits.drop_all()
+        self._heartbeat_due.set()
+        self.settle()
+
+    # --- the loops ---
+
+    def heartbeats(self) -> Operation[None]:
+        """Join, and stay a member until the end."""
+        selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
+        while True:
+            self._heartbeat_due.clear()
+            if self._has_stalled():
+                yield from self._become_stale(selector)
+            with self.lock:
+                if self.membership.is_over:
+                    return
+                is_stale = self.membership.phase is Phase.STALE
+            if is_stale:
+                yield WaitEvent(self._heartbeat_due, IDLE_S)
+                continue
+            with self.lock:
+                request = self.membership.request()
+                timeout = (request.max_wait_ms + self.membership.grace_ms) / 1000
+            sent_ms = boot_ms()
+            error = None
+            try:
+                call = yield from selector.call("Heartbeat", request, timeout)
+                answer = yield LongPollCall(call, self._heartbeat_due)
+            except ClosedError:
+                return
+            except (grpc.RpcError, HeadraceError) as failed:
+                error = error_of_call(failed) if isinstance(failed, grpc.RpcError) else failed
+            if error is not None:
+                yield from self._heartbeat_failed(selector, error, request)
+                continue
+            if answer is None:
+                with self.lock:
+                    self.membership.heartbeat_ended(request)
+                continue
+            selector.answered()
+            with self.lock:
+                self.etcd_reachable = self.coordinator_reachable = True
+                if request.member_id != self.membership.member_id or self.membership.is_over:
+                    continue
+                was_over = sent_ms >= self.membership.session_ends_ms()
+                before = self.membership.revision
+                self.membership.heartbeat_answered(answer, sent_ms)
+                is_news = self.membership.revision != before
+                self.settle()
+                if was_over:
+                    self._fetcher.interrupt()  # What was held back may go on.
+            if not is_news and boot_ms() - sent_ms < request.max_wait_ms // 2:
+                yield WaitEvent(
+                    self._heartbeat_due, self.membership.interval_ms / 2000
+                )  # Its view is behind: not again at once.
+
+    def _heartbeat_failed(
+        self, selector: CoordinatorSelector, error: HeadraceError, request: groups_pb2.HeartbeatRequest
+    ) -> Operation[None]:
+        with self.lock:
+            self.coordinator_reachable = not error.retriable or isinstance(error, MetastoreUnavailableError)
+            self.etcd_reachable = not isinstance(error, MetastoreUnavailableError)
+            membership = self.membership
+            if request.member_id != membership.member_id:
+                return
+            was_refused = membership.refused_since_ms is not None
+            membership.heartbeat_failed(error, request, boot_ms())
+            is_final = membership.is_over or membership.member_id != request.member_id
+            if not is_final and not was_refused and membership.refused_since_ms is not None:
+                log.warning(
+                    "group %s: no place yet, retry for up to %.0f s, until the session of a stopped member ends: %s",
+                    self._config.group_id, membership.join_retry_ms / 1000, error,
+                )  # fmt: skip
+            if is_final:
+                log.warning("group %s: membership is over: %s", self._config.group_id, error)
+                self.commits.drop_all()
+            self.settle()
+        if is_final:
+            selector.answered()
+            yield Pause(self._backoff.delay_ms(1, error.retry_after_ms) / 1000)
+            return
+        selector.failed()
+        log.info("group %s: no heartbeat (%d): %s", self._config.group_id, selector.failures, error)
+        yield Pause(self._backoff.delay_ms(selector.failures, error.retry_after_ms) / 1000)
+
+    def committing(self) -> Operation[None]:
+        """Commit what is queued, and what the application has finished with, until the end."""
+        selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
+        while True:
+            self._commit_due.clear()
+            with self.lock:
+                now = boot_ms()
+                if self._config.enable_auto_commit and now >= self._commit_at_ms:
+                    self._commit_at_ms = now + self._config.auto_commit_interval_ms
+                    self.auto_commit()
+                membership = self.membership
+                request = None
+                if membership.phase is Phase.MEMBER:
+                    request = self.commits.request(membership.member_id, membership.member_epoch)
+                wait_s = (self._commit_at_ms - now) / 1000 if self._config.enable_auto_commit else IDLE_S
+            if request is None:
+                yield WaitEvent(self._commit_due, max(0.001, wait_s))
+                continue
+            timeout = min(TRY_TIMEOUT_S, self._config.request_timeout_ms / 1000)
+            try:
+                answer = yield (yield from selector.call("CommitOffsets", request, timeout))
+            except ClosedError:
+                return
+            except (grpc.RpcError, HeadraceError) as failed:
+                error = error_of_call(failed) if isinstance(failed, grpc.RpcError) else failed
+                yield from self._commit_failed(selector, error, request)
+                continue
+            selector.answered()
+            with self.lock:
+                if not self.commits.is_flying(request):
+                    continue
+                for where, topic_id in self.commits.answered(answer):
+                    self.membership.lose(where, topic_id, request.member_epoch)
+                retries = self.commits.last_error is not None
+                self.settle()
+            if retries:
+                yield Pause(self._backoff.delay_ms(1) / 1000)
+
+    def _commit_failed(
+        self, selector: CoordinatorSelector, error: HeadraceError, request: groups_pb2.CommitOffsetsRequest
+    ) -> Operation[None]:
+        with self.lock:
+            if not self.commits.is_flying(request):
+                return
+            if isinstance(error, UnknownMemberError | FencedMemberEpochError):
+                # The coordinator's view may be behind: the next heartbeat says whether we are a member (H63).
+                self.membership.request_heartbeat()
+                self.heartbeat_now()
+            elif not error.retriable:
+                selector.answered()
+                self.commits.failed(error)
+                self.settle()
+                return
+            self.commits.last_error = error
+        selector.failed()
+        log.info("group %s: offsets are not committed yet (%d): %s", self._config.group_id, selector.failures, error)
+        yield Pause(self._backoff.delay_ms(selector.failures, error.retry_after_ms) / 1000)
+
+    def starting(self) -> Operation[None]:
+        """Find where to start in what was assigned, until the end."""
+        selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
+        while True:
+            self._look_up_due.clear()
+            with self.lock:
+                # One that was given up and came back before its last commit was stored begins behind that (I26).
+                holdings = [each for each in self.membership.to_start() if self.commits.is_resolved(each.where)]
+            if not holdings:
+                yield WaitEvent(self._look_up_due, IDLE_S)
+                continue
+            try:
+                found = yield from self.initial_offsets.find(selector, holdings)
+            except ClosedError:
+                return
+            with self.lock:
+                for holding, start in found:
+                    self.membership.started(holding, start)
+                    if start.is_committed:
+                        self.commits.committed.setdefault(
+                            holding.where, OffsetAndMetadata(start.offset, start.leader_epoch, start.metadata)
+                        )
+                waits = bool(self.membership.to_start())
+                self.settle()
+                if self.initial_offsets.problem is not None:
+                    self._fetcher.interrupt()
+            if waits:
+                yield Pause(self._backoff.delay_ms(max(1, selector.failures + 1)) / 1000)
+
+    def _has_stalled(self) -> bool:
+        """Whether the application has stopped asking for so long that this member is to leave."""
+        now = boot_ms()
+        if not self.progress.stalls(now):
+            return False
+        log.warning("group %s: nothing was asked for for %d ms", self._config.group_id, self.progress.silent_ms(now))
+        return self._config.leave_on_processing_timeout
+
+    def _become_stale(self, selector: CoordinatorSelector) -> Operation[None]:
+        """Leave until the application comes back."""
+        with self.lock:
+            member_id = self.membership.member_id
+            self.membership.lose_all()
+            self.commits.drop_all()
+            self.membership.phase = Phase.STALE
+            self.settle()
+        yield from self._leave(selector, member_id, LEAVE_TIMEOUT_S)
+
+    def come_back(self) -> None:
+        """Join again after the application had stalled. Under the lock."""
+        if self.membership.phase is Phase.STALE:
+            self.membership.phase = Phase.JOINING
+            self._heartbeat_due.set()
+
+    def leaving(self, seconds: float) -> Operation[None]:
+        """Tell the group that this member is gone; one that names its place keeps it until its session is over."""
+        with self.lock:
+            was_member = self.membership.phase in (Phase.MEMBER, Phase.JOINING)
+            member_id = self.membership.member_id
+            self.membership.leave()
+        if was_member and not self._config.group_instance_id:
+            selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
+            yield from self._leave(selector, member_id, seconds)
+
+    def _leave(self, selector: CoordinatorSelector, member_id: bytes, seconds: float) -> Operation[None]:
+        request = groups_pb2.LeaveGroupRequest(
+            client_id=self._config.client_id, group_id=self._config.group_id, member_id=member_id
+        )
+        try:
+            yield from self._ask(selector, "LeaveGroup", request, seconds)
+        except ClosedError:
+            return
+        except HeadraceError as error:
+            log.info("group %s: left without an answer: %s", self._config.group_id, error)
+
+    def ask(self, method: str, request: Any, seconds: float) -> Operation[Any]:
+        """Make a call that may be repeated, of whichever coordinator answers in time.
+
+        Raises:
+            HeadraceError: what one answered, or the last failure when the time was up.
+        """
+        selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
+        return (yield from self._ask(selector, method, request, seconds))
+
+    def _ask(self, selector: CoordinatorSelector, method: str, request: Any, seconds: float) -> Operation[Any]:
+        deadline = time.monotonic() + seconds
+        while True:
+            left = max(0.1, deadline - time.monotonic())
+            try:
+                return (yield (yield from selector.call(method, request, min(left, TRY_TIMEOUT_S))))
+            except ClosedError:
+                raise
+            except (grpc.RpcError, HeadraceError) as failed:
+                error = error_of_call(failed) if isinstance(failed, grpc.RpcError) else failed
+                if not error.retriable or time.monotonic() >= deadline:
+                    raise error from failed
+                selector.failed()
+            yield Pause(self._backoff.delay_ms(selector.failures) / 1000)
+
+    # --- its end ---
+
+    def await_commit(self, ticket: CommitTicket, seconds: float) -> Operation[bool]:
+        """Wait until a commit is resolved; return whether it is.
+
+        Raises:
+            ClosedError: the consumer was closed meanwhile.
+        """
+        yield WaitUntil(self._changes, lambda: ticket.is_done or not self._running, seconds)
+        if not ticket.is_done and self._ends:
+            raise ClosedError("Consumer")
+        return ticket.is_done
 
     def shutting(self, seconds: float) -> Operation[None]:
         """End the loops, then leave."""
-        self.end()
+        self._ends = True
+        for loop in self._loops:
+            loop.cancel()
+        yield WaitUntil(self._changes, lambda: not self._running, STOP_TIMEOUT_S)
         yield from self.leaving(seconds)
 
-    def end(self) -> None:
-        """End the loops; returns within seconds. Again: nothing. Any thread."""
-        with self.lock:
-            self._ends = True
-            self._interrupt()
-            self._tell_waiters()
-        for event in (self._heartbeat_due, self._commit_due, self._look_up_due):
-            event.set()
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _make_event(self) -> Any:
-        return threading.Event()
+def boot_ms() -> int:
+    """Milliseconds of a clock that never goes back and counts while the machine sleeps."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime_ns(clock) // 1_000_000
+
+
+def _differs(known: OffsetAndMetadata | None, value: OffsetAndMetadata) -> bool:
+    return known is None or known.offset != value.offset

@@ -23,7 +23,6 @@ from headrace.client.base.records import DecodedBatch, Deserializers, Record, Re
 from headrace.client.base.serializers import deserialize
 from headrace.client.fetch.dead_letters import DeadLetter, dead_letter
 from headrace.client.fetch.decoding import deserializers_of
-from headrace.client.group.loops import AwaitCommit
 from headrace.client.group.member import GroupMember
 from headrace.client.group.membership import InitialPosition, OwnedPartition
 from headrace.client.group.offsets import OffsetAndMetadata
@@ -329,7 +328,7 @@ class HandlerPool:
             session.auto_commit()
             ticket = session.commits.last_ticket()
         if ticket is not None:
-            yield AwaitCommit(ticket, self.options.drain_timeout_ms / 1000)
+            yield from session.await_commit(ticket, self.options.drain_timeout_ms / 1000)
         with session.lock:
             self._group.work = None
         positions = {where: tracker.position for where, tracker in trackers.items() if tracker is not None}

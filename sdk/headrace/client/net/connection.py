@@ -8,7 +8,7 @@ import grpc
 
 from headrace.client.base.config import MAX_MESSAGE_BYTES, ClientConfig
 from headrace.client.base.errors import ClosedError
-from headrace.client.base.operations import Call, Pause
+from headrace.client.base.operations import Call, InvokeCallback, Pause, WaitUntil
 from headrace.client.base.request_ids import operation_metadata
 from headrace.client.net.security import ChannelSecurity, ClientCertificates, Options, credentials_of
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc, process_pb2_grpc
@@ -128,13 +128,30 @@ class Connections:
         """
         match step:
             case Call():
-                method = getattr(getattr(self.endpoint(step.address), step.service), step.method)
-                try:
-                    send = method.future if step.starts else method
-                    return send(step.request, timeout=step.timeout, metadata=operation_metadata())
-                except ValueError as error:  # grpc raises it for a channel that was closed meanwhile
-                    raise ClosedError(self._what) from error
+                return self._send(step, starts=False)
             case Pause():
                 time.sleep(step.seconds)
                 return None
+            case InvokeCallback():
+                return step.callback(step.argument)
+            case WaitUntil():
+                with step.changes:
+                    return step.changes.wait_for(step.condition, step.seconds)
         raise AssertionError(f"no such step: {step!r}")
+
+    def start(self, call: Call) -> "grpc.Future[Any]":
+        """Begin a call.
+
+        Raises:
+            ClosedError: the client is closed.
+        """
+        future: grpc.Future[Any] = self._send(call, starts=True)
+        return future
+
+    def _send(self, call: Call, *, starts: bool) -> Any:
+        method = getattr(getattr(self.endpoint(call.address), call.service), call.method)
+        try:
+            send = method.future if starts else method
+            return send(call.request, timeout=call.timeout, metadata=operation_metadata())
+        except ValueError as error:  # grpc raises it for a channel that was closed meanwhile
+            raise ClosedError(self._what) from error

@@ -1,13 +1,14 @@
 """Channels of the running loop, one an address, and what runs steps over them. One event loop."""
 
 import asyncio
+import inspect
 from typing import Any
 
 import grpc
 
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.errors import ClosedError
-from headrace.client.base.operations import Call, Pause
+from headrace.client.base.operations import Call, InvokeCallback, Pause, WaitUntil
 from headrace.client.base.request_ids import operation_metadata
 from headrace.client.net.connection import CHANNEL_OPTIONS, FETCH, PRODUCE
 from headrace.client.net.security import ChannelSecurity, ClientCertificates, Options, credentials_of
@@ -94,11 +95,15 @@ class AsyncConnections:
             case Call():
                 stub = getattr(self.endpoint(step.address), step.service)
                 call = getattr(stub, step.method)(step.request, timeout=step.timeout, metadata=operation_metadata())
-                is_started = step.starts or isinstance(call, grpc.aio.UnaryStreamCall)
-                return call if is_started else await self.answer(call)
+                return call if isinstance(call, grpc.aio.UnaryStreamCall) else await self.answer(call)
             case Pause():
                 await self.pause(step.seconds)
                 return None
+            case InvokeCallback():
+                result = step.callback(step.argument)
+                return await result if inspect.isawaitable(result) else result
+            case WaitUntil():
+                return await step.changes.wait_for(step.condition, step.seconds)
         raise AssertionError(f"no such step: {step!r}")
 
     async def answer(self, call: Any) -> Any:

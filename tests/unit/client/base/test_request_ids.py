@@ -6,7 +6,7 @@ from concurrent import futures
 
 import grpc
 import pytest
-from headrace.client.base.operations import aexecute, execute, execute_loop
+from headrace.client.base.operations import aexecute, aexecute_loop, execute
 from headrace.client.base.request_ids import metadata_of, new_request_id, operation_metadata, request_id_scope
 from headrace.wire.errors import REQUEST_ID_KEY, HeadraceError, InvalidTopicNameError
 
@@ -33,7 +33,7 @@ def test_all_calls_of_an_operation_have_one_name_and_the_next_has_another():
     first, second = execute(names(3), run_step), asyncio.run(aexecute(names(3), arun_step))
     assert len(set(first)) == len(set(second)) == 1
     assert first[0] != second[0]
-    assert len(set(execute_loop(names(3), run_step))) == 3
+    assert len(set(asyncio.run(aexecute_loop(names(3), arun_step)))) == 3
 
 
 def test_an_operation_within_another_is_a_part_of_it():

@@ -196,7 +196,7 @@ def test_a_loop_ends_between_two_records_when_its_partition_is_to_be_given_up(cl
         seen = [next(records) for _ in range(5)]
         given_up, stays = seen[-1].partition, 1 - seen[-1].partition
         groups.assign(("clicks", stays))
-        has_news = consumer._group._interrupt
+        has_news = consumer._fetcher.interrupts
         groups.wait_for(lambda: bool(has_news), "the news")
         assert next(records).partition == stays
         assert ("on_revoked", [TopicPartition("clicks", given_up)]) in calls.calls
@@ -470,6 +470,42 @@ def test_closing_twice_leaves_once_and_close_is_bounded_while_etcd_is_away(click
     assert len(groups.left) == 1
     with pytest.raises(headrace.ClosedError):
         consumer.poll(0)
+
+
+def test_a_commit_that_a_close_overtakes_is_not_reported_as_stored(clicks, groups):
+    """The thread that commits hears that the consumer was closed, whichever thread closes it."""
+    fill(clicks, 10)
+    groups.assign(("clicks", 0))
+    consumer = consumer_for(clicks, enable_auto_commit=False)
+    consumer.poll(WAIT)
+    with groups.changed:
+        groups.is_away = True
+        groups.changed.notify_all()
+    raised = []
+
+    def commit():
+        with pytest.raises(headrace.ClosedError) as caught:
+            consumer.commit(timeout=10 * WAIT)
+        raised.append(caught)
+
+    committing = threading.Thread(target=commit)
+    committing.start()
+    groups.wait_for(lambda: groups.commits, "the commit")
+    consumer.close(timeout=0.2)
+    committing.join(WAIT)
+    assert raised
+    assert not groups.offsets
+
+
+def test_a_member_has_one_thread_beside_its_fetches_and_those_of_grpc(clicks, groups):
+    """Heartbeats, commits, look-ups, metadata and positions share it."""
+    fill(clicks, 10)
+    groups.assign(("clicks", 0), ("clicks", 1))
+    before = {*threading.enumerate()}
+    with consumer_for(clicks) as consumer:
+        poll_until(consumer, lambda: groups.offset("clicks", 0) == 10)
+        names = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert [name for name in names if name.startswith("headrace-") and "fetch" not in name] == ["headrace-consumer"]
 
 
 class FullOnce:

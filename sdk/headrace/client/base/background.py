@@ -1,0 +1,257 @@
+"""Operations that run side by side on one thread: what a blocking consumer or reader does in the background.
+
+They run as tasks do on an event loop: each waits for a call, an event or the time and holds up none of the others.
+Calls are in flight on gRPC's threads. `background_async` runs the same operations on an event loop.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any, NamedTuple, Protocol
+
+import grpc
+
+from headrace.client.base.errors import ClosedError
+from headrace.client.base.operations import Call, Changes, Operation, Pause
+
+log = logging.getLogger("headrace.client")
+
+
+class Signal(Protocol):
+    """As `threading.Event`, for one operation that waits."""
+
+    def set(self) -> None:
+        """Let the operation go on, now or when it next waits; any thread."""
+
+    def clear(self) -> None:
+        """Forget it."""
+
+
+class WaitEvent(NamedTuple):
+    """A step: wait for a signal, or until the time is up. The operation clears the signal before it looks again."""
+
+    signal: Any
+    seconds: float
+
+
+class LongPollCall(NamedTuple):
+    """A step: a call that waits at its server. A signal ends it, and it is answered with None then."""
+
+    call: Call
+    signal: Any
+
+
+class Spawned(Protocol):
+    """An operation in the background."""
+
+    def cancel(self) -> Any:
+        """Close it where it waits."""
+
+
+class Background(Protocol):
+    """Runs operations side by side. They end by themselves, or when they are cancelled, or with their owner."""
+
+    def make_signal(self) -> Signal:
+        """Return a signal for one of the operations."""
+
+    def make_changes(self, lock: Any) -> Changes:
+        """Return what an application's thread or task waits for with `WaitUntil`; `lock` guards the conditions."""
+
+    def spawn(self, operation: Operation[None]) -> Spawned:
+        """Begin an operation."""
+
+
+class _LoopSignal:
+    __slots__ = ("_loop", "is_set", "waiter")
+
+    def __init__(self, loop: "BackgroundLoop") -> None:
+        self._loop = loop
+        self.is_set = False
+        self.waiter: tuple[_Task, int] | None = None
+
+    def set(self) -> None:
+        with self._loop.lock:
+            self.is_set = True
+            if self.waiter is not None:
+                self._loop.resume(*self.waiter)
+
+    def clear(self) -> None:
+        with self._loop.lock:
+            self.is_set = False
+
+
+class _Task:
+    """An operation, and what it waits for. A turn begins with each step: what comes for an earlier one is dropped."""
+
+    __slots__ = ("_loop", "call", "context", "deadline", "operation", "signal", "turn")
+
+    def __init__(self, loop: "BackgroundLoop", operation: Operation[None]) -> None:
+        self._loop = loop
+        self.operation = operation
+        self.context = Context()
+        self.turn = 0
+        self.deadline: float | None = None
+        self.signal: _LoopSignal | None = None
+        self.call: grpc.Future[Any] | None = None
+
+    def cancel(self) -> None:
+        with self._loop.lock:
+            self._loop.resume(self, self.turn, error=GeneratorExit())
+
+    def stop_waiting(self) -> None:
+        """Begin a turn. Under the lock."""
+        self.turn += 1
+        self.deadline = None
+        if self.signal is not None:
+            self.signal.waiter = None
+            self.signal = None
+
+
+class BackgroundLoop:
+    """Owned by one client. The thread runs from the first `spawn` until `close`."""
+
+    def __init__(self, name: str, start_call: Callable[[Call], "grpc.Future[Any]"]) -> None:
+        """`name` is the thread's; `start_call` raises `ClosedError` once the connections are closed."""
+        self._name = name
+        self._start_call = start_call
+        self._tasks: dict[_Task, None] = {}
+        self._resumed: deque[tuple[_Task, int, Any, BaseException | None]] = deque()
+        self._changed = threading.Condition(threading.RLock())
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    @property
+    def lock(self) -> Any:
+        """Guards the tasks and their signals. Nothing else is locked under it."""
+        return self._changed
+
+    def make_signal(self) -> _LoopSignal:
+        """See `Background`."""
+        return _LoopSignal(self)
+
+    def make_changes(self, lock: Any) -> threading.Condition:
+        """See `Background`."""
+        return threading.Condition(lock)
+
+    def spawn(self, operation: Operation[None]) -> _Task:
+        """See `Background`."""
+        task = _Task(self, operation)
+        with self._changed:
+            self._tasks[task] = None
+            self.resume(task, task.turn)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        return task
+
+    def resume(self, task: _Task, turn: int, outcome: Any = None, error: BaseException | None = None) -> None:
+        """Let a task go on with what its step brought, unless something else has resumed it. Under the lock."""
+        self._resumed.append((task, turn, outcome, error))
+        self._changed.notify()
+
+    def close(self, timeout: float) -> None:
+        """Close all operations and wait until the thread has ended, up to `timeout` seconds. Again: nothing."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            while (resumed := self._next()) is not None:
+                self._advance(*resumed)
+        finally:
+            for task in list(self._tasks):
+                self._close(task)
+
+    def _next(self) -> tuple[_Task, Any, BaseException | None] | None:
+        """Wait for a task that can go on; None: the loop is closed."""
+        with self._changed:
+            while not self._is_closed:
+                while self._resumed:
+                    task, turn, outcome, error = self._resumed.popleft()
+                    if turn == task.turn or isinstance(error, GeneratorExit):
+                        task.stop_waiting()
+                        return task, outcome, error
+                now = time.monotonic()
+                deadlines = [(task.deadline, task) for task in self._tasks if task.deadline is not None]
+                if due := [task for deadline, task in deadlines if deadline <= now]:
+                    for task in due:
+                        self.resume(task, task.turn)
+                    continue
+                self._changed.wait(min((deadline for deadline, _ in deadlines), default=now + 3_600) - now)
+        return None
+
+    def _advance(self, task: _Task, outcome: Any, error: BaseException | None) -> None:
+        """Take a task to its next step, and begin that."""
+        if task.call is not None:
+            task.call.cancel()  # A signal was first; nothing where it is answered.
+            task.call = None
+        if isinstance(error, GeneratorExit):
+            self._close(task)
+            return
+        try:
+            if error is None:
+                step = task.context.run(task.operation.send, outcome)
+            else:
+                step = task.context.run(task.operation.throw, error)
+        except (StopIteration, ClosedError):
+            self._tasks.pop(task, None)
+        except Exception:
+            self._tasks.pop(task, None)
+            log.exception("%s: an operation has failed", self._name)
+        else:
+            self._begin(task, step)
+
+    def _begin(self, task: _Task, step: Any) -> None:
+        match step:
+            case Pause():
+                task.deadline = time.monotonic() + step.seconds
+            case WaitEvent():
+                task.deadline = time.monotonic() + step.seconds
+                self._wait_for(task, step.signal)
+            case LongPollCall():
+                if not step.signal.is_set:
+                    self._call(task, step.call)
+                self._wait_for(task, step.signal)
+            case Call():
+                self._call(task, step)
+            case _:
+                with self._changed:
+                    self.resume(task, task.turn, error=AssertionError(f"no such step: {step!r}"))
+
+    def _wait_for(self, task: _Task, signal: _LoopSignal) -> None:
+        with self._changed:
+            task.signal, signal.waiter = signal, (task, task.turn)
+            if signal.is_set:
+                self.resume(task, task.turn)
+
+    def _call(self, task: _Task, call: Call) -> None:
+        turn = task.turn
+        try:
+            future = task.call = task.context.run(self._start_call, call)
+        except Exception as error:
+            with self._changed:
+                self.resume(task, turn, error=error)
+        else:
+            future.add_done_callback(lambda done: self._answered(task, turn, done))
+
+    def _answered(self, task: _Task, turn: int, future: "grpc.Future[Any]") -> None:
+        """Take in the end of a call, on gRPC's thread."""
+        outcome, failure = None, None
+        try:
+            outcome = future.result()
+        except Exception as error:
+            failure = error
+        with self._changed:
+            self.resume(task, turn, outcome, failure)
+
+    def _close(self, task: _Task) -> None:
+        self._tasks.pop(task, None)
+        if task.call is not None:
+            task.call.cancel()
+        task.context.run(task.operation.close)

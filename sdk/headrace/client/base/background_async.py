@@ -1,0 +1,96 @@
+"""Operations that run side by side on an event loop: what an asyncio consumer or reader does in the background."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from headrace.client.base.background import LongPollCall, WaitEvent
+from headrace.client.base.errors import ClosedError
+from headrace.client.base.operations import Operation, aexecute_loop
+
+
+class LoopChanges:
+    """As a `threading.Condition`, for tasks of one loop; it needs no lock."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def notify_all(self) -> None:
+        """Let everyone who waits look at their condition again."""
+        self._event.set()
+
+    async def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait until the predicate holds; return whether it does."""
+        try:
+            async with asyncio.timeout(timeout):
+                while not predicate():
+                    self._event.clear()
+                    await self._event.wait()
+        except TimeoutError:
+            return predicate()
+        return True
+
+
+class AsyncBackground:
+    """Owned by one client. Its operations are tasks of the loop that it was made on."""
+
+    def __init__(self, name: str, run_step: Callable[[Any], Awaitable[Any]]) -> None:
+        """`name` is that of the tasks; `run_step` does a step that is not the background's own."""
+        self._name = name
+        self._run_step = run_step
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def make_signal(self) -> asyncio.Event:
+        """See `Background`."""
+        return asyncio.Event()
+
+    def make_changes(self, lock: Any) -> LoopChanges:
+        """See `Background`; the loop's tasks change nothing at the same time."""
+        return LoopChanges()
+
+    def spawn(self, operation: Operation[None]) -> "asyncio.Task[None]":
+        """See `Background`."""
+        task = self._loop.create_task(self._run(operation), name=self._name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Close all operations. Again: nothing."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _run(self, operation: Operation[None]) -> None:
+        try:
+            await aexecute_loop(operation, self._step)
+        except ClosedError:
+            return
+
+    async def _step(self, step: Any) -> Any:
+        match step:
+            case WaitEvent():
+                try:
+                    async with asyncio.timeout(step.seconds):
+                        await step.signal.wait()
+                except TimeoutError:
+                    pass
+                return None
+            case LongPollCall():
+                return await self._long_poll(step)
+        return await self._run_step(step)
+
+    async def _long_poll(self, step: LongPollCall) -> Any:
+        if step.signal.is_set():
+            return None
+        call = asyncio.ensure_future(self._run_step(step.call))
+        signal = asyncio.ensure_future(step.signal.wait())
+        try:
+            await asyncio.wait({call, signal}, return_when=asyncio.FIRST_COMPLETED)
+            return call.result() if call.done() else None
+        finally:
+            call.cancel()
+            signal.cancel()
+            await asyncio.wait({call, signal})

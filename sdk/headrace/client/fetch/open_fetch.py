@@ -1,0 +1,64 @@
+"""The completed fetch that a consumer's application is in the middle of: decoded one batch at a time. No waiting."""
+
+from collections.abc import Iterator
+
+from headrace.client.base.config import ConsumerConfig
+from headrace.client.base.records import DecodedBatch
+from headrace.client.fetch.decoding import decoded_batches_of, deserializers_of
+from headrace.client.fetch.partition_fetch_state import CompletedFetch
+from headrace.wire.ids import TopicPartition
+
+
+class OpenFetch:
+    """Owned by one consumer; the thread that reads uses it."""
+
+    def __init__(self, config: ConsumerConfig) -> None:
+        """Nothing is open.
+
+        Raises:
+            ConfigError: a deserializer is unknown.
+        """
+        self._max_payload_bytes = config.max_payload_bytes
+        self._deserializers = deserializers_of(config)
+        self.completed: CompletedFetch | None = None
+        """It; None: nothing is open."""
+        self._decoded_batches: Iterator[DecodedBatch] = iter(())
+        self.rest: DecodedBatch | None = None
+        """What of the last decoded batch was not delivered."""
+
+    def begin(self, completed: CompletedFetch) -> None:
+        """Decode this one from now on."""
+        self.completed = completed
+        self._decoded_batches = decoded_batches_of(completed, self._deserializers, self._max_payload_bytes)
+
+    def forget(self, where: TopicPartition | None = None) -> None:
+        """Drop what is open, if it is of this partition (None: of any)."""
+        if self.completed is not None and where in (None, self.completed.where):
+            self.completed, self._decoded_batches, self.rest = None, iter(()), None
+
+    def generation_of(self, decoded: DecodedBatch) -> int:
+        """Return the generation of the position that a decoded batch was fetched for; -1: it is of nothing open."""
+        completed = self.completed
+        return completed.generation if completed is not None and completed.where == decoded.source else -1
+
+    def take_rest(self) -> DecodedBatch | None:
+        """Return what of the last decoded batch was not delivered, once."""
+        rest, self.rest = self.rest, None
+        return rest
+
+    def decode(self) -> DecodedBatch | None:
+        """Decode the next batch; None: nothing is left. After an error nothing is open.
+
+        Raises:
+            CorruptBatchError, UnsupportedCodecError: it cannot be decoded.
+        """
+        if self.completed is None:
+            return None
+        try:
+            decoded = next(self._decoded_batches, None)
+        except BaseException:
+            self.forget()
+            raise
+        if decoded is None:
+            self.completed = None
+        return decoded

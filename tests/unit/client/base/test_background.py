@@ -1,0 +1,249 @@
+"""Operations side by side on one thread: each waits for its own step, and ends with its owner."""
+
+import threading
+from concurrent.futures import Future
+
+import pytest
+from headrace.client.base.background import BackgroundLoop, LongPollCall, WaitEvent
+from headrace.client.base.errors import ClosedError
+from headrace.client.base.operations import Call, Pause
+from headrace.client.base.request_ids import operation_metadata, request_id_scope
+
+WAIT = 20
+CALL = Call("b1:1", "broker", "Fetch", None, 1)
+
+
+class Calls:
+    """Calls that were started, each with the request id that it would carry."""
+
+    def __init__(self):
+        self.started = []
+        self.arrived = threading.Semaphore(0)
+
+    def start(self, call):
+        future = Future()
+        future.set_running_or_notify_cancel()
+        future.cancelled_by_client = threading.Event()
+        future.cancel = future.cancelled_by_client.set
+        self.started.append((future, dict(operation_metadata()), threading.current_thread()))
+        self.arrived.release()
+        return future
+
+    def next(self):
+        assert self.arrived.acquire(timeout=WAIT)
+        return self.started[-1]
+
+
+@pytest.fixture
+def calls():
+    return Calls()
+
+
+@pytest.fixture
+def loop(calls):
+    loop = BackgroundLoop("headrace-test", calls.start)
+    yield loop
+    loop.close(WAIT)
+    assert not any(thread.name == "headrace-test" for thread in threading.enumerate())
+
+
+def done():
+    event = threading.Event()
+    return event, lambda: event.wait(WAIT)
+
+
+def test_a_call_that_waits_holds_up_no_other_operation(loop, calls):
+    """The answer of the second comes first; both are resumed on one thread."""
+    answers = []
+    ended, wait = done()
+
+    def asking(name):
+        answers.append((name, (yield CALL), threading.current_thread()))
+        if len(answers) == 2:
+            ended.set()
+
+    loop.spawn(asking("first"))
+    first, _, _ = calls.next()
+    loop.spawn(asking("second"))
+    second, _, _ = calls.next()
+    second.set_result(2)
+    first.set_result(1)
+    assert wait()
+    assert [(name, answer) for name, answer, _ in answers] == [("second", 2), ("first", 1)]
+    assert len({thread for *_, thread in answers}) == 1
+
+
+def test_a_failed_call_raises_where_it_was_made(loop, calls):
+    raised = []
+    ended, wait = done()
+
+    def asking():
+        try:
+            yield CALL
+        except OSError as error:
+            raised.append(error)
+        ended.set()
+
+    loop.spawn(asking())
+    future, _, _ = calls.next()
+    future.set_exception(OSError("no"))
+    assert wait()
+    assert str(raised[0]) == "no"
+
+
+def test_a_wait_ends_with_its_signal_or_its_time(loop):
+    """A signal that was set before the wait ends it too, until the operation clears it."""
+    seen = []
+    signal = loop.make_signal()
+    ended, wait = done()
+    first, wait_first = done()
+
+    def waiting():
+        yield WaitEvent(signal, WAIT)
+        seen.append("set before")
+        signal.clear()
+        yield WaitEvent(signal, 0.001)
+        seen.append("time")
+        yield Pause(0.001)
+        first.set()
+        yield WaitEvent(signal, 10 * WAIT)
+        seen.append("set after")
+        ended.set()
+
+    signal.set()
+    loop.spawn(waiting())
+    assert wait_first()
+    signal.set()
+    assert wait()
+    assert seen == ["set before", "time", "set after"]
+
+
+def test_a_signal_ends_a_long_poll_and_a_late_answer_is_dropped(loop, calls):
+    answers = []
+    signal = loop.make_signal()
+    ended, wait = done()
+
+    def polling():
+        answers.append((yield LongPollCall(CALL, signal)))
+        answers.append((yield LongPollCall(CALL, signal)))  # The signal is still set: no call.
+        signal.clear()
+        answers.append((yield LongPollCall(CALL, signal)))
+        ended.set()
+
+    loop.spawn(polling())
+    first, _, _ = calls.next()
+    signal.set()
+    second, _, _ = calls.next()
+    assert first.cancelled_by_client.wait(WAIT)
+    first.set_result("late")
+    second.set_result("in time")
+    assert wait()
+    assert answers == [None, None, "in time"]
+    assert len(calls.started) == 2
+
+
+def test_each_call_has_a_request_id_of_its_own_and_a_scope_gives_one_to_several(loop, calls):
+    """Also where two operations take turns."""
+    ended, wait = done()
+
+    def asking():
+        yield CALL
+        with request_id_scope():
+            yield CALL
+            yield CALL
+        ended.set()
+
+    def other():
+        with request_id_scope():
+            while True:
+                yield Pause(0)
+
+    loop.spawn(other())
+    loop.spawn(asking())
+    ids = []
+    for _ in range(3):
+        future, metadata, _ = calls.next()
+        ids.append(tuple(metadata.values()))
+        future.set_result(None)
+    assert wait()
+    assert ids[0] != ids[1] == ids[2]
+
+
+def test_cancelling_closes_an_operation_where_it_waits_and_its_call_with_it(loop, calls):
+    closed, wait = done()
+
+    def asking():
+        try:
+            yield CALL
+        finally:
+            closed.set()
+
+    task = loop.spawn(asking())
+    future, _, _ = calls.next()
+    task.cancel()
+    assert wait()
+    assert future.cancelled_by_client.wait(WAIT)
+    task.cancel()  # Again: nothing.
+
+
+def test_closing_the_loop_closes_every_operation(loop):
+    closed = []
+    begun = threading.Semaphore(0)
+
+    def waiting(name):
+        try:
+            begun.release()
+            yield Pause(10 * WAIT)
+        finally:
+            closed.append(name)
+
+    for name in ("a", "b"):
+        loop.spawn(waiting(name))
+    assert begun.acquire(timeout=WAIT)
+    assert begun.acquire(timeout=WAIT)
+    loop.close(WAIT)
+    loop.close(WAIT)
+    assert sorted(closed) == ["a", "b"]
+
+
+def test_an_operation_that_fails_is_logged_and_the_others_go_on(loop, caplog):
+    ended, wait = done()
+
+    def failing(error):
+        raise error
+        yield
+
+    def going_on():
+        yield Pause(0.001)
+        ended.set()
+
+    loop.spawn(failing(RuntimeError("a bug")))
+    loop.spawn(failing(ClosedError("Consumer")))
+    loop.spawn(going_on())
+    assert wait()
+    (record,) = caplog.records
+    assert "headrace-test" in record.message
+    assert "a bug" in str(record.exc_info[1])
+
+
+def test_a_call_that_cannot_be_started_raises_in_its_operation():
+    """Where the connections are closed."""
+
+    def refuse(_call):
+        raise ClosedError("Consumer")
+
+    loop = BackgroundLoop("headrace-test", refuse)
+    raised = []
+    ended, wait = done()
+
+    def asking():
+        try:
+            yield CALL
+        except ClosedError as error:
+            raised.append(error)
+        ended.set()
+
+    loop.spawn(asking())
+    assert wait()
+    assert raised
+    loop.close(WAIT)
