@@ -5,7 +5,7 @@ wait is a coroutine, what cannot is a plain method. A cancelled await loses no r
 """
 
 from headrace.client.admin.admin_async import AsyncAdmin as Admin
-from headrace.client.consumer.consumer_async import Consumer
+from headrace.client.consumer.consumer_async import AsyncConsumer as Consumer
 from headrace.client.consumer.reader_async import AsyncReader as Reader
 from headrace.client.producer.producer_async import BatchFuture, Producer, RecordFuture
 

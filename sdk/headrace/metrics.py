@@ -30,6 +30,7 @@ from prometheus_client.registry import Collector
 
 from headrace.client.base.call_counts import SECONDS, CallStats
 from headrace.client.consumer.consumer import Consumer
+from headrace.client.consumer.consumer_async import AsyncConsumer
 from headrace.client.consumer.reader import Reader
 from headrace.client.consumer.reader_async import AsyncReader
 from headrace.client.group.consumer_health import ConsumerHealth
@@ -46,7 +47,7 @@ LOOP_SECONDS = 1.0
 """How long the event loops of asyncio clients may take to answer, all together."""
 _KINDS: dict[str, tuple[type, ...]] = {
     "producer": (Producer,),
-    "consumer": (Consumer,),
+    "consumer": (Consumer, AsyncConsumer),
     "reader": (Reader, AsyncReader),
 }
 _PRODUCER_COUNTERS = (
@@ -170,11 +171,11 @@ class ClientCollector(Collector):
 
 
 def _core(client: Any) -> Any:
-    """Return the blocking client that one of `headrace.aio` is made of; a blocking one, or a reader, is that itself."""
-    return client if isinstance(client, _KINDS["reader"]) else getattr(client, "_core", client)
+    """Return the blocking producer that one of `headrace.aio` is made of; another client is that itself."""
+    return client if isinstance(client, _KINDS["reader"] + _KINDS["consumer"]) else getattr(client, "_core", client)
 
 
-def _is_closed(core: Producer | Consumer | Reader | AsyncReader) -> bool:
+def _is_closed(core: Producer | Consumer | AsyncConsumer | Reader | AsyncReader) -> bool:
     return core._closed if isinstance(core, Producer) else not core._fetcher.is_usable()
 
 
@@ -228,8 +229,8 @@ def _sample_producer(core: Producer, name: str) -> _ProducerSample:
     return _ProducerSample(name, core.stats(), core.calls())
 
 
-def _sample_reader(core: Consumer | Reader | AsyncReader, name: str) -> _ReaderSample:
-    if not isinstance(core, Consumer):
+def _sample_reader(core: Consumer | AsyncConsumer | Reader | AsyncReader, name: str) -> _ReaderSample:
+    if not isinstance(core, Consumer | AsyncConsumer):
         return _ReaderSample(name, core.calls(), None)
     positions: dict[TopicPartition, tuple[int, int | None]] = {}
     health = core.health()

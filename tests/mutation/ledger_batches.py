@@ -125,8 +125,8 @@ BATCHES = (
     Mutant(
         "passed-and-not-committed",
         "H147",
-        f"{CLIENT}/consumer/consumer.py",
-        "                    self._group.mark_consumed(completed.where, error.next_offset, NO_EPOCH)\n",
+        f"{CLIENT}/consumer/consumer_core.py",
+        "                    self.group.mark_consumed(completed.where, error.next_offset, NO_EPOCH)\n",
         "                    pass\n",
         "Every owner of the partition meets the batch again, until something behind it is committed.",
         Test(f"{PASSING}::test_group_commits_what_is_behind_it", FAKE),
@@ -134,8 +134,8 @@ BATCHES = (
     Mutant(
         "poll-takes-what-a-fetch-brought",
         "H147",
-        f"{CLIENT}/consumer/consumer.py",
-        "            if decoded_batches and size > self._config.max_poll_bytes:\n",
+        f"{CLIENT}/consumer/consumer_core.py",
+        "            if decoded_batches and size > self.config.max_poll_bytes:\n",
         "            if False:\n",
         "One poll holds all that one fetch inflates to.",
         Test(f"{PASSING}::test_poll_is_bounded_by_inflated_bytes", FAKE),
@@ -152,7 +152,7 @@ BATCHES = (
     Mutant(
         "error-in-the-middle-loses-what-came-before",
         "H147",
-        f"{CLIENT}/consumer/consumer.py",
+        f"{CLIENT}/consumer/consumer_core.py",
         "                    if first:\n                        raise\n                    return None",
         "                    raise\n                    return None",
         "A poll that meets a batch which it cannot decode drops the records before it, whose position has moved.",

@@ -20,7 +20,7 @@ from unittest import mock
 
 import grpc
 from headrace.client.admin import operations as admin_operations
-from headrace.client.consumer import consumer
+from headrace.client.consumer import consumer_core
 from headrace.client.fetch import fetching
 from headrace.client.fetch import fetching_async as aio_fetching
 from headrace.client.net import bootstrap_client, security, transfer
@@ -199,8 +199,8 @@ def clients_in_virtual_time() -> Iterator[None]:
             transfer,
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(module, "time", clock))
-        stack.enter_context(mock.patch.object(consumer, "monotonic", _seconds))
-        for module in (sender, producer, fetching, aio_fetching, consumer):
+        stack.enter_context(mock.patch.object(consumer_core, "monotonic", _seconds))
+        for module in (sender, producer, fetching, aio_fetching, consumer_core):
             stack.enter_context(mock.patch.object(module, "monotonic_ms", _milliseconds))
         for module in (admin_operations, sender, fetching):
             stack.enter_context(mock.patch.object(module, "random", chance))

@@ -314,7 +314,7 @@ class Consumer(_Reading):
             client_rack=rack,
             **FETCHING,
         )
-        self._watch(consumer._core)
+        self._watch(consumer)
         async with consumer:
             while not consumer.assignment():
                 with suppress(HeadraceError):

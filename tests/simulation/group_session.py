@@ -178,7 +178,7 @@ class Shell:
 
     def close(self) -> None:
         """Throw away what the process had under way."""
-        for operation in self._open:
+        for operation in list(self._open):
             for _ in range(2):  # The first time it may want to leave the group.
                 with contextlib.suppress(RuntimeError):
                     operation.close()

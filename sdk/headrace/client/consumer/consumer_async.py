@@ -1,67 +1,75 @@
-"""The asyncio `Consumer`: an endless stream of the records of some partitions. One event loop, one task that reads.
+"""The asyncio `Consumer`: an endless stream of the records of some partitions (paper, section 3).
 
-It executes the operations of the blocking class on the loop. The position is exactly that of the records that the task
-has received, also in the middle of `async for`; a wait that is cancelled has received nothing.
+One task reads with it. The position is exactly that of the records that it has received, also in the middle of an
+iteration; a wait that is cancelled has received nothing.
 """
 
-import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import TracebackType
 from typing import Any, Unpack
 
+from headrace.client.base.acompat import ASYNC
 from headrace.client.base.call_counts import CallStats
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Operation, aexecute
-from headrace.client.base.records import Record, RecordBatch
+from headrace.client.base.records import RecordBatch
 from headrace.client.base.settings_types import ConsumerSettings
-from headrace.client.base.unclosed import close_in_loop
-from headrace.client.consumer.consumer import Consumer as BlockingConsumer
+from headrace.client.consumer.consumer_core import ConsumerCore
+from headrace.client.consumer.record_stream import AsyncRecordStream
 from headrace.client.fetch.fetching_async import AsyncFetcher
 from headrace.client.group.consumer_health import ConsumerHealth
 from headrace.client.group.member import CLOSE_TIMEOUT_S
 from headrace.client.group.offsets import CommitCallback, OffsetAndMetadata
-from headrace.client.handlers.handler_pool import RunOptions, RunSummary
+from headrace.client.handlers.handler_pool import AsyncHandler, RunOptions, RunSummary
 from headrace.client.handlers.run_arguments import RunArguments
 from headrace.client.handlers.runner_async import AsyncRunner
 from headrace.wire.ids import TopicPartition
 
 
-class Consumer:
-    """Reads partitions for ever; settings and errors are `headrace.Consumer`'s. `async with` connects.
+class AsyncConsumer(AsyncRecordStream):
+    """Reads partitions for ever. One task reads with it.
 
-    What may wait is a coroutine; what cannot is a plain method.
+    `Consumer("clicks", "views")` reads all partitions of the topics, those added later too; `Consumer()` and then
+    `assign` reads chosen ones. `Consumer("clicks", group_id="billing")` shares them with the group's other consumers.
+    `wakeup`, `stop`, `close` and `health` may be called by other tasks.
     """
 
     def __init__(self, *topics: str, **settings: Unpack[ConsumerSettings]) -> None:
-        """Check the settings; make it where the loop runs. See `ConsumerConfig` for the settings.
+        """Take the settings; see `ConsumerConfig`. When it connects, it finds where to start.
 
         Raises:
             ConfigError: an unknown setting or a value out of range.
-        """
-        self._core = _Core(topics, settings)
-        self._records: Iterator[Record] = iter(())
-        self._is_open = False
-        self._reads = False
-        self._runner: AsyncRunner | None = None
-
-    async def __aenter__(self) -> "Consumer":
-        """Connect, and find where to start.
-
-        Raises:
             NoBrokersAvailableError: no address answered.
-            UnknownTopicError: one of the topics is not there.
+            UnknownTopicError: one of the topics is not there; a group waits for it.
         """
+        self._core = ConsumerCore(topics, settings, AsyncFetcher)
+        assert isinstance(self._core.fetcher, AsyncFetcher)
+        self._fetcher = self._core.fetcher
+        self._runner: AsyncRunner | None = None
+        self._is_open = False
+        self._is_read = False
+        if not ASYNC:
+            self._open()
+
+    async def _open(self) -> None:
+        try:
+            await aexecute(self._core.open(), self._fetcher.arun_step)
+            self._core.start()
+        except BaseException:
+            await self._fetcher.aclose()
+            raise
+        self._is_open = True
+
+    async def __aenter__(self) -> "AsyncConsumer":
+        """Connect and find where to start, unless that is done."""
         if not self._is_open:
-            try:
-                await self._do(self._core._open())
-            except BaseException:
-                await self._core.engine.aclose()
-                raise
-            self._is_open = True
-            self._core._start()
+            await self._open()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Close it; leaving the block without an error says that everything received was dealt with."""
         await self._close(CLOSE_TIMEOUT_S, finish=kind is None)
 
@@ -69,29 +77,11 @@ class Consumer:
         return repr(self._core)
 
     def __del__(self) -> None:
-        core = getattr(self, "_core", None)  # Wrong settings leave none.
-        if core is not None and core.engine.is_open:
-            close_in_loop(self, core.engine.loop, self.close)
+        fetcher = getattr(self, "_fetcher", None)  # Wrong settings leave none.
+        if fetcher is not None:
+            fetcher.close_unclosed(self, self.close)
 
-    def __aiter__(self) -> "Consumer":
-        return self
-
-    async def __anext__(self) -> Record:
-        """Return the next record; waits where there is none. A wait that is cancelled can be made again."""
-        if self._core._current is not None:
-            try:
-                record = next(self._records, None)
-            except Exception:
-                self._core._settle()  # The next call goes on behind the record that could not be read.
-                raise
-            if record is not None:
-                self._core._fetcher.check()
-                return record
-        while True:
-            self._records = await self._read(self._core._next_records())
-            record = next(self._records, None)
-            if record is not None:
-                return record
+    # --- records ---
 
     async def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> RecordBatch:
         """Return fetched records; wait up to `timeout` seconds for the first one (`None` disables the limit).
@@ -104,30 +94,22 @@ class Consumer:
             CorruptBatchError: a batch is corrupt wherever it can be read; `next_offset` says where to seek to go on.
             LogTruncationError: records that were received were lost or replaced; `diverging_offset` says from where on.
             OffsetOutOfRangeError: the position is gone, and auto_offset_reset is `error`.
-            WakeupError: another task called `wakeup`.
+            TopicRecreatedError: the topic was deleted and created again, and auto_offset_reset is `error`.
+            WakeupError: someone called `wakeup`.
         """
-        batch: RecordBatch = await self._read(self._core._poll(timeout, max_records))
+        batch: RecordBatch = await self._read(self._core.poll(timeout, max_records))
         return batch
 
+    # --- positions ---
+
     async def assign(self, partitions: Sequence[TopicPartition] | Mapping[TopicPartition, int]) -> None:
-        """Read exactly these partitions, from the offsets given or where `auto_offset_reset` says."""
-        await self._run(self._core._assign_only(partitions))
+        """Read exactly these partitions, from the offsets given or where `auto_offset_reset` says.
 
-    async def seek_to_timestamp(self, when: datetime | float, *partitions: TopicPartition) -> None:
-        """Go on from the first record at or after `when` (a datetime, or ms since 1970) in some partitions, or all."""
-        await self._run(self._core._seek_to(when, partitions))
-
-    async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Go on from the log start of some partitions, or of all."""
-        await self._run(self._core._seek_to("earliest", partitions))
-
-    async def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Go on from what comes next in some partitions, or in all."""
-        await self._run(self._core._seek_to("latest", partitions))
-
-    def seek(self, where: TopicPartition, offset: int) -> None:
-        """Go on from `offset` in one partition."""
-        self._core.seek(where, offset)
+        Raises:
+            UnknownTopicError, UnknownPartitionError: one is not there.
+            ConfigError: the consumer was made with topics, or for a group.
+        """
+        await self._do(self._core.assign_only(partitions))
 
     def assignment(self) -> list[TopicPartition]:
         """Return the partitions that are read, ascending."""
@@ -136,6 +118,22 @@ class Consumer:
     def position(self, where: TopicPartition) -> int:
         """Return the offset of the next record that the application will receive of a partition."""
         return self._core.position(where)
+
+    def seek(self, where: TopicPartition, offset: int) -> None:
+        """Go on from `offset` in one partition."""
+        self._core.seek(where, offset)
+
+    async def seek_to_timestamp(self, when: datetime | float, *partitions: TopicPartition) -> None:
+        """Go on from the first record at or after `when` (a datetime, or ms since 1970) in some partitions, or all."""
+        await self._do(self._core.seek_to(when, partitions))
+
+    async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Go on from the log start of some partitions, or of all."""
+        await self._do(self._core.seek_to("earliest", partitions))
+
+    async def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Go on from what comes next in some partitions, or in all."""
+        await self._do(self._core.seek_to("latest", partitions))
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Receive nothing of some partitions until `resume`; their positions stay."""
@@ -153,11 +151,30 @@ class Consumer:
         """Return the lag in records by partition, as of the last fetch; `None` means that it is not known yet."""
         return self._core.lag()
 
-    async def run(self, handler: Callable[[Record], Awaitable[Any]], **options: Unpack[RunArguments]) -> RunSummary:
-        """Await `handler(record)` for every record, several at a time, and commit what is done, until `stop`.
+    # --- records by a handler ---
 
-        Options, result and errors are those of `headrace.Consumer.run`; a handler that takes longer than
-        handler_timeout_ms is cancelled, and its record tried again.
+    async def run(self, handler: AsyncHandler, **options: Unpack[RunArguments]) -> RunSummary:
+        """Call `handler` with every record, several at a time, and commit finished ones, until `stop`.
+
+        Each record is handled at least once: what was not committed when a process died is handled again.
+
+        Args:
+            handler: called on threads of the run. A record at which it raises is given to it again, as `retry` says,
+                while others go on; then it is written to `dead_letter` with the cause in its headers.
+            options: see `RunOptions`: `concurrency=8` handlers at a time; `ordering="key"`: records of a key one by one
+                and in order, those without a key in none, or `"partition"`; `retry=RetryPolicy(...)`;
+                `dead_letter`, a topic; `handler_timeout_ms`: a handler that takes longer is left behind and its record
+                given up at once; `buffer_records` and `window_records` bound what is read ahead and what finishes out
+                of order; `drain_timeout_ms` bounds how long handlers may finish when partitions or the run end;
+                `handle_signals`: SIGINT and SIGTERM end the run, on the main thread.
+
+        Returns:
+            What was done. The consumer stands at the first record that is not finished, in each partition.
+
+        Raises:
+            HandlerError: a record was given up, and there is no dead-letter topic.
+            ConfigError: the consumer has no group, an option is unknown or out of range.
+            HeadraceError: as `poll`.
         """
         runner = self._runner = AsyncRunner(self, handler, RunOptions.of(options))
         try:
@@ -166,15 +183,28 @@ class Consumer:
             self._runner = None
 
     def stop(self) -> None:
-        """End `run` after the handlers at work; from this loop."""
-        if self._runner is not None:
-            self._runner.stop()
+        """End `run` after the handlers at work; any thread, also a handler's."""
+        runner = self._runner
+        if runner is not None:
+            runner.stop()
+
+    # --- offsets of the group ---
 
     async def commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None, timeout: float = 30.0
     ) -> None:
-        """Store offsets for the group and wait until they are; see `headrace.Consumer.commit`."""
-        await self._run(self._core._commit(offsets, timeout))
+        """Store offsets for the group and wait until they are.
+
+        Args:
+            offsets: the next record to read, by partition; None: behind all that was received, the record at hand too.
+            timeout: in seconds; when it is up, the commit is still being tried.
+
+        Raises:
+            NotOwnerError: a partition is another member's by now; the others are stored.
+            UnknownMemberError: the session was over before they were stored; nothing was, as far as is known.
+            TimedOutError: not known yet.
+        """
+        await self._do(self._core.commit(offsets, timeout))
 
     def commit_async(
         self,
@@ -187,76 +217,69 @@ class Consumer:
     async def committed(
         self, *partitions: TopicPartition, timeout: float = 30.0
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Ask what the group has stored of some partitions, or of all that are read; None: nothing."""
-        found: dict[TopicPartition, OffsetAndMetadata | None] = await self._run(
-            self._core._committed(partitions, timeout)
+        """Ask what the group has stored of some partitions, or of all that are read; None: nothing.
+
+        Raises:
+            HeadraceError: no coordinator answered in time.
+        """
+        found: dict[TopicPartition, OffsetAndMetadata | None] = await self._do(
+            self._core.committed(partitions, timeout)
         )
         return found
 
     def assignment_epoch(self, where: TopicPartition) -> int:
-        """Return the fencing token of a partition: it is larger for every later owner."""
+        """Return the fencing token of a partition: it is larger for every later owner.
+
+        Raises:
+            NotOwnerError: this consumer does not read it.
+        """
         return self._core.assignment_epoch(where)
 
+    # --- life ---
+
     def calls(self) -> CallStats:
-        """Return statistics of the fetch calls, waits for data included; cheap."""
-        return self._core.calls()
+        """Return statistics of the fetch calls, waits for data included; cheap, any thread."""
+        return self._fetcher.calls()
 
     def health(self) -> ConsumerHealth:
-        """Say whether this consumer can work; cheap."""
+        """Say whether this consumer can work; cheap, any thread."""
         return self._core.health()
 
     def wakeup(self) -> None:
-        """End the current or the next wait of the reading task with a WakeupError. From this loop."""
-        self._core.wakeup()
+        """End the current or the next wait of whoever reads with a WakeupError."""
+        self._fetcher.wakeup()
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """End fetching and close the connections; what waits raises ClosedError. Again: nothing.
+        """End fetching and close the connections; returns within seconds. Again: nothing. Any thread.
 
-        A consumer of a group commits what it has finished with and leaves, as `headrace.Consumer.close` says.
+        A consumer of a group commits what it has finished with, which what was received last is not (`commit` before,
+        or leave the `with` block, says that it is), calls on_revoked and leaves, within `timeout` seconds; call it from
+        the thread that reads.
         """
         await self._close(timeout, finish=False)
 
     async def _close(self, timeout: float, *, finish: bool) -> None:
-        core = self._core
         try:
-            if self._is_open and core._group is not None and core._group.begins_to_close():
-                core._settle()
-                await self._do(core._group.closing(timeout, finish=finish))
+            if self._is_open:
+                await aexecute(self._core.closing(timeout, finish=finish), self._fetcher.arun_step)
         finally:
-            await core.engine.aclose()
+            await self._fetcher.aclose()
 
     async def _read(self, operation: Operation[Any]) -> Any:
         """Execute an operation that receives records; one task at a time, since two would share one position."""
-        if self._reads:
+        if ASYNC and self._is_read:
             operation.close()
             raise ConfigError("another task is reading with this Consumer", action="Make a Consumer for each task.")
-        self._reads = True
+        self._is_read = True
         try:
-            return await self._run(operation)
+            return await self._do(operation)
         finally:
-            self._reads = False
-
-    async def _run(self, operation: Operation[Any]) -> Any:
-        if not self._is_open:
-            with contextlib.closing(operation):
-                self._core._fetcher.check()
-                raise ConfigError("this Consumer is not open", action="Write `async with Consumer(...) as consumer:`.")
-        return await self._do(operation)
+            self._is_read = False
 
     async def _do(self, operation: Operation[Any]) -> Any:
-        return await aexecute(operation, self._core.engine.arun_step)
-
-
-class _Core(BlockingConsumer):
-    """The blocking consumer over the loop's engine; only its operations and what does not wait are used."""
-
-    def __init__(self, topics: Sequence[str], settings: Mapping[str, Any]) -> None:
-        self._set_up(topics, settings, AsyncFetcher)
-
-    def __del__(self) -> None:
-        """The class around it closes it."""
-
-    @property
-    def engine(self) -> AsyncFetcher:
-        assert isinstance(self._fetcher, AsyncFetcher)
-        return self._fetcher
+        """Execute an operation of the core."""
+        if ASYNC and not self._is_open:
+            operation.close()
+            self._fetcher.check()
+            raise ConfigError("this Consumer is not open", action="Write `async with Consumer(...) as consumer:`.")
+        return await aexecute(operation, self._fetcher.arun_step)

@@ -81,7 +81,7 @@ class Reader:
     def __del__(self) -> None:
         fetcher = getattr(self, "_fetcher", None)  # Wrong settings leave none.
         if fetcher is not None:
-            fetcher.close_unclosed(self)
+            fetcher.close_unclosed(self, self.close)
 
     def __iter__(self) -> Iterator[Record]:
         """Yield the records one by one, partitions as they come, each in order; ends at the end."""

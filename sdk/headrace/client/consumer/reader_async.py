@@ -82,7 +82,7 @@ class AsyncReader:
     def __del__(self) -> None:
         fetcher = getattr(self, "_fetcher", None)  # Wrong settings leave none.
         if fetcher is not None:
-            fetcher.close_unclosed(self)
+            fetcher.close_unclosed(self, self.close)
 
     async def __aiter__(self) -> AsyncIterator[Record]:
         """Yield the records one by one, partitions as they come, each in order; ends at the end."""

@@ -320,10 +320,10 @@ class Fetcher:
         """Whether there is something to close."""
         return self._connections.is_open and not self._forked
 
-    def close_unclosed(self, owner: object) -> None:
-        """Close what a reader left open when it was collected."""
+    def close_unclosed(self, owner: object, close: Callable[[], Any]) -> None:
+        """Close an owner that was collected and left something open."""
         if self.is_open:
-            close_in_thread(owner, self.close)
+            close_in_thread(owner, close)
 
     # --- the background ---
 

@@ -7,7 +7,7 @@ waits are awaited. The tasks belong to the engine and end with `aclose`.
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -98,10 +98,10 @@ class AsyncFetcher(Fetcher):
         """Whether there is something to close."""
         return self._channels.is_open and not self._forked
 
-    def close_unclosed(self, owner: object) -> None:
-        """Close what a reader left open when it was collected."""
+    def close_unclosed(self, owner: object, close: Callable[[], Any]) -> None:
+        """Close an owner that was collected and left something open."""
         if self.is_open:
-            close_in_loop(owner, self.loop, self.aclose)
+            close_in_loop(owner, self.loop, close)
 
     async def _end(self) -> None:
         assert isinstance(self.background, AsyncBackground)

@@ -10,7 +10,7 @@ import dataclasses
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,9 @@ from headrace.wire.ids import TopicPartition
 TURN_S = 0.2
 """How long the reading thread waits for records before it looks after what else is due."""
 MAX_CONCURRENCY = 1_000
+
+Handler = Callable[[Record], Any]
+AsyncHandler = Callable[[Record], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

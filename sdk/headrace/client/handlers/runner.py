@@ -5,15 +5,14 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.errors import HandlerTimeoutError, WakeupError
-from headrace.client.base.records import Record
 from headrace.client.fetch.dead_letters import producer_settings
-from headrace.client.handlers.handler_pool import TURN_S, HandlerPool, RunOptions, RunSummary
+from headrace.client.handlers.handler_pool import TURN_S, Handler, HandlerPool, RunOptions, RunSummary
 from headrace.client.handlers.work_queue import Task
 from headrace.client.producer.producer import Producer
 from headrace.wire.errors import HeadraceError
@@ -30,7 +29,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Runner:
     """One run of one consumer, on the thread that calls `run`; `stop` may come from any."""
 
-    def __init__(self, consumer: "Consumer", handler: Callable[[Record], Any], options: RunOptions) -> None:
+    def __init__(self, consumer: "Consumer", handler: Handler, options: RunOptions) -> None:
         self._consumer = consumer
         self._handler = handler
         self._at_work: dict[int, tuple[Task, int]] = {}
@@ -42,10 +41,10 @@ class Runner:
         self._held_back: set[TopicPartition] = set()
         self.pool = HandlerPool(
             options,
-            consumer._config,
-            consumer._in_group(),
+            consumer._core.config,
+            consumer._core.in_group(),
             wake_workers=self._wake,
-            wake=consumer._fetcher.wake,
+            wake=consumer._core.fetcher.wake,
         )
         self._changed = threading.Condition(self.pool.lock)
 
@@ -57,7 +56,7 @@ class Runner:
         """Read and handle until `stop`, a signal, or an error."""
         pool, consumer = self.pool, self._consumer
         if pool.options.dead_letter is not None:
-            self._producer = Producer(**producer_settings(consumer._config))
+            self._producer = Producer(**producer_settings(consumer._core.config))
         try:
             with self._signals():
                 consumer._do(pool.begin())

@@ -5,14 +5,13 @@ import contextlib
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.errors import HandlerTimeoutError, WakeupError
-from headrace.client.base.records import Record
 from headrace.client.fetch.dead_letters import producer_settings
-from headrace.client.handlers.handler_pool import TURN_S, HandlerPool, RunOptions, RunSummary
+from headrace.client.handlers.handler_pool import TURN_S, AsyncHandler, HandlerPool, RunOptions, RunSummary
 from headrace.client.handlers.runner import SIGNALS
 from headrace.client.handlers.work_queue import Task
 from headrace.client.producer.producer_async import Producer
@@ -20,7 +19,7 @@ from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
-    from headrace.client.consumer.consumer_async import Consumer
+    from headrace.client.consumer.consumer_async import AsyncConsumer
 
 log = logging.getLogger("headrace.consumer")
 
@@ -28,16 +27,14 @@ log = logging.getLogger("headrace.consumer")
 class AsyncRunner:
     """One run of one consumer; its loop alone touches it."""
 
-    def __init__(self, consumer: "Consumer", handler: Callable[[Record], Awaitable[Any]], options: RunOptions) -> None:
+    def __init__(self, consumer: "AsyncConsumer", handler: AsyncHandler, options: RunOptions) -> None:
         self._consumer = consumer
         self._handler = handler
         self._waiters: set[asyncio.Future[None]] = set()
         self._held_back: set[TopicPartition] = set()
         self._producer: Producer | None = None
         core = consumer._core
-        self.pool = HandlerPool(
-            options, core._config, core._in_group(), wake_workers=self._wake, wake=core._fetcher.wake
-        )
+        self.pool = HandlerPool(options, core.config, core.in_group(), wake_workers=self._wake, wake=core.fetcher.wake)
 
     def stop(self) -> None:
         """End the run soon."""
@@ -47,11 +44,11 @@ class AsyncRunner:
         """Read and handle until `stop`, a signal, or an error. Cancelled, it cancels the handlers at work."""
         pool, consumer = self.pool, self._consumer
         if pool.options.dead_letter is not None:
-            self._producer = Producer(**producer_settings(consumer._core._config))
+            self._producer = Producer(**producer_settings(consumer._core.config))
         workers: list[asyncio.Task[None]] = []
         try:
             with self._signals():
-                await consumer._run(pool.begin())
+                await consumer._do(pool.begin())
                 workers += [asyncio.create_task(self._serve()) for _ in range(pool.options.concurrency)]
                 try:
                     while not pool.stops:
@@ -67,7 +64,7 @@ class AsyncRunner:
                 worker.cancel()
             if workers:
                 await asyncio.wait(workers)
-            summary: RunSummary = await consumer._run(pool.finish())
+            summary: RunSummary = await consumer._do(pool.finish())
             if self._producer is not None:
                 with contextlib.suppress(HeadraceError):  # What failed was told where it was sent.
                     await self._producer.close()

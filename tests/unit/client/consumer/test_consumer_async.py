@@ -98,7 +98,7 @@ async def test_a_poll_that_finds_records_cannot_be_cancelled_out_of_them(clicks)
     """Between taking records and giving them nothing is awaited."""
     fill(clicks, 10)
     async with consumer_for(clicks, "clicks") as consumer:
-        while not consumer._core._fetcher.positions.has_completed_fetches():  # noqa: ASYNC110
+        while not consumer._core.fetcher.positions.has_completed_fetches():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         polling = asyncio.create_task(consumer.poll(None, max_records=1))
         await asyncio.sleep(0)
@@ -245,6 +245,6 @@ async def test_a_bug_in_a_background_task_reaches_the_application(clicks, monkey
         raise RuntimeError("a bug")
 
     async with consumer_for(clicks, "clicks") as consumer:
-        monkeypatch.setattr(consumer._core.engine.positions, broken, bug)
+        monkeypatch.setattr(consumer._fetcher.positions, broken, bug)
         with pytest.raises(InternalError, match="a bug"):
             await consumer.poll(WAIT)

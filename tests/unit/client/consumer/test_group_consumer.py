@@ -537,7 +537,7 @@ def test_what_is_left_of_a_fetch_is_not_lost_where_room_comes_while_nothing_is_t
             if not records:
                 records.extend(consumer.poll(0.02, max_records=5))
             assert time.monotonic() < deadline, "it did not come"
-        consumer._group.work = FullOnce()
+        consumer._core.group.work = FullOnce()
         poll_until(consumer, lambda: len(records) == 40, records)
         for where in (P0, P1):
             assert [r.offset for r in records if r.partition == where.partition] == list(range(20))

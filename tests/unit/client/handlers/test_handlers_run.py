@@ -186,7 +186,7 @@ def test_a_partition_that_is_given_up_is_finished_first(clicks, groups):
             assert begun.wait(WAIT)
             groups.assign()
             deadline = threading.Event()
-            while not consumer._group.work._revoking:
+            while not consumer._core.group.work._revoking:
                 deadline.wait(0.001)
             assert groups.offset("clicks", 0) <= 0
             goes_on.set()
@@ -237,7 +237,7 @@ def test_what_is_read_ahead_is_bounded(clicks, groups):
                 while len(seen) < 30:
                     goes_on.wait(0.001)
             seen.append(record.offset)
-            core = consumer._group.work
+            core = consumer._core.group.work
             most.append((core.queue.size, core.queue.span(P0)))
             if len(seen) == 500:
                 consumer.stop()

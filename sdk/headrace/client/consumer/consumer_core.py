@@ -1,0 +1,448 @@
+"""What the blocking and the asyncio `Consumer` decide: positions, what is received next, the group. No waiting.
+
+Fetching goes on in the background, bounded in bytes; the position is that of the records which the application has
+received, exactly, also in the middle of an iteration.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from time import monotonic
+from typing import Any
+
+from headrace.client.base.clock import monotonic_ms
+from headrace.client.base.config import ConsumerConfig, build, client_repr
+from headrace.client.base.errors import ConfigError, WakeupError
+from headrace.client.base.operations import Operation
+from headrace.client.base.records import DecodedBatch, Record, RecordBatch
+from headrace.client.consumer.record_cursor import RecordCursor
+from headrace.client.fetch.corrupt_batches import pass_corrupt_batch
+from headrace.client.fetch.fetching import Fetcher, NextFetch
+from headrace.client.fetch.open_fetch import OpenFetch
+from headrace.client.fetch.partition_fetch_state import NO_EPOCH, CompletedFetch
+from headrace.client.group.consumer_health import ConsumerHealth
+from headrace.client.group.member import GroupMember
+from headrace.client.group.offsets import CommitCallback, OffsetAndMetadata
+from headrace.wire.errors import (
+    CorruptBatchError,
+    HeadraceError,
+    NotOwnerError,
+    UnknownPartitionError,
+    UnknownTopicError,
+    UnknownTopicIdError,
+)
+from headrace.wire.ids import TopicPartition
+
+
+class ConsumerCore:
+    """Owned by one consumer, which executes its operations; one at a time."""
+
+    def __init__(self, topics: Sequence[str], settings: Mapping[str, Any], make_fetcher: type[Fetcher]) -> None:
+        """Check the settings; asks nobody yet."""
+        self.config = build(ConsumerConfig, settings)
+        if not all(isinstance(topic, str) and topic for topic in topics):
+            raise ConfigError("a topic is not a name", action='Write Consumer("clicks", "views", ...).')
+        self._topics = frozenset(topics)
+        self._open_fetch = OpenFetch(self.config)
+        self.fetcher = make_fetcher(
+            self.config,
+            "Consumer",
+            auto_offset_reset=self.config.auto_offset_reset,
+            grows_with=() if self.config.group_id else topics,
+        )
+        self.group: GroupMember | None = None
+        if self.config.group_id:
+            if not topics and not self.config.topic_pattern:
+                raise ConfigError("a consumer of a group names no topic", action="Name topics or set topic_pattern.")
+            self.group = GroupMember(self.config, topics, self.fetcher, self._open_fetch)
+
+    def open(self) -> Operation[None]:
+        """Find where to start."""
+        if self.group is not None:
+            yield from self.fetcher.read_metadata(set())
+        elif self._topics:
+            counts = yield from self.fetcher.read_metadata(set(self._topics))
+            yield from self._assign([TopicPartition(name, n) for name, count in counts.items() for n in range(count)])
+
+    def start(self) -> None:
+        """Begin to fetch, and to be a member of the group."""
+        self.fetcher.start()
+        if self.group is not None:
+            self.group.session.start()
+
+    def __repr__(self) -> str:
+        group = [f"group_id={self.config.group_id}"] if self.config.group_id else []
+        topics = [f"topics={','.join(sorted(self._topics))}"] if self._topics else []
+        return client_repr("Consumer", self.config, *topics, *group)
+
+    @property
+    def _current(self) -> RecordCursor | None:
+        """What the iteration is in the middle of."""
+        cursor = self.fetcher.cursor
+        assert cursor is None or isinstance(cursor, RecordCursor)
+        return cursor
+
+    def next_records(self) -> Operation[Iterator[Record]]:
+        """Wait for the next records; the iterator is at their first, and `position` moves with it."""
+        self.settle()  # Also what an earlier loop was left in the middle of.
+        self._poll_begins()
+        while True:
+            decoded = yield from self._next_decoded_batch(None, None)
+            assert decoded is not None, "a wait without end ends with a decoded batch or an error"
+            if self._receive(decoded, decoded.base_offset):
+                break
+        stopper = None if self.group is None else self.group.stopper()
+        cursor = self.fetcher.cursor = RecordCursor(decoded, self._open_fetch.generation_of(decoded), stopper)
+        self._poll_ends()
+        return cursor.records()
+
+    def poll(self, timeout: float | None, max_records: int | None) -> Operation[RecordBatch]:
+        """Wait for records; see `Consumer.poll`."""
+        if max_records is not None and max_records < 1:
+            raise ConfigError(f"max_records={max_records} is not at least 1")
+        self.settle()
+        self._poll_begins()
+        decoded_batches: list[DecodedBatch] = []
+        size = 0
+        left = max_records
+        wait = timeout
+        while left is None or left > 0:
+            try:
+                decoded = yield from self._next_decoded_batch(wait, left, first=not decoded_batches)
+            except WakeupError:
+                if not decoded_batches:
+                    raise
+                self.fetcher.wakeup()  # What has been received is given; the next wait ends.
+                break
+            if decoded is None:
+                break
+            size += decoded.payload_bytes
+            if decoded_batches and size > self.config.max_poll_bytes:
+                rest = self._open_fetch.rest
+                self._open_fetch.rest = decoded if rest is None else replace(decoded, end=rest.end)
+                break
+            if not self._receive(decoded, decoded.end_offset):
+                continue
+            decoded_batches.append(decoded)
+            if self.group is not None:
+                self.group.mark_consumed(decoded.source, decoded.end_offset, decoded.leader_epoch)
+            if left is not None:
+                left -= decoded.end - decoded.start
+            wait = 0
+        self._poll_ends()
+        return RecordBatch(decoded_batches)
+
+    def is_iterating(self) -> bool:
+        """Whether an iteration is in the middle of a decoded batch."""
+        return self.fetcher.cursor is not None
+
+    # --- positions ---
+
+    def assign_only(self, partitions: Sequence[TopicPartition] | Mapping[TopicPartition, int]) -> Operation[None]:
+        """Read exactly these partitions; see `Consumer.assign`."""
+        if self.group is not None:
+            raise ConfigError("this consumer reads what its group assigns", action="Leave out group_id to assign.")
+        if self._topics:
+            raise ConfigError("this consumer reads all partitions of its topics", action="Use Consumer() and assign().")
+        wanted = [TopicPartition(*where) for where in partitions]
+        counts = yield from self.fetcher.read_metadata({where.topic for where in wanted})
+        for where in wanted:
+            if not 0 <= where.partition < counts[where.topic]:
+                raise UnknownPartitionError(f"{where.topic} has the partitions 0 to {counts[where.topic] - 1}")
+        self._open_fetch.forget()
+        with self.fetcher.changing() as positions:
+            for where in positions.assigned():
+                if where not in wanted:
+                    positions.drop(where)
+        yield from self._assign(wanted, partitions if isinstance(partitions, Mapping) else None)
+
+    def assignment(self) -> list[TopicPartition]:
+        """Return the partitions that are read, ascending."""
+        with self.fetcher.changing() as positions:
+            return list(positions.assigned())
+
+    def position(self, where: TopicPartition) -> int:
+        """Return the offset of the next record that the application will receive of a partition."""
+        current = self._current
+        with self.fetcher.changing() as positions:
+            self._require(positions, where)
+            if current is not None and current.decoded.source == where and current.is_current(positions):
+                return current.position()
+            return int(positions.position(where))
+
+    def seek(self, where: TopicPartition, offset: int) -> None:
+        """Go on from `offset` in one partition."""
+        if offset < 0:
+            raise ConfigError(f"offset {offset} is negative", action="Use seek_to_end or seek_to_beginning.")
+        self._seek(where, offset, b"")
+
+    def _seek(self, where: TopicPartition, offset: int, topic_id: bytes) -> None:
+        """Go on from an offset of the topic with this id; empty: of the newest one known."""
+        self.settle()
+        self._open_fetch.forget(where)
+        with self.fetcher.changing() as positions:
+            self._require(positions, where)
+            positions.seek(where, offset, topic_id)
+        if self.group is not None:
+            self.group.on_seek(where, offset)
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Receive nothing of some partitions until `resume`; their positions stay."""
+        self.settle()
+        for where in partitions:
+            self._open_fetch.forget(where)
+            with self.fetcher.changing() as positions:
+                self._require(positions, where)
+                positions.pause(where)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Receive records of paused partitions again."""
+        with self.fetcher.changing() as positions:
+            for where in partitions:
+                self._require(positions, where)
+                positions.resume(where)
+
+    def paused(self) -> list[TopicPartition]:
+        """Return the partitions that are paused, ascending."""
+        with self.fetcher.changing() as positions:
+            return [where for where in positions.assigned() if positions.is_paused(where)]
+
+    def lag(self) -> dict[TopicPartition, int | None]:
+        """Return the lag in records by partition, as of the last fetch; `None` means that it is not known yet."""
+        found: dict[TopicPartition, int | None] = {}
+        with self.fetcher.changing() as positions:
+            lags = positions.lag()
+        for where, behind in lags.items():
+            current = self._current
+            ahead = 0
+            if current is not None and current.decoded.source == where:
+                ahead = current.delivered()
+            found[where] = None if behind is None else max(0, behind - ahead)
+        return found
+
+    # --- offsets of the group ---
+
+    def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None,
+        callback: CommitCallback | None = None,
+    ) -> None:
+        """Store offsets in the background; `callback(offsets, error or None)` is called when records are asked for."""
+        group = self.in_group()
+        self.settle()
+        group.queue(offsets, callback)
+
+    def assignment_epoch(self, where: TopicPartition) -> int:
+        """Return the fencing token of a partition: it is larger for every later owner.
+
+        Raises:
+            NotOwnerError: this consumer does not read it.
+        """
+        group = self.in_group()
+        with group.session.lock:
+            holding = group.membership.owned_partition(where)
+        if holding is None:
+            raise NotOwnerError(f"{where} is not this consumer's")
+        return holding.assignment_epoch
+
+    def commit(self, offsets: Mapping[TopicPartition, Any] | None, timeout: float) -> Operation[None]:
+        """Store offsets and wait until they are; see `Consumer.commit`."""
+        group = self.in_group()
+        self.settle()
+        yield from group.commit(offsets, timeout)
+
+    def committed(self, partitions: Sequence[TopicPartition], timeout: float) -> Operation[Any]:
+        """Ask what the group has stored; see `Consumer.committed`."""
+        return (yield from self.in_group().committed(partitions or self.assignment(), timeout))
+
+    def in_group(self) -> GroupMember:
+        """Return what this consumer is as a member.
+
+        Raises:
+            ConfigError: it has no group.
+        """
+        if self.group is None:
+            raise ConfigError("this consumer has no group", action="Set group_id.")
+        return self.group
+
+    # --- life ---
+
+    def health(self) -> ConsumerHealth:
+        """Say whether this consumer can work; cheap, any thread."""
+        fetcher = self.fetcher
+        problem = "" if fetcher.last_error is None else str(fetcher.last_error)
+        try:
+            fetcher.check()
+            with fetcher.changing() as positions:
+                assigned = len(positions.assigned())
+        except Exception as error:  # a closed or forked consumer is unhealthy, and saying so is this method's work
+            return ConsumerHealth(False, str(error), 0, 0)
+        silent_ms = monotonic_ms() - fetcher.last_answer_ms
+        limit_ms = self.config.request_timeout_ms + self.config.fetch_max_wait_ms
+        if not problem and assigned and silent_ms > limit_ms and len(self.paused()) < assigned:
+            problem = f"no broker has answered a fetch for {silent_ms} ms"
+        if self.group is None:
+            return ConsumerHealth(not problem, problem, assigned, silent_ms)
+        return self.group.health(problem, assigned, silent_ms)
+
+    def closing(self, timeout: float, *, finish: bool) -> Operation[None]:
+        """Leave the group; `finish` says that all received records are processed. Again: nothing."""
+        if self.group is not None and self.group.begins_to_close():
+            self.settle()
+            yield from self.group.closing(timeout, finish=finish)
+
+    # --- inside ---
+
+    def _next_decoded_batch(
+        self, timeout: float | None, most: int | None, *, first: bool = True
+    ) -> Operation[DecodedBatch | None]:
+        """The next records, at most `most`; waits for the first only; None: nothing came in time."""
+        group = self.group
+        deadline = None if timeout is None else monotonic() + timeout
+        while True:
+            delivery_paused = False
+            if group is not None and first:
+                yield from group.follow()
+                delivery_paused = group.delivery_paused()
+            decoded = None if delivery_paused else self._open_fetch.take_rest()
+            if decoded is None and not delivery_paused:
+                try:
+                    decoded = yield from self._decode_next()
+                except HeadraceError:
+                    if first:
+                        raise
+                    return None  # What is before the batch is given; the next call comes upon it again.
+            if decoded is not None:
+                if most is not None and decoded.end - decoded.start > most:
+                    self._open_fetch.rest = decoded.cut(most, decoded.end - decoded.start)
+                    decoded = decoded.cut(0, most)
+                return decoded
+            if not first and (most is None or not self._has_completed_fetches()):
+                return None  # What one fetch brought is given; more is another poll's.
+            if group is not None:
+                left = None if deadline is None else max(0.0, deadline - monotonic())
+                completed = yield from self._next_fetch_of_group(left, delivery_paused)
+                if completed is None and left != 0:
+                    continue
+            elif self.fetcher.positions.is_empty():
+                raise ConfigError("this consumer reads nothing", action="Name topics, or assign partitions first.")
+            else:
+                completed = yield NextFetch(timeout)
+            if completed is None:
+                return None
+            self._open_fetch.begin(completed)
+
+    @staticmethod
+    def _next_fetch_of_group(timeout: float | None, delivery_paused: bool) -> Operation[CompletedFetch | None]:
+        """The next completed fetch; None: not yet, and the group may have news. A deleted topic is taken away by the
+        group.
+        """
+        try:
+            completed: CompletedFetch | None = yield NextFetch(timeout, delivery_paused)
+        except (UnknownTopicError, UnknownTopicIdError):
+            return None
+        return completed
+
+    def _poll_begins(self) -> None:
+        if self.group is not None:
+            self.group.on_poll_begin()
+
+    def _poll_ends(self) -> None:
+        if self.group is not None:
+            self.group.on_poll_end()
+
+    def _has_completed_fetches(self) -> bool:
+        with self.fetcher.changing() as positions:
+            return bool(positions.has_completed_fetches())
+
+    def _decode_next(self) -> Operation[DecodedBatch | None]:
+        completed = self._open_fetch.completed
+        if completed is None:
+            return None
+        try:
+            return self._open_fetch.decode()
+        except CorruptBatchError as error:
+            if not self.fetcher.ask_again(completed, error):
+                passed = yield from pass_corrupt_batch(
+                    self.fetcher, self.config, completed, error, self.config.group_id
+                )
+                if not passed:
+                    raise
+                if self.group is not None:
+                    self.group.mark_consumed(completed.where, error.next_offset, NO_EPOCH)
+            return None
+        except Exception:
+            with self.fetcher.changing() as positions:
+                if positions.generation(completed.where) == completed.generation:
+                    positions.rewind(completed.where)
+            raise
+
+    def _receive(self, decoded: DecodedBatch, position: int) -> bool:
+        """Note that the application receives a decoded batch up to `position`.
+
+        False, and the rest of its completed fetch is dropped: the engine goes on elsewhere, such as in another life of
+        the topic.
+        """
+        with self.fetcher.changing() as positions:
+            generation = self._open_fetch.generation_of(decoded)
+            if positions.deliver(decoded.source, generation, position, decoded.leader_epoch):
+                return True
+        self._open_fetch.forget(decoded.source)
+        return False
+
+    def settle(self) -> None:
+        """Write down what the iteration has delivered, end it, and keep what it has not."""
+        current = self._current
+        if current is None:
+            return
+        delivered = current.end()
+        decoded = current.decoded
+        with self.fetcher.changing() as positions:
+            position = decoded.base_offset + delivered
+            positions.deliver(decoded.source, current.generation, position, decoded.leader_epoch)
+            stale = not current.is_current(positions)
+        if self.group is not None and not stale:
+            self.group.checkpoint(current)
+        self.fetcher.cursor = None  # Not before the group has what was finished of it.
+        if stale:  # What is behind it in the completed fetch is fetched again, with what was not delivered.
+            self._open_fetch.forget(decoded.source)
+        elif delivered < decoded.end - decoded.start:
+            self._open_fetch.rest = decoded.cut(delivered, decoded.end - decoded.start)
+
+    def _assign(
+        self, wanted: Sequence[TopicPartition], offsets: Mapping[TopicPartition, int] | None = None
+    ) -> Operation[None]:
+        ids = {topic: self.fetcher.topic_id(topic) for topic in {where.topic for where in wanted}}
+        starts = {where: (offset, ids[where.topic]) for where, offset in (offsets or {}).items()}
+        missing = [where for where in wanted if where not in starts]
+        if missing:
+            at = "earliest" if self.config.auto_offset_reset == "earliest" else "latest"
+            starts.update((yield from self._look_up(missing, at)))
+        self._read_from({where: starts[where] for where in wanted})
+
+    def _read_from(self, starts: Mapping[TopicPartition, tuple[int, bytes]]) -> None:
+        """Read partitions from offsets, each in the life of its topic that goes with it."""
+        with self.fetcher.changing() as positions:
+            for where, (offset, topic_id) in starts.items():
+                positions.assign(where, offset, topic_id=topic_id)
+
+    def _look_up(
+        self, partitions: Sequence[TopicPartition], at: str | float | datetime
+    ) -> Operation[dict[TopicPartition, tuple[int, bytes]]]:
+        """Find offsets, each with the id of the topic that it is of."""
+        found: dict[TopicPartition, tuple[int, bytes]] = {}
+        for topic in dict.fromkeys(where.topic for where in partitions):
+            numbers = [where.partition for where in partitions if where.topic == topic]
+            topic_id, answers = yield from self.fetcher.admin.find_offsets(topic, at, partitions=numbers)
+            found.update({where: (answer.offset, topic_id) for where, answer in answers.items()})
+        return found
+
+    def seek_to(self, at: str | float | datetime, partitions: Sequence[TopicPartition]) -> Operation[None]:
+        """Go on from where a time, or the begin or the end of the log is, in some partitions, or in all."""
+        for where, (offset, topic_id) in (yield from self._look_up(partitions or self.assignment(), at)).items():
+            self._seek(where, offset, topic_id)
+
+    @staticmethod
+    def _require(positions: Any, where: TopicPartition) -> None:
+        if where not in positions:
+            raise UnknownPartitionError(f"this consumer does not read {where}", action="Assign it first.")

@@ -1,0 +1,54 @@
+"""`for record in consumer` and `async for record in consumer`: where the two have nothing in common."""
+
+from collections.abc import Awaitable, Iterator
+from typing import Any
+
+from headrace.client.base.operations import Operation
+from headrace.client.base.records import Record
+from headrace.client.consumer.consumer_core import ConsumerCore
+
+
+class RecordStream:
+    """Iterates over records with C loops, a decoded batch at a time."""
+
+    _core: ConsumerCore
+
+    def _read(self, operation: Operation[Any]) -> Any:
+        """Execute an operation that receives records."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield records one by one, for ever; waits where there is none."""
+        while True:
+            yield from self._read(self._core.next_records())
+
+
+class AsyncRecordStream:
+    """Iterates over records; a wait that is cancelled can be made again."""
+
+    _core: ConsumerCore
+    _records: Iterator[Record] = iter(())
+
+    def _read(self, operation: Operation[Any]) -> Awaitable[Any]:
+        """Execute an operation that receives records."""
+        raise NotImplementedError
+
+    def __aiter__(self) -> "AsyncRecordStream":
+        return self
+
+    async def __anext__(self) -> Record:
+        """Return the next record; waits where there is none."""
+        if self._core.is_iterating():
+            try:
+                record = next(self._records, None)
+            except Exception:
+                self._core.settle()  # The next call goes on behind the record that could not be read.
+                raise
+            if record is not None:
+                self._core.fetcher.check()
+                return record
+        while True:
+            self._records = await self._read(self._core.next_records())
+            record = next(self._records, None)
+            if record is not None:
+                return record
