@@ -106,6 +106,10 @@ class Spawned(NamedTuple):
         """Close it where it waits."""
         self.shell.cancel(self.operation)
 
+    def done(self) -> bool:
+        """Return whether it has ended."""
+        return not self.shell.has(self.operation)
+
 
 class Shell:
     """Executes operations for one process."""
@@ -116,6 +120,7 @@ class Shell:
         self.process = process
         self._open: dict[Operation[Any], MemberCall | None] = {}
         """Each with the call that it waits for."""
+        self.endings = VirtualChanges(self)
         cluster.shells.append(self)
 
     def make_signal(self) -> VirtualSignal:
@@ -134,10 +139,19 @@ class Shell:
     def cancel(self, operation: Operation[Any]) -> None:
         """Close an operation, and end its call; nothing where it has ended."""
         if operation in self._open:
-            call = self._open.pop(operation)
+            call = self._open[operation]
             if call is not None:
                 call.cancel()
             operation.close()
+            self._ended(operation)
+
+    def has(self, operation: Operation[Any]) -> bool:
+        """Return whether an operation has not ended."""
+        return operation in self._open
+
+    def _ended(self, operation: Operation[Any]) -> None:
+        self._open.pop(operation, None)
+        self.endings.notify_all()
 
     def soon(self, call: Callable[[], object]) -> None:
         """Do it next."""
@@ -162,11 +176,11 @@ class Shell:
             try:
                 step = operation.send(outcome) if error is None else operation.throw(error)
             except StopIteration as stop:
-                self._open.pop(operation, None)
+                self._ended(operation)
                 done(stop.value)
                 return
             except Exception as raised:
-                self._open.pop(operation, None)
+                self._ended(operation)
                 if failed is None:
                     raise
                 failed(raised)

@@ -50,9 +50,16 @@ class Spawned(Protocol):
     def cancel(self) -> Any:
         """Close it where it waits."""
 
+    def done(self) -> bool:
+        """Return whether it has ended."""
+
 
 class Background(Protocol):
     """Runs operations side by side. They end by themselves, or when they are cancelled, or with their owner."""
+
+    @property
+    def endings(self) -> Changes:
+        """What is told whenever an operation has ended."""
 
     def make_signal(self) -> Signal:
         """Return a signal for one of the operations."""
@@ -73,14 +80,15 @@ class _LoopSignal:
         self.waiter: tuple[_Task, int] | None = None
 
     def set(self) -> None:
+        if self.is_set:  # Whoever clears it looks afterwards.
+            return
         with self._loop.lock:
             self.is_set = True
             if self.waiter is not None:
                 self._loop.resume(*self.waiter)
 
     def clear(self) -> None:
-        with self._loop.lock:
-            self.is_set = False
+        self.is_set = False
 
 
 class _Task:
@@ -101,6 +109,9 @@ class _Task:
         with self._loop.lock:
             self._loop.resume(self, self.turn, error=GeneratorExit())
 
+    def done(self) -> bool:
+        return not self._loop.has(self)
+
     def stop_waiting(self) -> None:
         """Begin a turn. Under the lock."""
         self.turn += 1
@@ -119,14 +130,12 @@ class BackgroundLoop:
         self._start_call = start_call
         self._tasks: dict[_Task, None] = {}
         self._resumed: deque[tuple[_Task, int, Any, BaseException | None]] = deque()
-        self._changed = threading.Condition(threading.RLock())
+        self.lock = threading.RLock()
+        """Guards the tasks and their signals. Nothing else is locked under it."""
+        self._changed = threading.Condition(self.lock)
+        self.endings = threading.Condition(self.lock)
         self._thread: threading.Thread | None = None
         self._is_closed = False
-
-    @property
-    def lock(self) -> Any:
-        """Guards the tasks and their signals. Nothing else is locked under it."""
-        return self._changed
 
     def make_signal(self) -> _LoopSignal:
         """See `Background`."""
@@ -139,13 +148,17 @@ class BackgroundLoop:
     def spawn(self, operation: Operation[None]) -> _Task:
         """See `Background`."""
         task = _Task(self, operation)
-        with self._changed:
+        with self.lock:
             self._tasks[task] = None
             self.resume(task, task.turn)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
         return task
+
+    def has(self, task: _Task) -> bool:
+        """Return whether a task has not ended."""
+        return task in self._tasks
 
     def resume(self, task: _Task, turn: int, outcome: Any = None, error: BaseException | None = None) -> None:
         """Let a task go on with what its step brought, unless something else has resumed it. Under the lock."""
@@ -200,9 +213,9 @@ class BackgroundLoop:
             else:
                 step = task.context.run(task.operation.throw, error)
         except (StopIteration, ClosedError):
-            self._tasks.pop(task, None)
+            self._ended(task)
         except Exception:
-            self._tasks.pop(task, None)
+            self._ended(task)
             log.exception("%s: an operation has failed", self._name)
         else:
             self._begin(task, step)
@@ -221,11 +234,11 @@ class BackgroundLoop:
             case Call():
                 self._call(task, step)
             case _:
-                with self._changed:
+                with self.lock:
                     self.resume(task, task.turn, error=AssertionError(f"no such step: {step!r}"))
 
     def _wait_for(self, task: _Task, signal: _LoopSignal) -> None:
-        with self._changed:
+        with self.lock:
             task.signal, signal.waiter = signal, (task, task.turn)
             if signal.is_set:
                 self.resume(task, task.turn)
@@ -235,7 +248,7 @@ class BackgroundLoop:
         try:
             future = task.call = task.context.run(self._start_call, call)
         except Exception as error:
-            with self._changed:
+            with self.lock:
                 self.resume(task, turn, error=error)
         else:
             future.add_done_callback(lambda done: self._answered(task, turn, done))
@@ -247,11 +260,16 @@ class BackgroundLoop:
             outcome = future.result()
         except Exception as error:
             failure = error
-        with self._changed:
+        with self.lock:
             self.resume(task, turn, outcome, failure)
 
     def _close(self, task: _Task) -> None:
-        self._tasks.pop(task, None)
         if task.call is not None:
             task.call.cancel()
         task.context.run(task.operation.close)
+        self._ended(task)
+
+    def _ended(self, task: _Task) -> None:
+        with self.lock:
+            self._tasks.pop(task, None)
+            self.endings.notify_all()

@@ -40,6 +40,7 @@ class AsyncBackground:
         self._run_step = run_step
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.endings = LoopChanges()
 
     def make_signal(self) -> asyncio.Event:
         """See `Background`."""
@@ -53,8 +54,12 @@ class AsyncBackground:
         """See `Background`."""
         task = self._loop.create_task(self._run(operation), name=self._name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        self.endings.notify_all()
 
     async def close(self) -> None:
         """Close all operations. Again: nothing."""

@@ -61,7 +61,6 @@ class GroupSession:
         self._look_up_due = fetcher.background.make_signal()
         self._commit_at_ms = boot_ms() + config.auto_commit_interval_ms
         self._loops: list[Spawned] = []
-        self._running = 0
         self._ends = False
         self.lock = threading.RLock()
         self.membership = Membership(
@@ -79,7 +78,6 @@ class GroupSession:
     def start(self) -> None:
         """Begin."""
         for loop in (self.heartbeats, self.committing, self.starting):
-            self._running += 1
             self._loops.append(self._fetcher.background.spawn(self._guarded(loop())))
 
     def _guarded(self, loop: Operation[None]) -> Operation[None]:
@@ -91,10 +89,6 @@ class GroupSession:
             log.error("a consumer of group %s has failed", self._config.group_id, exc_info=error)
             self.failure = error
             self._fetcher.interrupt()
-        finally:
-            with self.lock:
-                self._running -= 1
-                self._changes.notify_all()
 
     # --- for the consumer, under the lock ---
 
@@ -403,17 +397,20 @@ class GroupSession:
         Raises:
             ClosedError: the consumer was closed meanwhile.
         """
-        yield WaitUntil(self._changes, lambda: ticket.is_done or not self._running, seconds)
+        yield WaitUntil(self._changes, lambda: ticket.is_done or self._ends, seconds)
         if not ticket.is_done and self._ends:
             raise ClosedError("Consumer")
         return ticket.is_done
 
     def shutting(self, seconds: float) -> Operation[None]:
         """End the loops, then leave."""
-        self._ends = True
+        with self.lock:
+            self._ends = True
+            self._changes.notify_all()
         for loop in self._loops:
             loop.cancel()
-        yield WaitUntil(self._changes, lambda: not self._running, STOP_TIMEOUT_S)
+        endings = self._fetcher.background.endings
+        yield WaitUntil(endings, lambda: all(loop.done() for loop in self._loops), STOP_TIMEOUT_S)
         yield from self.leaving(seconds)
 
 

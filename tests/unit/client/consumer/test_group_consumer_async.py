@@ -48,6 +48,14 @@ async def poll_until(consumer, condition):
         await consumer.poll(0.02)
 
 
+async def test_a_consumer_that_is_closed_at_once_waits_for_nothing(clicks, groups, monkeypatch):
+    """Its loops have not had a turn yet when they are cancelled."""
+    monkeypatch.setattr("headrace.client.group.session.STOP_TIMEOUT_S", 3_600)
+    async with asyncio.timeout(20):
+        async with consumer_for(clicks):
+            pass
+
+
 async def test_records_come_callbacks_are_awaited_and_closing_commits_and_leaves(clicks, groups):
     fill(clicks, 20)
     calls = []
