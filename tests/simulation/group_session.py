@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
-from headrace.client.base.background import LongPollCall, WaitEvent
+from headrace.client.base.background import LongPollCall, WaitSignal
 from headrace.client.base.operations import Call, InvokeCallback, Operation, Pause, WaitUntil
 from headrace.client.group import member as group_member
 from headrace.client.group import session as group_session
@@ -201,7 +201,7 @@ class Shell:
     def _begin(self, operation: Operation[Any], step: Any, advance: Advance) -> None:
         """Do one step and go on with what came of it."""
         match step:
-            case WaitEvent():
+            case WaitSignal():
                 step.signal.wait(lambda: advance(None), step.seconds)
             case Pause():
                 self.after(step.seconds, lambda: advance(None))

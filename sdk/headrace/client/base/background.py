@@ -30,7 +30,7 @@ class Signal(Protocol):
         """Forget it."""
 
 
-class WaitEvent(NamedTuple):
+class WaitSignal(NamedTuple):
     """A step: wait for a signal, or until the time is up. The operation clears the signal before it looks again."""
 
     signal: Any
@@ -224,7 +224,7 @@ class BackgroundLoop:
         match step:
             case Pause():
                 task.deadline = time.monotonic() + step.seconds
-            case WaitEvent():
+            case WaitSignal():
                 task.deadline = time.monotonic() + step.seconds
                 self._wait_for(task, step.signal)
             case LongPollCall():

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from headrace.client.base.background import LongPollCall, WaitEvent
+from headrace.client.base.background import LongPollCall, WaitSignal
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import Operation, aexecute_loop
 
@@ -76,7 +76,7 @@ class AsyncBackground:
 
     async def _step(self, step: Any) -> Any:
         match step:
-            case WaitEvent():
+            case WaitSignal():
                 try:
                     async with asyncio.timeout(step.seconds):
                         await step.signal.wait()

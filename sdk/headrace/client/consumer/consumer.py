@@ -47,7 +47,6 @@ class Consumer(RecordStream):
         self._fetcher = self._core.fetcher
         self._runner: Runner | None = None
         self._is_open = False
-        self._is_read = False
         self._open()
 
     def _open(self) -> None:
@@ -201,6 +200,7 @@ class Consumer(RecordStream):
             NotOwnerError: a partition is another member's by now; the others are stored.
             UnknownMemberError: the session was over before they were stored; nothing was, as far as is known.
             TimedOutError: not known yet.
+            ClosedError: the consumer was closed before it was known.
         """
         self._do(self._core.commit(offsets, timeout))
 
@@ -260,14 +260,6 @@ class Consumer(RecordStream):
                 execute(self._core.closing(timeout, finish=finish), self._fetcher.run_step)
         finally:
             self._fetcher.close()
-
-    def _read(self, operation: Operation[Any]) -> Any:
-        """Execute an operation that receives records; one task at a time, since two would share one position."""
-        self._is_read = True
-        try:
-            return self._do(operation)
-        finally:
-            self._is_read = False
 
     def _do(self, operation: Operation[Any]) -> Any:
         """Execute an operation of the core."""

@@ -48,7 +48,6 @@ class AsyncConsumer(AsyncRecordStream):
         self._fetcher = self._core.fetcher
         self._runner: AsyncRunner | None = None
         self._is_open = False
-        self._is_read = False
         if not ASYNC:
             self._open()
 
@@ -203,6 +202,7 @@ class AsyncConsumer(AsyncRecordStream):
             NotOwnerError: a partition is another member's by now; the others are stored.
             UnknownMemberError: the session was over before they were stored; nothing was, as far as is known.
             TimedOutError: not known yet.
+            ClosedError: the consumer was closed before it was known.
         """
         await self._do(self._core.commit(offsets, timeout))
 
@@ -264,17 +264,6 @@ class AsyncConsumer(AsyncRecordStream):
                 await aexecute(self._core.closing(timeout, finish=finish), self._fetcher.arun_step)
         finally:
             await self._fetcher.aclose()
-
-    async def _read(self, operation: Operation[Any]) -> Any:
-        """Execute an operation that receives records; one task at a time, since two would share one position."""
-        if ASYNC and self._is_read:
-            operation.close()
-            raise ConfigError("another task is reading with this Consumer", action="Make a Consumer for each task.")
-        self._is_read = True
-        try:
-            return await self._do(operation)
-        finally:
-            self._is_read = False
 
     async def _do(self, operation: Operation[Any]) -> Any:
         """Execute an operation of the core."""

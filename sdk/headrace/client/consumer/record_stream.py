@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Iterator
 from typing import Any
 
+from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Operation
 from headrace.client.base.records import Record
 from headrace.client.consumer.consumer_core import ConsumerCore
@@ -13,9 +14,13 @@ class RecordStream:
 
     _core: ConsumerCore
 
+    def _do(self, operation: Operation[Any]) -> Any:
+        """Execute an operation of the core."""
+        raise NotImplementedError
+
     def _read(self, operation: Operation[Any]) -> Any:
         """Execute an operation that receives records."""
-        raise NotImplementedError
+        return self._do(operation)
 
     def __iter__(self) -> Iterator[Record]:
         """Yield records one by one, for ever; waits where there is none."""
@@ -28,10 +33,22 @@ class AsyncRecordStream:
 
     _core: ConsumerCore
     _records: Iterator[Record] = iter(())
+    _is_read = False
 
-    def _read(self, operation: Operation[Any]) -> Awaitable[Any]:
-        """Execute an operation that receives records."""
+    def _do(self, operation: Operation[Any]) -> Awaitable[Any]:
+        """Execute an operation of the core."""
         raise NotImplementedError
+
+    async def _read(self, operation: Operation[Any]) -> Any:
+        """Execute an operation that receives records; one task at a time, since two would share one position."""
+        if self._is_read:
+            operation.close()
+            raise ConfigError("another task is reading with this Consumer", action="Make a Consumer for each task.")
+        self._is_read = True
+        try:
+            return await self._do(operation)
+        finally:
+            self._is_read = False
 
     def __aiter__(self) -> "AsyncRecordStream":
         return self

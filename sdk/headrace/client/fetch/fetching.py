@@ -21,7 +21,7 @@ import grpc
 
 from headrace.client.admin.operations import AdminOperations
 from headrace.client.admin.rpc import by_name
-from headrace.client.base.background import Background, BackgroundLoop, WaitEvent
+from headrace.client.base.background import Background, BackgroundLoop, WaitSignal
 from headrace.client.base.call_counts import CallStats
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.config import FetchConfig
@@ -355,7 +355,7 @@ class Fetcher:
                 refresh = self._refresh_due(now)
                 idle_seconds = self._idle_seconds(now)
             if not resets and not refresh:
-                yield WaitEvent(self._work, idle_seconds)
+                yield WaitSignal(self._work, idle_seconds)
                 continue
             with request_id_scope():
                 yield from self._turn(refresh, resets)

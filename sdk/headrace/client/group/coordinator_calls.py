@@ -5,10 +5,13 @@ All members of a group prefer the same coordinator (`group_routing`); another on
 
 from typing import Any
 
+import grpc
+
+from headrace.client.base.background import LongPollCall, Signal
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.errors import NoBrokersAvailableError
 from headrace.client.base.operations import Call, Operation
-from headrace.client.net.bootstrap_client import BootstrapClient
+from headrace.client.net.bootstrap_client import BootstrapClient, error_of_call
 from headrace.client.net.group_routing import coordinators_for
 from headrace.v1 import cluster_pb2
 
@@ -24,7 +27,19 @@ class CoordinatorSelector:
         self.failures = 0
         """In a row."""
 
-    def call(self, method: str, request: Any, timeout: float) -> Operation[Call]:
+    def ask(self, method: str, request: Any, timeout: float, *, until: Signal | None = None) -> Operation[Any]:
+        """Call the coordinator whose turn it is; None where `until` was set first.
+
+        Raises:
+            HeadraceError: why there is no answer.
+        """
+        call = yield from self._next_call(method, request, timeout)
+        try:
+            return (yield call if until is None else LongPollCall(call, until))
+        except grpc.RpcError as error:
+            raise error_of_call(error) from error
+
+    def _next_call(self, method: str, request: Any, timeout: float) -> Operation[Call]:
         """Make the call to be sent next; asks for the coordinators where they are not known or have all failed.
 
         Raises:

@@ -9,8 +9,6 @@ The answer must be at least as new as the assignment, so that nothing that the f
 
 from collections.abc import Iterable, Sequence
 
-import grpc
-
 from headrace.client.admin.operations import AdminOperations
 from headrace.client.base.config import ConsumerConfig
 from headrace.client.base.errors import ClosedError
@@ -19,7 +17,6 @@ from headrace.client.fetch.offset_resets import LOOK_UP_TIMEOUT_S
 from headrace.client.group.coordinator_calls import CoordinatorSelector
 from headrace.client.group.membership import InitialPosition, OwnedPartition
 from headrace.client.group.offsets import OffsetAndMetadata
-from headrace.client.net.bootstrap_client import error_of_call
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError
 
@@ -61,11 +58,10 @@ class InitialOffsets:
                 topics[topic_id] = request.topics.add(topic_id=topic_id, name=holding.where.topic)
             topics[topic_id].partitions.append(number)
         try:
-            answer = yield (yield from selector.call("FetchOffsets", request, FETCH_TIMEOUT_S))
+            answer = yield from selector.ask("FetchOffsets", request, FETCH_TIMEOUT_S)
         except ClosedError:
             raise
-        except (grpc.RpcError, HeadraceError) as failed:
-            error = error_of_call(failed) if isinstance(failed, grpc.RpcError) else failed
+        except HeadraceError as error:
             if not error.retriable:
                 self.problem = error
             selector.failed()

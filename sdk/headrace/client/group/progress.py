@@ -1,7 +1,7 @@
 """How far the application is, as its group may be told: what it received, what it is done with, when it last asked.
 
 What it is done with is what it had received when it asked for more; the background commits that, and never more. No
-I/O, no clock. Changed under the lock of the session.
+I/O, no clock. What may be committed changes under the session's lock; the rest is the application's thread's.
 """
 
 from collections.abc import Mapping

@@ -15,9 +15,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-import grpc
-
-from headrace.client.base.background import LongPollCall, Spawned, WaitEvent
+from headrace.client.base.background import Spawned, WaitSignal
 from headrace.client.base.config import ConsumerConfig
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import Operation, Pause, WaitUntil
@@ -28,7 +26,7 @@ from headrace.client.group.initial_offsets import InitialOffsets
 from headrace.client.group.membership import Membership, Phase
 from headrace.client.group.offsets import CommitQueue, CommitTicket, OffsetAndMetadata
 from headrace.client.group.progress import Progress
-from headrace.client.net.bootstrap_client import BootstrapClient, error_of_call
+from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import (
     FencedMemberEpochError,
@@ -166,21 +164,17 @@ class GroupSession:
                     return
                 is_stale = self.membership.phase is Phase.STALE
             if is_stale:
-                yield WaitEvent(self._heartbeat_due, IDLE_S)
+                yield WaitSignal(self._heartbeat_due, IDLE_S)
                 continue
             with self.lock:
                 request = self.membership.request()
                 timeout = (request.max_wait_ms + self.membership.grace_ms) / 1000
             sent_ms = boot_ms()
-            error = None
             try:
-                call = yield from selector.call("Heartbeat", request, timeout)
-                answer = yield LongPollCall(call, self._heartbeat_due)
+                answer = yield from selector.ask("Heartbeat", request, timeout, until=self._heartbeat_due)
             except ClosedError:
                 return
-            except (grpc.RpcError, HeadraceError) as failed:
-                error = error_of_call(failed) if isinstance(failed, grpc.RpcError) else failed
-            if error is not None:
+            except HeadraceError as error:
                 yield from self._heartbeat_failed(selector, error, request)
                 continue
             if answer is None:
@@ -200,7 +194,7 @@ class GroupSession:
                 if was_over:
                     self._fetcher.interrupt()  # What was held back may go on.
             if not is_news and boot_ms() - sent_ms < request.max_wait_ms // 2:
-                yield WaitEvent(
+                yield WaitSignal(
                     self._heartbeat_due, self.membership.interval_ms / 2000
                 )  # Its view is behind: not again at once.
 
@@ -249,15 +243,14 @@ class GroupSession:
                     request = self.commits.request(membership.member_id, membership.member_epoch)
                 wait_s = (self._commit_at_ms - now) / 1000 if self._config.enable_auto_commit else IDLE_S
             if request is None:
-                yield WaitEvent(self._commit_due, max(0.001, wait_s))
+                yield WaitSignal(self._commit_due, max(0.001, wait_s))
                 continue
             timeout = min(TRY_TIMEOUT_S, self._config.request_timeout_ms / 1000)
             try:
-                answer = yield (yield from selector.call("CommitOffsets", request, timeout))
+                answer = yield from selector.ask("CommitOffsets", request, timeout)
             except ClosedError:
                 return
-            except (grpc.RpcError, HeadraceError) as failed:
-                error = error_of_call(failed) if isinstance(failed, grpc.RpcError) else failed
+            except HeadraceError as error:
                 yield from self._commit_failed(selector, error, request)
                 continue
             selector.answered()
@@ -300,7 +293,7 @@ class GroupSession:
                 # One that was given up and came back before its last commit was stored begins behind that (I26).
                 holdings = [each for each in self.membership.to_start() if self.commits.is_resolved(each.where)]
             if not holdings:
-                yield WaitEvent(self._look_up_due, IDLE_S)
+                yield WaitSignal(self._look_up_due, IDLE_S)
                 continue
             try:
                 found = yield from self.initial_offsets.find(selector, holdings)
@@ -379,13 +372,12 @@ class GroupSession:
         while True:
             left = max(0.1, deadline - time.monotonic())
             try:
-                return (yield (yield from selector.call(method, request, min(left, TRY_TIMEOUT_S))))
+                return (yield from selector.ask(method, request, min(left, TRY_TIMEOUT_S)))
             except ClosedError:
                 raise
-            except (grpc.RpcError, HeadraceError) as failed:
-                error = error_of_call(failed) if isinstance(failed, grpc.RpcError) else failed
+            except HeadraceError as error:
                 if not error.retriable or time.monotonic() >= deadline:
-                    raise error from failed
+                    raise
                 selector.failed()
             yield Pause(self._backoff.delay_ms(selector.failures) / 1000)
 

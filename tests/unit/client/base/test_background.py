@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import Future
 
 import pytest
-from headrace.client.base.background import BackgroundLoop, LongPollCall, WaitEvent
+from headrace.client.base.background import BackgroundLoop, LongPollCall, WaitSignal
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import Call, Pause
 from headrace.client.base.request_ids import operation_metadata, request_id_scope
@@ -99,14 +99,14 @@ def test_a_wait_ends_with_its_signal_or_its_time(loop):
     first, wait_first = done()
 
     def waiting():
-        yield WaitEvent(signal, WAIT)
+        yield WaitSignal(signal, WAIT)
         seen.append("set before")
         signal.clear()
-        yield WaitEvent(signal, 0.001)
+        yield WaitSignal(signal, 0.001)
         seen.append("time")
         yield Pause(0.001)
         first.set()
-        yield WaitEvent(signal, 10 * WAIT)
+        yield WaitSignal(signal, 10 * WAIT)
         seen.append("set after")
         ended.set()
 

@@ -20,9 +20,8 @@ class Coordinator:
     def __init__(self, offset):
         self.offset = offset
 
-    def call(self, method, request, timeout):
-        yield from ()
-        return request
+    def ask(self, method, request, timeout):
+        return (yield request)
 
     def answered(self):
         pass
