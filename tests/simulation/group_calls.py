@@ -12,33 +12,13 @@ import grpc
 from headrace.client.base.operations import Call
 from headrace.wire.errors import HeadraceError, UnknownMemberError
 
+from tests.fakes.failed_call import FailedCallError
 from tests.simulation.world import Event, Process
 
 if TYPE_CHECKING:
     from tests.simulation.group_cluster import GroupCluster
 
 Done = Callable[[Any, BaseException | None], object]
-
-
-class CallFailedError(grpc.RpcError):
-    """How gRPC says that a call has failed."""
-
-    def __init__(self, status: grpc.StatusCode, details: str) -> None:
-        super().__init__(details)
-        self._status = status
-        self._details = details
-
-    def code(self) -> grpc.StatusCode:
-        """The status."""
-        return self._status
-
-    def details(self) -> str:
-        """What was said."""
-        return self._details
-
-    def trailing_metadata(self) -> tuple[()]:
-        """None."""
-        return ()
 
 
 class Calls:
@@ -71,7 +51,7 @@ class MemberCall:
             max(1, round(call.timeout * 1000)),
             client,
             "",
-            lambda: self._finish(None, CallFailedError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")),
+            lambda: self._finish(None, FailedCallError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")),
         )
         node = cluster.coordinator_at(call.address)
         coordinator = None if node is None else node.coordinator
@@ -96,7 +76,7 @@ class MemberCall:
 
     def refuse(self, why: str) -> None:
         """Let the caller hear that its connection is gone."""
-        error = CallFailedError(grpc.StatusCode.UNAVAILABLE, why)
+        error = FailedCallError(grpc.StatusCode.UNAVAILABLE, why)
         self._cluster.world.after(self._cluster.network.delay_ms(), self._client, "", lambda: self._finish(None, error))
 
     def cancel(self) -> None:

@@ -26,23 +26,11 @@ from headrace.wire.errors import (
     to_detail,
 )
 
+from tests.fakes.failed_call import FailedCallError
+
 COORDINATORS = ["c:1", "c:2", "c:3"]
 TOPIC_ID = b"t" * 16
 NOW_MS = 1_700_000_100_000
-
-
-class Failure(grpc.RpcError):
-    def __init__(self, status, details):
-        self._status, self._details = status, details
-
-    def code(self):
-        return self._status
-
-    def details(self):
-        return self._details
-
-    def trailing_metadata(self):
-        return ()
 
 
 def refused(error):
@@ -50,15 +38,15 @@ def refused(error):
     status = errors_pb2.Status(code=9, message=str(error))
     status.details.add().Pack(to_detail(error))
 
-    class Refused(Failure):
+    class Refused(FailedCallError):
         def trailing_metadata(self):
             return ((STATUS_DETAILS_KEY, status.SerializeToString()),)
 
     return Refused(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
 
-REFUSED = Failure(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")
-LOST = Failure(grpc.StatusCode.UNAVAILABLE, "recvmsg: connection reset by peer")
+REFUSED = FailedCallError(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")
+LOST = FailedCallError(grpc.StatusCode.UNAVAILABLE, "recvmsg: connection reset by peer")
 
 
 class Servers:

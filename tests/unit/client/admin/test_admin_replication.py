@@ -15,20 +15,12 @@ from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.v1 import broker_pb2, cluster_pb2
 from headrace.wire.errors import ConflictError, TransportError, UnknownBrokerError, UnknownTopicIdError, to_detail
 
+from tests.fakes.failed_call import FailedCallError
+
 MOVE = {TopicPartition("t", 1): (4, 2, 3)}
 
 
-class LostAnswer(grpc.RpcError):
-    """The connection broke after the request left."""
-
-    def code(self):
-        return grpc.StatusCode.UNAVAILABLE
-
-    def details(self):
-        return "recvmsg: connection reset by peer"
-
-    def trailing_metadata(self):
-        return ()
+LOST = FailedCallError(grpc.StatusCode.UNAVAILABLE, "recvmsg: connection reset by peer")
 
 
 class Servers:
@@ -140,7 +132,12 @@ def test_what_makes_no_sense_is_not_sent(servers, make):
 
 def test_only_an_unclean_election_is_not_repeated(servers):
     """Its second answer would be a refusal; the other changes end the same when sent twice."""
-    lost = iter([LostAnswer(), LostAnswer()])
+    lost = iter(
+        [
+            LOST,
+            LOST,
+        ]
+    )
     servers.answers["ElectLeaders"] = lambda step: next(lost)
     with pytest.raises(TransportError):
         servers.run(
@@ -151,7 +148,7 @@ def test_only_an_unclean_election_is_not_repeated(servers):
         ("ElectLeaders", cluster_pb2.ElectLeadersResponse(), servers.operations.elect_leaders),
         ("ReassignPartitions", cluster_pb2.ReassignPartitionsResponse(), servers.operations.reassign_partitions),
     ):
-        answers = iter([LostAnswer(), response])
+        answers = iter([LOST, response])
         servers.answers[method] = lambda step, answers=answers: next(answers)
         first = ("preferred", None, None) if method == "ElectLeaders" else (MOVE, 0)
         assert servers.run(operation(*first, validate_only=False, timeout=1)) == []

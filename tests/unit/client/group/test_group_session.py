@@ -15,8 +15,11 @@ from headrace.v1 import groups_pb2
 from headrace.wire.errors import ThrottledError
 from headrace.wire.ids import TopicPartition
 
+from tests.fakes.failed_call import FailedCallError
+
 TOPIC = b"t" * 16
 P0 = TopicPartition("t", 0)
+REFUSED = FailedCallError(grpc.StatusCode.UNAVAILABLE, "connection refused")
 
 
 class Background:
@@ -55,18 +58,7 @@ def steps_after(operation, error):
             step = operation.send(None)
 
 
-class Unavailable(grpc.RpcError):
-    def code(self):
-        return grpc.StatusCode.UNAVAILABLE
-
-    def details(self):
-        return "connection refused"
-
-    def trailing_metadata(self):
-        return ()
-
-
-@pytest.mark.parametrize("error", [Unavailable(), ThrottledError("slow")])
+@pytest.mark.parametrize("error", [REFUSED, ThrottledError("slow")])
 @pytest.mark.parametrize("loop", ["heartbeats", "committing", "starting"])
 def test_a_failed_call_is_repeated_after_a_pause_that_no_news_cut_short(session, loop, error):
     """While no coordinator answers, each failure brings news to the loop itself: there is still something to do."""

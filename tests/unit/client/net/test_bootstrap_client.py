@@ -19,21 +19,11 @@ from headrace.wire.errors import (
     to_detail,
 )
 
+from tests.fakes.failed_call import FailedCallError
 
-class Failure(grpc.RpcError):
-    def __init__(self, status, details=""):
-        self._status, self._details = status, details
-
-    def code(self):
-        return self._status
-
-    def details(self):
-        return self._details
-
-
-REFUSED = Failure(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")
-SILENT = Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-STOPPING = Failure(grpc.StatusCode.CANCELLED, "CANCELLED")
+REFUSED = FailedCallError(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")
+SILENT = FailedCallError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+STOPPING = FailedCallError(grpc.StatusCode.CANCELLED, "CANCELLED")
 
 
 class Servers:
@@ -92,7 +82,7 @@ def test_a_conflict_is_tried_elsewhere_and_told_as_what_it_is(monkeypatch):
     """The next server may succeed; where the last one says so, too, servers were there and nobody was missing."""
     status = errors_pb2.Status()
     status.details.add().Pack(to_detail(ConflictError("somebody else was first")))
-    conflict = Failure(grpc.StatusCode.ABORTED)
+    conflict = FailedCallError(grpc.StatusCode.ABORTED)
     conflict.trailing_metadata = lambda: ((STATUS_DETAILS_KEY, status.SerializeToString()),)
     good = cluster_pb2.GetMetadataResponse(cluster_id="c")
     assert Servers(monkeypatch, a=conflict, b=good).metadata().cluster_id == "c"
@@ -103,15 +93,17 @@ def test_a_conflict_is_tried_elsewhere_and_told_as_what_it_is(monkeypatch):
 def test_what_never_left_was_not_applied_and_what_a_server_cancelled_may_go_again():
     assert error_of_call(REFUSED).outcome == Outcome.NOT_APPLIED
     assert error_of_call(REFUSED).retriable
-    for failure in (STOPPING, SILENT, Failure(grpc.StatusCode.UNAVAILABLE, "connection reset")):
+    for failure in (STOPPING, SILENT, FailedCallError(grpc.StatusCode.UNAVAILABLE, "connection reset")):
         assert error_of_call(failure).outcome == Outcome.UNKNOWN
         assert error_of_call(failure).retriable
-    assert not error_of_call(Failure(grpc.StatusCode.PERMISSION_DENIED, "no")).retriable
+    assert not error_of_call(FailedCallError(grpc.StatusCode.PERMISSION_DENIED, "no")).retriable
 
 
 def test_metadata_from_a_foreign_grpc_server_names_it_and_the_ports(monkeypatch):
     """A client that is pointed at etcd learns that, and what to name, and not that the cluster may be down."""
-    servers = Servers(monkeypatch, etcd=Failure(grpc.StatusCode.UNIMPLEMENTED, "unknown service headrace.v1.Cluster"))
+    servers = Servers(
+        monkeypatch, etcd=FailedCallError(grpc.StatusCode.UNIMPLEMENTED, "unknown service headrace.v1.Cluster")
+    )
     with pytest.raises(NoBrokersAvailableError, match="neither a broker nor a coordinator") as caught:
         servers.metadata()
     assert "7170" in caught.value.action
