@@ -186,6 +186,39 @@ def test_cancelling_closes_an_operation_where_it_waits_and_its_call_with_it(loop
     task.cancel()  # Again: nothing.
 
 
+def test_who_waits_for_the_end_of_an_operation_is_told(loop):
+    """Without a limit of time; an operation that is cancelled before its first step ends too."""
+
+    def waiting():
+        yield Pause(10 * WAIT)
+
+    def wait_for_all():
+        with loop.endings:
+            loop.endings.wait_for(lambda: all(task.done() for task in tasks))
+
+    tasks = [loop.spawn(waiting()), loop.spawn(waiting())]
+    waiter = threading.Thread(target=wait_for_all, daemon=True)
+    waiter.start()
+    while not loop.endings._waiters:
+        threading.Event().wait(0.001)
+    for task in tasks:
+        task.cancel()
+    waiter.join(WAIT)
+    assert not waiter.is_alive()
+
+
+def test_an_operation_that_was_begun_within_another_has_request_ids_of_its_own(loop, calls):
+    def asking():
+        yield CALL
+
+    with request_id_scope():
+        (outer,) = dict(operation_metadata()).values()
+        loop.spawn(asking())
+    future, metadata, _ = calls.next()
+    assert outer not in metadata.values()
+    future.set_result(None)
+
+
 def test_closing_the_loop_closes_every_operation(loop):
     closed = []
     begun = threading.Semaphore(0)
