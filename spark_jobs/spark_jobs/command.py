@@ -26,6 +26,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from headrace.cli.common.exit_codes import ExitCode, exit_code_of
+from headrace.cli.common.interruptions import no_interrupt_lost
 from headrace.wire.errors import HeadraceError
 from rich.console import Console
 
@@ -126,7 +127,8 @@ def run_app(app: typer.Typer, name: str) -> NoReturn:
     signal.signal(signal.SIGTERM, _stop)
     program = f"python -m spark_jobs.{name}"
     try:
-        result = typer.main.get_command(app).main(prog_name=program, standalone_mode=False)
+        with no_interrupt_lost():
+            result = typer.main.get_command(app).main(prog_name=program, standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted; what was committed stays", ExitCode.INTERRUPTED)
     except Exception as error:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import subprocess
 import sys
 
 import headrace
@@ -144,3 +145,26 @@ def test_a_log_without_one_readable_line_fails() -> None:
     with pytest.raises(JobError, match="none of the 5,000 lines could be read") as caught:
         access_log.check_readable(access_log.AccessSummary({}, bad_lines=5_000))
     assert caught.value.exit_code == 1
+
+
+INTERRUPTED_IN_A_FINALIZER = """
+import signal, threading
+from spark_jobs.command import run_job
+
+class Interrupted:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def job():
+    Interrupted()
+    threading.Event().wait(20.0)
+
+run_job(job)
+"""
+
+
+def test_ctrl_c_within_a_finalizer_ends_a_job():
+    """Python drops what a finalizer raises, and py4j has one for every Java object: the job would go on for ever."""
+    arguments = [sys.executable, "-c", INTERRUPTED_IN_A_FINALIZER]
+    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 130, ended.stderr
