@@ -9,6 +9,7 @@
     5     `audit`: something is missing or doubled
     8     `audit`: it cannot be said, because a producer's own counts are missing
     130   interrupted (Ctrl-C): what was not committed is not in the table
+    143   ended by SIGTERM: likewise
 
 Those up to 5 are the `headrace` command's own.
 """
@@ -21,12 +22,11 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
 from headrace.cli.common.exit_codes import ExitCode, exit_code_of
-from headrace.cli.common.interruptions import no_interrupt_lost
+from headrace.cli.common.stop_signals import stop_signals
 from headrace.wire.errors import HeadraceError
 from rich.console import Console
 
@@ -124,17 +124,18 @@ def job_app(command: Callable[..., None]) -> typer.Typer:
 
 def run_app(app: typer.Typer, name: str) -> NoReturn:
     """Run a job of several commands and exit."""
-    signal.signal(signal.SIGTERM, _stop)
     program = f"python -m spark_jobs.{name}"
     try:
-        with no_interrupt_lost():
+        with stop_signals(signal.SIGTERM):
             result = typer.main.get_command(app).main(prog_name=program, standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
-        _fail("interrupted; what was committed stays", ExitCode.INTERRUPTED)
+        result = ExitCode.INTERRUPTED
     except Exception as error:
         if not isinstance(error, CLICK_ERROR):
             _fail(explain(error), _exit_code(error))
         _fail(f"{error.format_message().rstrip('.')}. Try '{program} --help'.", ExitCode.USAGE)
+    if result == ExitCode.INTERRUPTED:
+        _fail("interrupted; what was committed stays", ExitCode.INTERRUPTED)
     sys.exit(result if isinstance(result, int) else 0)
 
 
@@ -171,7 +172,3 @@ def _exit_code(error: BaseException) -> int:
 def _fail(message: str, code: int) -> NoReturn:
     print(f"error: {message}", file=sys.stderr, flush=True)
     sys.exit(code)
-
-
-def _stop(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

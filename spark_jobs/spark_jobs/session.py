@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from subprocess import Popen
+from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,6 +26,8 @@ SETTINGS = {
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
 }
 """What the jobs rely on."""
+STOP_SECONDS = 10.0
+"""Java is killed where Spark has not stopped by then."""
 LOGGING = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
@@ -48,10 +54,49 @@ def spark_session(name: str, master: str) -> Iterator[SparkSession]:
     else:
         session = _own_session(name, master)
     try:
-        yield prepared(session)
+        with _sigterm_as_ctrl_c():
+            yield prepared(session)
     finally:
-        # A second Ctrl-C while Java ends would leave it running.
-        session.stop()
+        _stop(session)
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does, and raise SystemExit(143) after it.
+
+    At Ctrl-C PySpark cancels the jobs, without which Spark does not stop, and py4j closes the connection whose answer
+    it no longer waits for. It does so for a KeyboardInterrupt alone: after another exception the next call would wait
+    for the answer to the last.
+    """
+    came: list[int] = []
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if came:
+            raise SystemExit(128 + came[0]) from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(session: SparkSession) -> None:
+    """Stop Spark; what still runs ends with Java: a job that it was given while the others were cancelled.
+
+    spark-submit's Java ends with its own program, and is not killed.
+    """
+    java: Popen[bytes] | None = getattr(session.sparkContext._gateway, "proc", None)
+    killing = threading.Timer(STOP_SECONDS, java.kill if java is not None else lambda: None)
+    killing.daemon = True
+    killing.start()
+    # A second Ctrl-C while Java ends would leave it running.
+    session.stop()
+    killing.cancel()
 
 
 def prepared(session: SparkSession) -> SparkSession:

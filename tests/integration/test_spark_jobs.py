@@ -165,32 +165,52 @@ def command(servers, topic, table, *more: str) -> list[str]:
     return [*more, "--topic", topic, "--table", str(table), "-b", servers, "--master", "local[1]", "--json"]
 
 
-@pytest.mark.parametrize(("stop", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
-def test_a_load_that_is_ended_while_spark_writes_is_made_good(jobs, servers, topic, tmp_path, without_java, stop, code):
-    """By kill -9 or Ctrl-C: nothing of it is in the table, and the next run leaves neither gap nor remains."""
-    table = tmp_path / "table"
-    # Spark is at work until it is ended: this takes for ever.
+@pytest.fixture
+def slow_load(servers, topic, tmp_path, without_java) -> Iterator[subprocess.Popen]:
+    """A load of 210 records that takes for ever, as Spark is at work on its event times until it is ended."""
     slow = "(SELECT timestamp_millis(max(a.id * b.id)) FROM range(9000000) a, range(900000) b)"
     send(servers, topic, 70)
+    table = tmp_path / "table"
     arguments = command(servers, topic, table, sys.executable, "-m", "spark_jobs.load", "--event-time", slow)
     with (tmp_path / "said").open("w") as said:
         running = subprocess.Popen(arguments, env=without_java, stderr=said, stdout=said, start_new_session=True)
     try:
-        wait_until(lambda: list(table.glob("_headrace/attempts/*")) or running.poll() is not None)
-        assert running.poll() is None, (tmp_path / "said").read_text()
-        running.send_signal(stop)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            running.wait(START_SECONDS)
-        assert running.returncode == code, (tmp_path / "said").read_text()
+        yield running
     finally:
         if running.poll() is None:
             running.kill()
             running.wait()
+
+
+def ended(running, said) -> int:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        running.wait(START_SECONDS)
+    assert running.returncode is not None, said.read_text()
+    return running.returncode
+
+
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+def test_a_load_that_is_ended_while_spark_writes_is_made_good(jobs, servers, topic, tmp_path, slow_load, stop, code):
+    """By kill -9 or Ctrl-C: nothing of it is in the table, and the next run leaves neither gap nor remains."""
+    table, said = tmp_path / "table", tmp_path / "said"
+    wait_until(lambda: list(table.glob("_headrace/attempts/*")) or slow_load.poll() is not None)
+    assert slow_load.poll() is None, said.read_text()
+    slow_load.send_signal(stop)
+    assert ended(slow_load, said) == code, said.read_text()
     assert rows_of(open_table(table, TableFormat.PARQUET)) == []
     summary = load_topic(jobs, Load(topic, table, servers), QUIET)
     assert (summary.rows, summary.lag) == (210, 0)
     assert rows_of(open_table(table, TableFormat.PARQUET)) == expected(70)
     assert list(table.glob("_headrace/attempts/*")) == []
+
+
+def test_sigterm_ends_a_job_whose_tasks_run(slow_load, tmp_path):
+    """As a CronJob is ended. Spark does not stop before its tasks do, and nothing cancelled them."""
+    said = tmp_path / "said"
+    wait_until(lambda: "of 1 tasks" in said.read_text() or slow_load.poll() is not None)
+    slow_load.terminate()
+    assert ended(slow_load, said) == 143, said.read_text()
+    assert list((tmp_path / "table").glob("_headrace/attempts/*")) == []
 
 
 def wait_until(condition) -> None:

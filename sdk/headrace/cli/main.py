@@ -18,9 +18,9 @@ from headrace.cli.bench import commands as bench
 from headrace.cli.broker import commands as broker
 from headrace.cli.cluster import commands as cluster
 from headrace.cli.common.exit_codes import ExitCode
-from headrace.cli.common.interruptions import no_interrupt_lost
 from headrace.cli.common.rendering import Facts, JsonValue, Report
 from headrace.cli.common.session import Clients, SdkClients, Session, command, one_line, report_error, tell
+from headrace.cli.common.stop_signals import stop_signals
 from headrace.cli.completion import PROGRAM, completion
 from headrace.cli.doctor import commands as doctor
 from headrace.cli.group import commands as group
@@ -103,7 +103,7 @@ def run(arguments: Sequence[str], clients: Clients) -> int:
 
         completion_init()
     try:
-        with no_interrupt_lost():
+        with stop_signals():
             result = typer.main.get_command(app).main(
                 args=list(arguments), prog_name=PROGRAM, standalone_mode=False, obj=clients
             )

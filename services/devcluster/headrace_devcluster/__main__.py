@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from headrace.cli.common.stop_signals import stop_signals
 from headrace.wire.errors import HeadraceError
 from rich.console import Console
 from rich.table import Column, Table
@@ -163,16 +164,11 @@ def run(
             watch_parts(cluster, write_again)
 
 
-def _stop_on_signal(number: int, _frame: object) -> None:
-    raise SystemExit(128 + number)
-
-
 def main() -> None:
     """The command; turns typed errors into one line (and the part's log where there is one) and exit code 1."""
-    signal.signal(signal.SIGTERM, _stop_on_signal)
-    signal.signal(signal.SIGHUP, _stop_on_signal)
     try:
-        app(prog_name=os.environ.get("HEADRACE_LOCAL_PROGRAM", "python -m headrace_devcluster"))
+        with stop_signals(signal.SIGTERM, signal.SIGHUP):
+            app(prog_name=os.environ.get("HEADRACE_LOCAL_PROGRAM", "python -m headrace_devcluster"))
     except HeadraceError as error:
         sys.exit(f"error: {error}")
 

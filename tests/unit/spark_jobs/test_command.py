@@ -147,24 +147,27 @@ def test_a_log_without_one_readable_line_fails() -> None:
     assert caught.value.exit_code == 1
 
 
-INTERRUPTED_IN_A_FINALIZER = """
+SIGNAL_IN_A_FINALIZER = """
 import signal, threading
 from spark_jobs.command import run_job
 
-class Interrupted:
+class Finalized:
     def __del__(self):
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.{name})
 
 def job():
-    Interrupted()
+    Finalized()
     threading.Event().wait(20.0)
 
 run_job(job)
 """
 
 
-def test_ctrl_c_within_a_finalizer_ends_a_job():
+@pytest.mark.parametrize(
+    ("name", "code", "said"), [("SIGINT", 130, "error: interrupted; what was committed stays\n"), ("SIGTERM", 143, "")]
+)
+def test_a_signal_within_a_finalizer_ends_a_job(name, code, said):
     """Python drops what a finalizer raises, and py4j has one for every Java object: the job would go on for ever."""
-    arguments = [sys.executable, "-c", INTERRUPTED_IN_A_FINALIZER]
+    arguments = [sys.executable, "-c", SIGNAL_IN_A_FINALIZER.format(name=name)]
     ended = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 130, ended.stderr
+    assert (ended.returncode, ended.stderr) == (code, said)
