@@ -18,8 +18,6 @@ from headrace.wire.errors import ConflictError, TransportError, UnknownBrokerErr
 from tests.fakes.failed_call import FailedCallError
 
 MOVE = {TopicPartition("t", 1): (4, 2, 3)}
-
-
 LOST = FailedCallError(grpc.StatusCode.UNAVAILABLE, "recvmsg: connection reset by peer")
 
 
@@ -132,12 +130,7 @@ def test_what_makes_no_sense_is_not_sent(servers, make):
 
 def test_only_an_unclean_election_is_not_repeated(servers):
     """Its second answer would be a refusal; the other changes end the same when sent twice."""
-    lost = iter(
-        [
-            LOST,
-            LOST,
-        ]
-    )
+    lost = iter([LOST, LOST])
     servers.answers["ElectLeaders"] = lambda step: next(lost)
     with pytest.raises(TransportError):
         servers.run(
