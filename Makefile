@@ -80,12 +80,13 @@ sim-groups: sim ## consumer groups on the same network and etcd, as sim
 mutants: set-up ## take each rule of the ledger out of the code and see that somebody notices (MUTANT=, JOBS=)
 	@$(BIN)/python -m tests.mutation $(if $(MUTANT),--id $(MUTANT)) $(if $(filter command,$(origin JOBS)),--jobs $(JOBS)) $(MUTANT_FLAGS)
 
-check: set-up ## ruff, mypy --strict, import layers, protos, generated code and pages
+check: set-up ## ruff, mypy --strict, import layers, words, protos, generated code and pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@$(MAKE) check-proto
+	$(BIN)/pytest tests/unit/docs/test_docs_words.py
 	$(BIN)/python tools/docs.py --check
 	$(BIN)/python tools/async_to_sync.py --check
 	$(BIN)/python tools/settings_types.py --check

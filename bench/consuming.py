@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import headrace
 
@@ -26,7 +26,7 @@ class Consume:
     way: str = "arrow"
     """`loop`, `drain`, `poll` or `arrow`: see the function of that name."""
     value_bytes: int = 200
-    codec: str = "none"
+    codec: Literal["none", "gzip", "lz4", "zstd"] = "none"
     partitions: int = 1
     batch_records: int | None = None
     """How many records a batch of the topic has; None: a batch of 1 MiB."""

@@ -180,7 +180,7 @@ class LongLog:
             yield target
 
 
-def _servers(target: Target) -> dict[str, str]:
+def _servers(target: Target) -> dict[str, Any]:
     return {"bootstrap_servers": target.bootstrap_servers}
 
 

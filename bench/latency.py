@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from typing import Literal
 
 import headrace
 
@@ -32,7 +33,7 @@ class Latency:
 
     rate: int = USUAL_RATE
     linger_ms: int = 0
-    acks: str | int = 1
+    acks: Literal["all", 0, 1] = 1
     replication: int = 1
     durability: str = "async"
     transfer_port: bool = False

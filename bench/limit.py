@@ -34,7 +34,7 @@ SENDFILE_BYTES = 1 << 20
 SCRATCH = "scratch"
 
 
-class BareBroker(broker_pb2_grpc.BrokerServiceServicer):  # type: ignore[misc]
+class BareBroker(broker_pb2_grpc.BrokerServiceServicer):
     """Answers Produce and Fetch with as little work as gRPC allows."""
 
     def __init__(self) -> None:

@@ -37,7 +37,8 @@ def send_open_loop(send: Callable[[bytes], object], rate: int) -> None:
 
 def pauses_ms(rate: int) -> list[float]:
     """How late a program is that only looks at the clock, for each of as many records: the machine's own pauses."""
-    gap_ns, started, waits = 1_000_000_000 // rate, time.monotonic_ns(), []
+    waits: list[float] = []
+    gap_ns, started = 1_000_000_000 // rate, time.monotonic_ns()
     while len(waits) < record_count(rate):
         late_ns = time.monotonic_ns() - started - len(waits) * gap_ns
         if late_ns >= 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import headrace
 from headrace.wire.columns import encode_batch
@@ -26,11 +26,11 @@ class Produce:
     value_bytes: int = 200
     batch_records: int | None = None
     """How many records a batch has, and how many a call of `send_many` gives; None: a batch of 1 MiB."""
-    acks: str | int = 1
+    acks: Literal["all", 0, 1] = 1
     return_futures: bool = True
     replication: int = 1
     durability: str = "async"
-    codec: str = "none"
+    codec: Literal["none", "gzip", "lz4", "zstd"] = "none"
     partitions: int = 1
     share: float = 1.0
     """Of the usual load: less where it would take long."""

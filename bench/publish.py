@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -125,7 +126,7 @@ def median_of(case: dict[str, Any], figure: str, form: str) -> str:
     return form.format(statistics.median(values)) if values else ""
 
 
-def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A table, its first column to the left; empty where there is no row."""
     if not rows:
         return ""

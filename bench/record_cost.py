@@ -91,7 +91,7 @@ def measure(value_bytes: int, repeat: int) -> dict[str, float]:
     """Every step by name, in ns a record."""
     records = records_a_batch(value_bytes)
     values = Load(records=records, value_bytes=value_bytes).values()
-    stamp = {"base_timestamp_ms": 1, "producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
+    stamp: dict[str, Any] = {"base_timestamp_ms": 1, "producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
     parts, batch = batch_parts(values, **stamp), encode_batch(values, **stamp)
     columns = decode_batch(batch, max_payload_bytes=NO_LIMIT)
     decoded = DecodedBatch(TopicPartition(TOPIC, 0), columns, 0, records, Deserializers())

@@ -170,7 +170,7 @@ def catch_up(
             producer.flush()
         with log_of(leader.address) as read_log:
             there = read_log()
-        copies = []
+        copies: list[dict[str, Any]] = []
         for _ in range(rounds):
             plain_rate = there.size_bytes / plain_fetch(leader.address, there.log_end_offset)
             page_cache_rate = touch_memory(there.size_bytes)

@@ -229,7 +229,12 @@ def sending(running: LocalCluster, rate: int, value_bytes: int, directory: Path)
 def send(bootstrap_servers: str, rate: int, value_bytes: int, directory: Path) -> None:
     """Send numbers at a fixed rate, whatever becomes of them, until stdin ends; then tell what became of them."""
     ends = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ends.set()), daemon=True).start()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        ends.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
     due_at, waits, numbers, failures = array("d"), array("d"), array("q"), []
     rest = bytes(value_bytes - NUMBER_BYTES)
     count = 0

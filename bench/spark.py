@@ -190,7 +190,8 @@ class SparkStage:
 
     def versions(self) -> dict[str, str]:
         """What Spark runs with."""
-        java = self.spark.sparkContext._jvm.java.lang.System.getProperty("java.version")
+        jvm: Any = self.spark.sparkContext._jvm
+        java = jvm.java.lang.System.getProperty("java.version")
         return {"pyspark": pyspark.__version__, "java": java, "pyarrow": pyarrow.__version__}
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import headrace
 import psutil
@@ -130,7 +130,7 @@ class Stage:
         load: Load,
         *,
         partitions: int = 1,
-        codec: str = "none",
+        codec: Literal["none", "gzip", "lz4", "zstd"] = "none",
         batch_records: int | None = None,
         transfer_port: bool = False,
     ) -> Target:
@@ -143,7 +143,7 @@ class Stage:
         def fill() -> Iterator[Target]:
             with self.topic(partitions=partitions, transfer_port=transfer_port) as target:
                 values = load.values(batch_records)
-                settings = {} if batch_records is None else {"batch_records": batch_records}
+                settings: dict[str, Any] = {} if batch_records is None else {"batch_records": batch_records}
                 with headrace.Producer(
                     bootstrap_servers=target.bootstrap_servers, acks=1, compression_type=codec, **settings
                 ) as sender:

@@ -104,7 +104,7 @@ def cpu_seconds(pids: list[int]) -> float:
 def measure_cluster(rounds: int) -> list[dict[str, Any]]:
     """One row for each way of sending to a real broker: 100 MB a round and topic, in turn."""
     values = [os.urandom(100) + bytes(100) for _ in range(5_000)]
-    calls: dict[str, tuple[Any, str, int]] = {
+    calls: dict[str, tuple[Any, Any, int]] = {
         "send_many": (values, "none", 10_000),
         "Arrow in": (pa.array(values, pa.binary()), "none", 10_000),
         "send_many, batches of 100": (values, "none", 100),
@@ -114,7 +114,7 @@ def measure_cluster(rounds: int) -> list[dict[str, Any]]:
     rows = []
     with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1)) as cluster:
         servers = cluster.bootstrap_servers
-        pids = [cluster.broker(1).pid]
+        pids = [pid for pid in (cluster.broker(1).pid,) if pid is not None]
         for number, (name, (column, codec, batch_records)) in enumerate(calls.items()):
             costs: dict[str, list[float]] = {"header": [], "columns": []}
             with (

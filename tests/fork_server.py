@@ -56,21 +56,26 @@ class ForkedChild:
 
     @property
     def returncode(self) -> int | None:
+        """The exit code, negative for a signal; `None` while the process runs."""
         return self._process.exitcode
 
     def poll(self) -> int | None:
+        """Return the exit code without waiting."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the exit code."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
         return self._process.exitcode
 
     def terminate(self) -> None:
+        """Send SIGTERM."""
         self._process.terminate()
 
     def kill(self) -> None:
+        """Send SIGKILL."""
         self._process.kill()
 
     def wait_until_still(self) -> None:

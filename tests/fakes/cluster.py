@@ -66,6 +66,7 @@ class FakePartition:
         return None if epoch < 0 or (epoch == last_epoch and end >= offset) else (epoch, end)
 
     def append(self, batch: bytes) -> int:
+        """Append a batch as a leader does and return its base offset."""
         header = check_batch(batch, max_batch_bytes=2**26, max_records=10**6, max_payload_bytes=2**27)
         if header.producer_id >= 0:
             key = (header.producer_id, header.producer_epoch, header.base_sequence)
@@ -101,13 +102,17 @@ class FakePartition:
         return (found[0].base_offset, found[-1].end_offset) if found else (-1, 0)
 
     def values(self) -> list[bytes | None]:
+        """The values of all records, in order."""
         return [value for _, batch in self.batches for value in decode_batch(batch, max_payload_bytes=2**27).values()]
 
     def keys(self) -> list[bytes | None]:
+        """The keys of all records, in order."""
         return [key for _, batch in self.batches for key in decode_batch(batch, max_payload_bytes=2**27).keys()]
 
 
 class FakeTopic:
+    """A topic and the logs of its partitions."""
+
     def __init__(self, name: str, topic_id: bytes, partitions: int, max_batch_bytes: int) -> None:
         self.name, self.topic_id, self.max_batch_bytes = name, topic_id, max_batch_bytes
         self.partitions = [FakePartition() for _ in range(partitions)]
@@ -161,11 +166,11 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
         """`first` is the broker whose cluster this one joins."""
         self.first = first or self
         self.topics: dict[str, FakeTopic] = first.topics if first else {}
-        self.lock = first.lock if first else threading.Lock()
+        self.lock: threading.Lock = first.lock if first else threading.Lock()
         self.leaders: dict[tuple[str, int], int] = first.leaders if first else {}
         """Broker id by partition, where it is not 1."""
         self.addresses: dict[int, str] = first.addresses if first else {}
-        self.appended = first.appended if first else threading.Condition()
+        self.appended: threading.Condition = first.appended if first else threading.Condition()
         self.leaderless: set[tuple[str, int]] = first.leaderless if first else set()
         self.broker_id = len(self.addresses) + 1
         self.racks: dict[str, int] = {}
@@ -192,6 +197,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
         self._created = 0
 
     def create_topic(self, name: str, partitions: int = 1, max_batch_bytes: int = 1 << 20) -> FakeTopic:
+        """Add a topic that every fake of this cluster serves."""
         self._created += 1
         topic = FakeTopic(name, self._created.to_bytes(16, "big"), partitions, max_batch_bytes)
         self.topics[name] = topic
@@ -229,6 +235,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
     def GetMetadata(
         self, request: cluster_pb2.GetMetadataRequest, context: grpc.ServicerContext
     ) -> cluster_pb2.GetMetadataResponse:
+        """Answer for topics and brokers, or with the next fault."""
         assert self.hold.wait(30)
         self.calls["GetMetadata"] += 1
         response = cluster_pb2.GetMetadataResponse(
@@ -256,6 +263,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
     def InitProducerId(
         self, request: cluster_pb2.InitProducerIdRequest, context: grpc.ServicerContext
     ) -> cluster_pb2.InitProducerIdResponse:
+        """Assign the next producer id."""
         self.calls["InitProducerId"] += 1
         if self.coordinator_down:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator is away")
@@ -264,6 +272,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
             return cluster_pb2.InitProducerIdResponse(producer_id=self.first.producer_ids, producer_epoch=0)
 
     def Produce(self, request: broker_pb2.ProduceRequest, context: grpc.ServicerContext) -> broker_pb2.ProduceResponse:
+        """Check, deduplicate and append, as a leader does."""
         self.arrived.release()
         assert self.hold.wait(30)
         with self.lock:
@@ -310,6 +319,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
         return response
 
     def Fetch(self, request: broker_pb2.FetchRequest, context: grpc.ServicerContext) -> broker_pb2.FetchResponse:
+        """Return whole batches, waiting for the first one."""
         self.calls["Fetch"] += 1
         assert self.hold.wait(30)
         with self.appended:
@@ -357,7 +367,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
                     result.error.CopyFrom(to_detail(OffsetOutOfRangeError(f"{part.offset} of {log.start}..{log.end}")))
                     continue
                 size = 0
-                chosen = []
+                chosen: list[bytes] = []
                 for header, batch in log.batches:
                     if header.end_offset > part.offset and (not chosen or size + len(batch) <= part.max_bytes):
                         chosen.append(batch)
@@ -371,6 +381,7 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
     def ListOffsets(
         self, request: broker_pb2.ListOffsetsRequest, context: grpc.ServicerContext
     ) -> broker_pb2.ListOffsetsResponse:
+        """Look offsets up by time or at an end."""
         self.calls["ListOffsets"] += 1
         response = broker_pb2.ListOffsetsResponse()
         by_id = {topic.topic_id: topic for topic in self.topics.values()}
@@ -405,6 +416,7 @@ def _at_time(log: FakePartition, when_ms: int) -> int:
 
 @contextmanager
 def running_fake() -> Iterator[FakeCluster]:
+    """A fake cluster that stops with the block."""
     fake = FakeCluster()
     try:
         yield fake

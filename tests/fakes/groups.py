@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from headrace.v1 import cluster_pb2_grpc, groups_pb2, groups_pb2_grpc
 from headrace.wire.errors import GRPC_STATUS, STATUS_DETAILS_KEY, HeadraceError, to_detail, to_status_bytes
+
+if TYPE_CHECKING:
+    from tests.fakes.cluster import FakeCluster
 
 WAIT_SECONDS = 20
 
@@ -53,6 +57,7 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
         self._server.start()
 
     def stop(self) -> None:
+        """Stop the server."""
         with self.changed:
             self.changed.notify_all()
         self._server.stop(0).wait()
@@ -67,11 +72,13 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
             self.assigned = {where: self.assigned.get(where, self.epoch) for where in partitions}
             self.changed.notify_all()
 
-    def wait_for(self, condition, what: str) -> None:
+    def wait_for(self, condition: Callable[[], object], what: str) -> None:
+        """Wait until the condition holds; fail with what was awaited."""
         with self.changed:
             assert self.changed.wait_for(condition, WAIT_SECONDS), f"{what} did not come"
 
     def offset(self, topic: str, partition: int) -> int:
+        """Return the committed offset of a partition, -1 without one."""
         stored = self.offsets.get((topic, partition))
         return -1 if stored is None else stored.offset
 
@@ -102,7 +109,8 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
 
             self._fail(context, MetastoreUnavailableError("etcd is away"))
 
-    def Heartbeat(self, request, context):
+    def Heartbeat(self, request: Any, context: Any) -> Any:
+        """Return the assignment, once it changed or the wait is over."""
         with self.changed:
             self.heartbeats.append(request)
             self.changed.notify_all()
@@ -132,13 +140,15 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
                 by_topic[name].assignment_epochs.append(epoch)
             return response
 
-    def LeaveGroup(self, request, context):
+    def LeaveGroup(self, request: Any, context: Any) -> Any:
+        """Note who leaves."""
         with self.changed:
             self.left.append(request.member_id)
             self.changed.notify_all()
         return groups_pb2.LeaveGroupResponse()
 
-    def CommitOffsets(self, request, context):
+    def CommitOffsets(self, request: Any, context: Any) -> Any:
+        """Store offsets, or fail as the test asks."""
         with self.changed:
             self.commits.append(request)
             self.commit_seconds.append(context.time_remaining())
@@ -162,7 +172,8 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
                 context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
             return response
 
-    def FetchOffsets(self, request, context):
+    def FetchOffsets(self, request: Any, context: Any) -> Any:
+        """Return the stored offsets."""
         with self.changed:
             self.looked_up.append(request)
             response = groups_pb2.FetchOffsetsResponse(revision=self.revision)
@@ -182,7 +193,7 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
 
 
 @contextmanager
-def fake_groups(cluster) -> Iterator[FakeGroups]:
+def fake_groups(cluster: FakeCluster) -> Iterator[FakeGroups]:
     """The coordinator of a `FakeCluster`, whose topics are there already."""
     groups = FakeGroups(cluster, {name: topic.topic_id for name, topic in cluster.topics.items()})
     cluster.coordinators = [groups.address]

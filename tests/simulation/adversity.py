@@ -25,11 +25,12 @@ class Adversity:
     def without(self, name: str) -> Self:
         """The same plan without one kind of fault or rate."""
         plan: Any = self
-        return replace(
+        less: Self = replace(
             plan,
             faults=tuple(each for each in self.faults if each != name),
             rates=tuple(each for each in self.rates if each != name),
         )
+        return less
 
     def network_rates(self) -> NetworkRates:
         """How the network behaves."""

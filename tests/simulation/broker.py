@@ -226,8 +226,8 @@ class Broker:
     def scrub(self) -> None:
         """Look for corruption everywhere now."""
         for host in list(self.logs.values()):
-            if host.is_open:
-                self.do(lambda host=host: maintenance._scrub_partition(host.partition))
+            if host.partition is not None and host.is_open:
+                self.do(partial(maintenance._scrub_partition, host.partition))
 
     def delete_records(self, host: Host, before: int) -> Callable[[], bool]:
         """Raise the log start, as DeleteRecords does; what is returned says whether it was answered that it is."""
@@ -285,7 +285,7 @@ class SimulatedBroker(app.BrokerServer):
             threads_of: Any = owner
             threads_of._executor = life._executor(size)
 
-    def _make_server(self, _max_connections: int, **_checks: Any) -> Any:
+    def _make_server(self, max_connections: int, **checks: Any) -> Any:
         return Server(self.life.cluster.transport, self.life.loop, self.life.process)
 
     def _add_process_service(self, replica_manager: ReplicaManager) -> None:

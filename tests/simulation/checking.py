@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
 
-def sound(result, target):
+def sound(result: Any, target: str) -> Any:
     """Fail with the trace's end and the command that repeats the run, a target of make, where it broke a promise."""
     tail = "\n".join(result.trace[-60:])
     plan = result.plan
@@ -20,7 +24,9 @@ def sound(result, target):
     return result
 
 
-def counts_of_all(factory, name, first, parts, counts):
+def counts_of_all(
+    factory: pytest.TempPathFactory, name: str, first: int, parts: int, counts: Mapping[str, int]
+) -> Counter[str] | None:
     """Sum the counts of tests that share a run's seeds, in whichever processes; None but for the last of them."""
     base = factory.getbasetemp()
     directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
@@ -31,13 +37,13 @@ def counts_of_all(factory, name, first, parts, counts):
     found = list(directory.glob("*.json"))
     if len(found) < parts:
         return None
-    total = Counter()
+    total: Counter[str] = Counter()
     for part in found:
         total.update(json.loads(part.read_text()))
     return total
 
 
-def outputs_under_two_hash_seeds(code):
+def outputs_under_two_hash_seeds(code: str) -> list[str]:
     """What the program prints in two processes whose strings hash differently."""
     return [
         subprocess.run(

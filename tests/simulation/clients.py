@@ -36,7 +36,7 @@ MAX_OPEN = 6
 """Sends whose end is open, by partition."""
 READ_BYTES = 900
 SIZES = (12, 20, 48)
-ACKS = {-1: "all", 0: "0", 1: "1"}
+ACKS: dict[int, Any] = {-1: "all", 0: "0", 1: "1"}
 LATE_MS = 2_000
 LATE_RATE = 0.04
 """So often a consumer is busy for so long, on average: retention and DeleteRecords get ahead of it."""
@@ -44,7 +44,7 @@ DELIVERY_MS = 900_000
 GIVING_UP_MS = 1_200
 LIFE_MS = 1_500
 """After so long a producer ends and another begins, where partitions forget them."""
-CODECS = ("none", "none", "gzip", "zstd")
+CODECS: tuple[Any, ...] = ("none", "none", "gzip", "zstd")
 SETTINGS: dict[str, Any] = {
     "request_timeout_ms": 700,
     "retry_backoff_ms": 40,
@@ -294,7 +294,7 @@ class Consumer(_Reading):
         positions = None if self._core is None else self._core._fetcher.positions
         if positions is None or self.where not in positions:
             return False
-        same_life = positions.topic_id(self.where) == self.cluster.topic.topic_id
+        same_life: bool = positions.topic_id(self.where) == self.cluster.topic.topic_id
         return same_life and positions.position(self.where) >= offset
 
     @property
@@ -305,7 +305,7 @@ class Consumer(_Reading):
     async def _live(self) -> None:
         rack = f"rack {1 + self._chance.randrange(len(self._servers))}" if self.follower else ""
         # No batch is rotten everywhere: none may be left out, nor get where nobody writes but the producers.
-        corrupt = random.Random(f"{self.cluster.plan.seed}/{self.name}/corrupt").choice(CORRUPT_BATCHES)
+        corrupt: Any = random.Random(f"{self.cluster.plan.seed}/{self.name}/corrupt").choice(CORRUPT_BATCHES)
         consumer = aio.Consumer(
             bootstrap_servers=self._servers,
             on_corrupt_batch=corrupt,
@@ -353,7 +353,7 @@ class Reader(_Reading):
     async def _live(self) -> None:
         while True:
             await self._rest(self.period_ms)
-            part = {"last_per_partition": 5} if self._chance.random() < 0.7 else {}
+            part: dict[str, Any] = {"last_per_partition": 5} if self._chance.random() < 0.7 else {}
             partitions = [self.where.partition]
             reader = aio.Reader(TOPIC, partitions=partitions, bootstrap_servers=self._servers, **part, **FETCHING)
             self._watch(reader)

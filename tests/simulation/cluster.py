@@ -494,7 +494,7 @@ class Cluster:
             for shadow in list(partition.replicas.values()):
                 if shadow.host is None and shadow.corrupt:
                     del partition.replicas[shadow.broker_id]
-                elif shadow.corrupt:
+                elif shadow.host is not None and shadow.corrupt:
                     shadow.corrupt = not shadow.host.is_open
 
     def _is_quiet_now(self) -> bool:

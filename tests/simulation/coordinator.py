@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from headrace.log.directory import LogId
 from headrace.v1 import cluster_pb2_grpc
 from headrace.wire.errors import MetastoreUnavailableError
 from headrace_coordinator.core.control import new_sessions
@@ -185,7 +186,7 @@ class Coordinator:
             for _, found in decided:
                 self.world.count(f"controller: {found.step.value}")
                 if found.after.unclean and not found.before.unclean:
-                    self.cluster.checks.unclean_allowed((found.topic_id, found.partition))
+                    self.cluster.checks.unclean_allowed(LogId(found.topic_id, found.partition))
             return decided
 
         reconciler.changes = changes

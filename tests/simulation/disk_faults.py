@@ -173,7 +173,7 @@ class DiskFaults(Faults):
     def _clock_jump(self, chance: random.Random) -> bool:
         """Where records go by their age, a jump that is guarded against (H43)."""
         node = chance.choice(list(self.cluster.brokers.values()))
-        jumps = (-3_600_000, -5_000, 5_000, 3_600_000)
+        jumps: tuple[int, ...] = (-3_600_000, -5_000, 5_000, 3_600_000)
         if self.cluster.plan.goes_by_age:
             jumps = (-30 * DAY_MS, 30 * DAY_MS)
         node.wall.offset_ms += chance.choice(jumps)

@@ -57,20 +57,34 @@ class Stage(Protocol):
     """What is simulated: a cluster, or consumer groups on one."""
 
     @property
-    def world(self) -> World: ...
+    def world(self) -> World:
+        """What the events run in."""
+
     @property
-    def plan(self) -> Plan | GroupPlan: ...
-    def prepare(self) -> None: ...
-    def begin_faults(self) -> None: ...
-    def step(self) -> None: ...
-    def finish(self) -> None: ...
+    def plan(self) -> Plan | GroupPlan:
+        """What was drawn from the seed."""
+
+    def prepare(self) -> None:
+        """Start the processes and wait until they serve."""
+
+    def begin_faults(self) -> None:
+        """Begin what a run without faults leaves out."""
+
+    def step(self) -> None:
+        """Run the next event and check the invariants."""
+
+    def finish(self) -> None:
+        """Heal everything and check what must hold at the end."""
 
 
 class Adversary(Protocol):
     """What does the faults."""
 
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
+    def start(self) -> None:
+        """Begin to do faults."""
+
+    def stop(self) -> None:
+        """Do no further fault."""
 
 
 def play(stage: Stage, nemesis: Adversary) -> None:

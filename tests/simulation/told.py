@@ -122,7 +122,8 @@ class Told:
 
     def sends(self, client: str, key: LogId, header: BatchHeader, batch: memoryview) -> None:
         """A producer sends a batch, for the first time or again."""
-        values = tuple(map(name_of, decode_batch(bytes(batch), max_payload_bytes=PAYLOAD_BYTES).values()))
+        columns = decode_batch(bytes(batch), max_payload_bytes=PAYLOAD_BYTES)
+        values = tuple(name_of(value or b"") for value in columns.values())
         self.cluster.world.count(COMPRESSED, header.codec != Codec.NONE)
         self.values[header.producer_id, header.producer_epoch, header.base_sequence, header.crc] = values
         for value in values:
@@ -237,6 +238,7 @@ class Produced(Exchange):
         return [(key, self.parts[key], part) for key, part in found]
 
     def answered(self, answer: bytes) -> str:
+        """Note what the server answers; return a line for the trace."""
         said, cluster = [], self.told.cluster
         broker = self.told.broker_at(self.address)
         for key, sent, part in self._results(answer):
@@ -248,6 +250,7 @@ class Produced(Exchange):
         return f"answer to {self.client}: {'; '.join(said)}"
 
     def arrived(self, answer: bytes) -> None:
+        """Note what the producer now has acknowledged."""
         if self.acks != broker_pb2.ACKS_ALL:
             return
         for key, sent, part in self._results(answer):
@@ -270,6 +273,7 @@ class Fetched(Exchange):
         self.before = {key: told.of(key).as_of_now() for key in self.parts}
 
     def arrived(self, answer: bytes) -> None:
+        """Check the records that a reader receives."""
         spliced = parse_fetch_response(answer)
         batches = iter(spliced.batches)
         for topic in spliced.message.topics:
@@ -324,6 +328,7 @@ class Listed(Fetched):
         self.before = {key: told.of(key).as_of_now() for key in self.parts}
 
     def arrived(self, answer: bytes) -> None:
+        """Check the offsets that a client receives."""
         for topic in broker_pb2.ListOffsetsResponse.FromString(answer).topics:
             for part in topic.partitions:
                 key = LogId(topic.topic_id, part.partition)

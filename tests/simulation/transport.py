@@ -389,4 +389,6 @@ def _open_channel(address: str, options: Any, identity: Any) -> Any:
     return _Channel(transport, loop, loop.process, address)
 
 
-replica_fetcher.open_channel = _open_channel  # Followers on a virtual loop meet their leaders here.
+# Followers on a virtual loop meet their leaders here.
+followers: Any = replica_fetcher
+followers.open_channel = _open_channel

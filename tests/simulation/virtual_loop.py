@@ -147,7 +147,7 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
 
     def run(self, call: Callable[..., object], *args: Any) -> None:
         """Do something on the loop now, in the present event, and what becomes ready by it."""
-        self._ready.append(asyncio.Handle(call, args, self, None))  # type: ignore[arg-type]
+        self._ready.append(asyncio.Handle(call, args, self, None))
         if not self._is_running:
             self._run_ready()
 

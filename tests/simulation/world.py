@@ -150,8 +150,8 @@ class World:
                 self.note(event.process.name, event.what)
             try:
                 call()
-            except PowerLost as lost:
-                self.stopped = lost
+            except PowerLost as error:
+                self.stopped = error
             if self.stopped is not None:
                 lost, self.stopped = self.stopped, None
                 self.on_power_lost(lost)

@@ -51,7 +51,7 @@ def send(task: Task, callback: Any = None) -> Iterator[int]:
 
 def send_with_callbacks(task: Task) -> Iterator[int]:
     """`produce()` in a loop, each told of by a callback."""
-    delivered = []
+    delivered: list[Any] = []
 
     def on_delivery(error: Any, message: Any) -> None:
         assert error is None, error

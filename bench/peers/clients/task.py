@@ -68,7 +68,8 @@ def main(operations: Mapping[str, Operation]) -> None:
     first = next(running)
     assert first == 0, "an operation first says that it is connected"
     before, started = _processor_seconds(), time.perf_counter()
-    marks, step = [], task.records / MARKS
+    marks: list[tuple[int, float]] = []
+    step = task.records / MARKS
     for count in running:
         if count >= (len(marks) + 1) * step:
             marks.append((count, time.perf_counter() - started))

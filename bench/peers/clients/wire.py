@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 WAIT_SECONDS = 120.0
 READ_BYTES = 1 << 20
@@ -33,7 +34,7 @@ class Connection:
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECONDS)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.stream = self.socket.makefile("rb", buffering=READ_BYTES)
+        self.stream: Any = self.socket.makefile("rb", buffering=READ_BYTES)
         self._answered = 0
         self._changed = threading.Condition()
 
@@ -43,13 +44,13 @@ class Connection:
 
     def read(self, count: int) -> bytes:
         """Exactly so many bytes."""
-        data = self.stream.read(count)
+        data: bytes = self.stream.read(count)
         assert len(data) == count, "the server closed the connection"
         return data
 
     def receive(self) -> bytes:
         """What has come; waits for some."""
-        data = self.stream.read1(READ_BYTES)
+        data: bytes = self.stream.read1(READ_BYTES)
         assert data, "the server closed the connection"
         return data
 
