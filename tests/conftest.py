@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from _pytest.nodeid import NodeId
 from hypothesis import settings
 
-from tests.core_coverage import METER
 from tests.fork_server import forked_services, is_fork_server
 
 pytest_plugins = ["headrace_devcluster.fixtures", "tests.async_tests", "tests.spark_session"]
@@ -23,6 +24,8 @@ settings.register_profile("headrace", deadline=None)  # Examples are not timed: 
 settings.load_profile("headrace")
 
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+GRACE_S = 60.0
+"""A test that runs for twice its timeout, and this much longer, ends its worker."""
 _GROUPS = {
     "headrace_cluster": "headrace_cluster",
     "spark_session": "spark_session",
@@ -44,8 +47,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(directory.cleanup)
         sys.dont_write_bytecode = False
         sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = directory.name
-    if METER is not None:
-        config.pluginmanager.register(METER)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -65,6 +66,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if group:
             item._id = NodeId.parse(f"{item.nodeid}@{group}")
             assert item.nodeid.endswith(f"@{group}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End a worker whose test its timeout does not end, with the stacks of all threads.
+
+    pytest-timeout raises from a signal's handler in the main thread. Python drops what is raised within a finalizer,
+    and runs no handler while C code does not return: such a test would hold up the run without a word.
+    """
+    marker = item.get_closest_marker("timeout")
+    seconds = float(marker.args[0] if marker and marker.args else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(
+        2 * seconds + GRACE_S, exit=True, file=item.config.stash[fault_handler_stderr_fd_key]
+    )
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_runtest_setup() -> None:

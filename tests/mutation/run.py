@@ -22,7 +22,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol, Self
 
-from tests import core_coverage
 from tests.mutation.mutants import Killer, Mutant, Scenario, Simulation, StaleEntryError, Test, apply
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +40,6 @@ FILES = (
     "pyproject.toml",
     "tests/async_tests.py",
     "tests/conftest.py",
-    "tests/core_coverage.py",
     "tests/fork_server.py",
     "tests/spark_session.py",
 )
@@ -90,8 +88,8 @@ class JudgeProcess:
     """The process of `judge.py`; one caller at a time. It ends with the context."""
 
     def __enter__(self) -> Self:
-        # What a copy compiles to, or which of its lines ran, is of no use to another one.
-        ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", core_coverage.VARIABLE)
+        # What a copy compiles to is of no use to another one.
+        ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-B", str(Path(__file__).with_name("judge.py"))],

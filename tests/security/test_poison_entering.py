@@ -14,7 +14,6 @@ from headrace.wire.errors import CorruptBatchError, ErrorCode, Outcome, Unsuppor
 from headrace_broker.runtime.partition import AppendResult, Partition
 from headrace_server.topic_configs import TopicConfig, Validation, parse_topic_config
 
-from tests.core_coverage import METER, run_unmeasured
 from tests.fakes.manual_clock import ManualClock
 from tests.security.poison import GOOD, MIB, NOW_MS, poisons, sealed, wild_times, zeros_bomb
 from tests.unit.broker.test_broker_runtime import leading_partition
@@ -115,11 +114,8 @@ async def test_flood_of_producer_ids_doubles_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
-def test_bombs_are_inflated_one_after_the_other(codec: Codec, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_bombs_are_inflated_one_after_the_other(codec: Codec, tmp_path: Path) -> None:
     """Eight batches that inflate to 48 MiB each, sent at once to two partitions, never hold more than 64 MiB."""
-    if METER is not None:
-        run_unmeasured(request.node.nodeid)
-        return
     noise = 400_000
     values = [bytes(48 * MIB - noise) + zeros_bomb(8 * MIB, noise=noise)[:noise]]
     bomb = encode_batch(values, base_timestamp_ms=NOW_MS, codec=codec)
