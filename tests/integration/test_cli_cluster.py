@@ -210,11 +210,11 @@ def test_a_dead_broker_is_named_with_what_to_do(own_cluster: Callable[..., Local
     cluster.broker(2).kill()
     deadline = time.monotonic() + 30
     problems: list[dict[str, str]] = []
-    while not any(each["kind"] == "offline_partitions" for each in problems):
+    while not any(each["check"] == "offline_partitions" for each in problems):
         assert time.monotonic() < deadline, f"the dead broker was not noticed: {problems}"
         ended = headrace("cluster", "health", "--output", "json", "--timeout", "2")
         problems = json.loads(ended.stdout or "{}").get("problems", [])
     assert ended.returncode == 5
-    (offline,) = (each for each in problems if each["kind"] == "offline_partitions")
-    assert "clicks-" in offline["message"]
+    (offline,) = (each for each in problems if each["check"] == "offline_partitions")
+    assert "clicks-" in offline["found"]
     assert "Bring back broker 2" in offline["action"]

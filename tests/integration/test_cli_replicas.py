@@ -153,7 +153,7 @@ def test_a_move_is_shown_and_taken_back(
             ["moving"]
         ]
         health = json.loads(headrace("cluster", "health", "--output", "json", *quick).out)
-        assert [each["kind"] for each in health["notices"]] == ["moves_under_way"]
+        assert [each["check"] for each in health["notices"]] == ["moves_under_way"]
         assert "cancelled 1 move: clicks-0" in headrace.ok("partition", "reassign", "--cancel")
         assert headrace.ok("partition", "reassign") == "nothing is moving\n"
         assert sorted(headrace.replicas()[0]) == sorted(before)
@@ -177,7 +177,7 @@ def test_a_drained_broker_leads_nothing_until_it_is_back(headrace: CommandLine) 
     assert leads() == 2
     assert headrace.last("broker", "drain", "2", "--wait", "--wait-timeout", WAIT)["leads"] == 0
     health = headrace.document("cluster", "health")
-    assert [each["kind"] for each in health["notices"]] == ["drained_broker"]
+    assert [each["check"] for each in health["notices"]] == ["drained_broker"]
     assert health["healthy"]
     assert headrace.ok("broker", "undrain", "2") == "undrained broker 2\n"
     assert len(headrace.document("partition", "list", "--problem", "not_preferred")) == 2
@@ -204,7 +204,7 @@ def test_health_watches_a_broker_die_and_come_back(headrace: CommandLine) -> Non
         "the dead replica leaves every in-sync set",
     )
     problems = json.loads(headrace("cluster", "health", "--output", "json").out)["problems"]
-    assert [each["kind"] for each in problems] == ["under_replicated"]
+    assert [each["check"] for each in problems] == ["under_replicated"]
     assert "Bring back broker 2." in problems[0]["action"]
     produce(cluster, "clicks", RECORDS)
     (found, *_) = headrace.document("topic", "describe", "clicks")["partitions"]
@@ -246,7 +246,7 @@ def test_an_unclean_election_shows_the_loss_and_makes_it(headrace: CommandLine) 
     ended = headrace(*elect, "--broker", str(follower), "--yes")
     assert (ended.code, "records from offset 100 on are lost" in ended.err) == (0, True)
     assert "elected 1 leader of 1 partition" in ended.out
-    assert [each["kind"] for each in json.loads(headrace("cluster", "health", "--output", "json").out)["notices"]] == [
+    assert [each["check"] for each in json.loads(headrace("cluster", "health", "--output", "json").out)["notices"]] == [
         "unclean_leader"
     ]
     assert read(cluster, "clicks") == list(range(100))
@@ -261,7 +261,7 @@ def test_etcd_away_is_told(headrace: CommandLine) -> None:
     headrace.cluster.etcd.pause()
     try:
         ended = headrace("cluster", "health", "--timeout", "2", "--output", "json")
-        assert [each["kind"] for each in json.loads(ended.out)["problems"]] == ["etcd_unavailable"]
+        assert [each["check"] for each in json.loads(ended.out)["problems"]] == ["etcd_unavailable"]
         assert ended.code == 5
     finally:
         headrace.cluster.etcd.resume()

@@ -165,7 +165,7 @@ def test_health_names_the_problem_and_the_remedy(headrace: Any, held: Any) -> No
     assert ended.code == ExitCode.UNHEALTHY
     assert "* no coordinator is the controller" in ended.out
     assert "* 1 partition has no leader: clicks-1\n  -> Bring back broker 2, which" in ended.out
-    kinds = [each["kind"] for each in json.loads(headrace("cluster", "health", "--output", "json").out)["problems"]]
+    kinds = [each["check"] for each in json.loads(headrace("cluster", "health", "--output", "json").out)["problems"]]
     assert kinds == ["no_controller", "offline_partitions"]
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.findings import Status
 from headrace.cli.doctor import host as doctor_host
-from headrace.cli.doctor.checks import Status, check_processes
+from headrace.cli.doctor.checks import check_processes
 from headrace.cli.doctor.host_checks import HostFacts, UnreadableCertificate, check_host
 from headrace.cli.main import run
 from headrace.client.admin.processes import (

@@ -20,7 +20,7 @@ def three(held: Any) -> Any:
 
 
 def kinds(headrace: Any, which: str = "problems") -> list[str]:
-    return [each["kind"] for each in json.loads(headrace("cluster", "health", "--output", "json").out)[which]]
+    return [each["check"] for each in json.loads(headrace("cluster", "health", "--output", "json").out)[which]]
 
 
 def test_a_healthy_cluster_is_one_line(headrace: Any, three: Any) -> None:
@@ -141,7 +141,7 @@ def test_watching_outlasts_a_cluster_that_is_away(headrace: Any, three: Any, hap
     ended = headrace("cluster", "health", "--watch", "--exit-when-healthy", "--output", "json")
     documents = [json.loads(line) for line in ended.out.splitlines()]
     assert (ended.code, [each["healthy"] for each in documents]) == (0, [False, True])
-    assert documents[0]["problems"][0]["kind"] == "unreachable"
+    assert documents[0]["problems"][0]["check"] == "unreachable"
     assert documents[0]["brokers"] is None
 
 

@@ -1,4 +1,4 @@
-"""`headrace cluster health`: asks the cluster, judges what it hears (`health.py`), and shows it, once or until told."""
+"""`headrace cluster health`: query the cluster, check it (`health.py`), and print the findings, once or repeatedly."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.broker.drain import drained_brokers
-from headrace.cli.cluster.health import CatchingUp, Problem, catching_up, find_notices, find_problems
+from headrace.cli.cluster.health import CatchingUp, catching_up, failure, find_failures, find_notices
 from headrace.cli.common.arguments import counted
 from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.findings import Finding
 from headrace.cli.common.rendering import JsonValue, Note, Report, Section
 from headrace.cli.common.session import CommandFailed, Session, command
 from headrace.cli.common.watching import Interval, RateWindow, Screen, WaitTimeout, eta_text, rounds
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 class Picture:
     """The cluster at one moment."""
 
-    # None: it could not be asked.
     cluster: "ClusterDescription | None"
-    problems: list[Problem]
-    notices: list[Problem] = field(default_factory=list)
+    """`None` means that no server answered."""
+    problems: list[Finding]
+    """Failures, of which a healthy cluster has none."""
+    notices: list[Finding] = field(default_factory=list)
     behind: CatchingUp | None = None
 
 
@@ -69,7 +71,7 @@ def health(
             if exit_when_healthy and not picture.problems:
                 return
     if picture.cluster is None:
-        raise CommandFailed(ExitCode.UNREACHABLE, picture.problems[0].message)
+        raise CommandFailed(ExitCode.UNREACHABLE, picture.problems[0].found)
     if picture.problems:
         raise CommandFailed(ExitCode.UNHEALTHY)
 
@@ -86,26 +88,29 @@ def _look(admin: "Admin", *, outlasts_errors: bool) -> Picture:
     except HeadraceError as error:
         if not outlasts_errors:
             raise
-        return Picture(None, [Problem("unreachable", error.message, error.action or "Look at the servers' logs.")])
+        return Picture(None, [failure("unreachable", error.message, error.action or "Look at the servers' logs.")])
     drained, without_etcd = _drained(admin)
     logs, silent = gather_logs(admin, (broker.broker_id for broker in cluster.brokers))
-    problems = without_etcd + find_problems(cluster, topics, logs)
+    problems = [*without_etcd, *find_failures(cluster, topics, logs)]
     for broker_id, cause in silent.items():
         action = cause.action or f"Look at the log of broker {broker_id}."
-        problems.append(Problem("broker_unanswering", silence_text(broker_id, cause), action))
-    return Picture(cluster, problems, find_notices(cluster, topics, drained), catching_up(topics, logs))
+        problems.append(failure("broker_unanswering", silence_text(broker_id, cause), action))
+    return Picture(cluster, problems, list(find_notices(cluster, topics, drained)), catching_up(topics, logs))
 
 
-def _drained(admin: "Admin") -> tuple[list[int], list[Problem]]:
-    """The drained brokers, from etcd itself: what a coordinator remembers would not tell that etcd is away."""
+def _drained(admin: "Admin") -> tuple[list[int], list[Finding]]:
+    """Return the drained brokers as etcd has them, and a failure if etcd does not answer.
+
+    A coordinator's cache would hide that etcd is away.
+    """
     from headrace.wire.errors import HeadraceError
 
     try:
         return drained_brokers(admin), []
     except HeadraceError as error:
         message = f"the coordinators do not reach etcd, so nothing is elected or changed: {error.message}"
-        action = "Look at etcd; it needs a majority. Leaders go on without it meanwhile."
-        return [], [Problem("etcd_unavailable", message, action)]
+        action = "Look at etcd; it needs a majority. Leaders continue without it meanwhile."
+        return [], [failure("etcd_unavailable", message, action)]
 
 
 def _report(picture: Picture, rate: RateWindow) -> Report:
@@ -119,14 +124,14 @@ def _report(picture: Picture, rate: RateWindow) -> Report:
     document: dict[str, JsonValue] = {
         "healthy": not picture.problems,
         **counts,
-        "problems": [_document(each) for each in picture.problems],
-        "notices": [_document(each) for each in picture.notices],
+        "problems": [each.document() for each in picture.problems],
+        "notices": [each.document() for each in picture.notices],
         "catching_up": {"replicas": behind.replicas, "records": behind.records} if behind else None,
     }
     numbers = ", ".join(f"{number} {name}" for name, number in counts.items()) if cluster else "not reachable"
     sections: list[Section] = [Note(f"{'unhealthy' if picture.problems else 'healthy'}: {numbers}")]
-    sections += [Note(f"* {each.message}\n  -> {each.action}") for each in picture.problems]
-    sections += [Note(f"- {each.message}\n  -> {each.action}") for each in picture.notices]
+    sections += [Note(f"* {each.found}\n  -> {each.action}") for each in picture.problems]
+    sections += [Note(f"- {each.found}\n  -> {each.action}") for each in picture.notices]
     if behind:
         sections.append(
             Note(
@@ -135,7 +140,3 @@ def _report(picture: Picture, rate: RateWindow) -> Report:
             )
         )
     return Report(document, sections)
-
-
-def _document(problem: Problem) -> dict[str, JsonValue]:
-    return {"kind": problem.kind, "message": problem.message, "action": problem.action}

@@ -1,15 +1,16 @@
-"""What is wrong with a cluster and what to do about it: facts in, problems out. Pure.
+"""Checks of `headrace cluster health`: descriptions of the cluster in, findings out. Pure.
 
-A problem makes the cluster unhealthy: something cannot be written or read, or would not survive the next failure. A
-notice does not: an administrator asked for it (a move, a drain), or costs no more than time.
+A failure makes the cluster unhealthy: something cannot be written or read, or would not survive the next failure.
+A notice does not.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.cli.common.arguments import broker_list, counted
+from headrace.cli.common.findings import Finding, Status
 from headrace.cli.partition.problems import PartitionProblem, missing_replicas, problems_of
 from headrace.cli.partition.replica_logs import leader_logs
 
@@ -20,74 +21,69 @@ if TYPE_CHECKING:
     NamedPartition = tuple[str, PartitionDescription]
 
 MAX_NAMED = 10
-"""How many partitions one problem names before it says `and n more`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong, or worth to know."""
-
-    # A constant word, for programs.
-    kind: str
-    # What is wrong, in one sentence.
-    message: str
-    # What to do, in one sentence.
-    action: str
+"""How many partitions one finding names before it ends with `and n more`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatchingUp:
-    """How far the replicas that are not in sync have to go."""
+    """How far the replicas that are not in sync are behind."""
 
     replicas: int
-    # Records that they lack, all together; those that have not fetched yet lack the whole log.
     records: int
+    """Sum of the records that they lack; a replica that has not fetched yet lacks the whole log."""
 
 
-def find_problems(
+def failure(check: str, found: str, action: str) -> Finding:
+    """Return what makes the cluster unhealthy."""
+    return Finding(check, "cluster", Status.FAILURE, found, action)
+
+
+def _notice(check: str, found: str, action: str) -> Finding:
+    return Finding(check, "cluster", Status.NOTICE, found, action)
+
+
+def find_failures(
     cluster: "ClusterDescription", topics: "Sequence[TopicDescription]", logs: "Sequence[LogInfo]"
-) -> list[Problem]:
-    """Everything that is wrong, the gravest first; empty when the cluster is healthy."""
+) -> Iterator[Finding]:
+    """Yield everything that is wrong, the gravest first; nothing if the cluster is healthy."""
     live = {broker.broker_id for broker in cluster.brokers}
     found = _by_problem(topics, _able(cluster))
-    problems: list[Problem] = []
     if not cluster.controller_id:
-        problems.append(
-            Problem(
-                "no_controller",
-                "no coordinator is the controller, so nothing is elected or placed",
-                "Look at the coordinators' logs; they need etcd with a majority.",
-            )
+        yield failure(
+            "no_controller",
+            "no coordinator is the controller, so nothing is elected or placed",
+            "Look at the coordinators' logs; they need etcd with a majority.",
         )
     if not cluster.brokers:
-        problems.append(Problem("no_brokers", "no broker is registered", "Start the brokers; look at their logs."))
+        yield failure("no_brokers", "no broker is registered", "Start the brokers; look at their logs.")
     if offline := found[PartitionProblem.OFFLINE]:
-        problems.append(_offline(offline, live))
+        yield _offline(offline, live)
     if under := found[PartitionProblem.UNDER_MIN_IN_SYNC]:
-        message = (
+        yield failure(
+            "under_min_in_sync",
             f"{_have(len(under))} fewer replicas in sync than min_insync_replicas, so acks=all is refused: "
-            f"{_names(under)}"
+            f"{_names(under)}",
+            _recovery(under, live),
         )
-        problems.append(Problem("under_min_in_sync", message, _recovery(under, live)))
-    problems += [
-        Problem(
-            "replica_offline",
-            f"broker {log.broker_id} has taken {log.topic}-{log.partition} offline: {log.offline_reason}",
-            f"Look at the log of broker {log.broker_id}; its disk has failed or a file is corrupt.",
-        )
-        for log in logs
-        if log.offline_reason
-    ]
+    for log in logs:
+        if log.offline_reason:
+            yield failure(
+                "replica_offline",
+                f"broker {log.broker_id} has taken {log.topic}-{log.partition} offline: {log.offline_reason}",
+                f"Look at the log of broker {log.broker_id}; its disk has failed or a file is corrupt.",
+            )
     if behind := found[PartitionProblem.UNDER_REPLICATED]:
-        message = f"{_have(len(behind))} not all replicas in sync: {_names(behind)}"
-        problems.append(Problem("under_replicated", message, _recovery(behind, live)))
-    return problems
+        yield failure(
+            "under_replicated",
+            f"{_have(len(behind))} not all replicas in sync: {_names(behind)}",
+            _recovery(behind, live),
+        )
 
 
 def find_notices(
     cluster: "ClusterDescription", topics: "Sequence[TopicDescription]", drained: Collection[int]
-) -> list[Problem]:
-    """What is worth to know of a cluster that may well be healthy.
+) -> Iterator[Finding]:
+    """Yield what an administrator should know, also of a healthy cluster.
 
     Args:
         cluster: the cluster.
@@ -98,54 +94,42 @@ def find_notices(
     stopping = {broker.broker_id for broker in cluster.brokers} - able - set(drained)
     leads = Counter(each.leader_id for topic in topics for each in topic.partitions if each.leader_id >= 0)
     found = _by_problem(topics, able)
-    notices = []
     for broker_id in sorted(drained):
-        notices.append(
-            Problem(
-                "drained_broker",
-                f"broker {broker_id} is drained: it leads {counted(leads[broker_id], 'partition')} "
-                "and gets no new replicas",
-                f"When its work is done, run `headrace broker undrain {broker_id}`.",
-            )
+        yield _notice(
+            "drained_broker",
+            f"broker {broker_id} is drained: it leads {counted(leads[broker_id], 'partition')} "
+            "and gets no new replicas",
+            f"When its work is done, run `headrace broker undrain {broker_id}`.",
         )
     for broker_id in sorted(stopping):
-        notices.append(
-            Problem(
-                "stopping_broker",
-                f"broker {broker_id} is stopping and hands its leadership over",
-                "Wait for it, or see its log.",
-            )
+        yield _notice(
+            "stopping_broker",
+            f"broker {broker_id} is stopping and hands its leadership over",
+            "Wait for it, or see its log.",
         )
     if moving := found[PartitionProblem.MOVING]:
-        notices.append(
-            Problem(
-                "moves_under_way",
-                f"{counted(len(moving), 'partition')} moving: {_names(moving)}",
-                "`headrace partition reassign --watch` shows how far they are.",
-            )
+        yield _notice(
+            "moves_under_way",
+            f"{counted(len(moving), 'partition')} moving: {_names(moving)}",
+            "`headrace partition reassign --watch` shows how far they are.",
         )
     if unclean := found[PartitionProblem.UNCLEAN]:
-        notices.append(
-            Problem(
-                "unclean_leader",
-                f"{_have(len(unclean))} a leader from an unclean election and may lack records: {_names(unclean)}",
-                "Nothing to do here; what was lost is lost. It is said until the next leader is elected.",
-            )
+        yield _notice(
+            "unclean_leader",
+            f"{_have(len(unclean))} a leader from an unclean election and may lack records: {_names(unclean)}",
+            "No action restores the records. This notice ends with the next election of a leader.",
         )
     if elsewhere := found[PartitionProblem.NOT_PREFERRED]:
         counts = ", ".join(f"broker {broker_id} leads {leads[broker_id]}" for broker_id in sorted(able))
-        notices.append(
-            Problem(
-                "leader_imbalance",
-                f"{len(elsewhere)} of {leads.total()} partitions not led by the preferred replica ({counts})",
-                "The controller puts that right from time to time; `headrace partition elect` does it now.",
-            )
+        yield _notice(
+            "leader_imbalance",
+            f"{len(elsewhere)} of {leads.total()} partitions not led by the preferred replica ({counts})",
+            "The controller corrects this periodically; `headrace partition elect` does it now.",
         )
-    return notices
 
 
 def catching_up(topics: "Sequence[TopicDescription]", logs: "Sequence[LogInfo]") -> CatchingUp | None:
-    """How far replicas are behind their leaders, as those see it; None where all are in sync."""
+    """Return how far replicas are behind their leaders, by the leaders' state; `None` means that all are in sync."""
     leads = leader_logs(logs)
     replicas = records = 0
     for topic in topics:
@@ -162,7 +146,7 @@ def catching_up(topics: "Sequence[TopicDescription]", logs: "Sequence[LogInfo]")
 
 
 def _able(cluster: "ClusterDescription") -> set[int]:
-    """Who may lead."""
+    """Return the brokers that may lead."""
     return {broker.broker_id for broker in cluster.brokers if not broker.draining}
 
 
@@ -177,7 +161,7 @@ def _by_problem(
     return found
 
 
-def _offline(offline: "Sequence[NamedPartition]", live: set[int]) -> Problem:
+def _offline(offline: "Sequence[NamedPartition]", live: set[int]) -> Finding:
     dead = sorted({broker for _, each in offline for broker in each.replicas if broker >= 0 and broker not in live})
     action = (
         f"Bring back {broker_list(dead)}, which hold their replicas."
@@ -186,7 +170,7 @@ def _offline(offline: "Sequence[NamedPartition]", live: set[int]) -> Problem:
     )
     if any(live & set(each.replicas) - {*each.in_sync_replicas, *each.eligible_leaders} for _, each in offline):
         action += " If they are lost for good: `headrace partition elect --unclean` takes a replica that lacks records."
-    return Problem("offline_partitions", f"{_have(len(offline))} no leader: {_names(offline)}", action)
+    return failure("offline_partitions", f"{_have(len(offline))} no leader: {_names(offline)}", action)
 
 
 def _recovery(behind: "Sequence[NamedPartition]", live: set[int]) -> str:

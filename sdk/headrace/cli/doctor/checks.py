@@ -1,16 +1,14 @@
-"""What `headrace doctor` makes of what processes tell it: facts in, findings out. Pure.
+"""Checks of `headrace doctor` on a cluster's processes: their descriptions in, findings out. Pure.
 
-A failure loses data or availability now or at the next mishap; a warning will become one. Each says what
-to do. The limits are here, each with its reason.
+The limits are here, each with its reason.
 """
 
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 
+from headrace.cli.common.findings import Finding, Status, judged
 from headrace.cli.common.rendering import bytes_text, duration_text
 from headrace.client.admin.processes import (
     CertificateDescription,
@@ -44,29 +42,6 @@ SHOWN_TOPIC_IDS = 3
 FLEETING = ("tmpfs", "ramfs", "overlay")
 
 
-class Status(StrEnum):
-    """How bad a finding is."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILURE = "failure"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check found."""
-
-    check: str
-    """A constant word, for programs."""
-    where: str
-    """The process, host or endpoint."""
-    status: Status
-    found: str
-    """What is so, in a few words."""
-    action: str = ""
-    """What to do, in one sentence; empty where all is well."""
-
-
 def check_processes(processes: Sequence[ProcessDescription], now_ms: int) -> list[Finding]:
     """Everything about a cluster's processes and their etcd, process by process."""
     reached = [process for process in processes if not process.error]
@@ -75,11 +50,6 @@ def check_processes(processes: Sequence[ProcessDescription], now_ms: int) -> lis
     found += _check_clocks({process.name: process.clock_ahead_ms for process in reached})
     found += _check_redundancy(processes)
     return [*found, *_check_etcd(reached)]
-
-
-def judged(check: str, where: str, status: Status, found: str, action: str) -> Finding:
-    """Return a finding with its action, which a good one has not."""
-    return Finding(check, where, status, found, "" if status is Status.OK else action)
 
 
 def _by_limits(value: float, warning: float, failure: float) -> Status:

@@ -1,18 +1,18 @@
 """`headrace doctor`: asks every process of the cluster and this machine, and says what is not as it should be."""
 
 import time
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from headrace.cli.common.arguments import counted
 from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.findings import Finding, Status
 from headrace.cli.common.rendering import Column, JsonValue, Note, Report, Section, Table
 from headrace.cli.common.session import CommandFailed, Session, command
-
-if TYPE_CHECKING:
-    from headrace.cli.doctor.checks import Finding, Status
 
 
 @command()
@@ -44,7 +44,7 @@ def doctor(
       headrace doctor --output json
       headrace doctor --host-only --data-dir /var/lib/headrace --certificate /etc/headrace/tls.crt
     """
-    from headrace.cli.doctor.checks import Finding, Status, check_processes
+    from headrace.cli.doctor.checks import check_processes
     from headrace.cli.doctor.host import look_at_host
     from headrace.cli.doctor.host_checks import check_host
     from headrace.client.base.errors import NoBrokersAvailableError
@@ -62,9 +62,8 @@ def doctor(
             findings.append(Finding("cluster", "cluster", Status.FAILURE, error.message, action))
         else:
             findings += check_processes(processes, now_ms)
-    counts = {status: sum(finding.status is status for finding in findings) for status in Status}
-    order = [Status.FAILURE, Status.WARNING, Status.OK]
-    findings.sort(key=lambda finding: order.index(finding.status))
+    counts = Counter(finding.status for finding in findings)
+    findings.sort(key=lambda finding: list(Status).index(finding.status))
     _show(session, findings, counts)
     if unreachable:
         raise CommandFailed(ExitCode.UNREACHABLE)
@@ -72,20 +71,10 @@ def doctor(
         raise CommandFailed(ExitCode.UNHEALTHY)
 
 
-def _show(session: Session, findings: "list[Finding]", counts: "dict[Status, int]") -> None:
-    from headrace.cli.doctor.checks import Status
-
-    rows: list[dict[str, JsonValue]] = [
-        {
-            "status": finding.status.value,
-            "check": finding.check,
-            "where": finding.where,
-            "found": finding.found,
-            "action": finding.action,
-        }
-        for finding in findings
-    ]
-    document: JsonValue = {"counts": {status.value: count for status, count in counts.items()}, "findings": rows}
+def _show(session: Session, findings: list[Finding], counts: Mapping[Status, int]) -> None:
+    rows = [finding.document() for finding in findings]
+    kinds = (Status.OK, Status.WARNING, Status.FAILURE)
+    document: JsonValue = {"counts": {status.value: counts[status] for status in kinds}, "findings": rows}
     columns = (
         Column("STATUS", "status"),
         Column("CHECK", "check"),

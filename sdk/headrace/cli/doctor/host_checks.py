@@ -3,16 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from headrace.cli.common.findings import Finding, Status, judged
 from headrace.cli.common.rendering import bytes_text
-from headrace.cli.doctor.checks import (
-    BROKER_FILES,
-    Finding,
-    Status,
-    check_certificate,
-    check_disk,
-    check_open_files,
-    judged,
-)
+from headrace.cli.doctor.checks import BROKER_FILES, check_certificate, check_disk, check_open_files
 from headrace.client.admin.processes import CertificateDescription, DiskDescription
 
 LEAST_MEMORY_BYTES = 512 << 20
