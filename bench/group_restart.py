@@ -19,7 +19,7 @@ import typer
 from headrace import TopicPartition
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
-from bench.replication import wait_until
+from bench.stage import wait_until
 
 TOPIC = "work"
 HANDLER_SECONDS = 0.05
@@ -143,7 +143,7 @@ def restart_consumers(servers: str, *, consumers: int, partitions: int, backlog:
     gaps: dict[TopicPartition, float] = {}
     workers = [Worker(servers, f"{number}", finished) for number in range(consumers)]
     try:
-        wait_until(lambda: is_shared(workers, partitions))
+        wait_until(lambda: is_shared(workers, partitions), "an even assignment")
         calm_since = time.monotonic()
         time.sleep(calm)
         began = time.monotonic()
@@ -151,7 +151,7 @@ def restart_consumers(servers: str, *, consumers: int, partitions: int, backlog:
             started = time.monotonic()
             workers[index].stop()
             workers[index] = Worker(servers, f"{index}-again", finished)
-            wait_until(lambda: is_shared(workers, partitions))
+            wait_until(lambda: is_shared(workers, partitions), "an even assignment")
             moved.append(finished.moved(started, time.monotonic()))
             for where, gap in finished.gaps(started, time.monotonic()).items():
                 gaps[where] = max(gaps.get(where, 0.0), gap)

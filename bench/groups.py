@@ -12,7 +12,6 @@ import asyncio
 import json
 import os
 import secrets
-import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -27,7 +26,8 @@ from headrace.v1 import groups_pb2, groups_pb2_grpc
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_server.metastore.etcd import EtcdMetastore
 
-from bench.replication import processor_seconds
+from bench.open_loop import percentiles
+from bench.stage import processor_seconds
 
 GROUP = "bench"
 TOPICS = 10
@@ -134,13 +134,8 @@ async def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> f
 
 
 def figures(seconds: list[float]) -> dict[str, float]:
-    """Median, 99th percentile and maximum in milliseconds."""
-    ordered = sorted(seconds)
-    return {
-        "p50_ms": round(1_000 * statistics.median(ordered), 2),
-        "p99_ms": round(1_000 * ordered[int(len(ordered) * 0.99)], 2),
-        "max_ms": round(1_000 * ordered[-1], 2),
-    }
+    """Return percentiles in milliseconds."""
+    return percentiles(1_000 * each for each in seconds)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,15 @@ import headrace
 
 from bench.case import Sample
 from bench.children import guarded
-from bench.open_loop import STAMP_BYTES, pauses_ms, percentiles, record_count, send_open_loop, waited_ms
+from bench.open_loop import (
+    STAMP_BYTES,
+    after_warm_up,
+    pauses_ms,
+    percentiles,
+    record_count,
+    send_open_loop,
+    waited_ms,
+)
 from bench.stage import Stage
 
 RESULT_SECONDS = 60
@@ -68,7 +76,7 @@ def pauses(_: Stage) -> Sample:
     cores = len(os.sched_getaffinity(0))
     with multiprocessing.get_context("spawn").Pool(cores) as programs:
         waits = programs.map(pauses_ms, [USUAL_RATE] * cores, chunksize=1)
-    found = [percentiles(core) for core in waits]
+    found = [percentiles(after_warm_up(core)) for core in waits]
     return Sample({name: max(figures[name] for figures in found) for name in found[0]})
 
 
@@ -100,7 +108,7 @@ def read(bootstrap_servers: str, topic: str, count: int) -> None:
         next(records)
         print("ready", flush=True)
         waits = [waited_ms(record.value) for record in islice(records, count)]
-    print(json.dumps(percentiles(waits)))
+    print(json.dumps(percentiles(after_warm_up(waits))))
 
 
 if __name__ == "__main__":

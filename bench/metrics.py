@@ -26,7 +26,8 @@ from headrace.v1 import broker_pb2, broker_pb2_grpc, topics_pb2
 from headrace.wire.encoding import encode_batch
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
-from bench.stage import wait_until
+from bench.open_loop import percentiles
+from bench.stage import processor_seconds, wait_until
 
 SECONDS = 60.0
 WINDOW = 16
@@ -47,10 +48,12 @@ def scrape(
             admin.create_topic("many", partitions=partitions, timeout=SECONDS)
         broker = cluster.brokers[0]
         assert broker.pid is not None
-        wait_until_led(broker.metrics_address, partitions)
+        wait_until(
+            lambda: broker.metrics()["headrace_broker_leader_partitions"] == partitions, "all partitions are led"
+        )
         report: dict[str, Any] = {
             "partitions": partitions,
-            "idle_call_ms": call_waits(broker.address, lambda: None, 1.0),
+            "idle_call": call_waits(broker.address, lambda: None, 1.0),
         }
         for path in ("/metrics", "/metrics/detail"):
             url = f"http://{broker.metrics_address}{path}"
@@ -66,23 +69,9 @@ def scrape(
                 "bytes": len(body),
                 "wall_ms_median": round(statistics.median(took), 1),
                 "processor_ms": round(used_ms, 1),
-                "call_ms_meanwhile": call_waits(
-                    broker.address, lambda url=url: urllib.request.urlopen(url).read(), 3.0
-                ),
+                "call_meanwhile": call_waits(broker.address, lambda url=url: urllib.request.urlopen(url).read(), 3.0),
             }
     print(json.dumps(report, indent=2))
-
-
-def wait_until_led(metrics_address: str, partitions: int) -> None:
-    """Return when the broker leads them all."""
-    wanted = f"headrace_broker_leader_partitions {float(partitions)}\n".encode()
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=SECONDS) as answer:
-            if wanted in answer.read():
-                return
-        time.sleep(0.2)
-    raise TimeoutError(f"not all {partitions} partitions are led")
 
 
 def call_waits(address: str, meanwhile: Any, seconds: float) -> dict[str, float]:
@@ -107,12 +96,7 @@ def call_waits(address: str, meanwhile: Any, seconds: float) -> dict[str, float]
     finally:
         ends.set()
         worker.join()
-    waits.sort()
-    return {
-        "median": round(statistics.median(waits), 2),
-        "p99": round(waits[int(len(waits) * 0.99)], 2),
-        "max": round(waits[-1], 2),
-    }
+    return percentiles(waits)
 
 
 @app.command()
@@ -187,11 +171,6 @@ def median_interval(ordered: list[float]) -> tuple[float, float]:
     reach = 0.98 * math.sqrt(len(ordered))
     middle = len(ordered) / 2
     return ordered[max(0, math.floor(middle - reach))], ordered[min(len(ordered) - 1, math.ceil(middle + reach))]
-
-
-def processor_seconds(pid: int) -> float:
-    """User and system time of a process, threads that have ended too, to the nanosecond: its clock of Linux's."""
-    return time.clock_gettime(~pid << 3 | 2)
 
 
 def produce_request(topic_id: bytes, batch: bytes) -> broker_pb2.ProduceRequest:

@@ -1,14 +1,15 @@
-"""Sending at a fixed rate whatever became of what went before, and what the receiver makes of it.
+"""The load at a fixed rate of every measurement that has one, and the latencies of its records.
 
-Every value says when it was due, and its latency counts from then, so that a stall of sender, broker or reader is paid
-for by all that it held up. The monotonic clock is one for all processes of a machine. Only the standard library: the
-peers' clients use this in an environment of their own.
+The loop is open: a record is sent when it is due, whatever happened to those before it. Its latency counts from when it
+was due, so that a stall of sender, broker or reader counts for every record that it delayed. All processes of a machine
+have the same monotonic clock. Only the standard library: the peers' clients use this in an environment of their own.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 WARM_SECONDS = 1.0
 """From the beginning, not counted."""
@@ -19,24 +20,29 @@ TICK_SECONDS = 0.0005
 
 
 def record_count(rate: int) -> int:
-    """How many records one measurement has."""
+    """Return the records of one measurement."""
     return round(rate * (WARM_SECONDS + SECONDS))
 
 
-def send_open_loop(send: Callable[[bytes], object], rate: int) -> None:
-    """Send values of 200 bytes, each as soon as it is due, stamped with when that was."""
-    rest, count = bytes(VALUE_BYTES - STAMP_BYTES), record_count(rate)
-    gap_ns, started, sent = 1_000_000_000 // rate, time.monotonic_ns(), 0
-    while sent < count:
-        due = min(count, (time.monotonic_ns() - started) // gap_ns + 1)
-        for number in range(sent, due):
-            send((started + number * gap_ns).to_bytes(STAMP_BYTES, "little") + rest)
-        sent = max(sent, due)
+def due_times_ns(rate: int, is_over: Callable[[int], bool]) -> Iterator[int]:
+    """Yield when each record was due, as soon as it is, until `is_over(records so far)`, evaluated between ticks."""
+    gap_ns, started, count = 1_000_000_000 // rate, time.monotonic_ns(), 0
+    while not is_over(count):
+        due = (time.monotonic_ns() - started) // gap_ns + 1
+        yield from range(started + count * gap_ns, started + due * gap_ns, gap_ns)
+        count = max(count, due)
         time.sleep(TICK_SECONDS)
 
 
+def send_open_loop(send: Callable[[bytes], object], rate: int) -> None:
+    """Send values of 200 bytes, each as soon as it is due, stamped with that time."""
+    rest, count = bytes(VALUE_BYTES - STAMP_BYTES), record_count(rate)
+    for due_ns in islice(due_times_ns(rate, lambda sent: sent >= count), count):
+        send(due_ns.to_bytes(STAMP_BYTES, "little") + rest)
+
+
 def pauses_ms(rate: int) -> list[float]:
-    """How late a program is that only looks at the clock, for each of as many records: the machine's own pauses."""
+    """Return the machine's own pauses: how late a program that only reads the clock would send each record."""
     waits: list[float] = []
     gap_ns, started = 1_000_000_000 // rate, time.monotonic_ns()
     while len(waits) < record_count(rate):
@@ -47,16 +53,21 @@ def pauses_ms(rate: int) -> list[float]:
 
 
 def waited_ms(value: bytes) -> float:
-    """How long ago a value was due."""
+    """Return how long ago a value was due."""
     return (time.monotonic_ns() - int.from_bytes(value[:STAMP_BYTES], "little")) / 1e6
 
 
-def percentiles(waits_ms: Sequence[float]) -> dict[str, float]:
-    """Of what records waited, in the order they came in, those of the first second left out."""
-    counted = sorted(waits_ms[round(len(waits_ms) * WARM_SECONDS / (WARM_SECONDS + SECONDS)) :])
+def after_warm_up(waits_ms: Sequence[float]) -> Sequence[float]:
+    """Return the latencies of the records of `send_open_loop`, in the order of arrival, without the first second."""
+    return waits_ms[round(len(waits_ms) * WARM_SECONDS / (WARM_SECONDS + SECONDS)) :]
+
+
+def percentiles(waits_ms: Iterable[float]) -> dict[str, float]:
+    """Return median, 99th and 99.9th percentile and maximum of at least one latency, to the microsecond."""
+    ordered = sorted(round(wait, 3) for wait in waits_ms)
     return {
-        "p50_ms": counted[len(counted) // 2],
-        "p99_ms": counted[int(len(counted) * 0.99)],
-        "p999_ms": counted[int(len(counted) * 0.999)],
-        "max_ms": counted[-1],
+        "p50_ms": ordered[len(ordered) // 2],
+        "p99_ms": ordered[int(len(ordered) * 0.99)],
+        "p999_ms": ordered[int(len(ordered) * 0.999)],
+        "max_ms": ordered[-1],
     }

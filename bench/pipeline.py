@@ -21,13 +21,12 @@ import headrace
 import typer
 
 from bench.load import PAPER_BYTES
+from bench.open_loop import due_times_ns
 from bench.stage import Stage, Target
-
-TICK_SECONDS = 0.01
 
 
 class Sender:
-    """Sends at a fixed rate until it is told to stop; knows when each offset of the only partition was sent."""
+    """Sends at a fixed rate until `stop`, and records when each offset of the only partition was due."""
 
     def __init__(self, target: Target, rate: int) -> None:
         self.sent_at: list[float] = []
@@ -36,14 +35,10 @@ class Sender:
         self._thread = threading.Thread(target=self._send)
 
     def _send(self) -> None:
-        started = time.monotonic()
-        with headrace.Producer(bootstrap_servers=self._target.bootstrap_servers) as producer:
-            while not self._over.wait(TICK_SECONDS):
-                now = time.monotonic()
-                due = int((now - started) * self._rate) - len(self.sent_at)
-                if due > 0:
-                    producer.send_many(self._target.topic, [bytes(PAPER_BYTES)] * due, partition=0)
-                    self.sent_at += [now] * due
+        with headrace.Producer(bootstrap_servers=self._target.bootstrap_servers, return_futures=False) as producer:
+            for due_ns in due_times_ns(self._rate, lambda _: self._over.is_set()):
+                producer.send(self._target.topic, bytes(PAPER_BYTES), partition=0)
+                self.sent_at.append(due_ns / 1e9)
 
     def __enter__(self) -> Sender:
         self._thread.start()

@@ -9,7 +9,6 @@ one partition takes no writes after kill -9 of its leader, and during a controll
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import statistics
 import tempfile
@@ -27,8 +26,9 @@ from headrace.wire.zero_copy import SplicedMessage, parse_fetch_response
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe_cluster
 from headrace_devcluster.service import ServiceProcess
 
+from bench.stage import POLL_SECONDS, processor_seconds, wait_until
+
 TOPIC = "bench"
-POLL_SECONDS = 0.02
 FETCH_BYTES = 4 << 20
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
@@ -67,26 +67,14 @@ def metadata(running: LocalCluster) -> list[cluster_pb2.PartitionMetadata]:
     raise failures[0]
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> float:
-    """Poll until `condition` holds; the seconds that took."""
-    started = time.monotonic()
-    while not condition():
-        if time.monotonic() - started > seconds:
-            raise TimeoutError(f"not within {seconds:g} s")
-        time.sleep(POLL_SECONDS)
-    return time.monotonic() - started
-
-
 def in_sync(running: LocalCluster, replicas: int) -> bool:
     """Whether every partition has so many in sync and a leader."""
     return all(len(part.in_sync_replicas) >= replicas and part.leader_id >= 0 for part in metadata(running))
 
 
-def processor_seconds(pid: int) -> float:
-    """User and system time of a process."""
-    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
-        fields = stat.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def wait_until_in_sync(running: LocalCluster) -> float:
+    """Return when every partition has three replicas in sync; the seconds that took."""
+    return wait_until(lambda: in_sync(running, 3), "all replicas in sync")
 
 
 @app.command("idle")
@@ -97,7 +85,7 @@ def idle(
     """Processor time a broker spends on partitions that nobody writes to."""
     with cluster() as running:
         create_topic(running, partitions)
-        settled = wait_until(lambda: in_sync(running, 3))
+        settled = wait_until_in_sync(running)
         time.sleep(5)
         pids = [broker.pid for broker in running.brokers if broker.pid is not None]
         before = [processor_seconds(pid) for pid in pids]
@@ -111,17 +99,19 @@ def failover(partitions: Annotated[int, typer.Option(help="Partitions of three r
     """Kill a broker; how long until others lead and serve all that it led, from its detection on."""
     with cluster(lease_ttl_ms=3_000) as running:
         create_topic(running, partitions)
-        wait_until(lambda: in_sync(running, 3))
+        wait_until_in_sync(running)
         time.sleep(3)
         led = sum(part.leader_id == 1 for part in metadata(running))
         killed = time.monotonic()
         running.broker(1).kill()
         address = running.coordinators[0].address
-        wait_until(lambda: all(broker.broker_id != 1 for broker in describe_cluster(address).brokers))
+        wait_until(
+            lambda: all(broker.broker_id != 1 for broker in describe_cluster(address).brokers), "its lease is over"
+        )
         detected = time.monotonic()
-        wait_until(lambda: all(part.leader_id not in (-1, 1) for part in metadata(running)))
+        wait_until(lambda: all(part.leader_id not in (-1, 1) for part in metadata(running)), "other leaders")
         elected = time.monotonic()
-        wait_until(lambda: serves_all(running))
+        wait_until(lambda: serves_all(running), "the new leaders serve")
         served = time.monotonic()
         show(
             {
@@ -159,7 +149,7 @@ def catch_up(
     """A follower that lost its disk copies everything; right before it a plain fetch of the same bytes, each round."""
     with cluster(lease_ttl_ms=2_000) as running:
         create_topic(running, 1, durability="async")
-        wait_until(lambda: in_sync(running, 3))
+        wait_until_in_sync(running)
         first = metadata(running)[0]
         leader, follower = running.broker(first.leader_id), running.broker(first.replicas[-1])
         follower.stop()
@@ -272,12 +262,12 @@ def outage(
     """The longest wait for an acknowledgement (acks=all, fsync) around a kill -9 of the leader, and around its stop."""
     with cluster(lease_ttl_ms=lease_ttl_ms) as running:
         create_topic(running, 1)
-        wait_until(lambda: in_sync(running, 3))
+        wait_until_in_sync(running)
         results: dict[str, list[float]] = {"kill": [], "stop": []}
         for _ in range(rounds):
             for way, waits in results.items():
                 waits.append(round(longest_wait(running, way, lease_ttl_ms / 1000 + 10), 3))
-                wait_until(lambda: in_sync(running, 3))
+                wait_until_in_sync(running)
         show({"lease_ttl_ms": lease_ttl_ms, "longest_wait_s": results})
 
 
@@ -302,7 +292,7 @@ def longest_wait(running: LocalCluster, way: str, seconds: float) -> float:
         running.broker(leader).kill()
     else:
         running.broker(leader).stop()
-    wait_until(lambda: len(waits) > before + 200, seconds + 60)
+    wait_until(lambda: len(waits) > before + 200, "200 acknowledgements", seconds + 60)
     end.set()
     sender.join()
     running.restart(running.broker(leader))

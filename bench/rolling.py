@@ -31,11 +31,11 @@ from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe
 from headrace_devcluster.service import ServiceProcess
 
 from bench.children import guarded
-from bench.replication import TOPIC, create_topic, in_sync, show, wait_until
+from bench.open_loop import due_times_ns, percentiles
+from bench.replication import TOPIC, create_topic, in_sync, show, wait_until_in_sync
 
 NUMBER_BYTES = 8
 LOOK_SECONDS = 0.02
-TICK_SECONDS = 0.0005
 DRAIN_SECONDS = 60
 MAX_NAMED = 5
 
@@ -62,7 +62,7 @@ def restart(
     spec = LocalClusterSpec(etcd_members=3 if machines else 1)
     with LocalCluster(spec) as running, tempfile.TemporaryDirectory() as directory:
         create_topic(running, partitions, durability=durability)
-        wait_until(lambda: in_sync(running, 3))
+        wait_until_in_sync(running)
         with sending(running, rate, value_bytes, Path(directory)) as sender, looking(running) as behind:
             time.sleep(2 * calm)
             begun = time.monotonic()
@@ -72,7 +72,7 @@ def restart(
                 time.sleep(calm)
             ended = time.monotonic()
             time.sleep(calm)
-            healed = wait_until(lambda: in_sync(running, 3))
+            healed = wait_until_in_sync(running)
             sent = sender()
         found = read_numbers(running)
     calm_waits = [wait for due, wait in sent.waits if due < begun and due > sent.started + calm]
@@ -87,8 +87,8 @@ def restart(
             "failures": sent.failures[:MAX_NAMED],
             "lost": sum(number not in found for number in sent.acknowledged),
             "doubled": sum(times - 1 for times in found.values()),
-            "calm_ms": percentiles(calm_waits),
-            "during_restarts_ms": percentiles(waits),
+            "calm": percentiles(calm_waits),
+            "during_restarts": percentiles(waits),
             "longest_s_by_restart": [
                 round(max(wait for due, wait in sent.waits if each["at"] <= due < each["at"] + each["took_s"]) / 1e3, 3)
                 for each in restarts
@@ -121,7 +121,7 @@ def restart_one(running: LocalCluster, broker: ServiceProcess, *, machine: bool)
         neighbours.come_back()
     running.restart(broker)
     ready = time.monotonic()
-    wait_until(lambda: in_sync(running, 3))
+    wait_until_in_sync(running)
     done = time.monotonic()
     return {
         "at": at,
@@ -256,16 +256,13 @@ def send(bootstrap_servers: str, rate: int, value_bytes: int, directory: Path) -
         watch(0, time.monotonic())
         producer.flush(60)
         print("ready", flush=True)
-        started, count = time.monotonic(), 1
-        while not ends.is_set():
-            for number in range(count, int((time.monotonic() - started) * rate) + 1):
-                watch(number, started + number / rate)
-                count = number + 1
-            time.sleep(TICK_SECONDS)
+        started = time.monotonic()
+        for count, due_ns in enumerate(due_times_ns(rate, lambda _: ends.is_set()), 1):
+            watch(count, due_ns / 1e9)
         producer.flush(120)
     for name, values in (("due", due_at), ("wait", waits), ("numbers", numbers)):
         (directory / name).write_bytes(values.tobytes())
-    facts = {"started": started, "count": count, "failures": failures}
+    facts = {"started": started, "count": count + 1, "failures": failures}
     (directory / "facts.json").write_text(json.dumps(facts))
 
 
@@ -276,15 +273,6 @@ def read_numbers(running: LocalCluster) -> Counter[int]:
         for record in reader:
             found[int.from_bytes(record.value[:NUMBER_BYTES], "little")] += 1
     return found
-
-
-def percentiles(waits_ms: list[float]) -> dict[str, float]:
-    """Rounded, in milliseconds."""
-    ordered = sorted(waits_ms)
-    shares = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
-    return {name: round(ordered[int(len(ordered) * share)], 1) for name, share in shares.items()} | {
-        "max": round(ordered[-1], 1)
-    }
 
 
 # --- from nothing to serving ---

@@ -10,19 +10,16 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import headrace
 from headrace.client.admin.rpc import PartitionDescription
 from headrace_devcluster.cluster import LocalCluster
-from headrace_devcluster.service import ServiceProcess
 from rich.console import Console
 
 from examples.demo.waiting import StoppedError, wait_until
 
-METRIC_TIMEOUT_SECONDS = 10.0
 COPIED_BYTES_METRIC = "headrace_broker_replicated_in_bytes_total"
 
 
@@ -169,7 +166,7 @@ class Failover(threading.Thread):
         self._cluster.restart(broker)
         wait_until(lambda: all_in_sync(admin, self._topics), "all replicas in sync", self._stop_now)
         in_sync_ns = time.monotonic_ns()
-        copied_bytes = _metric(broker, COPIED_BYTES_METRIC)
+        copied_bytes = int(broker.metrics()[COPIED_BYTES_METRIC])
         seconds = _seconds(restarted_ns, in_sync_ns)
         self._say(
             f"  broker {victim} starts again: after {seconds:.2f} s all replicas are in sync, "
@@ -232,14 +229,6 @@ def all_in_sync(admin: headrace.Admin, topics: Sequence[str]) -> bool:
 
 def _partitions(admin: headrace.Admin, topics: Sequence[str]) -> dict[tuple[str, int], PartitionDescription]:
     return {(topic.name, part.partition): part for topic in admin.describe_topics(topics) for part in topic.partitions}
-
-
-def _metric(part: ServiceProcess, name: str) -> int:
-    with urllib.request.urlopen(f"http://{part.metrics_address}/metrics", timeout=METRIC_TIMEOUT_SECONDS) as answer:
-        for line in answer.read().decode().splitlines():
-            if line.startswith(f"{name} "):
-                return int(float(line.split(" ")[1]))
-    raise AssertionError(f"{part.name} has no metric {name}")
 
 
 def _names(partitions: Sequence[tuple[str, int]]) -> str:

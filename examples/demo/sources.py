@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from headrace.cli.bench.workloads import Popularity
 
 CHUNK_RECORDS = 12_000
 CHUNK_BYTES = 2 << 20
@@ -101,20 +102,20 @@ def log_lines(path: Path, partitions: int) -> Iterator[Chunk]:
 def page_views(records: int, partitions: int, seed: int) -> Iterator[Chunk]:
     """Made-up page views as JSON lines, about 190 bytes each; the same for the same arguments."""
     random = np.random.default_rng(seed)
-    users, pages = _zipf(USERS, USER_SKEW), _zipf(PAGES, PAGE_SKEW)
+    users, pages = Popularity(USERS, USER_SKEW), Popularity(PAGES, PAGE_SKEW)
     sessions = np.zeros(USERS, dtype=np.int64)
     last_page = np.zeros(USERS, dtype=np.int64)
     at_ms = START_MS
     chunk_records = min(CHUNK_RECORDS, records // LEAST_CHUNKS + 1)
     for first in range(0, records, chunk_records):
         count = min(chunk_records, records - first)
-        user = np.searchsorted(users, random.random(count))
+        user = users.ranks(random.random(count))
         # By partition first and by time within it: the order in which they will be sent.
         order = np.argsort(user % partitions, kind="stable")
         when = at_ms + np.sort(random.integers(0, count, count))
         at_ms += count
         user, when = user[order], when[order]
-        page = np.searchsorted(pages, random.random(count))
+        page = pages.ranks(random.random(count))
         sessions[user[random.random(count) < 1 / SESSION_VIEWS]] += 1
         referrer = last_page[user]
         last_page[user] = page
@@ -136,14 +137,6 @@ def page_views(records: int, partitions: int, seed: int) -> Iterator[Chunk]:
         ends = np.cumsum(np.bincount(user % partitions, minlength=partitions)).tolist()
         starts = [0, *ends[:-1]]
         yield [(n, values[start:end]) for n, (start, end) in enumerate(zip(starts, ends, strict=True)) if end > start]
-
-
-def _zipf(count: int, exponent: float) -> npt.NDArray[np.float64]:
-    """Cumulative shares, float64[count]: `searchsorted` of a uniform number draws from Zipf's law."""
-    shares = 1.0 / np.arange(1, count + 1) ** exponent
-    cumulative: npt.NDArray[np.float64] = np.cumsum(shares) / shares.sum()
-    cumulative[-1] = 1.0
-    return cumulative
 
 
 def _pick(words: tuple[bytes, ...], numbers: npt.NDArray[np.int64]) -> list[bytes]:

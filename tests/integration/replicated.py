@@ -10,12 +10,10 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-import json
 import queue
 import socket
 import threading
 import time
-import urllib.request
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -219,12 +217,7 @@ class Replicated:
 
     def metric(self, broker_id: int, name: str) -> float:
         """One of a broker's counters or gauges."""
-        ready = json.loads((self.cluster.directory / f"broker-{broker_id}.ready.json").read_text())
-        with urllib.request.urlopen(f"http://{ready['metrics_address']}/metrics", timeout=10) as answer:
-            for line in answer.read().decode().splitlines():
-                if line.split(" ")[0] == f"headrace_broker_{name}":
-                    return float(line.split(" ")[1])
-        raise AssertionError(f"no metric {name}")
+        return self.broker(broker_id).metrics()[f"headrace_broker_{name}"]
 
     # --- etcd ---
 

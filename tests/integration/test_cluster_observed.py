@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import time
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,13 +33,6 @@ def cluster() -> Iterator[LocalCluster]:
     )
     with LocalCluster(spec) as found:
         yield found
-
-
-def samples(part: Any, path: str = "/metrics") -> dict[str, float]:
-    """What one process says, by name with labels."""
-    with urllib.request.urlopen(f"http://{part.metrics_address}{path}", timeout=SECONDS) as answer:
-        text = answer.read().decode()
-    return {name: float(value) for name, value in re.findall(r"^(?!#)(\S+) (\S+)$", text, re.MULTILINE)}
 
 
 def describe(part: Any, **fields: Any) -> process_pb2.DescribeProcessResponse:
@@ -76,7 +67,7 @@ def test_the_lag_of_a_group_is_seen_at_the_controller(cluster: LocalCluster) -> 
 
     def lagging() -> Any:
         for part in cluster.coordinators:
-            found = samples(part)
+            found = part.metrics()
             if found.get(f"headrace_coordinator_group_lag_records{of_group}") == 7:
                 return part, found
         return None
@@ -85,11 +76,11 @@ def test_the_lag_of_a_group_is_seen_at_the_controller(cluster: LocalCluster) -> 
     assert 0 <= found[f"headrace_coordinator_group_lag_seconds{of_group}"] <= time.time() - before + 1
     assert found[f"headrace_coordinator_group_offset{of_group}"] == 10
     assert found['headrace_coordinator_group_unknown_partitions{group="billing"}'] == 0
-    detail = samples(part, "/metrics/detail")
+    detail = part.metrics("/metrics/detail")
     name = "headrace_coordinator_group_partition_lag_records"
     assert sum(value for key, value in detail.items() if key.startswith(name)) == 7
     (other,) = [each for each in cluster.coordinators if each is not part]
-    assert not [key for key in samples(other) if "group_lag_records{" in key]
+    assert not [key for key in other.metrics() if "group_lag_records{" in key]
     assert found["headrace_coordinator_etcd_has_leader"] == 1
     assert 0 < found["headrace_coordinator_etcd_db_bytes"] < found["headrace_coordinator_etcd_db_quota_bytes"]
     assert found['headrace_coordinator_etcd_request_seconds_count{operation="txn"}'] > 0

@@ -3,13 +3,11 @@
 import asyncio
 import json
 import os
-import re
 import socket
 import ssl
 import subprocess
 import sys
 import threading
-import urllib.request
 from datetime import UTC, datetime, timedelta
 
 import grpc
@@ -79,9 +77,9 @@ def serial_in(paths):
 
 
 def metric(part, name):
-    with urllib.request.urlopen(f"http://{part.metrics_address}/metrics", timeout=10) as answer:
-        text = answer.read().decode()
-    return {label: float(value) for label, value in re.findall(rf'^{name}{{use="(\w+)"}} (\S+)$', text, re.MULTILINE)}
+    return {
+        sample.split('"')[1]: value for sample, value in part.metrics().items() if sample.startswith(name + '{use="')
+    }
 
 
 def test_replica_fetches_are_refused_where_clients_are_served(headrace_cluster):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import urllib.request
 
 import headrace
 import pytest
@@ -20,12 +18,7 @@ RECORDS = 5_000
 
 
 def metric(cluster, name, broker_id=1):
-    ready = json.loads((cluster.directory / f"broker-{broker_id}.ready.json").read_text())
-    with urllib.request.urlopen(f"http://{ready['metrics_address']}/metrics", timeout=10) as answer:
-        for line in answer.read().decode().splitlines():
-            if line.split(" ")[0] == f"headrace_broker_{name}":
-                return float(line.split(" ")[1])
-    raise AssertionError(f"no metric {name}")
+    return cluster.broker(broker_id).metrics()[f"headrace_broker_{name}"]
 
 
 def fill(cluster, topic, codec="none"):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from bench.open_loop import percentiles
+from bench.open_loop import after_warm_up, percentiles
 
 CHUNK_RECORDS = 10_000
 MARKS = 20
@@ -82,7 +82,7 @@ def main(operations: Mapping[str, Operation]) -> None:
 
 def report_waits(waits_ms: list[float]) -> None:
     """Print the figures of a latency measurement and end."""
-    print(json.dumps(percentiles(waits_ms)), flush=True)
+    print(json.dumps(percentiles(after_warm_up(waits_ms))), flush=True)
     os._exit(0)
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,7 @@ from headrace_devcluster.ports import ReservedPort
 START_TIMEOUT_SECONDS = 30.0
 STOP_TIMEOUT_SECONDS = 20.0
 POLL_SECONDS = 0.01
+METRICS_TIMEOUT_SECONDS = 10.0
 LOG_TAIL_LINES = 15
 
 
@@ -187,6 +190,13 @@ class ServiceProcess:
         """Resume the process (SIGCONT)."""
         self._signal(signal.SIGCONT)
         self._paused = False
+
+    def metrics(self, path: str = "/metrics") -> dict[str, float]:
+        """Return the samples of a page of its Prometheus endpoint, by name with labels."""
+        url = f"http://{self.metrics_address}{path}"
+        with urllib.request.urlopen(url, timeout=METRICS_TIMEOUT_SECONDS) as answer:
+            text = answer.read().decode()
+        return {name: float(value) for name, value in re.findall(r"^(?!#)(\S+) (\S+)$", text, re.MULTILINE)}
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
         """The last lines of its log."""
