@@ -75,7 +75,7 @@ class Target:
     bound: float | None
     """None: nothing is asked, the figure is stated."""
     against: Figure | None = None
-    """What it is compared with, round by round; None: it stands alone."""
+    """What it is compared with, round by round; None: no other figure."""
     at_most: bool = False
     """Whether `bound` is the most and not the least."""
     difference: bool = False

@@ -196,7 +196,7 @@ def ratio(text: str, case: str, other: str, bound: float | None, figure: str = R
 
 
 def at_most(text: str, case: str, figure: str, bound: float) -> Target:
-    """A figure that stands alone and may not be more."""
+    """Return the target of a figure that has an upper bound of its own."""
     return Target(text, Figure(case, figure), bound, at_most=True)
 
 
@@ -241,7 +241,7 @@ TARGETS = [
     ),
     *(
         ratio(
-            f"writer beside a reader of the oldest{by}: of alone",
+            f"writer with a reader of the oldest{by}: of alone",
             LONG_LOG,
             LONG_LOG,
             0.9,

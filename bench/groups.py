@@ -2,7 +2,7 @@
 
 Members by bare calls in one process: all join at once, then they stay, then each commits all its partitions once a
 second, then one more joins and leaves again every second, then members die or leave, then one instance after the other
-is started anew. Prints JSON. Beside heartbeats stand calls to the same coordinator that do nothing, and how long it
+is started anew. Prints JSON. With heartbeats it prints calls to the same coordinator that do nothing, and how long it
 waited for a core: what a busy machine adds to both.
 """
 
@@ -140,7 +140,7 @@ def figures(seconds: list[float]) -> dict[str, float]:
 
 @dataclass(slots=True)
 class Heartbeats:
-    """Heartbeats of one time, by what they say, and what was measured beside them. Seconds."""
+    """Heartbeats of one time, by what they say, and what was measured meanwhile. Seconds."""
 
     same: list[float] = field(default_factory=list)
     """Of members that own what they did."""
@@ -180,9 +180,9 @@ def usage(pid: int) -> Usage:
 
 
 async def heartbeats(
-    address: str, pid: int, group: list[Member], seconds: int, beside: Callable[[], Awaitable[object]] | None = None
+    address: str, pid: int, group: list[Member], seconds: int, meanwhile: Callable[[], Awaitable[object]] | None = None
 ) -> dict[str, Any]:
-    """Let each member send one a second more than it does anyway, `beside` something else that is done meanwhile."""
+    """Let each member send one a second more than it does anyway, while `meanwhile` runs."""
     found, used = Heartbeats(), usage(pid)
 
     async def one(member: Member) -> float:
@@ -200,7 +200,7 @@ async def heartbeats(
                 await asyncio.sleep(0.02)
 
     calls = asyncio.create_task(bare_calls())
-    await asyncio.gather(spread(one, group, seconds), *([beside()] if beside else []))
+    await asyncio.gather(spread(one, group, seconds), *([meanwhile()] if meanwhile else []))
     calls.cancel()
     await asyncio.wait([calls])
     return found.shown(pid, used, seconds)
@@ -233,7 +233,7 @@ async def spread(action: Callable[[Member], Awaitable[float]], members: list[Mem
 async def measure(running: LocalCluster, *, members: int, partitions: int, session_s: float, seconds: int) -> None:
     """Run all the cases on one cluster and print what they gave."""
     channels = [grpc.aio.insecure_channel(part.address) for part in running.coordinators]
-    # A group's calls go to one coordinator, as clients send them; the others stand by.
+    # A group's calls go to one coordinator, as clients send them; the others do nothing.
     stub = groups_pb2_grpc.GroupServiceStub(channels[0])
     metastore = EtcdMetastore([running.etcd.endpoint])
 
@@ -270,10 +270,10 @@ async def measure(running: LocalCluster, *, members: int, partitions: int, sessi
     result["commit"] = figures(took)
     result["commits_per_s"] = round(partitions * seconds / elapsed)
     result["etcd_writes_per_s"] = round((await revision() - before) / elapsed)
-    result["heartbeat_beside_commits"] = await heartbeats(
+    result["heartbeat_during_commits"] = await heartbeats(
         address, pid, group, seconds, lambda: spread(Member.commit, group, seconds)
     )
-    result["heartbeat_beside_joins_and_departures"] = await heartbeats(
+    result["heartbeat_during_joins_and_departures"] = await heartbeats(
         address, pid, list(group), seconds, lambda: come_and_go(lambda: Member(stub, round(1_000 * session_s)), seconds)
     )
     await wait_until(all_owned)

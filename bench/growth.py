@@ -39,7 +39,7 @@ LOG_READS = {"": False, "transfer_": True}
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """So many producers or consumers, spread over one process a core; called, it measures them once."""
+    """A number of producers or consumers, spread over one process a core; called, it measures them once."""
 
     clients: int
     consume: bool = False
@@ -123,7 +123,7 @@ def _read(servers: dict[str, Any], topic: str, records: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LongLog:
-    """A log of some size: its newest 100 MB appended and read warm, and its oldest read cold by a reader beside a
+    """A log of some size: its newest 100 MB appended and read warm, and its oldest read cold by a reader next to a
     writer, over gRPC and over the transfer port; called, it measures all once."""
 
     log_bytes: int

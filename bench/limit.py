@@ -175,7 +175,7 @@ def _processor_seconds(pid: int) -> float:
 
 
 def send_file(path: str) -> None:
-    """Send a file by `sendfile` to whoever connects first; print the port before, and stay until the parent leaves."""
+    """Send a file by `sendfile` to the first connection; print the port before, and stay until the parent leaves."""
     with open(path, "rb") as file, socket.create_server(("127.0.0.1", 0)) as server:
         print(server.getsockname()[1], flush=True)
         connection, _ = server.accept()

@@ -1,7 +1,7 @@
 """`python -m bench.opening`: how long a log takes to open after a clean stop and after a crash, and what it reads.
 
 Writes a real log of the size asked for into a temporary directory, closes it, asks the kernel to forget the files, and
-opens it. Then it goes on writing in a child process that is killed without a word, and opens it again.
+opens it. Then it continues to write in a child process that is killed without notice, and opens it again.
 """
 
 from __future__ import annotations

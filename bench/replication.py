@@ -1,9 +1,9 @@
 """`python -m bench.replication CASE`: what replication costs and how fast it heals, on three brokers.
 
 
-Cases: `catch-up` (a follower copies what it missed, beside a plain fetch of the same bytes), `idle` (processor time of
-the brokers while nothing happens), `failover` (a broker with a third of the leaderships is killed), `outage` (how long
-one partition takes no writes after kill -9 of its leader, and during a controlled stop). Prints JSON.
+Cases: `catch-up` (a follower copies what it missed, and a plain fetch of the same bytes), `idle` (processor time of the
+brokers while nothing happens), `failover` (a broker with a third of the leaderships is killed), `outage` (how long one
+partition takes no writes after kill -9 of its leader, and during a controlled stop). Prints JSON.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def metadata(running: LocalCluster) -> list[cluster_pb2.PartitionMetadata]:
 
 
 def in_sync(running: LocalCluster, replicas: int) -> bool:
-    """Whether every partition has so many in sync and a leader."""
+    """Return whether every partition has that number of replicas in sync, and a leader."""
     return all(len(part.in_sync_replicas) >= replicas and part.leader_id >= 0 for part in metadata(running))
 
 
@@ -82,7 +82,7 @@ def idle(
     partitions: Annotated[int, typer.Option(help="Partitions of three replicas.")] = 1_000,
     seconds: Annotated[float, typer.Option(help="How long to watch.")] = 20.0,
 ) -> None:
-    """Processor time a broker spends on partitions that nobody writes to."""
+    """Processor time a broker spends on partitions without writes."""
     with cluster() as running:
         create_topic(running, partitions)
         settled = wait_until_in_sync(running)

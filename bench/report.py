@@ -1,4 +1,4 @@
-"""What a run found: as tables, as JSON, beside what was asked, and beside a run that was kept as a baseline.
+"""The results of a run: as tables, as JSON, with the targets, and with a run that was kept as a baseline.
 
 Two runs are compared by what their cases reached of the limit of their own run, never by records a second: these are
 the machine's of that minute.
@@ -185,9 +185,9 @@ class Report:
         return table
 
     def compare(self, path: Path, console: Console) -> list[str]:
-        """Print what this run's cases reached of their limits beside a baseline's; give those that are slower."""
+        """Print what this run's cases reached of their limits, with a baseline's; return those that are slower."""
         kept = json.loads(path.read_text())
-        table = Table(title=f"of the limit, beside the baseline of {kept['when']}")
+        table = Table(title=f"of the limit, with the baseline of {kept['when']}")
         table.add_column("case")
         for heading in ("baseline", "now", "ratio", ""):
             table.add_column(heading, justify="right")

@@ -142,7 +142,7 @@ class Neighbours:
         self._controller = running.coordinator(describe_cluster(running.coordinators[0].address).controller_id)
 
     def go(self) -> None:
-        """The member at once, the controller in good order."""
+        """Kill the member, and ask the controller to stop."""
         self._controller.terminate()
         self._member.kill()
 
@@ -267,7 +267,7 @@ def send(bootstrap_servers: str, rate: int, value_bytes: int, directory: Path) -
 
 
 def read_numbers(running: LocalCluster) -> Counter[int]:
-    """How often each number stands in the topic."""
+    """Return how often each number is in the topic."""
     found: Counter[int] = Counter()
     with headrace.Reader(TOPIC, bootstrap_servers=running.bootstrap_servers) as reader:
         for record in reader:

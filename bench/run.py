@@ -41,7 +41,7 @@ def measure(
 ) -> tuple[Results, dict[str, str]]:
     """Measure every case `rounds` times; give the repetitions, and why cases have none.
 
-    `warm_rounds` more come before and do not count. A case that fails is told and measured no more; the others go on.
+    `warm_rounds` more come before and do not count. A case that fails is reported and dropped; the others continue.
     """
     results: Results = {}
     skipped = {case.name: reason for case in cases if (reason := case.missing())}

@@ -1,11 +1,11 @@
-"""`python -m bench.spark`: topics read and written by Spark, beside rows that an Arrow generator makes in memory.
+"""`python -m bench.spark`: topics read and written by Spark, and rows that an Arrow generator makes in memory.
 
 `local[2]` on one machine with the brokers. In every round each case is measured once, so that a slow minute slows all
 of them, after a round that does not count; medians, what is asked and what is met are printed, and everything is
 written as JSON, which `python -m bench.publish_spark` puts into the guide. Rows have values of 200 bytes, no keys. The
-generator is a Python data source, too: what it costs is what Spark takes for rows that are there already. Beside the
-rates stands the processor time that a row takes of Java, of Python and of brokers, which can be compared where the
-machine has other things to do as well.
+generator is a Python data source, too: what it costs is what Spark takes for rows that are there already. With the
+rates it prints the processor time that a row takes of Java, of Python and of brokers, which can be compared on a busy
+machine too.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ def micro_batch(stage: Stage) -> Sample:
         query = stream.load().writeStream.format("noop").option("checkpointLocation", checkpoint).start()
 
         def triggers(rows: int) -> list[float]:
-            """Milliseconds of those that found so many."""
+            """Return the milliseconds of those that found `rows`."""
             progress = [each for each in query.recentProgress if each["numInputRows"] == rows]
             return [each["durationMs"]["triggerExecution"] for each in progress]
 

@@ -82,7 +82,7 @@ class Stage:
         return Load(max(20, round(records * share)), value_bytes)
 
     def cluster(self, brokers: int = 1, *, transfer_port: bool = False) -> LocalCluster:
-        """A cluster of so many brokers; one with transfer ports is another one than that without."""
+        """Return a cluster of that number of brokers; one with transfer ports is another one than that without."""
         settings = TRANSFER_SETTINGS if transfer_port else {}
         spec = LocalClusterSpec(brokers=brokers, coordinators=1, broker_settings=settings)
         cluster: LocalCluster = self.kept(("cluster", brokers, transfer_port), lambda: LocalCluster(spec))
@@ -159,7 +159,7 @@ class Stage:
 def read_through(files: Iterable[Path]) -> None:
     """Read files to their end, so that they lie in the page cache.
 
-    Some kernels take out what nobody has read for a minute, and a case is measured every few minutes.
+    Some kernels take out what was not read for a minute, and a case is measured every few minutes.
     """
     buffer = bytearray(1 << 20)
     for path in files:

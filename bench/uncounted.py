@@ -1,7 +1,7 @@
 """A broker that counts nothing after SIGUSR1, and counts again after the next: what `bench.metrics cost` compares.
 
-Run as `python -m bench.uncounted`. The code of the instruments is exchanged, not the instruments: whoever has kept a
-method of one calls the other code, too.
+Run as `python -m bench.uncounted`. The code of the instruments is exchanged, not the instruments: a kept
+reference to a method calls the other code, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m bench.validation_cost`: what checking columns on the leader costs beside a batch's way into the log.
+"""`python -m bench.validation_cost`: what checking columns on the leader costs, compared with appending a batch.
 
 Each round encodes a batch as `send_many` or Arrow in does, checks its header and appends it to a real log without an
 fsync, then checks its columns; CPU time of the thread, medians and their ratio of one run. `--cluster` sends the same

@@ -1,6 +1,6 @@
 """Writes the blocking classes of the SDK and their tests from the asyncio ones, or checks that they are fresh.
 
-Run by `make blocking` and `make check` (`--check`). `x_async.py` is written by hand; `x.py` beside it is generated. The
+Run by `make blocking` and `make check` (`--check`). `x_async.py` is written by hand; `x.py` is generated. The
 tree of the source says what to change; the text is changed in place, so comments and docstrings stay. ruff sorts the
 imports, drops those that are not used, and formats the result.
 

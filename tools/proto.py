@@ -45,7 +45,7 @@ def generate(into: Path) -> dict[str, bytes]:
 
 
 def committed() -> dict[str, bytes]:
-    """What stands in the work tree now."""
+    """Return what is in the work tree now."""
     found = [path for folder in (PUBLIC, INTERNAL) for path in sorted((ROOT / folder).glob("*_pb2*"))]
     return {str(path.relative_to(ROOT)): path.read_bytes() for path in found}
 

@@ -34,7 +34,7 @@ DERIVED = {
     "deploy/helm/headrace/Chart.yaml": re.compile(r"(?:(?<=^version: )|(?<=^appVersion: ))\S+", re.MULTILINE),
     "docs/guides/installing.md": re.compile(r"(?:(?<=/headrace:)|(?<=image\.tag=))\d+\.\d+\.\d+\S*"),
 }
-"""Where copies of the version stand."""
+"""Files with copies of the version."""
 CHART = "deploy/helm/headrace"
 DISTRIBUTIONS = {
     "headrace": "sdk",

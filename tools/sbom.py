@@ -13,7 +13,7 @@ OUTPUT = ROOT / "dist" / "headrace.cdx.json"
 
 
 def main(output: Path) -> None:
-    """Write the document. cyclonedx-bom reads a version that stands in pyproject.toml: ours is added."""
+    """Write the document. cyclonedx-bom reads a version in pyproject.toml: ours is added."""
     command = [
         sys.executable,
         "-W",

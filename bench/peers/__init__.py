@@ -1,1 +1,1 @@
-"""headrace beside what people use: the same bytes, the same promises, the same machine, the same minutes."""
+"""headrace compared with other systems: the same bytes, the same promises, the same machine, the same minutes."""

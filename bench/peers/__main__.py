@@ -1,4 +1,4 @@
-"""`python -m bench.peers`: headrace beside what people use, in the same rounds; `bench/peers/install.sh` installs them.
+"""`python -m bench.peers`: headrace and other systems, in the same rounds; `bench/peers/install.sh` installs them.
 
 The first round is not counted: Java's virtual machines are slow until they have compiled what they run. Prints a table,
 draws the paper's two figures with a line for each, and writes every repetition as JSON. What is not installed is

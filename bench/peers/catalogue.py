@@ -1,4 +1,4 @@
-"""The peers' cases, and what is asked of headrace beside them. Each client is at the batch that is best for it."""
+"""The peers' cases, and the targets of headrace compared with them. Each client is at the batch that is best for it."""
 
 from __future__ import annotations
 
@@ -141,10 +141,10 @@ TARGETS = [
         at_most=True,
     ),
 ]
-"""What is asked of headrace beside its peers."""
+"""The targets of headrace compared with its peers."""
 
 COMPARED = frozenset(target.figure.case for target in TARGETS)
-"""The cases of headrace that stand beside the peers'."""
+"""The cases of headrace that are compared with the peers'."""
 
 CATALOGUE = Catalogue(
     [

@@ -1,4 +1,4 @@
-"""One client of a peer as a case: its program is run in the peers' environment, beside a server started once."""
+"""One client of a peer as a case: its program runs in the peers' environment, with a server started once."""
 
 from __future__ import annotations
 

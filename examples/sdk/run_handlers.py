@@ -1,4 +1,4 @@
-"""Handle records beside each other; keep what nobody can handle: python run_handlers.py [host:port [topic]]."""
+"""Handle records concurrently; keep those that cannot be handled: python run_handlers.py [host:port [topic]]."""
 
 import sys
 import threading

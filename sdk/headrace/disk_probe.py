@@ -16,7 +16,7 @@ PROBES = 5
 
 
 def measure_fsync(directory: str) -> float:
-    """Write and fsync `PROBE_BYTES` a few times in a file that nobody else sees; the median in seconds. Blocks.
+    """Write and fsync `PROBE_BYTES` a few times in a file of its own; the median in seconds. Blocks.
 
     Raises OSError.
     """

@@ -58,11 +58,11 @@ class RunningCluster:
         self._tell("stop", part)
 
     def pause(self, part: str) -> None:
-        """Freeze a part: it keeps its connections and answers nobody."""
+        """Freeze a part: it keeps its connections and answers no request."""
         self._tell("pause", part)
 
     def resume(self, part: str) -> None:
-        """Let a paused part go on."""
+        """Resume a paused part."""
         self._tell("resume", part)
 
     def restart(self, part: str) -> None:

@@ -8,7 +8,7 @@ it was claimed is then found by the count.
     complete     everything that was acknowledged is there, and nothing twice                0
     incomplete   some is missing or doubled                                                  5
     unclaimed    records that no producer speaks of                                          8
-    unconfirmed  a producer was killed or cannot be heard: nobody knows how much it sent     8
+    unconfirmed  a producer was killed or cannot be heard: how much it sent is unknown       8
     open         the window is not over                                                      0
     removed      retention has begun to remove its records                                   0
 """

@@ -118,8 +118,8 @@ def judge(
         limits: what is too early or too late to be judged.
 
     Returns:
-        One verdict a topic and window, ascending. What arrived before a topic's first claim is left out: nobody
-        counted then.
+        One verdict a topic and window, ascending. What arrived before a topic's first claim is left out: no
+        producer counted then.
     """
     claims: dict[tuple[str, int], Claimed] = {}
     for window in claimed:

@@ -1,6 +1,6 @@
 """Which records of a run were late. Spark drops them and says only how many rows; here they are found in the topic.
 
-A micro-batch drops what was final by the watermark of the one before it. Its offsets and that watermark stand in the
+A micro-batch drops what was final by the watermark of the one before it. Its offsets and that watermark are in the
 query's progress, and in the checkpoint where the one before belongs to an earlier run.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MOST_BATCHES = 20
-"""So many micro-batches are looked at, the last ones that dropped something."""
+"""Micro-batches that are examined: the last ones that dropped something."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ def _plan(admin: headrace.Admin, wanted: Load, state: TableState) -> Plan:
     if plan.losses and not wanted.accept_loss:
         raise JobError(
             f"records of {wanted.topic} were removed before they were loaded: {'; '.join(map(str, plan.losses))}. "
-            "Run with --accept-data-loss to go on from where the log begins"
+            "Run with --accept-data-loss to continue from where the log begins"
         )
     return plan
 
@@ -240,7 +240,7 @@ def load(
         int, typer.Option(min=1, help="The most that one commit takes; a larger backlog is loaded by several.")
     ] = COMMIT_RECORDS,
     accept_data_loss: Annotated[
-        bool, typer.Option("--accept-data-loss", help="Go on where retention removed records that were not loaded.")
+        bool, typer.Option("--accept-data-loss", help="Continue where retention removed records that were not loaded.")
     ] = False,
     query: Annotated[
         list[str] | None, typer.Option(metavar="SQL", help=f"Ask the table, which is called {VIEW}; repeatable.")

@@ -45,7 +45,7 @@ def spark_session(name: str, master: str) -> Iterator[SparkSession]:
     """Yield a session and stop what was started for it."""
     from pyspark.sql import SparkSession
 
-    # The jobs use no pandas; whatever version lies beside them is no matter of theirs.
+    # The jobs use no pandas; the installed version does not matter.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     # What it logs as JSON, traceback and all, is raised as well, and told in one line.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
@@ -100,7 +100,7 @@ def _stop(session: SparkSession) -> None:
 
 
 def prepared(session: SparkSession) -> SparkSession:
-    """Return a session with the settings of the jobs, beside another one in the same Spark."""
+    """Return a session with the settings of the jobs, next to another one in the same Spark."""
     mine = session.newSession()
     for key, value in SETTINGS.items():
         mine.conf.set(key, value)

@@ -32,7 +32,7 @@ SEEN = "records"
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A query that goes on from run to run."""
+    """A query that continues from run to run."""
 
     name: str
     output: Path

@@ -17,7 +17,7 @@ def check_topics(bootstrap_servers: str, *topics: str) -> None:
     """Return if the topics are there: quicker said now than after Spark has started.
 
     Raises:
-        UnknownTopicError, NoBrokersAvailableError: they are not, or nobody answers.
+        UnknownTopicError, NoBrokersAvailableError: they are not, or no server answers.
     """
     with headrace.Admin(bootstrap_servers=bootstrap_servers, client_id="spark-jobs") as admin:
         admin.describe_topics(list(topics))

@@ -6,8 +6,8 @@ and a record that comes for a final window is late. Late records are counted and
 written. Results are Parquet files, each row once, whatever was killed and started again: Spark's checkpoint has the
 offsets and the open windows.
 
-A run takes what there is and ends; `--follow` goes on until Ctrl-C. Windows that are open at the end are shown, and go
-on in the next run.
+A run takes what there is and ends; `--follow` runs until Ctrl-C. Windows that are open at the end are shown, and
+continue in the next run.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ class SharedOptions:
         typer.Option(metavar="DURATION", help="How much later than the newest record one may come and still count."),
     ] = "1m"
     event_time: EventTime = "timestamp"
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C, in place of ending with the topic.")] = (
-        False
-    )
+    follow: Annotated[bool, typer.Option("--follow", help="Run until Ctrl-C instead of ending with the topic.")] = False
     max_records: Annotated[int, typer.Option(min=1, help="The most that one micro-batch takes.")] = 1_000_000
     bootstrap_servers: BootstrapServers = DEFAULT_SERVERS
     master: Master = DEFAULT_MASTER
@@ -81,7 +79,7 @@ class SharedOptions:
         return milliseconds(self.watermark, "--watermark")
 
     def stream(self, name: str, final_at: str) -> Stream:
-        """Return the query that goes on from run to run."""
+        """Return the query that continues from run to run."""
         return Stream(
             name,
             self.output.absolute(),
@@ -148,7 +146,7 @@ def sessions_of(records: DataFrame, by: str, gap_ms: int, watermark_ms: int) -> 
 def joined(
     impressions: DataFrame, clicks: DataFrame, impression_id: str, click_id: str, within_ms: int, watermark_ms: int
 ) -> DataFrame:
-    """Put each click beside its impression; an impression without one in time has no click."""
+    """Join each click to its impression; an impression without one in time has no click."""
     from pyspark.sql import functions
 
     delay = f"{watermark_ms} milliseconds"
@@ -210,7 +208,7 @@ def join(
     ] = "1h",
     shared: SharedOptions,
 ) -> None:
-    """Put clicks beside the impressions that they belong to."""
+    """Join clicks to the impressions that they belong to."""
     within_ms, watermark_ms = milliseconds(within, "--within"), shared.watermark_ms
 
     def query(shown: DataFrame, clicked: DataFrame) -> DataFrame:

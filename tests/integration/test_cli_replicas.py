@@ -146,7 +146,7 @@ def test_a_move_is_shown_and_taken_back(
         quick = ("--timeout", "0.5")
         headrace.ok("partition", "reassign", "clicks:0", "--replicas", target, "--throttle", "1GiB", *quick)
         ended = headrace("partition", "reassign", "--watch", "--wait-timeout", "0.1", *quick)
-        assert (ended.code, "they go on" in ended.err) == (6, True)
+        assert (ended.code, "they continue" in ended.err) == (6, True)
         (copy,) = headrace.document("partition", "reassign", *quick)["copies"]
         assert (copy["broker_id"], copy["done"], copy["percent"]) == (new, False, 0)
         assert [row["problems"] for row in headrace.document("partition", "list", "--problem", "moving")] == [
@@ -278,6 +278,6 @@ def test_a_throttle_holds_a_move_and_is_lifted(headrace: CommandLine) -> None:
     (new,) = {1, 2, 3} - set(before)
     headrace.ok("partition", "reassign", "clicks:0", "--replicas", f"{before[0]},{new}", "--throttle", "1")
     ended = headrace("partition", "reassign", "--watch", "--wait-timeout", "2", "--interval", "0.2")
-    assert (ended.code, "they go on" in ended.err) == (6, True)
+    assert (ended.code, "they continue" in ended.err) == (6, True)
     headrace.ok("partition", "reassign", "--throttle", "1GiB", "--watch", "--wait-timeout", WAIT)
     assert headrace.replicas() == [[before[0], new]]

@@ -11,7 +11,7 @@ _INTRO = """# Errors
 
 Every error that a server answers has a code. It travels as an `ErrorDetail`
 ([rpcs.md](rpcs.md#errordetail)) inside an answer, or in the trailer of a call that failed as a whole. The SDK raises
-the exception beside it; every exception derives from `headrace.HeadraceError` and has the attributes below.
+the exception of that row; every exception derives from `headrace.HeadraceError` and has the attributes below.
 
 | attribute | meaning |
 | --- | --- |
@@ -21,12 +21,12 @@ the exception beside it; every exception derives from `headrace.HeadraceError` a
 | `retriable` | the same request may succeed later, unchanged |
 | `outcome` | whether the request took effect |
 | `fatal` | the object that raised it is of no further use |
-| `leader` | where the partition's leader is, beside the codes about leadership |
+| `leader` | where the partition's leader is, with the codes about leadership |
 | `retry_after_ms` | the least time to wait before the next try |
 
 The outcome is `NOT_APPLIED`, `APPLIED` or `UNKNOWN`. Only `NOT_APPLIED` is a definite failure. A record whose outcome
-is `UNKNOWN` may be read later; sending it again may store it twice unless the producer is idempotent. Where nobody
-vouches for an outcome, as when a connection breaks during a call, it is `UNKNOWN`.
+is `UNKNOWN` may be read later; sending it again may store it twice unless the producer is idempotent. Where no
+server reports an outcome, as when a connection breaks during a call, it is `UNKNOWN`.
 
 The table gives each code's defaults. A server that knows better in one case says so in the error itself."""
 

@@ -19,7 +19,7 @@ The first has a fixed number of series, whatever topics and partitions there are
 has series for each partition: scrape it once a minute. [The guide](../guides/monitoring.md) says what to watch.
 
 Units are the base units (seconds, bytes); counters end in `_total`; a histogram has the series `_bucket`, `_sum` and
-`_count`. Beside these every service has the usual `process_*`, `python_gc_*` and `python_info` of its process."""
+`_count`. In addition every service has the usual `process_*`, `python_gc_*` and `python_info` of its process."""
 
 _SDK = """Applications show these where they register a `headrace.metrics.ClientCollector` (extra `metrics`) and let it
 watch their producers and consumers."""

@@ -87,7 +87,7 @@ def rpcs_body() -> str:
 
 
 def values_body() -> str:
-    """The messages that stand in etcd, as sections of the second level."""
+    """Return the messages that are values in etcd, as sections of the second level."""
     file = _read(PROTO / "internal" / "v1" / "metadata.proto", metadata_pb2)
     known = {declaration.name for declaration in file.declarations}
     return "\n\n".join(["## Values", *(_section(declaration, known) for declaration in file.declarations)])

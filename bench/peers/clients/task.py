@@ -25,7 +25,7 @@ MARKS = 20
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be done."""
+    """One operation and its parameters."""
 
     operation: str
     """`in`, `out`, `latency-in` or `latency-out`, as the program names them."""

@@ -43,7 +43,7 @@ class Connection:
         self.socket.sendall(data)
 
     def read(self, count: int) -> bytes:
-        """Exactly so many bytes."""
+        """Return exactly `count` bytes."""
         data: bytes = self.stream.read(count)
         assert len(data) == count, "the server closed the connection"
         return data
@@ -72,7 +72,7 @@ class Connection:
         return self._answered
 
     def wait_for_answers(self, count: int) -> None:
-        """Return when there were so many."""
+        """Return when there were `count` of them."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._answered >= count, WAIT_SECONDS), "answers stayed out"
 

@@ -9,22 +9,22 @@ log = logging.getLogger("headrace.spark")
 
 
 class DataLossError(HeadraceError):
-    """Records that were to be read are not in the log any more; the message names partition, offsets and how many.
+    """Records that the query should read are no longer in the log; the message names partition, offsets and number.
 
-    Retention has overtaken the query. Keep records longer, or go on without them.
+    Retention has overtaken the query. Keep records longer, or continue without them.
     """
 
     def __init__(self, message: str) -> None:
         super().__init__(
             message,
             outcome=Outcome.NOT_APPLIED,
-            action="Keep records longer (retention_ms), or set failOnDataLoss=false to go on without them.",
+            action="Keep records longer (retention_ms), or set failOnDataLoss=false to continue without them.",
         )
 
 
 class OtherRowsError(HeadraceError):
-    """A micro-batch or task that is tried again does not have the rows that an earlier try stored, so that nobody can
-    say which of its rows are stored. Make its rows the same in every try, or let them be stored twice.
+    """A micro-batch or task that is tried again does not have the rows that an earlier try stored, so that it
+    is unknown which of its rows are stored. Make its rows the same in every try, or let them be stored twice.
     """
 
     def __init__(self, message: str) -> None:
@@ -40,7 +40,7 @@ def check_data_loss(losses: Sequence[object], fail_on_data_loss: bool) -> None:
     """Raise what is lost, or log it, as the option says; each entry says where and how much.
 
     Raises:
-        DataLossError: something is lost, and that is to end the query.
+        DataLossError: something is lost, and that must end the query.
     """
     if losses and fail_on_data_loss:
         raise DataLossError("; ".join(map(str, losses)))

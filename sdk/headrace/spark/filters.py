@@ -48,7 +48,7 @@ class Pushed:
     """None: all between them."""
 
     def take(self, condition: Filter) -> bool:
-        """Take a condition; whether it is held exactly, so that nobody need look again."""
+        """Take a condition; return whether it is applied exactly, so that Spark need not apply it again."""
         path: tuple[str, ...] = getattr(condition, "attribute", ())
         if len(path) != 1:
             return False

@@ -1,9 +1,9 @@
-"""The options of the data source: the table of them, and what a reader or writer is told by them. Pure.
+"""The options of the data source: the table of them, and their values for a reader or writer. Pure.
 
 Spark hands options over as strings whose names are in lower case. A name that starts with `headrace.` is a setting of
 the SDK's `Reader` or `Producer`, with dots or underscores (`headrace.bootstrap.servers`); all others are in `OPTIONS`.
-Everything that can be wrong with them is an error of one sentence that names the option, and stands alone: Spark shows
-users the whole chain of what an error came from.
+Everything that can be wrong with them is an error of one sentence that names the option, and has no cause: Spark shows
+users the whole chain of causes.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ OPTIONS = (
         "batch: earliest, stream: latest",
         "startingOffsets",
         'Where to start: `earliest`, `latest` (streams), or `{"clicks": {"0": 23, "1": -2}}`, where -2 is the earliest '
-        "and -1 the latest. A stream goes on from its checkpoint.",
+        "and -1 the latest. A stream continues from its checkpoint.",
     ),
     Option(
         "startingTimestamp",
@@ -89,15 +89,15 @@ OPTIONS = (
         READS,
         "one task a partition",
         "minPartitions",
-        "At least so many tasks: large partitions are split by offset.",
+        "The least number of tasks: large partitions are split by offset.",
     ),
-    Option("maxRecordsPerPartition", READS, "", "maxRecordsPerPartition", "At most so many records a task."),
+    Option("maxRecordsPerPartition", READS, "", "maxRecordsPerPartition", "The most records of a task."),
     Option(
         "maxOffsetsPerTrigger",
         (STREAM,),
         "all there are",
         "maxOffsetsPerTrigger",
-        "At most so many records a micro-batch, shared among partitions by how much waits in each.",
+        "The most records of a micro-batch, shared among partitions by how much waits in each.",
     ),
     Option(
         "failOnDataLoss",

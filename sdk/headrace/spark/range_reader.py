@@ -31,7 +31,7 @@ def read_range(
 
     Raises:
         DataLossError: the log starts behind the first of them, or came to while they were read.
-        LogTruncationError: the log ends before them, and goes on doing so.
+        LogTruncationError: the log ends before them, after retries too.
         HeadraceError: they could not be read within `READ_TIMEOUT_S`.
     """
     position = part.start

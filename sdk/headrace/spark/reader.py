@@ -78,7 +78,7 @@ class HeadraceReader(DataSourceReader):
         """Fix what is read, and divide it over tasks.
 
         Raises:
-            ConfigError: a topic is not there, offsets do not fit the log, or nobody answers.
+            ConfigError: a topic is not there, offsets do not fit the log, or no server answers.
             DataLossError: the log starts behind an offset that was asked for.
         """
         options = self._options

@@ -142,7 +142,7 @@ def _store(
     missing: Counter[RowKey],
     deferred: Sequence[DeferredRows],
 ) -> int:
-    """Store records once more, each beside the one that several rows took, and what tasks left."""
+    """Store records once more, each next to the one that several rows took, and what tasks left."""
     count = missing.total()
     settings = {**options.settings, "producer_id": identity.producer_id, "producer_epoch": identity.batch_id}
     with Producer(**settings) as producer:

@@ -1,6 +1,6 @@
 """What makes two rows the same: key and value, and headers and timestamp where the query gives them.
 
-A row that is to be written and a record that is stored have the same `RowKey` then, whatever their order and places.
+A row to write and a stored record have the same `RowKey` then, whatever their order and places.
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 
     {"@init": "startingOffsets"}                              before the first micro-batch, always the same
     {"clicks": {"0": 23, "1": 7}, "@ids": {"clicks": "6f.."}, "@start": {"clicks": {"0": 0, "1": 7}}}
-                                                              the end of the first: where it starts stands in it
+                                                              the end of the first, with its start
     {"clicks": {"0": 40, "1": 7}, "@ids": {"clicks": "6f.."}} the end of any other
     "@epochs": {"clicks": {"0": 3, "1": 2}}                   in both: the leader epoch of the record before each end
 
@@ -26,7 +26,7 @@ INIT, IDS, START, EPOCHS = "@init", "@ids", "@start", "@epochs"
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets:
-    """Where a stream stands: the next record to read of each partition."""
+    """The position of a stream: the next record to read of each partition."""
 
     ends: Mapping[TopicPartition, int] = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """The stream reader: micro-batches between offsets that Spark's checkpoint keeps, so that each record counts once.
 
-All but `read` runs in one process beside the driver, one call at a time, for as long as the query runs. What Spark
+All but `read` runs in one process next to the driver, one call at a time, for as long as the query runs. What Spark
 writes down is the end of a micro-batch before it runs; after a restart the same end comes back, and everything a
 micro-batch reads follows from the two offsets around it.
 
@@ -84,7 +84,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             ConfigError: an option or the schema does not fit.
         """
-        _ = self._options  # A query that goes on from a checkpoint looks at them when it asks for the limit.
+        _ = self._options  # A query that continues from a checkpoint reads them when it asks for the limit.
         return initial_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -93,15 +93,15 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix where the query is to end: what is there now."""
+        """Fix where the query ends: at what is there now."""
         self._target = self._look()
 
     def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:
         """Return the end of the next micro-batch; `start` itself if there is nothing to read.
 
         Raises:
-            ConfigError: a topic is not there, offsets do not fit the log, or nobody answers.
-            DataLossError: what is to be read next is gone.
+            ConfigError: a topic is not there, offsets do not fit the log, or no server answers.
+            DataLossError: the next records to read are gone.
         """
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
         before = parse_offsets(start)

@@ -48,7 +48,7 @@ class SubscribedCluster:
         """Return the partitions that are subscribed to and there now, ascending; notes their topics' ids.
 
         Raises:
-            ConfigError: a topic or partition that an option names is not there, or nobody answers at the addresses.
+            ConfigError: a topic or partition that an option names is not there, or no server answers at the addresses.
         """
         try:
             topics = self._topics()

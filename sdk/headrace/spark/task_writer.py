@@ -189,7 +189,7 @@ class TaskWriter:
         return _Target(topic, len(places), earlier, HeldRows(topic) if tried else None)
 
     def _defers(self, target: _Target, held: HeldRows) -> bool:
-        """Take what is stored from what is held, and go on behind it; whether what is left goes to the driver.
+        """Take what is stored from what is held, and continue behind it; return whether the rest goes to the driver.
 
         That is where something is stored under this task's number that is not among its rows.
 

@@ -17,7 +17,7 @@ WRITABLE: dict[str, tuple[str, ...]] = {
 
 
 def check_write_schema(schema: StructType, topic: str) -> None:
-    """Check the columns of what is to be written; `topic` is the option's, or empty.
+    """Check the columns of the rows to write; `topic` is the option's, or empty.
 
     Raises:
         ConfigError: a column is missing, unknown, or of another type.
@@ -36,7 +36,7 @@ def check_write_schema(schema: StructType, topic: str) -> None:
             )
     names = set(schema.names)
     if "value" not in names:
-        raise ConfigError("schema: there is no column value", action="Select what is to be written as value.")
+        raise ConfigError("schema: there is no column value", action="Select the bytes to write as value.")
     if topic and "topic" in names:
         raise ConfigError("option topic and a column topic are given; one of them is enough")
     if not topic and "topic" not in names:

@@ -94,10 +94,10 @@ class HeadraceStreamWriter(DataSourceStreamArrowWriter):
 
 
 def checked(given: Mapping[str, str], schema: StructType, overwrite: bool, complaint: str) -> WriteOptions:
-    """Check what is to be written, and that there is where to write it.
+    """Check the rows to write, and that their topic exists.
 
     Raises:
-        ConfigError: an option, the schema or the mode does not fit, the topic is not there, or nobody answers.
+        ConfigError: an option, the schema or the mode does not fit, the topic is not there, or no server answers.
     """
     if overwrite:
         raise ConfigError(complaint, action="Use append.")

@@ -34,7 +34,7 @@ class CertificateFacts(NamedTuple):
 
 
 def read_facts(pem: bytes) -> list[CertificateFacts]:
-    """What stands in each certificate of a PEM file, in their order; text around them is passed over.
+    """Return the facts of each certificate of a PEM file, in their order; text around them is passed over.
 
     Raises:
         CertificateFormatError: there is none, or one cannot be read.

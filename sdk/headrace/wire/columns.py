@@ -259,14 +259,14 @@ class Columns:
 def decode_batch(batch: ReadableBuffer, *, max_payload_bytes: int) -> Columns:
     """Inflate a batch under the limit and check its columns; no loop over records.
 
-    Checksums are `check_batch`'s; whoever has not called it may be given wrong bytes, but never bytes out of range.
+    `check_batch` checks checksums; without it the result may have wrong bytes, but never bytes out of range.
 
     Args:
         batch: one whole batch, 8-aligned.
         max_payload_bytes: the most that is inflated.
 
     Raises:
-        CorruptBatchError: with `base_offset`, and `next_offset` from which a reader may go on.
+        CorruptBatchError: with `base_offset`, and `next_offset` from which a reader may continue.
         UnsupportedCodecError: the codec's package is not installed; install the extra that the message names.
     """
     return _decode(batch, read_header(batch), max_payload_bytes)

@@ -53,7 +53,7 @@ class ArrowBuffers(NamedTuple):
 
 
 class BatchFields(TypedDict, total=False):
-    """What is given for a batch beside its values; see `batch_parts`."""
+    """The fields of a batch other than its values; see `batch_parts`."""
 
     base_timestamp_ms: Required[int]
     headers: Sequence[RecordHeaders | None] | None
@@ -164,7 +164,7 @@ def _encode_small(values: Sequence[bytes | None], rest: tuple[int, ...], bits: i
 
 
 def _head(batch_bytes: int, crc: int) -> bytes:
-    """What stands before the bytes that `crc` covers."""
+    """Return the bytes before those that `crc` covers."""
     return _stamped(batch_bytes) + crc.to_bytes(4, "little")
 
 

@@ -31,14 +31,14 @@ _KNOWN = (
         "Hostname Verification Check failed",
         Explanation(
             "the server's certificate is not for this address",
-            "Use a name that stands in it, set ssl_server_name to one, or let it be made for this address.",
+            "Use one of its names, set ssl_server_name to one, or have it issued for this address.",
         ),
     ),
     (
         "is not in peer certificate",
         Explanation(
             "the server's certificate is not for this address",
-            "Use a name that stands in it, set ssl_server_name to one, or let it be made for this address.",
+            "Use one of its names, set ssl_server_name to one, or have it issued for this address.",
         ),
     ),
     (

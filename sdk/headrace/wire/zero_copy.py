@@ -2,7 +2,7 @@
 
 protobuf copies a `bytes` field when it parses a message and again when the field is read, and twice more when one is
 written. For the messages that carry batches, a `SplicedMessage` keeps the rest of the message as protobuf and the
-batches beside it: parsed, they are views into the bytes that came; written, they are joined once. Nothing on the wire
+batches apart: parsed, they are views into the bytes that came; written, they are joined once. Nothing on the wire
 differs: clients and servers with generated code do not notice.
 
 The fields are `topics.partitions.batches` of `ProduceRequest`, `FetchResponse` and, between brokers,
@@ -208,7 +208,7 @@ def fetch_response_bytes(spliced: SplicedMessage) -> bytes:
 def fetch_response_buffers(
     message: broker_pb2.FetchResponse, batches: Sequence[Sequence[Sized]]
 ) -> tuple[list[Any], int]:
-    """Return the bytes of a FetchResponse and, in their places, what stands for its batches; and the size in bytes."""
+    """Return the bytes of a FetchResponse with placeholders for its batches in their places; and the size in bytes."""
     return _FETCH.buffers(message, batches)
 
 

@@ -4,8 +4,8 @@
     <table>/_headrace/attempts/<id>/data/...    where Spark writes: readers of the table skip names with _
     <table>/<partition>/<id>-<n>.parquet        where the files go, by renaming
 
-An attempt's files are synced before anything speaks of them. Its directory is removed last, so that whoever finds one
-knows that a job was killed, and by the id which files are its.
+An attempt's files are synced before any manifest names them. Its directory is removed last: one that is left shows
+that a job was killed, and its id names that job's files.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 A commit takes these steps, and a job may be killed between any two:
 
 1. Spark writes the attempt; its files are synced.
-2. The manifest is written beside them and synced.
+2. The manifest is written next to them and synced.
 3. **The manifest is linked to its number.** A link that exists is an error and not an overwrite: of two jobs one gets
    the number. From here on rows and positions are committed; before, neither.
 4. The files are renamed to their places, where readers that know nothing of manifests find them.

@@ -521,7 +521,7 @@ def headrace(
 
 
 class ScriptedTime:
-    """Stands for the module `time`: a wait takes no time and lets the next thing of the script happen."""
+    """Replaces the module `time`: a wait takes no time and runs the next step of the script."""
 
     def __init__(self, held: FakeTopics, script: Sequence[Callable[[FakeTopics], object]]) -> None:
         self._held = held
@@ -534,7 +534,7 @@ class ScriptedTime:
     def sleep(self, seconds: float) -> None:
         self._now += seconds
         if not self._script:
-            raise KeyboardInterrupt  # Nothing more will happen: whoever still waits would wait for ever.
+            raise KeyboardInterrupt  # Nothing more will happen: the command would wait for ever.
         self._script.pop(0)(self._held)
 
 

@@ -27,7 +27,7 @@ class FakeGroup:
     members: list[GroupMember] = field(default_factory=list)
     unowned: list[TopicPartition] = field(default_factory=list)
     group_epoch: int = 5
-    # Called once before a change: somebody was faster.
+    # Called before a change, as if another client was faster.
     before_change: Callable[[], object] | None = None
     # What is not known of partitions, and why.
     problems: dict[TopicPartition, str] = field(default_factory=dict)

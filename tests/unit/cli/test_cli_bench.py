@@ -87,7 +87,7 @@ def test_the_guide_finds_what_a_search_finds(keys: int, exponent: float) -> None
 
 
 def test_a_rate_scales_the_gaps_and_a_seed_repeats_them() -> None:
-    """Requests go on where the last ones ended; ten times the rate has a tenth of the gaps."""
+    """Requests continue where the last ones ended; ten times the rate has a tenth of the gaps."""
     first, again = (EtcWorkload(100, 0.99, None, seed=5) for _ in range(2))
     parts = [first.requests(1_000), first.requests(1_000)]
     assert parts[0].due_s[-1] < parts[1].due_s[0]
@@ -137,7 +137,7 @@ def test_small_values_keep_their_blocks() -> None:
 
 
 class Clock:
-    """A clock that goes on when somebody sleeps, or is slow."""
+    """A clock that advances by sleeping, or by a slow step."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -151,7 +151,7 @@ class Clock:
 
 
 def give_time(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    """A `time` of the command's own: threads that other tests have left in the process go on with the real one."""
+    """A `time` of the command's own: threads that other tests have left in the process keep the real one."""
     monkeypatch.setattr(bench, "time", SimpleNamespace(**{**vars(time), **changes}))
 
 

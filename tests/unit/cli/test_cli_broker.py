@@ -42,7 +42,7 @@ def test_describe_shows_replicas_and_disk(headrace: Any, three: Any) -> None:
 
 
 def test_a_broker_that_is_away_is_shown_with_what_others_know(headrace: Any, three: Any) -> None:
-    """Which replicas wait for it; one that nobody knows is not found; a silent one leaves gaps."""
+    """Which replicas wait for it; one that is not registered is not found; a silent one leaves gaps."""
     three.start_brokers(2, 3)
     ended = headrace("broker", "describe", "1", "--output", "json")
     found = json.loads(ended.out)
@@ -115,14 +115,14 @@ def test_drain_says_what_is_left(headrace: Any, three: Any) -> None:
 
 
 def test_a_dry_drain_names_what_cannot_move(headrace: Any, three: Any) -> None:
-    """Partitions for which nobody else is in sync, alive and not draining; nothing is changed."""
+    """Partitions without another broker in sync, alive and not draining; nothing is changed."""
     three.change("clicks", 0, in_sync_replicas=(1,))
     three.change("clicks", 1, in_sync_replicas=(1, 2))
     three.drained = {2}
     ended = headrace("broker", "drain", "1", "--dry-run")
     assert (ended.code, ended.out) == (0, "would drain broker 1; it leads 3 partitions\n")
     assert ended.err == (
-        "headrace: warning: nobody else that is in sync can lead clicks-0, clicks-1; bring back or add replicas\n"
+        "headrace: warning: no other broker that is in sync can lead clicks-0, clicks-1; bring back or add replicas\n"
     )
     assert three.changes == []
     assert headrace("broker", "drain", "9", "--dry-run").code == ExitCode.NOT_FOUND
@@ -152,7 +152,7 @@ def test_waiting_ends_with_the_time(headrace: Any, three: Any, happens: Any) -> 
     assert ended.code == ExitCode.TIMED_OUT
     assert [json.loads(line)["leads"] for line in ended.out.splitlines()] == [3, 1]
     assert ended.err.splitlines() == [
-        "headrace: warning: nobody else that is in sync can lead clicks-0; bring back or add replicas",
+        "headrace: warning: no other broker that is in sync can lead clicks-0; bring back or add replicas",
         "headrace: broker 1 still leads 1 partition; it stays drained",
     ]
     assert three.drained == {1}

@@ -227,7 +227,7 @@ def test_a_setting_without_a_value_is_a_usage_error(headrace: Any, held: Any, co
 
 
 def test_alter_checks_all_before_it_changes_anything(headrace: Any, held: Any) -> None:
-    """A bad setting beside good partitions leaves both as they were; nothing to change is a usage error."""
+    """A bad setting with good partitions leaves both as they were; nothing to change is a usage error."""
     held.add("clicks")
     ended = headrace("topic", "alter", "clicks", "-p", "9", "--config", "retention=5")
     assert (ended.code, len(held.topics["clicks"].partitions)) == (ExitCode.FAILED, 2)
@@ -309,7 +309,7 @@ def test_completion_answers_the_shell() -> None:
 def test_the_shell_is_offered_topics_where_a_topic_is_due(
     headrace: Any, held: Any, words: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """The completion stands at every argument that names a topic that exists."""
+    """Every argument that names a topic that exists has the completion."""
     held.add("clicks")
     monkeypatch.setenv("_HEADRACE_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", f"headrace {words}")

@@ -37,7 +37,7 @@ def process(name, **fields):
 
 
 def certificate(days):
-    """One that ends in so many days."""
+    """One that ends in `days` days."""
     return CertificateDescription("tls_cert_file", f"/{days}.pem", "CN=broker-1", NOW_MS + days * DAY_MS)
 
 
@@ -186,7 +186,7 @@ def test_a_host_is_looked_at_before_there_is_a_cluster():
     ],
 )
 def test_certificates_of_a_host_are_judged_as_those_of_a_process(named, status):
-    """What is to be used by a broker that does not run yet."""
+    """Certificates of a broker that does not run yet."""
     found = [each for each in check_host(replace(HOST, certificates=(named,)), NOW_MS) if each.check == "certificate"]
     assert [(each.status, each.where) for each in found] == [(status, "host here")]
 

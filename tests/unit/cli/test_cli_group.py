@@ -40,7 +40,7 @@ def document(headrace: Any, *arguments: str) -> Any:
 
 
 def test_groups_are_listed(headrace: Any, held: Any, billing: FakeGroup) -> None:
-    """One line each; what is behind only where somebody asks, since that asks every broker."""
+    """One line each; the lag only on request, since that asks every broker."""
     held.groups["scan"] = FakeGroup(offsets={P[0]: 9})
     assert headrace("group", "list").out.splitlines()[1].split() == ["billing", "stable", "2", "3", "uniform"]
     row, _ = document(headrace, "list")
@@ -80,7 +80,7 @@ def test_describe_says_who_owns_what_since_when_and_how_far_it_is_behind(
         ["clicks", "3", "-", "10", "-", "-", "-", "-", "-"],
     ]
     text = "\n".join(lines)
-    assert "1 partition that nobody owns now: clicks:3" in text
+    assert "1 partition without an owner now: clicks:3" in text
     assert "asked to give up partitions that it still owns: worker-1 for 1m1s" in text
     assert "1 partition without a committed offset: auto_offset_reset" in text
     found = document(headrace, "describe", "billing")
@@ -151,7 +151,7 @@ def test_the_papers_four_registries_have_names(headrace: Any, held: Any, billing
     ]
     out = headrace("group", "describe", "billing", "--verbose").out
     assert "worker-1 owns clicks:0,clicks:1" in out
-    assert "clicks:2 goes on at 7" in out
+    assert "clicks:2 continues at 7" in out
     held.brokers = ()
     assert headrace("group", "describe", "billing", "-v").out.endswith("no keys\n")
 
@@ -213,7 +213,7 @@ class FakeCompletion:
 
 
 def test_group_names_are_completed(held: Any, billing: FakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that begin so, asked for where the line or the environment says; nothing where nobody answers."""
+    """Those that begin so, asked for where the line or the environment says; nothing without an answer."""
     from tests.unit.cli.conftest import FakeClients
 
     held.groups["bin"] = FakeGroup()
@@ -238,7 +238,7 @@ def test_the_shell_is_offered_groups_where_a_group_is_due(
     monkeypatch: pytest.MonkeyPatch,
     capsysbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    """The completion stands at every argument that names a group."""
+    """Every argument that names a group has the completion."""
     monkeypatch.setenv("_HEADRACE_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", f"headrace {words}")
     monkeypatch.setenv("COMP_CWORD", str(1 + len(words.split())))

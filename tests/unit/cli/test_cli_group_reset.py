@@ -203,7 +203,7 @@ def test_a_group_that_was_in_use_meanwhile_is_not_reset(headrace: Any, billing: 
 
 
 def test_a_topic_that_is_gone_is_left_out(headrace: Any, held: Any, billing: FakeGroup) -> None:
-    """The others go on; a word says which it was."""
+    """The others continue; a word says which it was."""
     billing.offsets[TopicPartition("gone", 0)] = 5
     ended = headrace("group", "reset", "billing", "--to-latest")
     assert (ended.code, "gone: there is no such topic now" in ended.err) == (0, True)

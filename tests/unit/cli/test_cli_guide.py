@@ -29,7 +29,7 @@ def shown_command_lines() -> list[str]:
 
 
 def test_tables_are_those_of_the_code() -> None:
-    """Exit codes, offset grammar and format letters stand on the page as they are."""
+    """Exit codes, offset grammar and format letters are on the page as they are."""
     for code, meaning in MEANINGS.items():
         assert f"| {int(code)} | {code.name.lower()} | {meaning} |" in GUIDE
     assert offsets.GRAMMAR in GUIDE

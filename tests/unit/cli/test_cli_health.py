@@ -29,7 +29,7 @@ def test_a_healthy_cluster_is_one_line(headrace: Any, three: Any) -> None:
 
 
 def test_too_few_in_sync_is_graver_than_not_all_in_sync(headrace: Any, three: Any) -> None:
-    """One replica missing costs safety, two the writes; a dead broker is to be brought back, a live one awaited."""
+    """One replica missing costs safety, two the writes; a dead broker should be brought back, a live one awaited."""
     three.change("clicks", 0, in_sync_replicas=(1, 3))
     ended = headrace("cluster", "health")
     assert (ended.code, kinds(headrace)) == (ExitCode.UNHEALTHY, ["under_replicated"])
@@ -54,7 +54,7 @@ def test_etcd_away_is_told_though_the_coordinators_answer(headrace: Any, three: 
 
 
 def test_a_last_resort_is_named_where_there_is_one(headrace: Any, three: Any) -> None:
-    """Nobody who has all records lives, but a replica does; where none does, there is nothing to take."""
+    """No broker that has all records lives, but a replica does; where none does, there is nothing to take."""
     three.change("clicks", 0, leader_id=-1, in_sync_replicas=(1,), eligible_leaders=(2,))
     three.start_brokers(3)
     ended = headrace("cluster", "health")
@@ -146,7 +146,7 @@ def test_watching_outlasts_a_cluster_that_is_away(headrace: Any, three: Any, hap
 
 
 def test_the_end_of_the_time_is_the_code_of_the_last_look(headrace: Any, three: Any, happens: Any) -> None:
-    """5 when something is wrong, 3 when nobody answers, 0 when all is well; without watching a look is one look."""
+    """5 when something is wrong, 3 without an answer, 0 when all is well; without watching a look is one look."""
     arguments = ("cluster", "health", "--watch", "--interval", "2", "--wait-timeout", "3", "--quiet")
     happens(lambda held: held.lose_leader("clicks", 1), lambda held: None)
     assert headrace(*arguments).code == ExitCode.UNHEALTHY

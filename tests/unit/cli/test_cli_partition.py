@@ -208,7 +208,7 @@ def test_a_wrong_move_is_a_usage_error(headrace: Any, four: Any, arguments: tupl
         (
             '{"partitions": [{"topic": "t", "partition": 0, "replicas": [1]}, '
             '{"topic": "t", "partition": 0, "replicas": [2]}]}',
-            "entry 2: t-0 stands there twice",
+            "entry 2: t-0 is there twice",
         ),
     ],
 )
@@ -318,7 +318,7 @@ def test_moves_under_way_are_shown_once_or_watched(headrace: Any, four: Any, hap
     }
     happens(lambda held: None, lambda held: None)
     ended = headrace("partition", "reassign", "--watch", "--wait-timeout", "1")
-    assert (ended.code, "they go on" in ended.err) == (ExitCode.TIMED_OUT, True)
+    assert (ended.code, "they continue" in ended.err) == (ExitCode.TIMED_OUT, True)
     happens(lambda held: held.change("clicks", 0, adding_replicas=(), removing_replicas=()))
     assert json.loads(headrace("partition", "reassign", "-w", "--output", "json").out.splitlines()[-1])["done"]
 
@@ -326,7 +326,7 @@ def test_moves_under_way_are_shown_once_or_watched(headrace: Any, four: Any, hap
 def test_watching_moves_outlasts_a_cluster_that_is_away(headrace: Any, four: Any, happens: Any) -> None:
     """It is said once, not each time; a single look fails; a topic that is deleted meanwhile ends it."""
     four.change("clicks", 0, replicas=(4, 1, 2, 3), adding_replicas=(4,), removing_replicas=(1,))
-    away = TimedOutError("nobody answers")
+    away = TimedOutError("no answer")
 
     def comes_back(held: Any) -> None:
         held.failure = None
@@ -334,7 +334,7 @@ def test_watching_moves_outlasts_a_cluster_that_is_away(headrace: Any, four: Any
 
     happens(lambda held: setattr(held, "failure", away), lambda held: None, comes_back)
     ended = headrace("partition", "reassign", "--watch")
-    assert (ended.code, ended.err) == (0, "headrace: still watching: nobody answers\n")
+    assert (ended.code, ended.err) == (0, "headrace: still watching: no answer\n")
     assert "1 of 1 moves done" in ended.out
     four.moves_failure = away
     arguments = ("clicks:1", "--replicas", "4,2,3", "--watch", "--wait-timeout", "0")
@@ -429,7 +429,7 @@ def test_unclean_needs_partitions_a_broker_and_an_answer(headrace: Any, four: An
     for arguments, says in (
         (("--unclean",), "name the partitions"),
         (("clicks:0", "--unclean"), "--broker 3, which has the longest log"),
-        (("clicks:0", "--unclean", "--broker", "3"), "--yes answers where nobody can"),
+        (("clicks:0", "--unclean", "--broker", "3"), "--yes answers where there is no terminal"),
         (("clicks:0", "--unclean", "--preferred"), "exclude each other"),
         (("--broker", "3"), "go with --unclean"),
     ):

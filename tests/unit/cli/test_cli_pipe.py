@@ -20,7 +20,7 @@ def test_a_closed_pipe_is_noticed_without_writing(monkeypatch):
 
 
 def test_other_outputs_are_left_alone(monkeypatch, tmp_path):
-    """A file, and an output that is no file of the system's, have nobody to go away."""
+    """A file, and an output that is no file of the system, have no other end that can close."""
     with (tmp_path / "out").open("w") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
         check_pipe()

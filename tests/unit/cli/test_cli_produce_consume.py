@@ -220,7 +220,7 @@ def test_each_offset_form_reads_its_records(
 def test_batches_that_cannot_be_decoded_are_passed_where_told(
     headrace: Any, ten: Any, arguments: tuple[str, ...], policy: dict[str, str]
 ) -> None:
-    """The options are the consumer's settings, and how many were passed is said once, beside the records."""
+    """The options are the consumer's settings, and how many were passed is printed once, apart from the records."""
     ten.corrupt_batches = 2 if arguments else 0
     ended = headrace("consume", "clicks", "-p", "0", "-e", *arguments)
     assert (ended.code, len(ended.out.split())) == (0, 10)

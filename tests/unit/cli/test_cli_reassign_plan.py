@@ -46,7 +46,7 @@ def check_sound(
     after = applied(partitions, moves)
     allowed = {each.broker_id for each in brokers}
     for old, new in zip(partitions, after, strict=True):
-        assert set(new.replicas) <= allowed, "complete: nobody else holds a replica"
+        assert set(new.replicas) <= allowed, "complete: no other broker holds a replica"
         assert len(set(new.replicas)) == len(new.replicas) == len(old.replicas), "the replication factor is kept"
     closed = {each.broker_id for each in brokers if not each.receives}
     assert not any(closed & set(move.adding) for move in moves), "who receives nothing gets nothing"

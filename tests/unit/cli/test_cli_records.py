@@ -51,7 +51,7 @@ def test_an_absent_value_has_length_minus_one() -> None:
 
 @pytest.mark.parametrize(("text", "position"), [("%", 0), ("%z", 1), ("ab\\q", 2), ("\\", 0), (r"\xZZ", 2), ("%s%", 2)])
 def test_a_bad_format_points_at_the_place(text: str, position: int) -> None:
-    """The caret stands below the character at fault."""
+    """The caret is below the character at fault."""
     with pytest.raises(FormatSyntaxError) as caught:
         compile_format(text)
     assert caught.value.explain().splitlines()[2].index("^") == position + 2

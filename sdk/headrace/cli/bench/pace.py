@@ -1,6 +1,6 @@
-"""Sending blocks when they are due, open loop: what is due is sent whatever became of what went before.
+"""Send blocks when they are due, open loop: a record is sent when it is due, whatever happened to those before it.
 
-A stall of the sender, of the cluster or of a full buffer is paid for by everything that was due meanwhile: waits count
+A stall of the sender, of the cluster or of a full buffer counts for every record that was due meanwhile: waits count
 from when a record was due, not from when it could be sent.
 """
 
@@ -51,9 +51,9 @@ def send_paced(
         blocks: in the order in which they are due.
         send: takes some records.
         clock: seconds, from any moment on.
-        sleep: waits so many seconds.
-        seconds: send what is due in so many; what is due all at once is sent for so long. None: send all.
-        progress: what is counted in, for a caller who wants it whatever happens; None: a new one.
+        sleep: waits that number of seconds.
+        seconds: send what is due within them; what is due all at once is sent for that time. None: send all.
+        progress: the counters, for a caller that needs them after an error too; None: new ones.
     """
     started = clock()
     if progress is None:

@@ -1,6 +1,6 @@
-"""`headrace broker drain` and `undrain`: taking a broker out of service without hurting anybody, and back.
+"""`headrace broker drain` and `undrain`: take a broker out of service without an interruption, and back.
 
-A drained broker leads nothing and gets no new replicas, but goes on copying, so that its replicas count.
+A drained broker leads nothing and gets no new replicas, but continues to copy, so that its replicas count.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class LedPartitions:
 
     registered: bool
     leads: int
-    # Partitions for which nobody else is in sync, alive and not draining.
+    # Partitions without another broker that is in sync, registered and not draining.
     stuck: tuple[str, ...]
 
 
@@ -139,4 +139,4 @@ def _progress(broker_id: int, at_first: int, now: LedPartitions) -> Report:
 
 def _stuck_text(stuck: tuple[str, ...]) -> str:
     names = ", ".join(stuck[:MAX_NAMED]) + (f" and {len(stuck) - MAX_NAMED} more" if len(stuck) > MAX_NAMED else "")
-    return f"nobody else that is in sync can lead {names}; bring back or add replicas"
+    return f"no other broker that is in sync can lead {names}; bring back or add replicas"

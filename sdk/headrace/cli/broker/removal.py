@@ -90,7 +90,7 @@ def _hosts(session: Session) -> list[str]:
 
 
 def _is_name_known(host: str) -> bool:
-    """Whether there is such a name. What DNS cannot tell now counts as known: then whoever is there must answer."""
+    """Return whether DNS has the name. If DNS fails it counts as known: then a server must answer."""
     try:
         socket.getaddrinfo(host, None)
     except socket.gaierror as error:

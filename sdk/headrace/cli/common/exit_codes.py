@@ -1,6 +1,6 @@
 """The exit codes of `headrace`, in one table: code, meaning, and which errors end with it.
 
-The same table is printed by `headrace help exit-codes` and stands in docs/guides/command-line.md.
+`headrace help exit-codes` prints the same table; docs/guides/command-line.md has it too.
 """
 
 import enum

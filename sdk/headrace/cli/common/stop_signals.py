@@ -1,8 +1,8 @@
 """Signals that end a program in order: as an exception in the main thread, and never dropped.
 
 Python runs a signal's handler between any two steps of the main thread, so also within `__del__` or the callback of a
-weak reference. What is raised there is printed and dropped ("Exception ignored in"), and the program goes on as if the
-signal had not come. py4j has such a callback for every Java object.
+weak reference. What is raised there is printed and dropped ("Exception ignored in"), and the program continues as if
+the signal had not come. py4j has such a callback for every Java object.
 """
 
 from __future__ import annotations

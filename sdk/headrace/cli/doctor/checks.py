@@ -19,7 +19,7 @@ from headrace.client.admin.processes import (
 from headrace.wire.releases import are_close
 
 CLOCK_WARNING_MS, CLOCK_FAILURE_MS = 500, 5_000
-"""Retention and look-ups by time go by the clock of whoever leads; leases do not."""
+"""Retention and look-ups by time use the leader's clock; leases do not."""
 BROKER_FILES, COORDINATOR_FILES = 65_536, 16_384
 """A broker keeps some three files open for each log, and a connection for each client; a coordinator only these."""
 FILES_SHARE = 0.8
@@ -119,7 +119,7 @@ def check_disk(where: str, disk: DiskDescription) -> Iterator[Finding]:
     if disk.fsync_us:
         status = _by_limits(disk.fsync_us, FSYNC_WARNING_US, FSYNC_FAILURE_US)
         took = f"{disk.fsync_us / 1000:.1f} ms for a small fsync"
-        yield judged("fsync", where, status, took, "Use a faster disk, or one that nobody else writes to.")
+        yield judged("fsync", where, status, took, "Use a faster disk, or one without other writers.")
     if disk.offline_logs:
         yield Finding(
             "offline_logs",

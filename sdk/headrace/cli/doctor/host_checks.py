@@ -56,7 +56,7 @@ def check_host(facts: HostFacts, now_ms: int) -> list[Finding]:
                 "clock_synchronised",
                 where,
                 Status.OK if facts.clock_synchronised else Status.WARNING,
-                "synchronised" if facts.clock_synchronised else "the kernel says that nobody sets its clock",
+                "synchronised" if facts.clock_synchronised else "no program sets the kernel's clock",
                 "Run chrony or another NTP client.",
             )
         )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.client.admin.admin import Admin
 
 app = typer.Typer(
-    help="Look at consumer groups and how far behind they are; have them go on elsewhere.",
+    help="Inspect consumer groups and their lag; reset their offsets.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

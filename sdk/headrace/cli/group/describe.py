@@ -217,7 +217,7 @@ def _notes(group: "GroupDescription", lags: "Sequence[PartitionLag]") -> list[st
     notes = []
     if unowned := [where for where in group.unowned if where in shown]:
         named = ", ".join(f"{where.topic}:{where.partition}" for where in unowned)
-        notes.append(f"{counted(len(unowned), 'partition')} that nobody owns now: {named}")
+        notes.append(f"{counted(len(unowned), 'partition')} without an owner now: {named}")
     if waiting := [each for each in group.members if each.revoking_ms]:
         named = ", ".join(f"{each.name} for {time_text(each.revoking_ms)}" for each in waiting)
         notes.append(f"asked to give up partitions that it still owns: {named}")

@@ -51,7 +51,7 @@ def _offset_rows(
 ) -> Iterable[dict[str, JsonValue]]:
     for where, each in group.offsets.items():
         key = f"{prefix}offsets/{topic_ids[where.topic].hex()}/{where.partition}"
-        yield _row("offsets", key, f"{where.topic}:{where.partition} goes on at {each.offset}")
+        yield _row("offsets", key, f"{where.topic}:{where.partition} continues at {each.offset}")
 
 
 def _row(registry: str, key: str, holds: str) -> dict[str, JsonValue]:

@@ -246,7 +246,7 @@ def _current(session: Session, admin: "Admin", group: str, *, changes: bool) -> 
     """The offsets that the group has now, and its epoch; none and 0 where there is no such group yet.
 
     Raises:
-        CommandFailed: it is to be changed and has members.
+        CommandFailed: `changes` is set and the group has members.
     """
     from headrace.wire.errors import UnknownGroupError
 

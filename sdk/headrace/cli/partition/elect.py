@@ -1,4 +1,4 @@
-"""`headrace partition elect`: lets preferred replicas lead again, or, where nobody else can, one that lacks records."""
+"""`headrace partition elect`: elect preferred replicas, or one that lacks records where no other can lead."""
 
 import sys
 from collections.abc import Sequence
@@ -163,11 +163,11 @@ def _ask(wanted: Sequence[TopicPartition]) -> None:
     """Have the names of the topics typed.
 
     Raises:
-        UsageProblem: nobody is there to type.
+        UsageProblem: standard input is not a terminal.
         CommandFailed: something else was typed.
     """
     if not sys.stdin.isatty():
-        raise UsageProblem("an unclean election asks first; --yes answers where nobody can")
+        raise UsageProblem("an unclean election asks first; --yes answers where there is no terminal")
     for topic in dict.fromkeys(where.topic for where in wanted):
         named = ", ".join(where_text(where) for where in wanted if where.topic == topic)
         print(f"Lose what these logs lack of {named}? Type the topic's name: ", end="", file=sys.stderr, flush=True)

@@ -296,4 +296,4 @@ def _follow(
             screen.draw(progress.report())
         if progress.done:
             return
-    raise CommandFailed(ExitCode.TIMED_OUT, "the moves are not done yet; they go on")
+    raise CommandFailed(ExitCode.TIMED_OUT, "the moves are not done yet; they continue")

@@ -184,7 +184,7 @@ class _Layout:
         return (-racks, -hosts, -uneven, self._before[where].size_bytes, where)
 
     def _gained_domains(self, where: TopicPartition, donor: int, receiver: int) -> tuple[int, int]:
-        """How many racks, and then hosts, more the partition is on when the receiver stands in for the donor."""
+        """Return how many racks, and then hosts, the partition gains if the receiver replaces the donor."""
         gained = []
         for domain_of in (self._racks, self._hosts):
             leaves, comes = domain_of[donor], domain_of[receiver]

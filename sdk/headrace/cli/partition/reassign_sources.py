@@ -49,7 +49,7 @@ class ClusterLayout:
             raise CommandFailed(ExitCode.NOT_FOUND, f"{broker_list(absent)} {verb} not registered")
 
     def members(self, without: Collection[int] = ()) -> list[PlanBroker]:
-        """Whoever is registered or holds a replica, but some; who is away or draining gets no replicas."""
+        """Return registered brokers and holders of replicas but `without`; one that is away or drains receives none."""
         holders = {broker_id for each in self.partitions for broker_id in each.replicas}
         found = {broker_id: PlanBroker(broker_id, receives=False) for broker_id in holders}
         for broker in self.brokers:
@@ -131,7 +131,7 @@ def read_plan(text: str, name: str) -> dict[TopicPartition, tuple[int, ...]]:
     for number, entry in enumerate(entries, start=1):
         where, replicas = _plan_entry(entry, f"{name}, entry {number}")
         if where in targets:
-            raise UsageProblem(f"{name}, entry {number}: {where.topic}-{where.partition} stands there twice")
+            raise UsageProblem(f"{name}, entry {number}: {where.topic}-{where.partition} is there twice")
         targets[where] = replicas
     return targets
 

@@ -199,7 +199,7 @@ class RecordSink:
         return None if self._limit is None else max(0, self._limit - self.written)
 
     def begin(self) -> None:
-        """Write what stands above the records."""
+        """Write the heading."""
         sys.stdout.flush()
         sys.stdout.buffer.write(self._heading)
         sys.stdout.buffer.flush()
@@ -220,7 +220,7 @@ class RecordSink:
 
 
 def check_pipe() -> None:
-    """Notice while nothing is written that nobody reads any more: `consume | head -2` ends also where no record comes.
+    """Notice a closed pipe while nothing is written: `consume | head -2` ends also where no record comes.
 
     Raises:
         BrokenPipeError: standard output is a pipe whose other end is closed.
@@ -230,7 +230,7 @@ def check_pipe() -> None:
     try:
         descriptor = sys.stdout.fileno()
     except (OSError, ValueError):
-        return  # Not a file of the system's: nobody can close its other end.
+        return  # Not a file of the system: it has no other end.
     watch = select.poll()
     watch.register(descriptor, 0)
     if any(events & select.POLLERR for _, events in watch.poll(0)):

@@ -21,7 +21,7 @@ RecordT = TypeVar("RecordT", bound=FormattableRecord)
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """What is read of one partition: `start` up to `stop`, which is excluded; `stop=None` goes on for ever."""
+    """What is read of one partition: `start` up to `stop`, which is excluded; `stop=None` means without end."""
 
     partition: int
     start: int

@@ -1,4 +1,4 @@
-"""Where a group is to go on: a target, and the offset that it means in each partition. Pure; no clock, no network.
+"""Where a group should continue: a target, and the offset that it means in each partition. Pure; no clock, no network.
 
 Every offset is brought into the log, from its start to its end, and a note says so: a member that came upon another one
 would go by its `auto_offset_reset`, and not by what was typed.
@@ -28,7 +28,7 @@ MAX_FILE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class OffsetTarget:
-    """Where to go on; exactly one of the fields is set."""
+    """Where to continue; exactly one of the fields is set."""
 
     position: Position | None = None
     # Records from the committed offset on, negative: back.
@@ -88,7 +88,7 @@ def plan_offset(
     """Plan one partition.
 
     Args:
-        target: where to go on.
+        target: where to continue.
         where: the partition; a target by partition names it.
         before: the committed offset; None: there is none.
         bounds: of the log.

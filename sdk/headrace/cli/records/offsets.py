@@ -9,8 +9,8 @@ Pure: no clock and no network; the caller gives the time, the bounds of each log
              | "-" duration                      (before now)
     duration = (number ("ms" | "s" | "m" | "h" | "d" | "w"))+
 
-The stop of a range is exclusive. A range without a stop goes on for ever. A time is read greedily, so that the minute
-and second of `@2026-11-21T10:00:30` belong to the time and a stop follows a second colon at most.
+The stop of a range is exclusive. A range without a stop has no end. A time is read greedily, so that the minute and
+second of `@2026-11-21T10:00:30` belong to the time and a stop follows a second colon at most.
 """
 
 import enum
@@ -89,7 +89,7 @@ END = Position(PositionKind.END)
 
 @dataclass(frozen=True, slots=True)
 class OffsetSelection:
-    """From `start` to `stop`, which is excluded; `stop=None` goes on for ever."""
+    """From `start` to `stop`, which is excluded; `stop=None` means without end."""
 
     start: Position
     stop: Position | None = None

@@ -227,7 +227,7 @@ def _records(lines: LineFormat, block: LineBlock, tally: Tally) -> Iterator[Outg
 
 
 class Advance:
-    """Tells a progress bar what has been read; without a bar, nobody."""
+    """Advances a progress bar by what has been read; without a bar, does nothing."""
 
     def __init__(self, bar: Any = None, task: Any = None) -> None:
         self._bar = bar
@@ -240,7 +240,7 @@ class Advance:
 
 
 def _progress(session: Session, names: Sequence[str], stack: ExitStack) -> Advance:
-    """A bar on stderr, where that is a terminal that nobody types at."""
+    """Return a bar on stderr, if that is a terminal and standard input is not typed."""
     typing = sys.stdin.isatty() and (not names or STANDARD_INPUT in names)
     if session.quiet or typing or not sys.stderr.isatty():
         return Advance()

@@ -50,7 +50,7 @@ def to_document(record: FormattableRecord) -> dict[str, JsonValue]:
 
 
 def parse_json_line(line: bytes) -> OutgoingRecord:
-    """The record that one line of JSON stands for.
+    """Return the record of one line of JSON.
 
     Raises:
         ValueError: it is none; the message says what is wrong with it, without the line's number.

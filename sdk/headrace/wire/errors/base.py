@@ -79,7 +79,7 @@ class Outcome(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaderHint:
-    """Where to go instead, beside NOT_LEADER and the leader-epoch errors."""
+    """Where to go instead, with NOT_LEADER and the leader-epoch errors."""
 
     leader_id: int
     """The leader's broker id; -1 when there is none."""

@@ -62,13 +62,13 @@ class CorruptBatchError(
     InvalidRequestError,
     code=ErrorCode.CORRUPT_BATCH,
     status="INVALID_ARGUMENT",
-    action="A producer encodes the batch anew; a reader may go on at the next good offset.",
+    action="A producer encodes the batch anew; a reader may continue at the next good offset.",
 ):
     """A record batch that is not what its format says.
 
     Attributes:
         base_offset: the batch's base offset, or -1 where the header could not be trusted.
-        next_offset: the offset behind the batch, from which a reader may go on, or -1 where it is not known.
+        next_offset: the offset behind the batch, from which a reader may continue, or -1 where it is not known.
         offset: the first offset that a reader wanted of it, or -1.
         batch: its bytes as a reader received them; empty where it was no reader.
         written_so: its checksums are right, so that every replica has it as it is.
@@ -167,7 +167,7 @@ class OffsetOutOfRangeError(
     HeadraceError,
     code=ErrorCode.OFFSET_OUT_OF_RANGE,
     status="OUT_OF_RANGE",
-    action="Go on from the log's start or end, as auto_offset_reset says, or seek.",
+    action="Continue at the log's start or end, as auto_offset_reset says, or seek.",
 ):
     """The offset lies before the log's start or behind its end: choose a new position."""
 
@@ -295,9 +295,9 @@ class StorageFullError(
     code=ErrorCode.STORAGE_FULL,
     status="RESOURCE_EXHAUSTED",
     retriable=True,
-    action="Free disk space or shorten retention; then it goes on by itself.",
+    action="Free disk space or shorten retention; then it continues by itself.",
 ):
-    """The broker's disk is full; reads go on."""
+    """The broker's disk is full; reads continue."""
 
 
 class StorageOfflineError(
