@@ -5,17 +5,17 @@ type checkers and editors know every setting with its type and its text. The dat
 field this takes the annotation, the values in `one_of` and the text.
 """
 
-import argparse
 import ast
 import dataclasses
 import importlib
 import re
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from generated_files import formatted, run
 
 ROOT = Path(__file__).resolve().parent.parent
 SDK = ROOT / "sdk"
@@ -101,33 +101,15 @@ def _imports(tree: ast.Module, source: Source, text: str) -> Iterator[str]:
                 yield f"from {source.module} import {name}"
 
 
-def formatted(source: Source) -> str:
-    """Return the generated module as it is written."""
-    text, name = generated(source), path_of(source.target).relative_to(ROOT)
-    for arguments in (["check", "--select", "I,F401", "--fix", "--exit-zero"], ["format"]):
-        command = [sys.executable, "-m", "ruff", *arguments, "--quiet", "--stdin-filename", str(name), "-"]
-        text = subprocess.run(command, cwd=ROOT, input=text, check=True, capture_output=True, text=True).stdout
-    return text
+def texts() -> dict[Path, str]:
+    """Return the generated modules by path."""
+    return {path: formatted(generated(source), path, ROOT) for source in SOURCES for path in [path_of(source.target)]}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0: all modules are fresh, or were written."""
-    parser = argparse.ArgumentParser(description="Write the types of keyword arguments of the SDK.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a module is stale")
-    check = parser.parse_args(arguments).check
-    stale = False
-    for source in SOURCES:
-        text, path = formatted(source), path_of(source.target)
-        if path.is_file() and path.read_text("utf-8") == text:
-            continue
-        stale = True
-        shown = path.relative_to(ROOT)
-        if check:
-            print(f"{shown} is stale: run `make blocking` and commit it", file=sys.stderr)
-        else:
-            path.write_text(text, "utf-8")
-            print(f"wrote {shown}")
-    return 1 if check and stale else 0
+    description = "Write the types of keyword arguments of the SDK."
+    return run(description, "run `make blocking` and commit it", ROOT, texts, arguments)
 
 
 if __name__ == "__main__":

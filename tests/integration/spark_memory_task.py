@@ -10,7 +10,8 @@ import sys
 import zlib
 
 import psutil
-from headrace.spark.options import BATCH, read_options
+from headrace.spark.option_table import BATCH
+from headrace.spark.options import read_options
 from headrace.spark.ranges import OffsetRange
 from headrace.spark.reader import RangePartition, read_partition
 from headrace.spark.schema import full_schema

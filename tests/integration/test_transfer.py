@@ -7,7 +7,8 @@ import asyncio
 import headrace
 import pytest
 from headrace import aio
-from headrace.spark.options import BATCH, read_options
+from headrace.spark.option_table import BATCH
+from headrace.spark.options import read_options
 from headrace.spark.ranges import OffsetRange
 from headrace.spark.reader import RangePartition, read_partition
 from headrace.spark.schema import full_schema

@@ -149,7 +149,7 @@ CLIENTS = (
     Mutant(
         "records-deleted-in-another-life",
         "H26",
-        f"{CLIENT}/admin/operations.py",
+        f"{CLIENT}/admin/broker_calls.py",
         "                _check_life(topic, topic_id, topic_leaders.topic_id)\n",
         "                topic_id = topic_leaders.topic_id\n",
         "An offset that was looked up in one topic deletes records of the next one of its name.",

@@ -1,4 +1,4 @@
-"""The options of the data source: the table of them, and their values for a reader or writer. Pure.
+"""The values of the data source's options for a reader or writer. Pure.
 
 Spark hands options over as strings whose names are in lower case. A name that starts with `headrace.` is a setting of
 the SDK's `Reader` or `Producer`, with dots or underscores (`headrace.bootstrap.servers`); all others are in `OPTIONS`.
@@ -12,11 +12,12 @@ import re
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from headrace.client.base.config import ClientConfig, ProducerConfig, ReaderConfig, build
 from headrace.client.base.config_text import nearest
 from headrace.client.base.errors import ConfigError
+from headrace.spark.option_table import BATCH, OPTIONS, STREAM, WRITE
 from headrace.spark.starting_offsets import (
     EARLIEST,
     LATEST,
@@ -29,8 +30,6 @@ from headrace.spark.starting_offsets import (
 from headrace.wire.errors import InvalidTopicNameError
 from headrace.wire.topic_names import check_topic_name
 
-BATCH, STREAM, WRITE = "batch", "stream", "write"
-READS = (BATCH, STREAM)
 PREFIX = "headrace."
 SERVERS = "headrace.bootstrap.servers"
 _NOT_FOR_SPARK = frozenset(
@@ -39,98 +38,6 @@ _NOT_FOR_SPARK = frozenset(
 )
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 """Spark's own, which it hands to sources and sinks as well."""
-
-
-class Option(NamedTuple):
-    """One row of the table."""
-
-    name: str
-    uses: tuple[str, ...]
-    """Of `BATCH`, `STREAM`, `WRITE`."""
-    default: str
-    kafka: str
-    """What Spark's Kafka source calls it; empty: it has no such option."""
-    text: str
-
-
-OPTIONS = (
-    Option("subscribe", READS, "", "subscribe", "Topics to read, separated by commas."),
-    Option("subscribePattern", READS, "", "subscribePattern", "A regular expression that whole topic names match."),
-    Option("assign", READS, "", "assign", 'Partitions to read: `{"clicks": [0, 2]}`.'),
-    Option(
-        "startingOffsets",
-        READS,
-        "batch: earliest, stream: latest",
-        "startingOffsets",
-        'Where to start: `earliest`, `latest` (streams), or `{"clicks": {"0": 23, "1": -2}}`, where -2 is the earliest '
-        "and -1 the latest. A stream continues from its checkpoint.",
-    ),
-    Option(
-        "startingTimestamp",
-        READS,
-        "",
-        "startingTimestamp",
-        "Start at the first record that is not older, in ms since 1970; where all are older, at the end.",
-    ),
-    Option(
-        "startingOffsetsByTimestamp",
-        READS,
-        "",
-        "startingOffsetsByTimestamp",
-        'The same a partition: `{"clicks": {"0": 1700000000000, "1": 0}}`.',
-    ),
-    Option("endingOffsets", (BATCH,), "latest", "endingOffsets", "Where to end, exclusive, as `startingOffsets`."),
-    Option("endingTimestamp", (BATCH,), "", "endingTimestamp", "End before the first record that is not older."),
-    Option(
-        "endingOffsetsByTimestamp", (BATCH,), "", "endingOffsetsByTimestamp", "The same a partition, as for starting."
-    ),
-    Option(
-        "minPartitions",
-        READS,
-        "one task a partition",
-        "minPartitions",
-        "The least number of tasks: large partitions are split by offset.",
-    ),
-    Option("maxRecordsPerPartition", READS, "", "maxRecordsPerPartition", "The most records of a task."),
-    Option(
-        "maxOffsetsPerTrigger",
-        (STREAM,),
-        "all there are",
-        "maxOffsetsPerTrigger",
-        "The most records of a micro-batch, shared among partitions by how much waits in each.",
-    ),
-    Option(
-        "failOnDataLoss",
-        READS,
-        "true",
-        "failOnDataLoss",
-        "Whether records that retention has removed before they were read end the query; else they are skipped, and a "
-        "warning says how many.",
-    ),
-    Option(
-        "pushFilters",
-        (BATCH,),
-        "false",
-        "",
-        "Whether a query's conditions decide what is fetched; for a frame that is used in one query, see above.",
-    ),
-    Option("includeHeaders", READS, "false", "includeHeaders", "Whether there is a column `headers`."),
-    Option(
-        "commitGroup",
-        (STREAM,),
-        "",
-        "kafka.group.id",
-        "Group id under which positions are committed, without membership: `headrace group describe` shows the lag.",
-    ),
-    Option("topic", (WRITE,), "", "topic", "Where to write; without it the column `topic` says it a row."),
-    Option(
-        "idempotentRetries",
-        (WRITE,),
-        "true",
-        "",
-        "Whether what is tried again stores nothing twice; it fails where its rows are others then, see above.",
-    ),
-)
 _BY_KEY = {option.name.lower(): option for option in OPTIONS}
 
 

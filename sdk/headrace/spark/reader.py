@@ -14,7 +14,8 @@ from pyspark.sql.types import StructType
 
 from headrace.spark.errors import check_data_loss
 from headrace.spark.filters import Pushed
-from headrace.spark.options import BATCH, ReadOptions, read_options
+from headrace.spark.option_table import BATCH
+from headrace.spark.options import ReadOptions, read_options
 from headrace.spark.ranges import OffsetRange, check_order, split, within_log
 from headrace.spark.schema import check_read_schema
 from headrace.spark.subscribed_cluster import SubscribedCluster

@@ -25,7 +25,8 @@ from pyspark.sql.types import StructType
 
 from headrace.client.base.errors import ConfigError
 from headrace.spark.errors import check_data_loss
-from headrace.spark.options import STREAM, ReadOptions, read_options
+from headrace.spark.option_table import STREAM
+from headrace.spark.options import ReadOptions, read_options
 from headrace.spark.position_commits import StreamCommits
 from headrace.spark.ranges import OffsetRange, limited, split, within_log
 from headrace.spark.reader import RangePartition, read_partition

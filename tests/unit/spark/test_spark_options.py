@@ -5,15 +5,8 @@ from pathlib import Path
 
 import pytest
 from headrace.client.base.errors import ConfigError
-from headrace.spark.options import (
-    BATCH,
-    OPTIONS,
-    STREAM,
-    WRITE,
-    describe_schema_options,
-    read_options,
-    write_options,
-)
+from headrace.spark.option_table import BATCH, OPTIONS, STREAM, WRITE
+from headrace.spark.options import describe_schema_options, read_options, write_options
 from headrace.wire.ids import TopicPartition
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "spark.md"

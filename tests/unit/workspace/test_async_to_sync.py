@@ -68,11 +68,14 @@ class Thing:
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
     """tools/async_to_sync.py as a module."""
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.syspath_prepend(ROOT / "tools")
     spec = importlib.util.spec_from_file_location("headrace_async_to_sync", ROOT / "tools" / "async_to_sync.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    monkeypatch.undo()
     return module
 
 

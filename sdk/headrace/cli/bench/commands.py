@@ -14,7 +14,14 @@ from headrace.cli.common.names import Topic
 from headrace.cli.common.rendering import Facts, JsonValue, Report
 from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, command
 from headrace.cli.records.line_source import LineTooLongError, read_blocks
-from headrace.cli.records.produce import Acks, Compression, InputFormat, LineFormat
+from headrace.cli.records.produce import (
+    Acks,
+    AcksOption,
+    Compression,
+    CompressionOption,
+    InputFormat,
+    LineFormat,
+)
 
 if TYPE_CHECKING:
     from headrace.cli.bench.pace import Progress, Send
@@ -118,12 +125,8 @@ def bench(
     input_format: Annotated[
         InputFormat, typer.Option("--input", help="replay: a line is a value, or a record as JSON.")
     ] = InputFormat.JSON,
-    acks: Annotated[
-        Acks, typer.Option("--acks", help="Acknowledgements required: all in-sync replicas, the leader, or none.")
-    ] = Acks.ALL,
-    compression: Annotated[
-        Compression, typer.Option("--compression", "-z", help="Compression of batches.")
-    ] = Compression.NONE,
+    acks: AcksOption = Acks.ALL,
+    compression: CompressionOption = Compression.NONE,
     linger_ms: Annotated[int, typer.Option("--linger-ms", min=0, max=60_000, help="Linger time of batches.")] = 5,
     dry_run: DryRun = False,
 ) -> None:

@@ -21,14 +21,12 @@ from headrace.cli.common.session import (
     command,
     confirm,
     tell,
-    write_out,
 )
+from headrace.cli.group.offset_files import read_offsets_file, write_offsets_file
 from headrace.cli.group.options import member_list
 from headrace.cli.records.offset_plan import (
-    MAX_FILE_BYTES,
     OffsetTarget,
     PlannedOffset,
-    offsets_file,
     parse_duration,
     parse_position,
     parse_time,
@@ -148,12 +146,12 @@ def reset(
             target = OffsetTarget(offsets=other)
         if target is None:
             partitions = _choose(admin, chosen, current, None)
-            _write_file(to_file, group, [(where, current.get(where)) for where in partitions])
+            write_offsets_file(to_file, group, [(where, current.get(where)) for where in partitions])
             return
         partitions = _choose(admin, chosen, current, target)
         plan = list(_plan(session, admin, partitions, current, target))
         if to_file is not None:
-            _write_file(to_file, group, [(each.where, each.offset) for each in plan])
+            write_offsets_file(to_file, group, [(each.where, each.offset) for each in plan])
         if to_file != Path("-"):
             _carry_out(session, admin, group, plan, epoch, yes=yes, dry_run=dry_run)
 
@@ -220,7 +218,7 @@ def _target(
     if shift is not None:
         found.append(OffsetTarget(shift=shift))
     if from_file is not None:
-        found.append(OffsetTarget(offsets=plan_from_json(_read_file(from_file), str(from_file))))
+        found.append(OffsetTarget(offsets=plan_from_json(read_offsets_file(from_file), str(from_file))))
     if delete:
         found.append(OffsetTarget(delete=True))
     if len(found) > 1:
@@ -379,42 +377,3 @@ def _parts(items: Sequence[Item], size: int) -> Iterator[tuple[int, Sequence[Ite
     """Slices, each with how many came before it."""
     for first in range(0, len(items), size):
         yield first, items[first : first + size]
-
-
-def _read_file(path: Path) -> str:
-    """The text of a file of offsets, `-` for standard input.
-
-    Raises:
-        UsageProblem: it cannot be read, is too large, or is no text.
-    """
-    try:
-        if path == Path("-"):
-            data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
-        else:
-            with path.open("rb") as file:
-                data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise UsageProblem(f"{path} cannot be read: {error.strerror}") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise UsageProblem(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise UsageProblem(f"{path} is not UTF-8 text") from None
-
-
-def _write_file(path: Path | None, group: str, offsets: Sequence[tuple[TopicPartition, int | None]]) -> None:
-    """Write a file of offsets, `-` for standard output.
-
-    Raises:
-        UsageProblem: it cannot be written.
-    """
-    text = offsets_file(group, offsets)
-    if path is None or path == Path("-"):
-        write_out(text)
-        return
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise UsageProblem(f"{path} cannot be written: {error.strerror}") from None
-    tell(f"wrote {counted(sum(offset is not None for _, offset in offsets), 'offset')} to {path}")

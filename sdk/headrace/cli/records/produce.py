@@ -45,6 +45,12 @@ class Compression(enum.StrEnum):
     ZSTD = "zstd"
 
 
+AcksOption = Annotated[
+    Acks, typer.Option("--acks", help="Acknowledgements required: all in-sync replicas, the leader, or none.")
+]
+CompressionOption = Annotated[Compression, typer.Option("--compression", "-z", help="Compression of batches.")]
+
+
 @dataclass(frozen=True, slots=True)
 class LineFormat:
     """How lines become records."""
@@ -117,12 +123,8 @@ def produce(
         int | None,
         typer.Option("--partition", "-p", min=0, help="Partition of all records; the default is by key, or spread."),
     ] = None,
-    acks: Annotated[
-        Acks, typer.Option("--acks", help="Acknowledgements required: all in-sync replicas, the leader, or none.")
-    ] = Acks.ALL,
-    compression: Annotated[
-        Compression, typer.Option("--compression", "-z", help="Compression of batches.")
-    ] = Compression.NONE,
+    acks: AcksOption = Acks.ALL,
+    compression: CompressionOption = Compression.NONE,
     dry_run: DryRun = False,
 ) -> None:
     """Produce one record per line of files or standard input. An empty line is an empty value.

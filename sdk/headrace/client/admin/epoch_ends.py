@@ -53,7 +53,7 @@ def truncation_points(
             return request
 
         try:
-            _, results = yield from admin.at_leaders("Fetch", topic, some, build_request, None, topic_id)
+            _, results = yield from admin.brokers.at_leaders("Fetch", topic, some, build_request, None, topic_id)
         except OffsetOutOfRangeError:  # The log of one of them has no epoch as old as that.
             if len(some) > 1:
                 waiting += [[partition] for partition in some]

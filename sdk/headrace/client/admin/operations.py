@@ -1,15 +1,11 @@
 """The operations of `Admin`, written once for the blocking and the asyncio class. No I/O."""
 
-import itertools
-import random
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-import grpc
-
 from headrace.client.admin import replication, rpc
+from headrace.client.admin.broker_calls import BrokerCalls
 from headrace.client.admin.replication import DiskInfo, DrainResult, LogInfo, PartitionChange, Reassignment
 from headrace.client.admin.rpc import (
     ClusterDescription,
@@ -19,25 +15,13 @@ from headrace.client.admin.rpc import (
     TopicDescription,
 )
 from headrace.client.base.config import ClientConfig
-from headrace.client.base.operations import Call, Operation, Pause
-from headrace.client.base.retry import Backoff
-from headrace.client.net.bootstrap_client import BootstrapClient, status_of
-from headrace.client.net.cluster_metadata import ClusterMetadata
+from headrace.client.base.operations import Operation
+from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.v1 import broker_pb2, cluster_pb2, topics_pb2
 from headrace.wire.errors import (
-    HeadraceError,
-    LeaderNotAvailableError,
-    NotLeaderError,
-    Outcome,
-    TransportError,
     UnknownBrokerError,
-    UnknownTopicIdError,
-    from_rpc_error,
 )
 from headrace.wire.ids import TopicPartition
-
-BuildRequest = Callable[[list[tuple[int, int]], bytes], Any]
-"""Makes a request for some partitions of one leader, [(partition, leader epoch)], from the topic's id."""
 
 
 class AdminOperations:
@@ -49,7 +33,7 @@ class AdminOperations:
     def __init__(self, config: ClientConfig, calls: BootstrapClient) -> None:
         self._config = config
         self._calls = calls
-        self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
+        self.brokers = BrokerCalls(config, calls)
 
     def create_topic(
         self,
@@ -71,7 +55,7 @@ class AdminOperations:
             config,
             assignments,
             validate_only=validate_only,
-            timeout=self._timeout(timeout),
+            timeout=self.brokers.seconds(timeout),
         )
         response = yield from self._coordinator("CreateTopics", request, timeout, repeatable=validate_only)
         created = rpc.created_topic(response, exist_ok)
@@ -98,7 +82,7 @@ class AdminOperations:
         if names is not None and not names:
             return []
         request = cluster_pb2.GetMetadataRequest(topics=[rpc.by_name(name) for name in names or ()])
-        response = yield from self._calls.metadata(request, self._timeout(timeout))
+        response = yield from self._calls.metadata(request, self.brokers.seconds(timeout))
         return rpc.topic_descriptions(response, names)
 
     def create_partitions(
@@ -171,7 +155,7 @@ class AdminOperations:
             return request
 
         found: dict[TopicPartition, OffsetAt] = {}
-        topic_id, results = yield from self.at_leaders(
+        topic_id, results = yield from self.brokers.at_leaders(
             "ListOffsets", topic, partitions, build_request, timeout, topic_id
         )
         for result in results:
@@ -192,14 +176,16 @@ class AdminOperations:
 
         def build_request(parts: list[tuple[int, int]], topic_id: bytes) -> Any:
             request = broker_pb2.DeleteRecordsRequest(
-                client_id=self._config.client_id, timeout_ms=int(self._timeout(timeout) * 1000)
+                client_id=self._config.client_id, timeout_ms=int(self.brokers.seconds(timeout) * 1000)
             )
             entry = request.topics.add(topic=rpc.by_id(topic_id))
             for partition, _ in parts:
                 entry.partitions.add(partition=partition, before_offset=before[partition])
             return request
 
-        _, results = yield from self.at_leaders("DeleteRecords", topic, list(before), build_request, timeout, topic_id)
+        _, results = yield from self.brokers.at_leaders(
+            "DeleteRecords", topic, list(before), build_request, timeout, topic_id
+        )
         return sorted(DeletedRecords(topic, result.partition, result.log_start_offset) for result in results)
 
     def describe_logs(
@@ -219,7 +205,7 @@ class AdminOperations:
             request.logs.add(topic_id=topic_id, partition=partition)
         addresses = yield from self._broker_addresses(timeout)
         address = _address_of(addresses, broker_id)
-        response = yield from self._broker(address, "DeleteUnclaimedLogs", request, timeout)
+        response = yield from self.brokers.broker(address, "DeleteUnclaimedLogs", request, timeout)
         return replication.unclaimed_log_infos(response)
 
     def describe_disks(self, brokers: Sequence[int] | None, timeout: float | None) -> Operation[list[DiskInfo]]:
@@ -300,120 +286,19 @@ class AdminOperations:
         responses = []
         for broker_id in addresses if brokers is None else brokers:
             address = _address_of(addresses, broker_id)
-            responses.append((yield from self._broker(address, "DescribeLogs", request, timeout)))
+            responses.append((yield from self.brokers.broker(address, "DescribeLogs", request, timeout)))
         return responses
 
     def _broker_addresses(self, timeout: float | None) -> Operation[dict[int, str]]:
         """Return the addresses of the registered brokers by id."""
         everyone = cluster_pb2.GetMetadataRequest(brokers_only=True)
-        metadata = yield from self._calls.metadata(everyone, self._timeout(timeout))
+        metadata = yield from self._calls.metadata(everyone, self.brokers.seconds(timeout))
         return {broker.broker_id: broker.address for broker in metadata.brokers}
-
-    def _timeout(self, timeout: float | None) -> float:
-        return self._config.request_timeout_ms / 1000 if timeout is None else timeout
 
     def _coordinator(
         self, method: str, request: Any, timeout: float | None, *, repeatable: bool = True
     ) -> Operation[Any]:
-        return self._calls.coordinator(method, request, self._timeout(timeout), repeatable=repeatable)
-
-    def _broker(self, address: str, method: str, request: Any, timeout: float | None) -> Operation[Any]:
-        try:
-            return (yield Call(address, "broker", method, request, self._timeout(timeout)))
-        except grpc.RpcError as error:
-            typed = from_rpc_error(error)
-            typed.add_note(f"asked {address}: {status_of(error)[1]}")
-            raise typed from error
-
-    def at_leaders(
-        self,
-        method: str,
-        topic: str,
-        partitions: Sequence[int] | None,
-        build_request: BuildRequest,
-        timeout: float | None,
-        topic_id: bytes = b"",
-    ) -> Operation[tuple[bytes, list[Any]]]:
-        """Ask each partition's leader. What was definitely not done and may succeed later is asked again, with fresh
-        metadata and back-off, until the time is up: a new topic's leaders are just being elected, another's moves.
-
-        All that is asked is of one life of the topic: that of `topic_id`, or the first one found. Its id is returned.
-
-        Raises:
-            UnknownTopicIdError: the topic has another id by now.
-        """
-        deadline = time.monotonic() + self._timeout(timeout)
-        results: list[Any] = []
-        wanted = partitions
-        for attempt in itertools.count(1):
-            left = max(0.001, deadline - time.monotonic())
-            cluster_metadata = ClusterMetadata()
-            cluster_metadata.update((yield from self._calls.metadata(rpc.metadata_request(topic), left)))
-            topic_leaders = cluster_metadata.topic(topic)
-            if topic_leaders is not None:
-                topic_id = topic_id or topic_leaders.topic_id
-                _check_life(topic, topic_id, topic_leaders.topic_id)
-            left = max(0.001, deadline - time.monotonic())
-            wanted, problem = yield from self._ask_leaders(
-                method, topic, wanted, build_request, left, cluster_metadata, results
-            )
-            if problem is None:
-                return topic_id, results
-            delay = self._backoff.delay_ms(attempt, problem.retry_after_ms) / 1000
-            if time.monotonic() + delay >= deadline:
-                raise problem
-            yield Pause(delay)
-        raise AssertionError("unreachable: the count has no end")
-
-    def _ask_leaders(
-        self,
-        method: str,
-        topic: str,
-        wanted: Sequence[int] | None,
-        build_request: BuildRequest,
-        timeout: float,
-        cluster_metadata: ClusterMetadata,
-        results: list[Any],
-    ) -> Operation[tuple[Sequence[int] | None, HeadraceError | None]]:
-        """One round: adds to `results`; gives the partitions to ask again and why, or (nothing, None)."""
-        try:
-            plan = rpc.by_leader(cluster_metadata, topic, wanted)
-        except HeadraceError as error:
-            return wanted, _if_repeatable(error)
-        again: list[int] = []
-        problem: HeadraceError | None = None
-        for address, parts in plan.items():
-            request = build_request(parts, cluster_metadata.require(topic).topic_id)
-            try:
-                response = yield from self._broker(address, method, request, timeout)
-            except HeadraceError as error:
-                problem = _if_repeatable(error)
-                again.extend(partition for partition, _ in parts)
-                continue
-            for result in response.topics[0].partitions:
-                error_here = rpc.error_of(result)
-                if error_here is None:
-                    results.append(result)
-                else:
-                    problem = _if_repeatable(error_here)
-                    again.append(result.partition)
-        return again, problem
-
-
-def _check_life(topic: str, wanted: bytes, found: bytes) -> None:
-    if found != wanted:
-        raise UnknownTopicIdError(
-            f"topic {topic} was deleted and created again: its id is {found.hex()}, and not {wanted.hex()}",
-            outcome=Outcome.NOT_APPLIED,
-        )
-
-
-def _if_repeatable(error: HeadraceError) -> HeadraceError:
-    """Return the error if a retry is right; raise any other."""
-    repeatable = error.retriable and (error.outcome == Outcome.NOT_APPLIED or isinstance(error, TransportError))
-    if not repeatable and not isinstance(error, NotLeaderError | LeaderNotAvailableError):
-        raise error
-    return error
+        return self._calls.coordinator(method, request, self.brokers.seconds(timeout), repeatable=repeatable)
 
 
 def _address_of(addresses: Mapping[int, str], broker_id: int) -> str:

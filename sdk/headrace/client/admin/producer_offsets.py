@@ -46,7 +46,7 @@ def producer_offsets(
             entry.partitions.add(partition=partition, spec=spec, leader_epoch=epoch, producer=producer)
         return request
 
-    _, results = yield from admin.at_leaders("ListOffsets", topic, None, build_request, None, b"")
+    _, results = yield from admin.brokers.at_leaders("ListOffsets", topic, None, build_request, None, b"")
     found = {
         TopicPartition(topic, result.partition): StoredOffsets(result.offset, result.end_offset) for result in results
     }

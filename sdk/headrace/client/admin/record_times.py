@@ -64,7 +64,7 @@ def batches_at(
         def build_request(parts: list[tuple[int, int]], topic_id: bytes, some: dict[int, int] = some) -> object:
             return _request(client_id, topic_id, [(partition, epoch, some[partition]) for partition, epoch in parts])
 
-        _, results = yield from admin.at_leaders("Fetch", topic, list(some), build_request, timeout, topic_id)
+        _, results = yield from admin.brokers.at_leaders("Fetch", topic, list(some), build_request, timeout, topic_id)
         answered = [result for result in results if result.batches]
         found.update({result.partition: result.batches for result in answered})
         if not answered:  # Deleted since, all of them.

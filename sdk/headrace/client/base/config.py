@@ -1,7 +1,7 @@
 """Every setting of the SDK, as data: a class each, frozen, validated whole; an unknown name raises, with the nearest.
 
 `describe(cls)` gives the table from which the reference page is made. Times end in `_ms`, sizes in `_bytes` or
-`_memory`.
+`_memory`. The module is a table, and longer than others for that.
 """
 
 import dataclasses

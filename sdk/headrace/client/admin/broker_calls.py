@@ -1,0 +1,140 @@
+"""Calls of `Admin` to brokers: to one, or to the leader of each partition of a topic, with retries. No I/O."""
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from headrace.client.admin import rpc
+from headrace.client.base.config import ClientConfig
+from headrace.client.base.operations import Call, Operation, Pause
+from headrace.client.base.retry import Backoff
+from headrace.client.net.bootstrap_client import BootstrapClient, status_of
+from headrace.client.net.cluster_metadata import ClusterMetadata
+from headrace.wire.errors import (
+    HeadraceError,
+    LeaderNotAvailableError,
+    NotLeaderError,
+    Outcome,
+    TransportError,
+    UnknownTopicIdError,
+    from_rpc_error,
+)
+
+BuildRequest = Callable[[list[tuple[int, int]], bytes], Any]
+"""Makes a request for some partitions of one leader, [(partition, leader epoch)], from the topic's id."""
+
+
+class BrokerCalls:
+    """Owned by one client; any thread. `timeout` is seconds for all tries together, None for request_timeout_ms."""
+
+    def __init__(self, config: ClientConfig, calls: BootstrapClient) -> None:
+        self._config = config
+        self._calls = calls
+        self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
+
+    def seconds(self, timeout: float | None) -> float:
+        """Return the timeout, or the default."""
+        return self._config.request_timeout_ms / 1000 if timeout is None else timeout
+
+    def broker(self, address: str, method: str, request: Any, timeout: float | None) -> Operation[Any]:
+        """Call one broker; an error names its address."""
+        try:
+            return (yield Call(address, "broker", method, request, self.seconds(timeout)))
+        except grpc.RpcError as error:
+            typed = from_rpc_error(error)
+            typed.add_note(f"asked {address}: {status_of(error)[1]}")
+            raise typed from error
+
+    def at_leaders(
+        self,
+        method: str,
+        topic: str,
+        partitions: Sequence[int] | None,
+        build_request: BuildRequest,
+        timeout: float | None,
+        topic_id: bytes = b"",
+    ) -> Operation[tuple[bytes, list[Any]]]:
+        """Ask each partition's leader. What was definitely not done and may succeed later is asked again, with fresh
+        metadata and back-off, until the time is up: a new topic's leaders are just being elected, another's moves.
+
+        All that is asked is of one life of the topic: that of `topic_id`, or the first one found. Its id is returned.
+
+        Raises:
+            UnknownTopicIdError: the topic has another id by now.
+        """
+        deadline = time.monotonic() + self.seconds(timeout)
+        results: list[Any] = []
+        wanted = partitions
+        for attempt in itertools.count(1):
+            left = max(0.001, deadline - time.monotonic())
+            cluster_metadata = ClusterMetadata()
+            cluster_metadata.update((yield from self._calls.metadata(rpc.metadata_request(topic), left)))
+            topic_leaders = cluster_metadata.topic(topic)
+            if topic_leaders is not None:
+                topic_id = topic_id or topic_leaders.topic_id
+                _check_life(topic, topic_id, topic_leaders.topic_id)
+            left = max(0.001, deadline - time.monotonic())
+            wanted, problem = yield from self._ask_leaders(
+                method, topic, wanted, build_request, left, cluster_metadata, results
+            )
+            if problem is None:
+                return topic_id, results
+            delay = self._backoff.delay_ms(attempt, problem.retry_after_ms) / 1000
+            if time.monotonic() + delay >= deadline:
+                raise problem
+            yield Pause(delay)
+        raise AssertionError("unreachable: the count has no end")
+
+    def _ask_leaders(
+        self,
+        method: str,
+        topic: str,
+        wanted: Sequence[int] | None,
+        build_request: BuildRequest,
+        timeout: float,
+        cluster_metadata: ClusterMetadata,
+        results: list[Any],
+    ) -> Operation[tuple[Sequence[int] | None, HeadraceError | None]]:
+        """One round: adds to `results`; gives the partitions to ask again and why, or (nothing, None)."""
+        try:
+            plan = rpc.by_leader(cluster_metadata, topic, wanted)
+        except HeadraceError as error:
+            return wanted, _if_repeatable(error)
+        again: list[int] = []
+        problem: HeadraceError | None = None
+        for address, parts in plan.items():
+            request = build_request(parts, cluster_metadata.require(topic).topic_id)
+            try:
+                response = yield from self.broker(address, method, request, timeout)
+            except HeadraceError as error:
+                problem = _if_repeatable(error)
+                again.extend(partition for partition, _ in parts)
+                continue
+            for result in response.topics[0].partitions:
+                error_here = rpc.error_of(result)
+                if error_here is None:
+                    results.append(result)
+                else:
+                    problem = _if_repeatable(error_here)
+                    again.append(result.partition)
+        return again, problem
+
+
+def _check_life(topic: str, wanted: bytes, found: bytes) -> None:
+    if found != wanted:
+        raise UnknownTopicIdError(
+            f"topic {topic} was deleted and created again: its id is {found.hex()}, and not {wanted.hex()}",
+            outcome=Outcome.NOT_APPLIED,
+        )
+
+
+def _if_repeatable(error: HeadraceError) -> HeadraceError:
+    """Return the error if a retry is right; raise any other."""
+    repeatable = error.retriable and (error.outcome == Outcome.NOT_APPLIED or isinstance(error, TransportError))
+    if not repeatable and not isinstance(error, NotLeaderError | LeaderNotAvailableError):
+        raise error
+    return error
