@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from headrace.cli.common import watching
 from headrace.cli.main import run
+from headrace.client.admin.processes import LogLevelResult, ProcessDescription
 from headrace.client.admin.replication import (
     DiskInfo,
     DrainResult,
@@ -57,18 +58,10 @@ class FakeTopics:
     brokers: tuple[BrokerDescription, ...] = (BrokerDescription(1, "127.0.0.1:7181", "r1", "h1", 5, False, "0.1.0"),)
     controller_id: str = "a"
     undecodable_keys: int = 0
-    # Raised by every call.
+    # Raised by every call of `Admin`.
     failure: BaseException | None = None
-    # Raised by flush alone.
-    flush_failure: HeadraceError | None = None
-    # Raised by describe_logs alone.
-    logs_failure: HeadraceError | None = None
-    # Raised by describe_unclaimed_logs alone.
-    unclaimed_failure: HeadraceError | None = None
-    # Raised by list_reassignments alone.
-    moves_failure: HeadraceError | None = None
-    # Raised by dump alone, which is how etcd is asked.
-    etcd_failure: HeadraceError | None = None
+    # Raised by the method of this name alone.
+    failures: dict[str, HeadraceError] = field(default_factory=dict)
     drained: set[int] = field(default_factory=set)
     # Unclaimed logs, by broker id.
     broker_logs: dict[int, list[UnclaimedLogInfo]] = field(default_factory=dict)
@@ -91,6 +84,7 @@ class FakeTopics:
     settings: list[dict[str, Any]] = field(default_factory=list)
     corrupt_batches: int = 0
     """Those that a consumer has passed."""
+    processes: list[ProcessDescription] = field(default_factory=list)
 
     def add(self, name: str, partitions: int = 2, replicas: tuple[int, ...] = (1,), minimum: int = 1) -> None:
         parts = tuple(
@@ -136,8 +130,6 @@ class FakeTopics:
         )
 
     def require(self, name: str) -> TopicDescription:
-        if self.failure is not None:
-            raise self.failure
         if name not in self.topics:
             raise UnknownTopicError(f"there is no topic {name!r}")
         return self.topics[name]
@@ -147,6 +139,13 @@ class FakeContext:
     def __init__(self, held: FakeTopics) -> None:
         self.held = held
 
+    def __getattribute__(self, name: str) -> Any:
+        """Raise the failure of the method that is about to be called."""
+        found = super().__getattribute__(name)
+        if name != "held" and name in self.held.failures:
+            raise self.held.failures[name]
+        return found
+
     def __enter__(self) -> Any:
         return self
 
@@ -155,11 +154,15 @@ class FakeContext:
 
 
 class FakeAdmin(FakeGroupMethods, FakeContext):
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name != "held" and not name.startswith("_") and self.held.failure is not None:
+            raise self.held.failure
+        return found
+
     def create_topic(
         self, name: str, partitions: int, replication_factor: int, config: Mapping[str, str], *, validate_only: bool
     ) -> TopicDescription:
-        if self.held.failure is not None:
-            raise self.held.failure
         if name in self.held.topics:
             raise TopicAlreadyExistsError(f"topic {name!r} is there already")
         made = FakeTopics()
@@ -179,8 +182,6 @@ class FakeAdmin(FakeGroupMethods, FakeContext):
             self.held.unclaimed.remove(topic_id)
 
     def describe_unclaimed_logs(self, broker_id: int) -> list[UnclaimedLogInfo]:
-        if self.held.unclaimed_failure is not None:
-            raise self.held.unclaimed_failure
         return list(self.held.broker_logs.get(broker_id, ()))
 
     def delete_broker_logs(self, broker_id: int, logs: Sequence[tuple[bytes, int]]) -> list[UnclaimedLogInfo]:
@@ -195,8 +196,6 @@ class FakeAdmin(FakeGroupMethods, FakeContext):
         return self.held.require(name)
 
     def describe_topics(self) -> list[TopicDescription]:
-        if self.held.failure is not None:
-            raise self.held.failure
         return [self.held.topics[name] for name in sorted(self.held.topics)]
 
     def list_topics(self) -> list[str]:
@@ -224,8 +223,6 @@ class FakeAdmin(FakeGroupMethods, FakeContext):
         return {"retention_ms": ConfigValue(own or "604800000", own is None, "604800000", "How long records stay.")}
 
     def describe_cluster(self) -> ClusterDescription:
-        if self.held.failure is not None:
-            raise self.held.failure
         brokers = tuple(
             replace(each, draining=each.draining or each.broker_id in self.held.drained) for each in self.held.brokers
         )
@@ -237,8 +234,6 @@ class FakeAdmin(FakeGroupMethods, FakeContext):
         )  # fmt: skip
 
     def describe_logs(self, topic: str | None = None, *, brokers: Sequence[int] | None = None) -> list[LogInfo]:
-        if self.held.logs_failure is not None:
-            raise self.held.logs_failure
         live = {each.broker_id for each in self.held.brokers}
         asked = live if brokers is None else live & set(brokers)
         return [
@@ -272,8 +267,6 @@ class FakeAdmin(FakeGroupMethods, FakeContext):
         return LogInfo(*where, broker_id, leads, 4, 0, *sizes, reason, not leads, followers if leads else ())
 
     def describe_disks(self, *, brokers: Sequence[int] | None = None) -> list[DiskInfo]:
-        if self.held.logs_failure is not None:
-            raise self.held.logs_failure
         return [
             DiskInfo(each.broker_id, 4 << 30, 1 << 30)
             for each in self.held.brokers
@@ -315,9 +308,6 @@ class FakeAdmin(FakeGroupMethods, FakeContext):
         return results
 
     def list_reassignments(self, topics: Sequence[str] | None = None) -> list[Reassignment]:
-        for failure in (self.held.failure, self.held.moves_failure):
-            if failure is not None:
-                raise failure
         return [
             Reassignment(
                 name,
@@ -386,14 +376,20 @@ class FakeAdmin(FakeGroupMethods, FakeContext):
         return found
 
     def dump(self, prefix: str = "") -> Iterator[MetadataEntry]:
-        if self.held.etcd_failure is not None:
-            raise self.held.etcd_failure
         keys = {f"topics/{name}": f'{{"name": "{name}"}}' for name in self.held.topics}
         keys |= {f"drained_brokers/{each}": "{}" for each in self.held.drained}
         keys |= {f"brokers/{each.broker_id}": "{}" for each in self.held.brokers}
         for key, value in sorted(keys.items()):
             if key.startswith(prefix):
                 yield MetadataEntry(f"/headrace/c1/1/{key}", value, 1, 2, 3, 0)
+
+    def describe_processes(self, *, measure_disk: bool) -> list[ProcessDescription]:
+        assert measure_disk
+        return self.held.processes
+
+    def set_log_level(self, level: str, *, servers: Sequence[str] | None, duration_ms: int) -> list[LogLevelResult]:
+        self.held.changes.append(("log level", (level, servers, duration_ms)))
+        return [LogLevelResult("broker-1", "info"), LogLevelResult("broker-2", "", "UNAVAILABLE")]
 
 
 def listed(column: Any) -> list[bytes | None]:
@@ -424,12 +420,10 @@ class FakeProducer(FakeContext):
             self.held.append(topic, partition or 0, value, key=key, headers=headers[index] if headers else None)
 
     def flush(self, timeout: float | None = None) -> None:
-        failure = self.held.failure or self.held.flush_failure
-        if failure is not None:
-            raise failure
+        pass
 
     def stats(self) -> ProducerStats:
-        failure = self.held.failure or self.held.flush_failure
+        failure = self.held.failures.get("flush")
         lost = failure.failed_records + failure.pending_records if isinstance(failure, DeliveryError) else 0
         return ProducerStats(self.taken - lost, 1, lost, 0, 0)
 

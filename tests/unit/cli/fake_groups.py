@@ -73,13 +73,9 @@ class FakeGroupMethods:
     held: Any
 
     def list_groups(self) -> list[GroupListing]:
-        if self.held.failure is not None:
-            raise self.held.failure
         return [group.listing(name) for name, group in sorted(self.held.groups.items())]
 
     def describe_group(self, group: str) -> GroupDescription:
-        if self.held.failure is not None:
-            raise self.held.failure
         if group not in self.held.groups:
             raise UnknownGroupError(f"there is no group {group!r}")
         found: FakeGroup = self.held.groups[group]

@@ -271,7 +271,7 @@ def test_what_was_not_delivered_is_told(headrace: Any, held: Any) -> None:
     held.add("clicks")
     cause = NotEnoughReplicasError("1 replica is in sync")
     where = TopicPartition("clicks", 0)
-    held.flush_failure = DeliveryError([(where, 30, cause)], failed_records=30, pending_records=12)
+    held.failures["flush"] = DeliveryError([(where, 30, cause)], failed_records=30, pending_records=12)
     ended = headrace("bench", "clicks", "--records", "100", "--output", "json")
     assert json.loads(ended.out)["failed_records"] == 42
     assert ended.code != 0

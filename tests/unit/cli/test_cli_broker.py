@@ -48,7 +48,7 @@ def test_a_broker_that_is_away_is_shown_with_what_others_know(headrace: Any, thr
     found = json.loads(ended.out)
     assert (ended.code, found["registered"], len(found["replicas"]), found["size_bytes"]) == (0, False, 3, None)
     assert headrace("broker", "describe", "9").code == ExitCode.NOT_FOUND
-    three.logs_failure = StorageFullError("full")
+    three.failures["describe_logs"] = StorageFullError("full")
     ended = headrace("broker", "describe", "2")
     assert (ended.code, ended.err.count("sizes are missing: broker 2 did not answer: full")) == (0, 1)
 
@@ -75,7 +75,7 @@ def test_unclaimed_logs_are_described_with_their_bytes(headrace: Any, unclaimed:
     ]
     assert "KEPT BECAUSE" in headrace("broker", "describe", "3").out
     assert "KEPT BECAUSE" not in headrace("broker", "describe", "2").out
-    unclaimed.unclaimed_failure = FencedBrokerError("the broker is starting")
+    unclaimed.failures["describe_unclaimed_logs"] = FencedBrokerError("the broker is starting")
     ended = headrace("broker", "describe", "3")
     assert (ended.code, "unclaimed logs are missing: the broker is starting" in ended.err) == (0, True)
     assert "clicks" in ended.out

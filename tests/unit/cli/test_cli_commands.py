@@ -172,7 +172,7 @@ def test_health_names_the_problem_and_the_remedy(headrace: Any, held: Any) -> No
 def test_a_silent_broker_is_a_problem_and_leaves_gaps(headrace: Any, held: Any) -> None:
     """Health tells it; describe shows what it knows and says what is missing."""
     held.add("clicks")
-    held.logs_failure = StorageFullError("the disk is full")
+    held.failures["describe_logs"] = StorageFullError("the disk is full")
     ended = headrace("cluster", "health")
     assert (ended.code, "broker 1 did not answer: the disk is full" in ended.out) == (ExitCode.UNHEALTHY, True)
     ended = headrace("topic", "describe", "clicks")

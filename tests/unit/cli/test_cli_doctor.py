@@ -9,12 +9,10 @@ from headrace.cli.common.findings import Status
 from headrace.cli.doctor import host as doctor_host
 from headrace.cli.doctor.checks import check_processes
 from headrace.cli.doctor.host_checks import HostFacts, UnreadableCertificate, check_host
-from headrace.cli.main import run
 from headrace.client.admin.processes import (
     CertificateDescription,
     DiskDescription,
     EtcdMemberDescription,
-    LogLevelResult,
     ProcessDescription,
 )
 from headrace.client.base.errors import NoBrokersAvailableError
@@ -228,34 +226,6 @@ def test_certificates_that_are_named_are_read(tmp_path):
     ]
 
 
-class FakeAdmin:
-    """As much of `Admin` as the two commands use."""
-
-    def __init__(self, processes, failure=None):
-        self.processes = processes
-        self.failure = failure
-        self.asked = []
-
-    def admin(self, **settings):
-        return self
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc):
-        pass
-
-    def describe_processes(self, *, measure_disk):
-        if self.failure is not None:
-            raise self.failure
-        assert measure_disk
-        return self.processes
-
-    def set_log_level(self, level, *, servers, duration_ms):
-        self.asked.append((level, servers, duration_ms))
-        return [LogLevelResult("broker-1", "info"), LogLevelResult("broker-2", "", "UNAVAILABLE")]
-
-
 @pytest.fixture
 def healthy_host(monkeypatch):
     """This machine is well, whatever it is."""
@@ -271,17 +241,19 @@ def healthy_host(monkeypatch):
         ({"error": "UNAVAILABLE"}, (), ExitCode.UNHEALTHY),
     ],
 )
-def test_failures_end_with_five_and_warnings_where_asked(healthy_host, capfd, fields, options, code):
+def test_failures_end_with_five_and_warnings_where_asked(healthy_host, headrace, held, fields, options, code):
     """The worst comes first, each with what to do."""
-    assert run(["doctor", *options], FakeAdmin(cluster(**fields))) == code
-    lines = capfd.readouterr().out.splitlines()
+    held.processes = cluster(**fields)
+    ended = headrace("doctor", *options)
+    assert ended.code == code
+    lines = ended.out.splitlines()
     assert lines[0].split() == ["STATUS", "CHECK", "WHERE", "FOUND"]
     if fields:
         assert lines[1].startswith(("failure", "warning"))
         assert any(line.startswith("broker-1, ") for line in lines)
 
 
-def test_certificates_that_are_named_decide_the_exit_code(monkeypatch, capfd):
+def test_certificates_that_are_named_decide_the_exit_code(monkeypatch, headrace):
     """Before there is a cluster, as a machine is made ready."""
     monkeypatch.setattr(
         doctor_host,
@@ -290,41 +262,38 @@ def test_certificates_that_are_named_decide_the_exit_code(monkeypatch, capfd):
             HOST, certificates=tuple(UnreadableCertificate(str(path), "none") for path in certificates)
         ),
     )
-    host_only = ["doctor", "--host-only"]
-    assert run(host_only, FakeAdmin([])) == ExitCode.OK
-    named = [*host_only, "--certificate", "/a.pem", "--certificate", "/b.pem"]
-    assert run(named, FakeAdmin([])) == ExitCode.UNHEALTHY
-    out = capfd.readouterr().out
-    assert "/a.pem: none" in out
-    assert "/b.pem: none" in out
+    assert headrace("doctor", "--host-only").code == ExitCode.OK
+    ended = headrace("doctor", "--host-only", "--certificate", "/a.pem", "--certificate", "/b.pem")
+    assert ended.code == ExitCode.UNHEALTHY
+    assert "/a.pem: none" in ended.out
+    assert "/b.pem: none" in ended.out
 
 
-def test_the_document_has_all_findings(healthy_host, capfd):
+def test_the_document_has_all_findings(healthy_host, headrace, held):
     """For programs: counts, and each finding with its words."""
-    run(["doctor", "--output", "json"], FakeAdmin(cluster(open_files=99_000)))
-    document = json.loads(capfd.readouterr().out)
+    held.processes = cluster(open_files=99_000)
+    document = json.loads(headrace("doctor", "--output", "json").out)
     assert document["counts"] == {"ok": len(document["findings"]) - 1, "warning": 0, "failure": 1}
     first = document["findings"][0]
     assert (first["status"], first["check"], first["where"]) == ("failure", "open_files", "broker-1")
     assert "LimitNOFILE" in first["action"]
 
 
-def test_without_a_coordinator_the_host_is_still_looked_at(healthy_host, capfd):
+def test_without_a_coordinator_the_host_is_still_looked_at(healthy_host, headrace, held):
     """Exit code 3, and what was found so far."""
-    unreachable = NoBrokersAvailableError({"localhost:7170": "UNAVAILABLE"})
-    assert run(["doctor"], FakeAdmin([], unreachable)) == ExitCode.UNREACHABLE
-    out = capfd.readouterr().out
-    assert "bootstrap_servers" in out
-    assert "open_files" in out
-    assert run(["doctor", "--host-only"], FakeAdmin([], unreachable)) == ExitCode.OK
+    held.failure = NoBrokersAvailableError({"localhost:7170": "UNAVAILABLE"})
+    ended = headrace("doctor")
+    assert ended.code == ExitCode.UNREACHABLE
+    assert "bootstrap_servers" in ended.out
+    assert "open_files" in ended.out
+    assert headrace("doctor", "--host-only").code == ExitCode.OK
 
 
-def test_the_log_level_is_set_for_ten_minutes_or_as_told(capfd):
+def test_the_log_level_is_set_for_ten_minutes_or_as_told(headrace, held):
     """A server that is away is named, and the exit code says so."""
-    admin = FakeAdmin([])
-    assert run(["cluster", "log-level", "debug"], admin) == ExitCode.FAILED
-    out = capfd.readouterr().out
-    assert "log level debug for 600 s on 1 server" in out
-    assert "broker-2: UNAVAILABLE" in out
-    run(["cluster", "log-level", "info", "--server", "broker-1", "--for", "0"], admin)
-    assert admin.asked == [("debug", None, 600_000), ("info", ["broker-1"], 0)]
+    ended = headrace("cluster", "log-level", "debug")
+    assert ended.code == ExitCode.FAILED
+    assert "log level debug for 600 s on 1 server" in ended.out
+    assert "broker-2: UNAVAILABLE" in ended.out
+    headrace("cluster", "log-level", "info", "--server", "broker-1", "--for", "0")
+    assert held.changes == [("log level", ("debug", None, 600_000)), ("log level", ("info", ["broker-1"], 0))]

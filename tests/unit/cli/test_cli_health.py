@@ -48,7 +48,7 @@ def test_too_few_replicas_for_the_minimum_cannot_be_awaited(headrace: Any, held:
 
 def test_etcd_away_is_told_though_the_coordinators_answer(headrace: Any, three: Any) -> None:
     """They remember the cluster; only a read of etcd itself shows that it is away."""
-    three.etcd_failure = MetastoreUnavailableError("etcd does not answer")
+    three.failures["dump"] = MetastoreUnavailableError("etcd does not answer")
     assert kinds(headrace) == ["etcd_unavailable"]
     assert "reach etcd, so nothing is elected or changed: etcd does not answer" in headrace("cluster", "health").out
 

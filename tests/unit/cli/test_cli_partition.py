@@ -336,11 +336,11 @@ def test_watching_moves_outlasts_a_cluster_that_is_away(headrace: Any, four: Any
     ended = headrace("partition", "reassign", "--watch")
     assert (ended.code, ended.err) == (0, "headrace: still watching: no answer\n")
     assert "1 of 1 moves done" in ended.out
-    four.moves_failure = away
+    four.failures["list_reassignments"] = away
     arguments = ("clicks:1", "--replicas", "4,2,3", "--watch", "--wait-timeout", "0")
     ended = headrace("partition", "reassign", *arguments)
     assert (ended.code, "still watching" in ended.err) == (ExitCode.TIMED_OUT, False)
-    four.moves_failure = None
+    four.failures.clear()
     four.change("clicks", 0, adding_replicas=(4,))
     happens(lambda held: setattr(held, "failure", UnknownTopicError("gone")), lambda held: None)
     assert headrace("partition", "reassign", "--watch").code == ExitCode.NOT_FOUND

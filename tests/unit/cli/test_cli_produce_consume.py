@@ -106,15 +106,7 @@ def test_bad_input_says_where(
 def test_a_failed_delivery_fails_the_command(headrace: Any, held: Any) -> None:
     """No summary claims what was not acknowledged."""
     held.add("clicks")
-    held.logs_failure = None
-    original = held.require
-
-    def fail_later(name: str) -> Any:
-        found = original(name)
-        held.failure = StorageFullError("the disk is full")
-        return found
-
-    held.require = fail_later
+    held.failures["flush"] = StorageFullError("the disk is full")
     ended = headrace("produce", "clicks", stdin=b"a\n")
     assert (ended.code, "produced" in ended.err, "Free disk space" in ended.err) == (ExitCode.FAILED, False, True)
 

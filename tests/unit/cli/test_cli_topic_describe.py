@@ -79,7 +79,7 @@ def test_a_dead_or_silent_broker_leaves_gaps(headrace: Any, clicks: Any) -> None
     dead = partition(headrace)["replica_logs"][0]
     assert (dead["broker_id"], dead["size_bytes"], dead["log_end_offset"]) == (1, None, 10)
     assert partition(headrace, 1)["high_watermark"] is None
-    clicks.logs_failure = StorageFullError("the disk is full")
+    clicks.failures["describe_logs"] = StorageFullError("the disk is full")
     assert headrace("topic", "describe", "clicks").err.splitlines() == [
         f"headrace: offsets and sizes are missing: broker {each} did not answer: the disk is full" for each in (2, 3)
     ]
