@@ -6,6 +6,8 @@ look like one. Every query goes to `${datasource}` and to one cluster; rates are
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,8 +24,12 @@ from grafana_foundation_sdk.models import common, dashboard
 DATASOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
 WIDTH = 24
 HEIGHTS = {"stat": 4, "graph": 8}
+COLUMNS = 3
+"""Graphs in a line, at most."""
 NOTHING = "none"
-"""What a panel of rare series shows in place of "No data"."""
+NOT_SCRAPED = "not scraped"
+COUNTS = ("short", "reqps", "ops", "iops")
+"""Units whose axis reaches 1 at least: of zeros alone, Grafana would draw one up to 100."""
 DETAIL_SECONDS = 60
 """How seldom the series of single partitions are scraped: the least step of queries on them."""
 
@@ -47,19 +53,19 @@ class Panel:
     queries: tuple[Query, ...]
     kind: str = "graph"
     """`graph` over time, or `stat`, one number."""
-    width: int = 8
     steps: tuple[tuple[float | None, str], ...] = ()
     """Colours from a value on; None: from the bottom."""
     stack: bool = False
     signed: bool = False
     """Values may fall below zero; every other graph begins at zero."""
     highest: float | None = None
+    decimals: int | None = None
     words: tuple[tuple[str, str, str], ...] = ()
     """A text and a colour in place of a value: (value, text, colour)."""
     detail: bool = False
     """Of /metrics/detail."""
-    rare: bool = False
-    """There may be no data in a healthy cluster: errors by code, and what only some clusters have."""
+    without_data: str = ""
+    """Replaces "No data" where a healthy cluster may have none: errors by code, metrics of applications."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +102,7 @@ def graph(title: str, description: str, unit: str, *queries: Query | str, **more
 
 def number(title: str, description: str, unit: str, query: str, **more: object) -> Panel:
     """A panel with one number."""
-    return Panel(title, description, unit, _queries((query,)), "stat", **{"width": 4, **more})  # type: ignore[arg-type]
+    return Panel(title, description, unit, _queries((query,)), "stat", **more)  # type: ignore[arg-type]
 
 
 def _queries(queries: Sequence[Query | str]) -> tuple[Query, ...]:
@@ -133,15 +139,19 @@ def build(board: Dashboard, others: Sequence[Dashboard]) -> dashboard.Dashboard:
     for row in board.rows:
         builder.with_row(builders.Row(row.title).grid_pos(dashboard.GridPos(h=1, w=WIDTH, x=0, y=top)))
         top += 1
-        left = tallest = 0
-        for panel in row.panels:
-            if left + panel.width > WIDTH:
-                top, left, tallest = top + tallest, 0, 0
-            height = HEIGHTS[panel.kind]
-            builder.with_panel(_panel(panel, dashboard.GridPos(h=height, w=panel.width, x=left, y=top)))
-            left, tallest = left + panel.width, max(tallest, height)
-        top += tallest
+        for line in _lines(row.panels):
+            width, height = WIDTH // len(line), HEIGHTS[line[0].kind]
+            for index, panel in enumerate(line):
+                builder.with_panel(_panel(panel, dashboard.GridPos(h=height, w=width, x=index * width, y=top)))
+            top += height
     return builder.build()
+
+
+def _lines(panels: Sequence[Panel]) -> list[Sequence[Panel]]:
+    """Share panels out to lines that each fill the page: numbers on one line, graphs as evenly as possible."""
+    count = 1 if panels[0].kind == "stat" else math.ceil(len(panels) / COLUMNS)
+    edges = [len(panels) - len(panels) * (count - line) // count for line in range(count + 1)]
+    return [panels[begin:end] for begin, end in itertools.pairwise(edges)]
 
 
 def _variable(variable: Variable, *, multi: bool) -> builders.QueryVariable:
@@ -174,7 +184,6 @@ def _panel(panel: Panel, place: dashboard.GridPos) -> stat.Panel | timeseries.Pa
     else:
         made = (
             timeseries.Panel()
-            .fill_opacity(20 if panel.stack else 8)
             .show_points(common.VisibilityMode.NEVER)
             .span_nulls(False)
             .legend(
@@ -186,12 +195,16 @@ def _panel(panel: Panel, place: dashboard.GridPos) -> stat.Panel | timeseries.Pa
             .tooltip(VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING))
         )
         if panel.stack:
-            made.stacking(StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
+            made.fill_opacity(20).stacking(StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
+        if panel.unit in COUNTS:
+            made.axis_soft_max(1)
         if not panel.signed:
             made.min(0)
     made.title(panel.title).description(panel.description).unit(panel.unit).datasource(DATASOURCE).grid_pos(place)
-    if panel.rare:
-        made.no_value(NOTHING)
+    if panel.without_data:
+        made.no_value(panel.without_data)
+    if panel.decimals is not None:
+        made.decimals(panel.decimals)
     if panel.words:
         options = {
             value: dashboard.ValueMappingResult(text=text, color=color, index=index)

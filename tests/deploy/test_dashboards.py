@@ -117,7 +117,8 @@ def test_panels_stack_forecast_and_stay_empty_as_declared() -> None:
             if panel.kind == "graph":
                 forecast = any("predict_linear" in query.expr for query in panel.queries)
                 assert defaults.get("min") == (None if forecast else 0), panel.title
-            assert defaults.get("noValue") == ("none" if panel.rare else None), panel.title
+            assert defaults.get("noValue", "") == panel.without_data, panel.title
+            assert panel.without_data in ("", "none", "not scraped"), panel.title
             # Grafana's "wps" is written "wr/s": no unit for records.
             assert panel.unit != "wps", panel.title
 

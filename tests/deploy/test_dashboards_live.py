@@ -134,14 +134,14 @@ def query(address: str, expression: str) -> list[dict[str, Any]]:
 def test_every_panel_has_data(prometheus: str) -> None:
     """Each query of each panel, but those that a healthy cluster has no data for; those at least are understood."""
     waiting = {
-        (board.title, panel.title, each.expr): panel.rare
+        (board.title, panel.title, each.expr): panel.without_data
         for board in DASHBOARDS
         for row in board.rows
         for panel in row.panels
         for each in panel.queries
     }
     assert len(waiting) > 100
-    must = {key for key, rare in waiting.items() if not rare}
+    must = {key for key, without_data in waiting.items() if not without_data}
     deadline = time.monotonic() + SECONDS
     while must and time.monotonic() < deadline:
         must = {key for key in must if not query(prometheus, plain(key[2]))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.grafana.panels import Dashboard, Query, Row, graph
+from deploy.grafana.panels import NOTHING, Dashboard, Query, Row, graph
 from deploy.grafana.queries import HERE, INSTANCE, RECORDS, events, per_second, rises, slowest
 
 BOARD = Dashboard(
@@ -167,14 +167,14 @@ BOARD = Dashboard(
                     "By code. NOT_LEADER is routine while leadership moves; STORAGE_FULL is not.",
                     "short",
                     Query(events("headrace_broker_produce_errors_total", HERE, "code"), "{{code}}"),
-                    rare=True,
+                    without_data=NOTHING,
                 ),
                 graph(
                     "Calls refused or failed",
                     "Whole calls, by method and code.",
                     "short",
                     Query(events("headrace_broker_call_errors_total", HERE, "method", "code"), "{{method}} {{code}}"),
-                    rare=True,
+                    without_data=NOTHING,
                 ),
                 graph(
                     "Warnings and errors logged",
@@ -184,7 +184,7 @@ BOARD = Dashboard(
                         events("headrace_broker_log_lines_total", HERE, "instance", "level"),
                         "{{instance}} {{level}}",
                     ),
-                    rare=True,
+                    without_data=NOTHING,
                 ),
             ),
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.grafana.panels import Dashboard, Query, Row, graph
+from deploy.grafana.panels import NOT_SCRAPED, NOTHING, Dashboard, Query, Row, graph
 from deploy.grafana.queries import OURS, RECORDS, events, per_second, slowest
 
 BOARD = Dashboard(
@@ -77,14 +77,14 @@ BOARD = Dashboard(
                     "By code.",
                     "short",
                     Query(events("headrace_broker_produce_errors_total", OURS, "code"), "{{code}}"),
-                    rare=True,
+                    without_data=NOTHING,
                 ),
                 graph(
                     "Fetch",
                     "By code.",
                     "short",
                     Query(events("headrace_broker_fetch_errors_total", OURS, "code"), "{{code}}"),
-                    rare=True,
+                    without_data=NOTHING,
                 ),
                 graph(
                     "Throttled",
@@ -103,14 +103,14 @@ BOARD = Dashboard(
                     RECORDS,
                     Query(per_second("headrace_client_sent_records_total", "", "client"), "{{client}} sent"),
                     Query(per_second("headrace_client_failed_records_total", "", "client"), "{{client}} failed"),
-                    rare=True,
+                    without_data=NOT_SCRAPED,
                 ),
                 graph(
                     "Buffered",
                     "Records on their way, against buffer_memory; full, `send` waits.",
                     "bytes",
                     Query("sum by (client) (headrace_client_buffered_bytes)", "{{client}}"),
-                    rare=True,
+                    without_data=NOT_SCRAPED,
                 ),
                 graph(
                     "Calls as clients see them, p99",
@@ -118,7 +118,7 @@ BOARD = Dashboard(
                     "s",
                     Query(slowest("headrace_client_produce_seconds", "", "client"), "{{client}} produce"),
                     Query(slowest("headrace_client_fetch_seconds", "", "client"), "{{client}} fetch and wait"),
-                    rare=True,
+                    without_data=NOT_SCRAPED,
                 ),
                 graph(
                     "Errors that clients met with",
@@ -126,7 +126,7 @@ BOARD = Dashboard(
                     "short",
                     Query(events("headrace_client_produce_errors_total", "", "client", "code"), "{{client}} {{code}}"),
                     Query(events("headrace_client_fetch_errors_total", "", "client", "code"), "{{client}} {{code}}"),
-                    rare=True,
+                    without_data=NOT_SCRAPED,
                 ),
                 graph(
                     "Sent or fetched again",
@@ -134,14 +134,14 @@ BOARD = Dashboard(
                     "ops",
                     Query(per_second("headrace_client_produce_retries_total", "", "client"), "{{client}} batches"),
                     Query(per_second("headrace_client_fetch_retries_total", "", "client"), "{{client}} partitions"),
-                    rare=True,
+                    without_data=NOT_SCRAPED,
                 ),
                 graph(
                     "Lag, as consumers see it",
                     "Of the partitions that each reads.",
                     "short",
                     Query("sum by (client) (headrace_client_lag_records)", "{{client}}"),
-                    rare=True,
+                    without_data=NOT_SCRAPED,
                 ),
             ),
         ),

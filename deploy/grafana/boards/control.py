@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.grafana.panels import Dashboard, Query, Row, graph
+from deploy.grafana.panels import NOTHING, Dashboard, Query, Row, graph
 from deploy.grafana.queries import OURS, events, per_second, slowest
 
 BOARD = Dashboard(
@@ -22,15 +22,15 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Calls",
-                    "By method.",
+                    "By method, those that are called.",
                     "reqps",
-                    Query(per_second("headrace_coordinator_call_seconds_count", OURS, "method"), "{{method}}"),
+                    Query(f"{per_second('headrace_coordinator_call_seconds_count', OURS, 'method')} > 0", "{{method}}"),
                 ),
                 graph(
                     "Time of calls, p99",
-                    "By method.",
+                    "By method, those that are called.",
                     "s",
-                    Query(slowest("headrace_coordinator_call_seconds", OURS, "method"), "{{method}}"),
+                    Query(f"{slowest('headrace_coordinator_call_seconds', OURS, 'method')} >= 0", "{{method}}"),
                 ),
                 graph(
                     "Errors answered",
@@ -41,7 +41,7 @@ BOARD = Dashboard(
                         "{{method}} {{code}}",
                     ),
                     Query(events("headrace_coordinator_answer_errors_total", OURS, "code"), "in answers {{code}}"),
-                    rare=True,
+                    without_data=NOTHING,
                 ),
                 graph(
                     "Event loop CPU",
@@ -89,7 +89,7 @@ BOARD = Dashboard(
                     "By operation.",
                     "short",
                     Query(events("headrace_coordinator_etcd_errors_total", OURS, "operation"), "{{operation}}"),
-                    rare=True,
+                    without_data=NOTHING,
                 ),
                 graph(
                     "Database",

@@ -21,7 +21,6 @@ BOARD = Dashboard(
                         f"max by (group, topic) (headrace_coordinator_group_lag_seconds{{{GROUPS}}})",
                         "{{group}} {{topic}}",
                     ),
-                    width=12,
                 ),
                 graph(
                     "Lag, records",
@@ -31,7 +30,6 @@ BOARD = Dashboard(
                         f"max by (group, topic) (headrace_coordinator_group_lag_records{{{GROUPS}}})",
                         "{{group}} {{topic}}",
                     ),
-                    width=12,
                 ),
                 graph(
                     "Progress",
@@ -42,7 +40,6 @@ BOARD = Dashboard(
                         f"(deriv(headrace_coordinator_group_offset{{{GROUPS}}}[$__rate_interval]))",
                         "{{group}} {{topic}}",
                     ),
-                    width=12,
                 ),
             ),
         ),

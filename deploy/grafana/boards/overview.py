@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.grafana.panels import Dashboard, Query, Row, graph, number
+from deploy.grafana.panels import NOTHING, Dashboard, Query, Row, graph, number
 from deploy.grafana.queries import GOOD_IS_SMALL, GOOD_IS_ZERO, OURS, RECORDS, events, per_second, slowest
 
 UP = f'up{{job="headrace-broker", {OURS}}}'
@@ -34,7 +34,6 @@ BOARD = Dashboard(
                     "Degraded: a broker or a replica is missing.",
                     "short",
                     VERDICT,
-                    width=3,
                     words=(("0", "Healthy", "green"), ("1", "Degraded", "orange"), ("2", "Critical", "red")),
                 ),
                 number(
@@ -42,7 +41,7 @@ BOARD = Dashboard(
                     "Of the brokers that are registered, hold replicas, or are scraped; below 100 %: see Brokers.",
                     "percentunit",
                     BROKERS_UP,
-                    width=3,
+                    decimals=0,
                     steps=((None, "red"), (0.001, "orange"), (1.0, "green")),
                 ),
                 number(
@@ -50,7 +49,6 @@ BOARD = Dashboard(
                     "Exactly one coordinator must be the controller.",
                     "short",
                     CONTROLLERS,
-                    width=3,
                     steps=((None, "red"), (1.0, "green"), (2.0, "red")),
                 ),
                 number(
@@ -58,7 +56,6 @@ BOARD = Dashboard(
                     "Partitions without a leader: neither written nor read.",
                     "short",
                     OFFLINE,
-                    width=3,
                     steps=GOOD_IS_ZERO,
                 ),
                 number(
@@ -66,7 +63,6 @@ BOARD = Dashboard(
                     "Partitions that refuse acks=all.",
                     "short",
                     UNDER_MINIMUM,
-                    width=3,
                     steps=GOOD_IS_ZERO,
                 ),
                 number(
@@ -74,7 +70,6 @@ BOARD = Dashboard(
                     "Partitions with a replica that is not in sync; expected while a broker restarts.",
                     "short",
                     UNDER_REPLICATED,
-                    width=3,
                     steps=GOOD_IS_SMALL,
                 ),
                 number(
@@ -82,7 +77,7 @@ BOARD = Dashboard(
                     "The fullest of the brokers' volumes.",
                     "percentunit",
                     f"min(headrace_broker_disk_free_bytes{{{OURS}}} / headrace_broker_disk_total_bytes{{{OURS}}})",
-                    width=3,
+                    decimals=0,
                     steps=((None, "red"), (0.15, "orange"), (0.25, "green")),
                 ),
                 number(
@@ -91,7 +86,7 @@ BOARD = Dashboard(
                     "percentunit",
                     f"max(headrace_coordinator_etcd_db_bytes{{{OURS}}} / "
                     f"headrace_coordinator_etcd_db_quota_bytes{{{OURS}}})",
-                    width=3,
+                    decimals=0,
                     steps=((None, "green"), (0.5, "orange"), (0.7, "red")),
                 ),
             ),
@@ -124,7 +119,7 @@ BOARD = Dashboard(
             ),
         ),
         Row(
-            "Latency",
+            "Latency and errors",
             (
                 graph(
                     "Lag of groups, seconds",
@@ -148,7 +143,7 @@ BOARD = Dashboard(
                     "short",
                     Query(events("headrace_broker_produce_errors_total", OURS, "code"), "produce {{code}}"),
                     Query(events("headrace_broker_fetch_errors_total", OURS, "code"), "fetch {{code}}"),
-                    rare=True,
+                    without_data=NOTHING,
                 ),
             ),
         ),

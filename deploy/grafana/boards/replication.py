@@ -43,13 +43,13 @@ BOARD = Dashboard(
                     "Lag of followers, records",
                     "What the worst partition of each follower lacks, as its leaders see it.",
                     "short",
-                    Query(f"max by (peer) (headrace_broker_follower_lag_records{{{HERE}}})", "broker {{peer}}"),
+                    Query(f"max by (peer) (headrace_broker_follower_lag_records{{{HERE}}})", "broker-{{peer}}"),
                 ),
                 graph(
                     "Lag of followers, seconds",
                     "Since the follower had everything; past replica_lag_max_ms it leaves the in-sync set.",
                     "s",
-                    Query(f"max by (peer) (headrace_broker_follower_lag_seconds{{{HERE}}})", "broker {{peer}}"),
+                    Query(f"max by (peer) (headrace_broker_follower_lag_seconds{{{HERE}}})", "broker-{{peer}}"),
                 ),
                 graph(
                     "Bytes copied",
@@ -61,7 +61,7 @@ BOARD = Dashboard(
                     "Phi of peers",
                     "Phi of peers that should be heard: at 1 one doubt in ten is wrong, at 8 they lose leadership.",
                     "short",
-                    Query(f"max by (peer) (headrace_broker_peer_phi{{{HERE}}})", "broker {{peer}}"),
+                    Query(f"max by (peer) (headrace_broker_peer_phi{{{HERE}}})", "broker-{{peer}}"),
                 ),
                 graph(
                     "Truncations and corrupt answers",

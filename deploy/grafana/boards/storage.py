@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.grafana.panels import Dashboard, Query, Row, graph
+from deploy.grafana.panels import NOTHING, Dashboard, Query, Row, graph
 from deploy.grafana.queries import HERE, INSTANCE, per_second, rises, slowest
 
 BOARD = Dashboard(
@@ -94,7 +94,7 @@ BOARD = Dashboard(
                         "{{instance}}",
                     ),
                     highest=1.0,
-                    rare=True,
+                    without_data=NOTHING,
                 ),
                 graph(
                     "Time of recovery",
