@@ -40,7 +40,7 @@ MEASURED := sdk/headrace/wire sdk/headrace/log services/broker/headrace_broker/c
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test fast test-containers test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom release docs site blocking bench bench-peers chaos security clean
+.PHONY: help set-up demo up down status test fast test-containers test-dashboards test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom release docs site blocking bench bench-peers chaos security clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -74,6 +74,9 @@ fast: set-up ## the unit and property tests of what changed since main, nearest 
 
 test-containers: set-up ## Dockerfile, docker-compose.yml and Prometheus' own checks, on a Docker engine of the run's own: needs root on Debian, takes minutes
 	@$(BIN)/python -m tests.containers tests/deploy/test_rules.py tests/deploy/test_dashboards.py tests/deploy/test_dashboards_live.py tests/containers
+
+test-dashboards: set-up ## pictures of the Grafana dashboards, of a live cluster, in build/dashboards: needs root on Debian and npm
+	@$(BIN)/python -m tests.dashboards tests/dashboards
 
 test-kubernetes: set-up ## the Helm chart's life on a Kubernetes of three nodes, the run's own: needs root on Debian and Go, builds for a quarter of an hour the first time
 	@$(BIN)/python -m tests.kubernetes tests/kubernetes

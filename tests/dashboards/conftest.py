@@ -1,0 +1,11 @@
+"""Only `make test-dashboards` collects these tests: they need Chromium, and Grafana's packages from npm."""
+
+from __future__ import annotations
+
+import os
+
+from tests.dashboards.inside import STATE
+from tests.deploy.test_dashboards_live import loaded_cluster, prometheus, prometheus_program  # noqa: F401
+
+if STATE not in os.environ:
+    collect_ignore_glob = ["test_*.py"]
