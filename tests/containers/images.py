@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -20,9 +21,9 @@ from headrace_devcluster.etcd import find_etcd
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = Path(sys.executable).parent / "docker-compose"
-DEBIAN = "bookworm"
+DEBIAN = "trixie"
 HEADRACE = "headrace:local"
-PYTHON = "docker.io/library/python:3.12-slim-bookworm"
+PYTHON = "docker.io/library/python:3.13-slim-trixie"
 SMALL = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")  # What upstream's slim images leave out.
 NOBODY = "65534:65534"
 # pip's settings that say where packages come from; the rest of a machine's is no business of a build.
@@ -110,10 +111,20 @@ class Builder:
         path = self._cache / f"debian-{hashlib.sha256(' '.join(command).encode()).hexdigest()[:12]}.tar"
         if not path.exists():
             partial = path.with_suffix(".partial.tar")
-            sources = [*Path("/etc/apt/sources.list.d").glob("debian.sources"), Path("/etc/apt/sources.list")]
-            self._run([*command, str(partial), *(str(each) for each in sources if each.exists())], "a Debian")
+            self._run([*command, str(partial), *self._sources()], "a Debian")
             partial.rename(path)
         return path
+
+    def _sources(self) -> list[str]:
+        """The machine's own lists of Debian packages, of the release DEBIAN, as files."""
+        files = [*Path("/etc/apt/sources.list.d").glob("debian.sources"), Path("/etc/apt/sources.list")]
+        machine = platform.freedesktop_os_release()["VERSION_CODENAME"]
+        sources = []
+        for file in (file for file in files if file.exists()):
+            path = self._state / file.name
+            path.write_text(re.sub(rf"\b{machine}\b", DEBIAN, file.read_text("utf-8")), "utf-8")
+            sources.append(str(path))
+        return sources
 
     def _apt_settings(self) -> list[str]:
         """How apt reaches its packages on this machine: proxies, and what it checks."""
