@@ -40,6 +40,16 @@ def test_it_is_nobody_and_writes_nowhere(engine: Engine) -> None:
     assert "Usage" in engine.docker(*HARDENED, HEADRACE)
 
 
+def test_it_runs_under_an_assigned_user_id(engine: Engine) -> None:
+    """Any user id of the root group works, as OpenShift assigns one: the command line runs, a broker reads settings."""
+    assigned = (*HARDENED, "--user=1000650000:0")
+    assert "headrace" in engine.docker(*assigned, HEADRACE, "version")
+    with pytest.raises(AssertionError) as caught:
+        engine.docker(*assigned, "--env=HEADRACE_BROKER_NO_SUCH_SETTING=1", HEADRACE, "broker")
+    assert "no_such_setting" in str(caught.value).lower()
+    assert "Traceback" not in str(caught.value)
+
+
 def test_everything_is_compiled(engine: Engine) -> None:
     """Each module of ours has its bytecode, since a read-only file system would have it compiled at each start."""
     program = (

@@ -103,6 +103,15 @@ def test_every_pod_passes_the_restricted_level(render: Render, values: dict[str,
 
 
 @every_set
+def test_pods_set_no_user_where_the_platform_assigns_one(render: Render, values: dict[str, Any]) -> None:
+    """With `runAsImageUser: false` no pod or container sets a user or a group, and none may be root."""
+    for where, template in pod_templates(render(values | {"runAsImageUser": False})):
+        contexts = [each["securityContext"] for each in (template["spec"], *containers(template))]
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & {name for context in contexts for name in context}, where
+        assert contexts[0]["runAsNonRoot"] is True, where
+
+
+@every_set
 def test_services_have_three_probes_of_their_own(render: Render, values: dict[str, Any]) -> None:
     """Startup has half an hour, liveness asks nothing of etcd or peers, and each probe asks its own health service."""
     if "recovery" in values:

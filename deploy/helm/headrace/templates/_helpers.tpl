@@ -176,12 +176,14 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{/* The same of a pod, with the user of the image. */}}
+{{/* The same of a pod, with the user of the image unless the platform chooses one. */}}
 {{- define "headrace.podSecurity" -}}
 runAsNonRoot: true
+{{- if .Values.runAsImageUser }}
 runAsUser: 10001
 runAsGroup: 10001
 fsGroup: 10001
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
