@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 
 from tests.dashboards.inside import STATE
-from tests.deploy.test_dashboards_live import loaded_cluster, prometheus, prometheus_program  # noqa: F401
+from tests.deploy.test_dashboards_live import (  # noqa: F401
+    application,
+    collector,
+    loaded_cluster,
+    prometheus,
+    prometheus_program,
+)
 
 if STATE not in os.environ:
     collect_ignore_glob = ["test_*.py"]

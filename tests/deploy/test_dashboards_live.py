@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import headrace
+import prometheus_client
 import pytest
 import yaml
+from headrace.metrics import ClientCollector
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.ports import ReservedPort
 
 from deploy.grafana.dashboards import DASHBOARDS
+from deploy.grafana.panels import NOTHING
 from tests.deploy.conftest import ROOT
 from tests.deploy.test_dashboards import plain
 
@@ -38,7 +41,25 @@ def prometheus_program() -> str:
 
 
 @pytest.fixture(scope="module")
-def loaded_cluster(prometheus_program: str) -> Iterator[LocalCluster]:
+def collector() -> ClientCollector:
+    """The metrics of the load's producer and consumer."""
+    return ClientCollector()
+
+
+@pytest.fixture(scope="module")
+def application(collector: ClientCollector) -> Iterator[str]:
+    """The address of the load's metrics."""
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(collector)
+    server, thread = prometheus_client.start_http_server(0, "127.0.0.1", registry)
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def loaded_cluster(prometheus_program: str, collector: ClientCollector) -> Iterator[LocalCluster]:
     """Three brokers with metrics, a producer that does not stop, and a group that reads."""
     spec = LocalClusterSpec(
         broker_settings={"metrics_listen": "127.0.0.1:0"},
@@ -49,7 +70,7 @@ def loaded_cluster(prometheus_program: str) -> Iterator[LocalCluster]:
         with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
             admin.create_topic(TOPIC, partitions=3, replication_factor=3, config={"durability": "fsync"})
         workers = [
-            threading.Thread(target=work, args=(cluster.bootstrap_servers, stop), daemon=True)
+            threading.Thread(target=work, args=(cluster.bootstrap_servers, stop, collector), daemon=True)
             for work in (_produce, _consume)
         ]
         for worker in workers:
@@ -62,23 +83,27 @@ def loaded_cluster(prometheus_program: str) -> Iterator[LocalCluster]:
                 worker.join(30)
 
 
-def _produce(servers: str, stop: threading.Event) -> None:
+def _produce(servers: str, stop: threading.Event, collector: ClientCollector) -> None:
     with headrace.Producer(bootstrap_servers=servers, return_futures=False) as producer:
+        collector.watch(producer, "writer")
         while not stop.wait(0.05):
             for number in range(20):
                 producer.send(TOPIC, b"%d" % number, key=b"%d" % number)
 
 
-def _consume(servers: str, stop: threading.Event) -> None:
+def _consume(servers: str, stop: threading.Event, collector: ClientCollector) -> None:
     settings = {"group_id": "watchers", "auto_offset_reset": "earliest", "auto_commit_interval_ms": 500}
     with headrace.Consumer(TOPIC, bootstrap_servers=servers, **settings) as consumer:
+        collector.watch(consumer, "watcher")
         while not stop.is_set():
             consumer.poll(timeout=0.2)
 
 
 @pytest.fixture(scope="module")
-def prometheus(prometheus_program: str, loaded_cluster: LocalCluster, tmp_path_factory: Any) -> Iterator[str]:
-    """The address of a Prometheus that scrapes each service of the cluster every second."""
+def prometheus(
+    prometheus_program: str, loaded_cluster: LocalCluster, application: str, tmp_path_factory: Any
+) -> Iterator[str]:
+    """The address of a Prometheus that scrapes each service of the cluster, and its load, every second."""
     directory: Path = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text("utf-8"))
     targets = {
@@ -98,6 +123,7 @@ def prometheus(prometheus_program: str, loaded_cluster: LocalCluster, tmp_path_f
             {"targets": [address], "labels": {"cluster": "headrace", "instance": name}}
             for name, address in targets[job["job_name"]].items()
         ]
+    config["scrape_configs"].append({"job_name": "application", "static_configs": [{"targets": [application]}]})
     (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
     port = ReservedPort()
     address = f"127.0.0.1:{port}"
@@ -141,7 +167,7 @@ def test_every_panel_has_data(prometheus: str) -> None:
         for each in panel.queries
     }
     assert len(waiting) > 100
-    must = {key for key, without_data in waiting.items() if not without_data}
+    must = {key for key, without_data in waiting.items() if without_data != NOTHING}
     deadline = time.monotonic() + SECONDS
     while must and time.monotonic() < deadline:
         must = {key for key in must if not query(prometheus, plain(key[2]))}

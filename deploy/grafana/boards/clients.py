@@ -126,7 +126,7 @@ BOARD = Dashboard(
                     "short",
                     Query(events("headrace_client_produce_errors_total", "", "client", "code"), "{{client}} {{code}}"),
                     Query(events("headrace_client_fetch_errors_total", "", "client", "code"), "{{client}} {{code}}"),
-                    without_data=NOT_SCRAPED,
+                    without_data=NOTHING,
                 ),
                 graph(
                     "Sent or fetched again",
