@@ -29,10 +29,12 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "In-sync sets shrink and grow",
-                    "A follower that keeps falling out has a slow disk, a slow network, or too little CPU.",
+                    "A follower that keeps falling out has a slow disk, a slow network, or too little CPU. The "
+                    "controller removes brokers that are dead or stopping.",
                     "short",
                     Query(rises("headrace_broker_in_sync_shrinks_total", HERE, "instance"), "{{instance}} shrinks"),
                     Query(rises("headrace_broker_in_sync_expands_total", HERE, "instance"), "{{instance}} grows"),
+                    Query(rises("headrace_coordinator_in_sync_shrinks_total", OURS), "controller shrinks"),
                 ),
             ),
         ),
@@ -59,9 +61,10 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Phi of peers",
-                    "Phi of peers that should be heard: at 1 one doubt in ten is wrong, at 8 they lose leadership.",
+                    "Phi of peers that should be heard: at 1 one doubt in ten is wrong, at 8 they lose leadership. "
+                    "Drawn up to 20.",
                     "short",
-                    Query(f"max by (peer) (headrace_broker_peer_phi{{{HERE}}})", "broker-{{peer}}"),
+                    Query(f"clamp_max(max by (peer) (headrace_broker_peer_phi{{{HERE}}}), 20)", "broker-{{peer}}"),
                 ),
                 graph(
                     "Truncations and corrupt answers",
