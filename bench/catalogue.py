@@ -71,7 +71,7 @@ def failover(way: str) -> Callable[[Stage], Sample]:
     def run(_: Stage) -> Sample:
         with replication.cluster() as running:
             replication.create_topic(running, 1)
-            replication.wait_until(lambda: replication.in_sync(running, 3))
+            replication.wait_until_in_sync(running)
             return Sample({"longest_wait_s": replication.longest_wait(running, way, 20.0)})
 
     return run
