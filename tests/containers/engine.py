@@ -26,7 +26,7 @@ LIMITS = ("nofile=16384:16384", "nproc=16384:16384")
 
 
 class Engine:
-    """One Docker engine. Whoever starts it stops it; not thread-safe."""
+    """One Docker engine. Its creator stops it. Not thread-safe."""
 
     def __init__(self, state: Path) -> None:
         self.log = state / "engine.log"

@@ -1,7 +1,7 @@
 """The images of docker-compose.yml, made without a registry of images and without an engine.
 
 headrace's own image is built from the real Dockerfile. The upstream images that Dockerfile and compose file name are
-stand-ins under the same names, from Debian's packages and the etcd of the tests, so that both files are used as they
+substitutes under the same names, from Debian's packages and the etcd of the tests, so that both files are used as they
 are. What a stand-in is not: see STAND_INS. Called by `tests.containers.inside` while packages can be fetched.
 """
 
@@ -25,7 +25,7 @@ DEBIAN = "trixie"
 HEADRACE = "headrace:local"
 PYTHON = "docker.io/library/python:3.13-slim-trixie"
 SMALL = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")  # What upstream's slim images leave out.
-NOBODY = "65534:65534"
+UNPRIVILEGED = "65534:65534"
 # pip's settings that say where packages come from; the rest of a machine's is no business of a build.
 SOURCES = ("index-url", "extra-index-url", "trusted-host", "proxy", "cert", "client-cert")
 
@@ -84,7 +84,7 @@ class Builder:
         self._python()
         self._commit(etcd, self._contents("etcd", Path(), contents), **self._settings("etcd"))
         sleep = json.dumps(["/bin/sleep", str(2**31 - 1)])
-        self._commit(pause, {contents / "bin/busybox": "/bin/sleep"}, entrypoint=sleep, user=NOBODY)
+        self._commit(pause, {contents / "bin/busybox": "/bin/sleep"}, entrypoint=sleep, user=UNPRIVILEGED)
         self._build(headrace)
         for name in (etcd, pause, headrace):
             self._archive(name)
@@ -149,7 +149,7 @@ class Builder:
         if service == "etcd":
             return {"env": "PATH=/usr/local/bin"}
         data = {"prometheus": "/prometheus", "alertmanager": "/alertmanager"}[service]
-        return {"entrypoint": json.dumps([f"/bin/{service}"]), "user": NOBODY, "directory": data}
+        return {"entrypoint": json.dumps([f"/bin/{service}"]), "user": UNPRIVILEGED, "directory": data}
 
     def _commit(self, name: str, files: dict[Path, str], directory: str = "", **config: str) -> None:
         container = self._buildah("from", "scratch").strip()
@@ -158,7 +158,7 @@ class Builder:
         if directory:
             data = self._state / "data"
             data.mkdir(exist_ok=True)
-            self._buildah("add", "--quiet", f"--chown={NOBODY}", container, str(data), directory)
+            self._buildah("add", "--quiet", f"--chown={UNPRIVILEGED}", container, str(data), directory)
         self._buildah("config", *(f"--{key}={value}" for key, value in config.items()), container)
         self._buildah("commit", *self._policy, "--quiet", "--rm", container, name)
 

@@ -15,7 +15,7 @@ TOOLS = (
     "docker.io", "containerd", "runc", "tini", "iptables", "iproute2",
     "buildah", "golang-github-containers-common", "mmdebstrap",
 )  # fmt: skip
-# What stands in the stand-ins of upstream's images.
+# The packages in the substitutes of upstream's images.
 CONTENTS = ("prometheus", "prometheus-alertmanager", "busybox-static")
 
 # Where engine and buildah keep things whatever they are told.
@@ -38,7 +38,7 @@ def fetch_tools(cache: Path, names: tuple[str, ...] = TOOLS) -> Path:
         (debs / "partial").mkdir()
         _apt("install", "--download-only", "--no-install-recommends", "-o", f"Dir::Cache::archives={debs}", *names)
         _unpack(debs, root)
-        for name in ("bin", "sbin", "lib"):  # Some packages still write beside /usr what machines have in it.
+        for name in ("bin", "sbin", "lib"):  # Some packages still write outside of /usr.
             if (root / name).is_dir():
                 shutil.copytree(root / name, root / "usr" / name, symlinks=True, dirs_exist_ok=True)
         for name in ("iptables", "ip6tables"):  # What update-alternatives would have made.

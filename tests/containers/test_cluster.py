@@ -67,7 +67,7 @@ def test_what_a_client_here_writes_it_reads(cluster: Engine, figure: Figure) -> 
 
 
 def test_commands_in_a_container_reach_the_cluster(cluster: Engine) -> None:
-    """What the head of the file says: health, and the command line beside a service."""
+    """The commands in the head of the file: health, and the command line next to a service."""
     assert cluster.compose("exec", "-T", "coordinator-1", "headrace-container", "health")
     assert cluster.compose("exec", "-T", "broker-1", "headrace-container", "health", "liveness")
 

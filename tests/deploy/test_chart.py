@@ -373,7 +373,7 @@ def test_coordinators_are_told_apart(render: Render) -> None:
 
 
 def test_outside_addresses_are_told_by_number(render: Render) -> None:
-    """By a template, a list, or the node's own address; peers go on using the names inside."""
+    """By a template, a list, or the node's own address; peers keep using the internal names."""
     for name, expected in (
         ("everything", {str(number): f"broker-{number}.example.org:7181" for number in range(5)}),
         ("node ports", {str(number): f"${{HEADRACE_NODE_IP}}:{30181 + number}" for number in range(3)}),
@@ -489,7 +489,7 @@ def test_hooks_say_what_they_do(render: Render) -> None:
     assert guard["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
     assert guard["metadata"]["annotations"]["helm.sh/hook-output-log-policy"] == "hook-failed"
     (container,) = containers(guard["spec"]["template"])
-    assert container["args"] == ["broker", "check-removal", "--from", "3", "--allow-missing"]  # Nobody could look here.
+    assert container["args"] == ["broker", "check-removal", "--from", "3", "--allow-missing"]  # No server to query.
     (rule,) = guard["spec"]["podFailurePolicy"]["rules"]
     refused = {"containerName": container["name"], "operator": "In", "values": [ExitCode.FAILED]}
     assert rule == {"action": "FailJob", "onExitCodes": refused, "onPodConditions": []}
@@ -557,7 +557,7 @@ def test_prometheus_scrapes_each_pod_once(render: Render) -> None:
 
 
 def test_prometheus_instances_are_named_after_broker_ids(render: Render) -> None:
-    """`broker-1` and not an address: series go on when a pod is replaced, and panels and alerts name the broker."""
+    """`broker-1` and not an address: series continue when a pod is replaced, and panels and alerts name the broker."""
     found: dict[str, set[str]] = {}
     for monitor in select(render(MATRIX["everything"]), "ServiceMonitor"):
         component = monitor["metadata"]["name"].rpartition("-")[2]

@@ -41,7 +41,7 @@ def test_a_recovery_stops_everything_and_keeps_what_commands_need(render: Render
 
 
 def test_a_restore_is_done_once(render: Render, tmp_path: Path) -> None:
-    """The steps as they stand, run on a folder: the old data is kept, and a restarted pod goes on with what it has."""
+    """The unchanged steps, run on a folder, keep the old data; a restarted pod continues with the data that it has."""
     spec = one(render(MATRIX["recovery"]), "StatefulSet", "-etcd")["spec"]["template"]["spec"]
     snapshot, _, take_over = spec["initContainers"]
 

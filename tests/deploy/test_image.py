@@ -72,7 +72,7 @@ def test_the_lock_of_the_image_is_part_of_the_lock() -> None:
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """Stand-ins for the installed programs: each prints what it was called with."""
+    """Substitutes for the installed programs: each prints what it was called with."""
     for name in ("headrace", "headrace-broker", "headrace-coordinator"):
         script = tmp_path / name
         lines = ("#!/bin/sh", f'echo "{name} $*"', 'echo "$HEADRACE_BROKER_RACK"')

@@ -45,7 +45,7 @@ class Api:
         return self._objects("DELETE", path)
 
     def text(self, path: str) -> str:
-        """What stands at a path that has no object, as /readyz."""
+        """The text at a path that has no object, as /readyz."""
         return self._ask("GET", path, None).decode()
 
     def _objects(self, method: str, path: str, content: dict[str, Any] | None = None) -> dict[str, Any]:

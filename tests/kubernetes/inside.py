@@ -22,7 +22,7 @@ from tests.kubernetes.programs import fetch_programs
 
 STATE = "HEADRACE_TEST_KUBERNETES"  # Where the tests find the images; without it, pytest collects none of them.
 DEFINITIONS = "HEADRACE_TEST_KUBERNETES_CRDS"
-# What a node needs beside an engine: plug-ins that give pods their network, and a file system for volumes.
+# What a node needs besides an engine: plug-ins that give pods their network, and a file system for volumes.
 PACKAGES = ("containernetworking-plugins", "xfsprogs")
 CHART = ROOT / "deploy" / "helm" / "headrace"
 

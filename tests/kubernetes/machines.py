@@ -149,7 +149,7 @@ class Machines:
         return begun
 
     def _start_dns(self) -> subprocess.Popen[bytes]:
-        """What kubeadm would set up, as a process beside the cluster."""
+        """What kubeadm would set up, as a process outside the cluster."""
         file = self._write(
             "Corefile",
             f"""\
@@ -377,7 +377,7 @@ def _is(condition: Callable[[], bool]) -> bool:
 
 
 def _make_control_group(group: Path) -> None:
-    """With all processors and memory of its parent, which the kernel gives nobody by itself."""
+    """With all processors and memory of its parent, which the kernel does not grant by default."""
     for each in (group.parent, group):
         each.mkdir(exist_ok=True)
         for name in ("cpuset.cpus", "cpuset.mems"):

@@ -38,7 +38,7 @@ DEFINITIONS = {
     "github.com/cert-manager/cert-manager@v1.21.2": ("deploy/crds/cert-manager.io_certificates.yaml",),
 }
 SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
-# What of Kubernetes' own repository stands in modules of its own, which its go.mod names by a folder.
+# Parts of Kubernetes' repository that are modules of their own, which its go.mod names by a folder.
 STAGING = re.compile(r"^\s+(k8s\.io/[a-z-]+) => \./staging", re.MULTILINE)
 
 KUBERNETES_MAIN = dedent(

@@ -177,7 +177,7 @@ def test_a_deleted_broker_loses_nothing(outside: Release, figure: Figure, force:
         figure(f"kubectl delete pod {' '.join(force)}: ready again after", f"{time.monotonic() - begun:.0f} s")
         until(lambda: in_sync(SERVERS, topic), "in sync")
         sent = len(load.acknowledged)
-        until(lambda: len(load.acknowledged) > sent + 100, "the load goes on")
+        until(lambda: len(load.acknowledged) > sent + 100, "the load continues")
     figure(
         f"p99 and slowest send meanwhile, {len(load.seconds)} records", f"{load.p99():.3f} s, {max(load.seconds):.3f} s"
     )
@@ -237,7 +237,7 @@ def test_a_node_is_drained_and_comes_back(outside: Release, machines: Machines, 
 
 
 def test_a_volume_grows_under_a_running_broker(outside: Release) -> None:
-    """docs/guides/growing-volumes.md, as it stands there: no pod is restarted, and the file systems are larger."""
+    """The commands of docs/guides/growing-volumes.md: no pod is restarted, and the file systems are larger."""
     broker = "--selector=app.kubernetes.io/component=broker"
     before = {pod["metadata"]["uid"] for pod in outside.objects("pods")}
     sizes = free_bytes(outside)
@@ -302,7 +302,7 @@ def test_a_broker_with_data_is_not_scaled_away(outside: Release, figure: Figure)
 
 
 def test_a_lost_volume_is_filled_again(outside: Release, figure: Figure) -> None:
-    """docs/guides/replacing-a-broker.md, as it stands there."""
+    """The commands of docs/guides/replacing-a-broker.md."""
     pod = f"{outside.fullname}-broker-1"
     before = identity(outside, pod)
     outside.kubectl("delete", "pvc", f"data-{pod}", "--wait=false")
@@ -323,7 +323,7 @@ def test_racks_come_from_the_nodes(outside: Release) -> None:
 
 
 def test_a_member_of_etcd_is_replaced_under_load(outside: Release, figure: Figure) -> None:
-    """docs/guides/replacing-an-etcd-member.md, as it stands there: no send fails meanwhile."""
+    """The commands of docs/guides/replacing-an-etcd-member.md: no send fails meanwhile."""
     create("etcd-replaced")
     lost, name = f"{outside.fullname}-etcd-1", f"{outside.fullname}-etcd"
     url = f"http://{lost}.{name}-headless.{outside.namespace}.svc.{DOMAIN}:2380"
@@ -360,7 +360,7 @@ def test_a_member_of_etcd_is_replaced_under_load(outside: Release, figure: Figur
 
 
 def test_etcd_is_restored_from_a_backup(outside: Release, figure: Figure, tmp_path: Path) -> None:
-    """docs/guides/disaster-recovery.md, as it stands there, with the volumes of two members lost."""
+    """The commands of docs/guides/disaster-recovery.md, with the volumes of two members lost."""
     etcd, broker = f"{outside.fullname}-etcd", f"{outside.fullname}-broker"
     create("kept")
     acknowledged = send("kept", 500)

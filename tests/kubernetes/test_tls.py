@@ -84,7 +84,7 @@ def test_the_test_pod_speaks_tls(release: Release, figure: Figure) -> None:
 
 
 def test_each_process_is_told_by_a_name_of_its_own(release: Release, figure: Figure) -> None:
-    """Replicas are copied over TLS to all three brokers, groups are served, and no coordinator stands for another."""
+    """Replicas are copied over TLS to all three brokers, groups are served, and no coordinator takes another's name."""
     said = release.kubectl(
         "exec", "deploy/safe-headrace-coordinator", "--", "python", "-c", CLIENT, f"{SERVICE}:{COORDINATOR_PORT}"
     )
@@ -99,7 +99,7 @@ def test_each_process_is_told_by_a_name_of_its_own(release: Release, figure: Fig
 
 
 def test_a_renewed_secret_is_taken_up_without_a_restart(release: Release, authority: Authority, figure: Figure) -> None:
-    """Kubernetes brings it into the pods, and the services show the new certificate to whoever connects then."""
+    """Kubernetes brings it into the pods, and the services show the new certificate on new connections."""
     pod, *_ = release.objects("pods", "--selector=app.kubernetes.io/component=broker")
     address = (pod["status"]["podIP"], BROKER_PORT)
     before = ssl.get_server_certificate(address)
