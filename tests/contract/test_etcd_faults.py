@@ -27,7 +27,7 @@ from headrace_server.tls_settings import TlsFiles
 
 WAIT_SECONDS = 60
 SILENCE_SECONDS = 8
-"""Less than a connection takes to find out that nobody is there."""
+"""Shorter than the time in which a connection detects a silent peer."""
 KEY = "/faults/key"
 
 
@@ -73,11 +73,11 @@ async def test_a_write_without_an_answer_is_unknown(own_etcd):
 
 async def test_reads_go_to_the_endpoint_that_answers(own_etcd):
     """With one of two endpoints away a read succeeds at once, and the second write does: the first is unknown."""
-    port = ReservedPort()  # Bound, and nobody listens.
-    nobody = f"127.0.0.1:{port}"
-    async with connected(nobody, own_etcd.endpoint) as store:
+    port = ReservedPort()  # Bound, without a listener.
+    closed = f"127.0.0.1:{port}"
+    async with connected(closed, own_etcd.endpoint) as store:
         assert (await store.get(KEY)).key_value is None
-    async with connected(nobody, own_etcd.endpoint) as store:
+    async with connected(closed, own_etcd.endpoint) as store:
         with pytest.raises(MetastoreUnknownOutcomeError):
             await store.txn([], [Put(KEY, b"1")])
         assert (await store.txn([], [Put(KEY, b"2")])).succeeded
@@ -96,7 +96,7 @@ async def test_an_etcd_that_is_slow_to_greet_is_waited_for(own_etcd):
 
 
 async def test_a_watch_leaves_a_member_that_is_silent(etcd_members):
-    """A machine that vanishes closes no connection: the view goes on at another member, before TCP would say so."""
+    """A machine that vanishes closes no connection: the view continues at another member before TCP fails."""
     silent, *others = etcd_members
     endpoints = [member.endpoint for member in others]
     async with connected(silent.endpoint, *endpoints) as store, connected(*endpoints) as other:
@@ -114,7 +114,7 @@ async def test_a_watch_leaves_a_member_that_is_silent(etcd_members):
 
 
 async def test_a_write_that_a_lost_leader_has_is_sent_again(etcd_members):
-    """What a member passes on to a leader that is silent nobody answers; the next try the next leader answers."""
+    """A member forwards a write to a silent leader and gets no answer; the next leader answers the next try."""
     (leader,) = (member for member in etcd_members if member.is_leader())
     others = [member.endpoint for member in etcd_members if member is not leader]
     async with connected(*others, timeout_s=15) as store:
@@ -162,7 +162,7 @@ async def test_an_etcd_that_comes_back_empty_is_refused(own_etcd):
 
 
 async def test_an_etcd_whose_quota_is_used_up_says_so_and_is_read_on(tmp_path):
-    """H83: writes end without a known outcome, reads go on, and each look at the members names the alarm."""
+    """H83: writes end without a known outcome, reads succeed, and each look at the members names the alarm."""
     quota = 16 << 20
     with Etcd(tmp_path / "etcd", extra_arguments=(f"--quota-backend-bytes={quota}",)) as etcd:
         async with connected(etcd.endpoint) as store:
@@ -178,7 +178,7 @@ async def test_an_etcd_whose_quota_is_used_up_says_so_and_is_read_on(tmp_path):
 
 
 async def test_a_view_outlives_certificates_that_are_renewed_again_and_again(tmp_path):
-    """A connection is closed when it is two certificates old: what watches on it goes on with the newest."""
+    """A connection is closed when it is two certificates old: a watch on it continues with the newest certificate."""
     authority = Authority(tmp_path / "authority", "headrace services")
     own = authority.issue("broker-1")
     identity = TlsIdentity("etcd", TlsFiles(str(own.cert_file), str(own.key_file), str(own.ca_file)))

@@ -55,8 +55,8 @@ async def test_a_key_carries_its_revisions(store, world):
 
 
 async def test_a_range_is_one_revision_in_order(store, world):
-    """A range gives all keys of the prefix, ascending, none beside it, however many pages that takes (H85)."""
-    # The page of 1000 ends at k0999; the next one begins with a key that goes on from it.
+    """A range returns all keys of the prefix and no others, ascending, over any number of pages (H85)."""
+    # The page of 1000 ends at k0999; the next one begins with a key that extends it.
     names = sorted([f"k{number:04d}" for number in range(1_005)] + ["k0999x"])
     for start in range(0, len(names), 100):
         await store.txn([], [Put(world.key("r/" + name), name.encode()) for name in names[start : start + 100]])
@@ -70,7 +70,7 @@ async def test_a_range_is_one_revision_in_order(store, world):
 
 @pytest.mark.parametrize("kind", ["mod", "create", "version", "exists"])
 async def test_a_compare_decides(store, world, kind):
-    """A transaction does `success` where its compares hold, else `failure`, which returns what stands there (C1)."""
+    """A transaction does `success` where its compares hold, else `failure`, which returns the present values (C1)."""
     key = world.key(kind)
     created = await put(store, key, b"1")
     changed = await put(store, key, b"2")
@@ -185,7 +185,7 @@ async def test_a_silent_prefix_gets_progress_notifications(store, world):
 
 
 async def test_a_watch_into_compacted_history_says_so(store, world):
-    """A watch that begins before the compaction raises CompactedError with the revision: never miss and go on (H80)."""
+    """A watch from before the compaction raises CompactedError with the revision, so that no event is missed (H80)."""
     first = await put(store, world.key("a"), b"1")
     await put(store, world.key("a"), b"2")
     last = await put(store, world.key("a"), b"3")
@@ -212,7 +212,7 @@ async def test_a_watch_goes_on_over_a_compaction(store, world):
 
 
 async def test_the_end_of_a_lease_deletes_its_keys(store, world):
-    """A lease that nobody renews ends, and the watch tells of all its keys."""
+    """A lease without renewals ends, and the watch reports the deletion of all its keys."""
     lease = await store.grant_lease(1_000)
     assert lease.ttl_ms >= 1_000
     key = world.key("live")

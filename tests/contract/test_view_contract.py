@@ -100,7 +100,7 @@ async def test_the_view_follows_by_whole_revision(store, world):
 
 
 async def test_waiting_for_a_revision_ends_in_time(store, world):
-    """`wait_for` a revision that does not come raises TimedOutError, and the view goes on."""
+    """`wait_for` a revision that does not come raises TimedOutError, and the view keeps working."""
     async with running_view(store, world.prefix) as view:
         with pytest.raises(TimedOutError):
             await view.wait_for(view.revision + 1_000_000, 0.01)
@@ -155,7 +155,7 @@ async def test_a_silent_watch_is_replaced(store, world):
 
 
 async def test_lost_events_are_found_and_counted(store, world):
-    """A watch that loses an event is found out by the full read, which mends the view and counts it."""
+    """The full read detects an event that a watch lost, corrects the view and counts it."""
     faulty = FaultyWatch(store)
     a, b = world.key("a"), world.key("b")
     # A busy machine's silence would have the view read everything again, the lost event too.

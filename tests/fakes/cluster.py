@@ -49,7 +49,7 @@ class FakePartition:
         self.repeats = 0
         """Batches that came again."""
         self.spoiled = 0
-        """So many answers are sent with a bit flipped in their last batch."""
+        """The number of answers to send with a bit flipped in their last batch."""
         self.corruption_reported = 0
         """Fetches that said so."""
 
@@ -119,7 +119,7 @@ class FakeTopic:
 
 
 Fault = Callable[["FakeCluster", broker_pb2.ProduceRequest, grpc.ServicerContext], broker_pb2.ProduceResponse | None]
-"""Gives the answer in place of the broker's own, or None: go on as usual."""
+"""Returns the answer in place of the broker's own; `None` means the usual answer."""
 
 
 def lost_answer(cluster: "FakeCluster", request: broker_pb2.ProduceRequest, context: grpc.ServicerContext) -> None:

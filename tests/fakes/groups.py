@@ -47,7 +47,7 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
         self.partition_faults: dict[tuple[str, int], HeadraceError] = {}
         """A commit is refused for one partition, once."""
         self.lost_commits = 0
-        """So many commits are stored, and their answers lost."""
+        """The number of commits to store without an answer."""
         self.is_away = False
         """Heartbeats and commits fail for want of etcd."""
         self._server = grpc.server(futures.ThreadPoolExecutor(32))

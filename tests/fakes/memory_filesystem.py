@@ -31,7 +31,7 @@ class Loss(Enum):
 
 
 class PowerLost(BaseException):
-    """The machine has stopped in the middle of a call; nothing that runs on it goes on, and no handler may catch it."""
+    """The machine has stopped in the middle of a call; nothing on it runs further, and no handler may catch it."""
 
     def __init__(self, filesystem: MemoryFileSystem) -> None:
         super().__init__("the machine has stopped")
@@ -102,7 +102,7 @@ class MemoryFileSystem:
     ) -> None:
         """Let the next call of `operation` on a path that ends in `suffix` fail once.
 
-        `after` so many have gone well. `drops`: blocks that were not durable are gone from the page cache too, as after
+        after `after` successful ones. `drops`: blocks that were not durable are gone from the page cache too, as after
         a failed fsync on Linux.
         """
         self._faults.append(_Fault(operation, error_number, suffix, after, drops))
@@ -145,7 +145,7 @@ class MemoryFileSystem:
             for path in sorted(self._names.keys() | self._durable_names.keys()):
                 if self._same(path) or loss is Loss.ALL or chance.random() < 0.5:
                     continue
-                if path in self._names:  # a change of the directory that reached the disk although nobody synced it
+                if path in self._names:  # a change of the directory that reached the disk without an fsync
                     names[path] = self._names[path]
                 else:
                     del names[path]

@@ -2,7 +2,7 @@
 
 `make golden` records them, with what a cluster answers, in `requests-<release>.json`; the next releases answer the
 recorded bytes (`test_golden_requests.py`). A new RPC, or a new field that clients send, gets its request here. Ids that
-a cluster draws stand as placeholders of the same length.
+a cluster draws are placeholders of the same length.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ def test_section_3_1_the_broker_keeps_no_position(servers: str, make_topic: Call
 
 
 def test_section_3_1_retention_is_seven_days_by_time() -> None:
-    """Section 3.1: a message is deleted after a retention time, typically 7 days, whoever has consumed it."""
+    """Section 3.1: a message is deleted after a retention time, typically 7 days, consumed or not."""
     assert TopicConfig().retention_ms == 7 * 24 * 3_600_000
 
 
