@@ -77,7 +77,7 @@ class Nemesis:
         seed: int,
         only: Sequence[str] = (),
     ) -> None:
-        """`gates` stand between brokers and etcd, where there are any; backups are kept in `directory`.
+        """`gates`: relays between brokers and etcd, if any; backups are kept in `directory`.
 
         `only`: the names of the faults that are done; none: all.
         """
@@ -206,7 +206,7 @@ class Nemesis:
         self._cluster.restart_etcd(member)
 
     def lose_machine(self, broker_id: int) -> None:
-        """A broker stops in good order, and the member of etcd that leads falls silent as it does."""
+        """A broker shuts down cleanly, and the etcd leader falls silent meanwhile."""
         member, broker = self.etcd_leader(), self._replicated.broker(broker_id)
         member.pause()
         broker.stop()
@@ -233,7 +233,7 @@ class Nemesis:
         self._roll_etcd_back(broker_id, save_snapshot, restore_snapshot)
 
     def _roll_etcd_back(self, broker_id: int, save: Callable[..., None], put_back: Callable[..., None]) -> None:
-        """Save, go on, put back under brokers that run, or that a supervisor starts again; then the guide's way out."""
+        """Save, continue, put back under brokers that run or that a supervisor restarts; then the guide's way out."""
         backup = self._directory / f"backup-{next(self._numbers)}"
         known = self._lives.note_backup()
         save(self._cluster, backup)
@@ -287,7 +287,7 @@ class Nemesis:
         self._replicated.wait_in_sync(self._topic)
 
     def _log_directories(self) -> set[Path]:
-        """Of logs that nobody has deleted, and of deleted ones that are still there."""
+        """Of logs that are not deleted, and of deleted ones that are still there."""
         topics = (self._topic_id, self._lives.topic_id)
         return {
             path
@@ -373,10 +373,10 @@ class Nemesis:
                 admin.delete_topic(topic)
             return True
 
-        log = until(made, "a topic made beside a full disk")
+        log = until(made, "a topic made next to a full disk")
         until(lambda: is_refused() or log.is_dir(), "its log")
         self.hold()
-        until(gone, "a topic deleted beside a full disk")
+        until(gone, "a topic deleted next to a full disk")
 
     # --- administrators ---
 

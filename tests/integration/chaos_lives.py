@@ -61,7 +61,7 @@ class Client(threading.Thread):
 
 
 class Stamp:
-    """Which life a record is sent in; changing it waits until nobody is between reading it and sending."""
+    """Which life a record is sent in; changing it waits for all threads between reading it and sending."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -277,7 +277,7 @@ class Lives:
         """Compare the present life with what its producers were told."""
         found = self.read(NAME)
         places = {value: (number, at) for number, values in found.items() for at, value in enumerate(values)}
-        assert len(places) == sum(map(len, found.values())), "a record stands there twice"
+        assert len(places) == sum(map(len, found.values())), "a record is stored twice"
         resurrected = [value for value in places if value.startswith(b"life-") and not value.startswith(word + b" ")]
         assert not resurrected, f"of an older life: {resurrected[:3]}"
         for sender in senders:
@@ -352,7 +352,7 @@ class Lives:
             b"between-%d" % (number - back) for number in own for back in (0, 1)
         }
         stored = [value for values in found.values() for value in values]
-        assert len(set(stored)) == len(stored), "a record stands there twice"
+        assert len(set(stored)) == len(stored), "a record is stored twice"
         others = [value for value in stored if value.split(b" ")[0] not in words]
         assert not others, f"of another life: {others[:3]}"
         self.expected = found

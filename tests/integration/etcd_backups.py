@@ -14,11 +14,11 @@ from headrace_devcluster.etcd import find_etcd
 
 
 def tool(name: str, *arguments: object) -> None:
-    """Run etcdctl or etcdutl, which lie beside etcd."""
-    beside = find_etcd().resolve().parent / name
-    program = str(beside) if beside.exists() else shutil.which(name)
+    """Run etcdctl or etcdutl, from the folder of etcd."""
+    adjacent = find_etcd().resolve().parent / name
+    program = str(adjacent) if adjacent.exists() else shutil.which(name)
     if program is None:
-        pytest.skip(f"no {name} beside etcd or on PATH")
+        pytest.skip(f"no {name} next to etcd or on PATH")
     subprocess.run([program, *map(str, arguments)], check=True, capture_output=True, timeout=60)
 
 
@@ -33,7 +33,7 @@ def command(module: str, verb: str, *arguments: object, **settings: object) -> s
 
 
 def copy_data(cluster: LocalCluster, backup: Path) -> None:
-    """Copy the data of all members, which stand still meanwhile."""
+    """Copy the data of all members, which are paused meanwhile."""
     for member in cluster.etcd_members:
         member.stop()
     for member in cluster.etcd_members:

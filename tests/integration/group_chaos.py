@@ -235,7 +235,7 @@ class Registries:
         message = metadata_pb2.CommittedOffset.FromString(value)
         granted = self.owned.get(message.member_id, {}).get(where)
         if granted is None or message.member_epoch < granted:
-            self.broken.append(f"revision {revision}: a commit of {where[1]} by somebody who does not own it")
+            self.broken.append(f"revision {revision}: a commit of {where[1]} by a member that does not own it")
         if message.offset < self.offsets.get(where, 0):
             self.broken.append(f"revision {revision}: the offset of {where[1]} goes back to {message.offset}")
         self.offsets[where] = message.offset

@@ -81,7 +81,7 @@ class Replicated:
         self.admin.close()
 
     def restore(self) -> None:
-        """Let go on what is paused and start what does not run."""
+        """Resume paused processes and start stopped ones."""
         for member in self.cluster.etcd_members:
             member.resume()
         for part in self.cluster.parts:
@@ -350,7 +350,7 @@ class Writer:
             self.acknowledged_at.append(time.monotonic())
 
     def wait_for(self, acknowledged: int) -> None:
-        """Wait until so many more are acknowledged."""
+        """Wait until this many more are acknowledged."""
         wanted = len(self.acknowledged_at) + acknowledged
         until(
             lambda: self.failure is not None or len(self.acknowledged_at) >= wanted,
@@ -365,7 +365,7 @@ class Writer:
         return max((after - before for before, after in itertools.pairwise(times)), default=0.0)
 
     def check(self, replicated: Replicated, starts: Mapping[int, int] | None = None) -> None:
-        """I15, I20, I21: everything sent was acknowledged at its offset, in order, and stands there once.
+        """I15, I20, I21: everything sent was acknowledged at its offset, in order, and is stored once.
 
         `starts`: where the partitions begin, whose records below were deleted; nothing of them has come back.
         """
@@ -414,7 +414,7 @@ class Follower:
             self.failure = error
 
     def wait_for(self, records: int) -> None:
-        """Wait until so many have come."""
+        """Wait until this many have come."""
         until(
             lambda: self.failure is not None or sum(map(len, self.values.values())) >= records,
             f"{records} records consumed",
@@ -479,7 +479,7 @@ def fetch(address: str, topic_id: bytes, offset: int, partition: int = 0, **fiel
 
 
 class Gate:
-    """A TCP relay to one address that can stand still: connections stay, nothing passes, as behind a dead switch."""
+    """A TCP relay to one address that can freeze: connections stay open, no byte passes, as behind a dead switch."""
 
     def __init__(self, target: str) -> None:
         self._host, _, port = target.rpartition(":")
@@ -521,7 +521,7 @@ class Gate:
                 far = socket.create_connection((self._host, self._port))
             except OSError:
                 if near is not None:
-                    near.close()  # Nobody listens behind the gate.
+                    near.close()  # The address behind the gate has no listener.
                 if self._closing:
                     return
                 continue
@@ -615,7 +615,7 @@ class HandFollower:
         return self.answer()
 
     def end(self, *, alive: bool = False) -> grpc.RpcError | None:
-        """What ended the stream: an error, or None for an end in good order. `alive`: heartbeats go on."""
+        """What ended the stream: an error, or `None` for a clean end. `alive`: heartbeats continue."""
         deadline = time.monotonic() + SECONDS
         while True:
             response = self._answers.get(timeout=max(deadline - time.monotonic(), 0.01))

@@ -27,7 +27,7 @@ before = largest = process.memory_info().rss
 rows = 0
 for batch in read_partition(options, full_schema(False), RangePartition(OffsetRange(where, 0, end))):
     rows += batch.num_rows
-    # Fetching goes on meanwhile, as far as it may: this takes ten times as long as the bytes take to come.
+    # Fetching continues meanwhile, within its limits: this takes ten times as long as the bytes take to come.
     zlib.compress(batch.column("value").buffers()[2], 1)
     largest = max(largest, process.memory_info().rss)
 print(json.dumps({"rows": rows, "growth": largest - before}))

@@ -29,7 +29,7 @@ class Topic:
         return headrace.Admin(bootstrap_servers=self.servers)
 
     def write(self, counts: dict[int, int], batch: int = 50) -> None:
-        """Write so many records to partitions, in batches of `batch`."""
+        """Write these numbers of records to partitions, in batches of `batch`."""
         with headrace.Producer(bootstrap_servers=self.servers) as producer:
             for partition, count in counts.items():
                 first = self._written.get(partition, 0)

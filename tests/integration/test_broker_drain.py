@@ -1,4 +1,4 @@
-"""`headrace-broker drain` beside a real broker: leadership goes, and the drain ends with the process."""
+"""`headrace-broker drain` with a real broker: leadership moves, and the drain ends with the process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_drain_that_is_not_done_in_time_says_what_is_left(replicated: Replicat
     """Exit code 1 and one sentence: the partitions, and what to do. A broker that is not there needs no drain."""
     replicated.create("held-up", [[1, 2]], min_insync_replicas=1)
     for coordinator in replicated.cluster.coordinators:
-        coordinator.pause()  # Nobody elects.
+        coordinator.pause()  # No controller elects.
     done = drain(replicated, 1, timeout=1.0)
     assert done.returncode == 1
     assert done.stderr.startswith("error: broker 1 is not drained after 1 s: it still leads ")

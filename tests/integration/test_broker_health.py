@@ -72,7 +72,7 @@ def drain(broker: Any) -> None:
 
 
 def test_a_broker_without_etcd_is_alive_and_not_started(broker_with_own_etcd: Any) -> None:
-    """While etcd is away nobody should restart it; with etcd it starts by itself, and a drain makes it unready."""
+    """Without etcd no supervisor should restart it; with etcd it starts by itself, and a drain makes it unready."""
     broker = broker_with_own_etcd
     broker.overrides = {"metrics_listen": "127.0.0.1:0"}
     broker.etcd.pause()

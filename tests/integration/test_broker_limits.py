@@ -80,7 +80,7 @@ def small_volume(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_volume_that_fills_up_and_empties(broker_process: Any, small_volume: Path) -> None:
-    """H35: the real ENOSPC is STORAGE_FULL, definite; reads go on, room is noticed, and no part of a batch stays."""
+    """H35: the real ENOSPC is STORAGE_FULL, definite; reads succeed, room is noticed, and no part of a batch stays."""
     broker_process.data_dir = small_volume / "data"
     broker_process.overrides = {
         "disk_reserve_bytes": 1 << 20,

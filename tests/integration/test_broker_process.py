@@ -102,7 +102,7 @@ def test_a_directory_of_another_cluster(broker_process: Any) -> None:
 
 
 def test_a_directory_opened_twice(broker_process: Any) -> None:
-    """H42: the second process is refused by the lock; the first one goes on."""
+    """H42: the second process is refused by the lock; the first one keeps running."""
     broker_process.start()
     code, stderr = run_to_end(broker_process)
     assert code != 0
@@ -176,7 +176,7 @@ def test_kill_during_produce_loses_nothing_acknowledged(broker_process: Any) -> 
 
 
 def test_a_corrupt_log_is_offline_and_the_others_are_served(broker_process: Any) -> None:
-    """H33, I17: corruption below the fsynced mark is not cut; the replica leaves its key, others go on."""
+    """H33, I17: corruption below the fsynced mark is not cut; the replica leaves its key, others keep serving."""
     broker_process.start()
     topic_id = asyncio.run(broker_process.create_topic("t", partitions=2))
     for number in (0, 1):
@@ -207,7 +207,7 @@ def test_a_corrupt_log_is_offline_and_the_others_are_served(broker_process: Any)
 
 
 def test_a_full_disk_refuses_produce_and_serves_reads(broker_process: Any) -> None:
-    """H35: STORAGE_FULL is definite and retriable, reads go on, and a start with room takes produce again."""
+    """H35: STORAGE_FULL is definite and retriable, reads succeed, and a start with room takes produce again."""
     broker_process.start()
     topic_id = asyncio.run(broker_process.create_topic("t"))
     until_leading(broker_process, topic_id)
@@ -312,7 +312,7 @@ def test_the_process_stays_small_and_leaves_no_descriptor(broker_process: Any) -
 
 
 def test_an_outage_of_etcd_does_not_stop_the_data(broker_with_own_etcd: Any) -> None:
-    """H84: silence from etcd does not fence; produce and fetch go on past the lease's time."""
+    """H84: silence from etcd does not fence; produce and fetch succeed past the lease's time."""
     broker = broker_with_own_etcd
     broker.overrides = {"lease_ttl_ms": 1000}
     broker.start()

@@ -152,7 +152,7 @@ def test_the_simple_form_answers_under_grpcs_default_limit(broker: Any) -> None:
 
 
 def test_a_long_poll_does_not_wait_for_bytes_that_have_no_room(broker: Any) -> None:
-    """The second batch does not fit beside the first one, so no append can bring the answer to min_bytes."""
+    """The second batch does not fit after the first one, so no append can bring the answer to min_bytes."""
     topic = create(broker)
     for number in (0, 1):
         produce(broker, topic, batch(b"x" * 600_000), partition=number)
@@ -269,7 +269,7 @@ BAD_BATCHES = {
 
 @pytest.mark.parametrize("name", BAD_BATCHES)
 def test_bad_batches_are_refused_by_type(broker: Any, name: str) -> None:
-    """Issue 2, "Bad input": a typed error that is definite, and the broker goes on."""
+    """Issue 2, "Bad input": a typed error that is definite, and the broker keeps serving."""
     topic = create(broker, partitions=1)
     make, code = BAD_BATCHES[name]
     error = produce(broker, topic, make()).error
@@ -281,8 +281,8 @@ def test_bad_batches_are_refused_by_type(broker: Any, name: str) -> None:
 def test_wrong_names_and_offsets(broker: Any) -> None:
     """Issue 2, "Bad input": unknown topic, id and partition, offset out of range, wrong epochs."""
     topic = create(broker, partitions=1)
-    nobody = topics_pb2.TopicRef(name="nobody")
-    assert produce(broker, nobody, batch(b"x")).error.code == ErrorCode.UNKNOWN_TOPIC
+    unknown = topics_pb2.TopicRef(name="unknown")
+    assert produce(broker, unknown, batch(b"x")).error.code == ErrorCode.UNKNOWN_TOPIC
     assert fetch(broker, topics_pb2.TopicRef(topic_id=bytes(16)), 0).error.code == ErrorCode.UNKNOWN_TOPIC_ID
     assert fetch(broker, topics_pb2.TopicRef(topic_id=b"short"), 0).error.code == ErrorCode.INVALID_REQUEST
     assert fetch(broker, topics_pb2.TopicRef(), 0).error.code == ErrorCode.INVALID_REQUEST

@@ -140,7 +140,7 @@ def test_the_cluster_described(headrace: Run, headrace_cluster: LocalCluster) ->
 def test_an_unreachable_cluster_names_each_address_and_its_cause(headrace: Run) -> None:
     """Exit code 3 and one line with both addresses."""
     with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))  # Bound and not listening: refused, and nobody else can take the port meanwhile.
+        first.bind(("127.0.0.1", 0))  # Bound and not listening: refused, and the port stays taken.
         second.bind(("127.0.0.1", 0))
         addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in (first, second)]
         ended = headrace("topic", "list", "--timeout", "3", bootstrap=",".join(addresses))

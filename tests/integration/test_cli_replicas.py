@@ -134,7 +134,7 @@ def test_a_broker_comes_and_another_goes(
 def test_a_move_is_shown_and_taken_back(
     own_cluster: Callable[..., LocalCluster], capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """While its new replica stands still it is under way; cancelled, the replicas are where they were."""
+    """A move is under way while its new replica is paused; cancelling restores the former replicas."""
     headrace = CommandLine(own_cluster(brokers=3), capsysbinary)
     headrace.ok("topic", "create", "clicks", "-p", "1", "-r", "2")
     produce(headrace.cluster, "clicks")
@@ -236,7 +236,7 @@ def test_an_unclean_election_shows_the_loss_and_makes_it(headrace: CommandLine) 
     produce(cluster, "clicks", 100, 50)
     cluster.broker(leader).kill()
     cluster.restart(cluster.broker(follower))
-    headrace.until(lambda: headrace.document("partition", "list")[0]["leader"] is None, "nobody leads")
+    headrace.until(lambda: headrace.document("partition", "list")[0]["leader"] is None, "no leader")
     ended = headrace("cluster", "health")
     assert (ended.code, "`headrace partition elect --unclean`" in ended.out) == (5, True)
     elect = ("partition", "elect", "clicks:0", "--unclean")
@@ -256,7 +256,7 @@ def test_an_unclean_election_shows_the_loss_and_makes_it(headrace: CommandLine) 
 
 
 def test_etcd_away_is_told(headrace: CommandLine) -> None:
-    """Nothing else is wrong: producing goes on."""
+    """Nothing else is wrong: producing succeeds."""
     headrace.ok("topic", "create", "clicks", "-p", "1")
     headrace.cluster.etcd.pause()
     try:

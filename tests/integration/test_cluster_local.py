@@ -98,7 +98,7 @@ def test_etcd_comes_back_with_its_data(own_cluster: Callable[..., LocalCluster])
 
 
 def test_an_asyncio_program_can_own_a_cluster() -> None:
-    """`async with` starts and stops it beside the event loop; nothing is left."""
+    """`async with` starts and stops it next to the event loop; nothing is left."""
 
     async def main() -> tuple[Path, list[int]]:
         async with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1)) as cluster:
@@ -110,7 +110,7 @@ def test_an_asyncio_program_can_own_a_cluster() -> None:
 
 
 def test_kept_data_is_there_again(tmp_path: Path) -> None:
-    """A cluster with a directory stops in good order and finds its topics and records when it starts again."""
+    """A cluster with a directory shuts down cleanly and finds its topics and records when it starts again."""
     spec = LocalClusterSpec(brokers=1, coordinators=1, directory=tmp_path)
     values = [b"%d" % n for n in range(100)]
     with LocalCluster(spec) as cluster:
@@ -192,7 +192,7 @@ def test_nothing_outlives_the_owner(number: signal.Signals) -> None:
 
 
 def test_users_of_the_sdk_get_the_same() -> None:
-    """`headrace.testing` starts a cluster as a child, passes on what is to be done to its parts, and ends it."""
+    """`headrace.testing` starts a cluster as a child, forwards commands for its parts, and ends it."""
     with testing.cluster(brokers=1, coordinators=1) as cluster:
         with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
             admin.create_topic("mine", partitions=1)

@@ -1,4 +1,4 @@
-"""What a cluster tells those who run it: how far groups are behind, how its processes are, what to mend."""
+"""What a cluster reports to operators: lag of groups, health of processes, what to repair."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_request_id_goes_through_client_and_servers(cluster: LocalCluster) -> 
 def test_the_doctor_finds_what_is_wrong_with_a_cluster(
     cluster: LocalCluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Every process is asked; one that stands still is a failure, and one line says so."""
+    """Every process is queried; a paused one is a failure, reported in one line."""
     arguments = ["doctor", "--output", "json", "--timeout", "5", "--bootstrap-servers", cluster.bootstrap_servers]
     run(arguments, SdkClients())
     document = json.loads(capfd.readouterr().out)

@@ -395,7 +395,7 @@ def test_settings_are_altered_described_and_unset(pair, topic_name):
     ids=lambda value: value if isinstance(value, str) and value.isupper() else None,
 )
 def test_bad_topics_are_refused_one_by_one(pair, topic_name, topic, code, words):
-    """A typed error with outcome and advice beside the good topic of the same request, which is created."""
+    """A typed error with outcome and advice next to the valid topic of the same request, which is created."""
     _, first, _ = pair
     good, bad = first.create(new_topic(topic_name), topic)
     assert not good.HasField("error")
@@ -452,7 +452,7 @@ def test_calls_without_deadline_or_beyond_limits_are_refused(pair):
 
 
 def test_producer_ids_are_unique_across_coordinators(pair):
-    """Drawn: no id twice, whoever gives it, and none that is left to those who make their own."""
+    """Ids are drawn: none twice from any coordinator, and none of the range for ids that producers choose."""
     _, first, second = pair
     with ThreadPoolExecutor(8) as pool:
         futures = [pool.submit((first, second)[n % 2].producer_id) for n in range(200)]
@@ -478,7 +478,7 @@ def test_the_dump_decodes_every_key(pair, topic_name):
 
 
 def test_the_dump_has_the_keys_of_groups(pair, topic_name):
-    """They stand apart in etcd, last in a whole dump, and alone below `groups/`."""
+    """They have a prefix of their own in etcd, last in a whole dump, and alone below `groups/`."""
     world, first, _ = pair
     (created,) = first.create(new_topic(topic_name, partitions=1))
     commit = groups_pb2.CommitOffsetsRequest(group_id=topic_name)
@@ -667,7 +667,7 @@ def test_remains_of_a_half_created_topic_are_cleared(world):
 
 
 def test_an_outage_of_etcd_is_survived(own_world):
-    """Reads go on with a growing age, writes say what became of them, and all is well by itself afterwards."""
+    """Reads succeed with a growing age, writes report their outcome, and the coordinator recovers by itself."""
     coordinator = own_world.start("a")
     own_world.register(1)
     until(lambda: coordinator.metadata().brokers, "the broker")
@@ -699,7 +699,7 @@ def test_an_outage_of_etcd_is_survived(own_world):
 
 
 def test_a_coordinator_waits_for_etcd_and_stops_while_waiting(tmp_path):
-    """Without etcd it neither fails nor serves; SIGTERM ends it in good order."""
+    """Without etcd it neither fails nor serves; SIGTERM ends it cleanly."""
     etcd = Etcd(tmp_path / "etcd")
     etcd.start()
     endpoint = etcd.endpoint

@@ -1,4 +1,4 @@
-"""A cluster on three members of etcd that loses the one which leads them: what stops meanwhile leaves in good order."""
+"""A cluster on three etcd members loses their leader: processes that stop meanwhile shut down cleanly."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class World:
-    """A cluster whose coordinators stand behind gates on both sides, a group on it, and what may befall them."""
+    """A cluster whose coordinators have gates on both sides, a group on it, and the faults that may happen to them."""
 
     def __init__(self, cluster: LocalCluster, seed: int, stack: contextlib.ExitStack) -> None:
         self.cluster = cluster
@@ -79,7 +79,7 @@ class World:
         return self.past + self.members
 
     def has_delivered(self, wanted: dict[int, set[int]]) -> bool:
-        """Whether everything was delivered to somebody; fails where a member has ended by itself."""
+        """Whether every record was delivered; fails if a member has ended by itself."""
         for member in self.members:
             member.check_alive()
         return delivered(self.everybody()) == wanted
@@ -89,7 +89,7 @@ class World:
             member.kill()
 
     def leave(self) -> None:
-        """Let all members go in good order."""
+        """Let all members leave cleanly."""
         while self.members:
             self.past.append(self.members.pop())
             self.past[-1].stop()
@@ -229,7 +229,7 @@ def totals() -> Iterator[dict[str, int]]:
 
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + RUNS))
 def test_whatever_befalls_a_group_every_record_is_delivered(seed: int, totals: dict[str, int]) -> None:
-    """I24, I26, I27, I29: see `Registries` and `check_members`; and every record was delivered to somebody."""
+    """I24, I26, I27, I29: see `Registries` and `check_members`; and every record was delivered."""
     with contextlib.ExitStack() as stack:
         spec = LocalClusterSpec(brokers=1, broker_settings={"lease_ttl_ms": 15_000})
         cluster = stack.enter_context(LocalCluster(spec))

@@ -109,7 +109,7 @@ class Bench:
 
 
 class Member:
-    """A member by the contract: it asks another coordinator when one fails, and joins again when it is put out."""
+    """A member by the contract: it tries another coordinator when one fails, and joins again when it is removed."""
 
     def __init__(self, bench, index, fields):
         self.bench = bench
@@ -286,7 +286,7 @@ def test_a_restart_of_all_coordinators_moves_nothing(run, cluster):
 
 
 def test_while_etcd_is_paused_no_member_is_removed_and_commits_are_resolved_afterwards(run, cluster):
-    """H84: heartbeats fail and say so; then everything goes on where it was, and the commit is stored once."""
+    """H84: heartbeats fail with an error; then members continue where they were, and the commit is stored once."""
 
     async def scenario(bench):
         members = bench.start(2)
@@ -313,7 +313,7 @@ def test_while_etcd_is_paused_no_member_is_removed_and_commits_are_resolved_afte
 
 
 def test_a_coordinator_that_slept_through_a_compaction_catches_up(run, cluster):
-    """Its watch is gone with the history: it reads everything again, and fences nobody meanwhile (H80)."""
+    """Its watch is gone with the history: it reads everything again, and fences no member meanwhile (H80)."""
 
     async def scenario(bench):
         sleeper = cluster.coordinator("b")
@@ -382,7 +382,7 @@ def test_errors_are_typed_on_the_wire(run):
         assert isinstance(await bench.error("CommitOffsets", foreign), UnknownMemberError)
         foreign.member_id = b""
         assert isinstance(await bench.error("CommitOffsets", foreign), GroupNotEmptyError)
-        unknown = groups_pb2.DescribeGroupRequest(group_id="nobody")
+        unknown = groups_pb2.DescribeGroupRequest(group_id="unknown")
         assert isinstance(await bench.error("DescribeGroup", unknown), UnknownGroupError)
         long = groups_pb2.DescribeGroupRequest(group_id="g" * 10_000)
         assert isinstance(await bench.error("DescribeGroup", long), InvalidRequestError)

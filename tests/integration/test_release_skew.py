@@ -56,7 +56,7 @@ def of_release(skewed: Replicated, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def test_releases_one_minor_apart_make_one_cluster(skewed: Replicated, of_release: Callable[..., None]) -> None:
-    """A newer broker and coordinator beside older ones: replicated, consumed by a group, and shown in the metadata."""
+    """A newer broker and coordinator next to older ones: replicated, consumed by a group, and shown in the metadata."""
     of_release(skewed.cluster.coordinators[1], ONE_APART)
     of_release(skewed.broker(2), ONE_APART)
     skewed.create("apart", [[1, 2], [2, 1]], min_insync_replicas=2)

@@ -53,7 +53,7 @@ def test_a_topic_grows_to_three_replicas_and_shrinks_to_one(replicated: Replicat
 
 
 def test_a_move_that_does_not_get_on_is_cancelled(replicated: Replicated) -> None:
-    """The new broker stands still; the cancel brings back the replicas there were, and the writer hardly notices."""
+    """The new broker is paused; the cancel restores the former replicas, and the writer hardly notices."""
     replicated.create("held", [[1, 2]])
     with Writer(replicated.servers, "held", 1) as writer:
         writer.wait_for(200)

@@ -45,7 +45,7 @@ PATIENCE_SECONDS = 300.0
 def test_faults_at_random(
     own_cluster: Callable[..., LocalCluster], tmp_path: Path, durability: str, etcd_members: int
 ) -> None:
-    """I1, I15, I18, I20, I21, L1: whatever comes in whatever order, what was acknowledged stands there once, in order,
+    """I1, I15, I18, I20, I21, L1: under faults in any order, acknowledged records are stored once, in order,
     and what was deleted does not.
     """
     cluster = own_cluster(coordinators=1, etcd_members=etcd_members, broker_settings=BROKER_SETTINGS)
@@ -80,7 +80,7 @@ def test_faults_at_random(
                 delivery_timeout_ms=int(PATIENCE_SECONDS * 1000),
             ) as nemesis.writer:
                 over = time.monotonic() + CHAOS_SECONDS
-                # A slow machine sees few faults in that time; a full run goes on with those that it has not seen.
+                # A slow machine sees few faults in that time; a full run continues until it has seen all.
                 at_last = over + (CHAOS_SECONDS / 2 if CHAOS_SECONDS >= FULL_SECONDS else 0.0)
                 while (now := time.monotonic()) < over or (now < at_last and nemesis.never_done()):
                     done = nemesis.strike(only_missing=now >= over)

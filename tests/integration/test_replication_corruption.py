@@ -83,7 +83,7 @@ def test_corruption_that_a_follower_finds(replicated: Replicated) -> None:
 
 
 def test_corruption_that_a_reader_finds(replicated: Replicated) -> None:
-    """A consumer never sees the bytes: it says so, the leader resigns, and the reader goes on at the next one."""
+    """A consumer reports the bytes, never delivers them; the leader resigns, and the reader continues at the next."""
     topic_id = fill(replicated, "reader-finds", [1, 2, 3])
     before = replicated.metric(1, "replaced_logs_total")
     rotten = rot(replicated.log_directory(1, "reader-finds"))
@@ -105,7 +105,7 @@ def test_a_false_alarm(replicated: Replicated) -> None:
 
 
 def test_corruption_on_a_sole_replica(replicated: Replicated) -> None:
-    """Nobody else has the records: what is sound is served, what is not is an error and an alarm, nothing is cut."""
+    """The last copy: sound records are served, corrupt ones are an error and an alarm, and not truncated."""
     topic_id = fill(replicated, "sole", [1])
     directory = replicated.log_directory(1, "sole")
     rotten = rot(directory)
@@ -162,7 +162,7 @@ def test_corruption_on_the_last_in_sync_replica(replicated: Replicated) -> None:
 
 
 def test_corruption_that_an_administrator_gives_up(replicated: Replicated) -> None:
-    """H21: corruption where nobody else has the records is copied to nobody; an unclean election gives them up."""
+    """H21: a corrupt last copy of records is never replicated; an unclean election gives the records up."""
     topic_id = left_alone(replicated, "given-up")
     rot(replicated.log_directory(1, "given-up"), BATCHES - 1)
     replicated.cluster.restart(replicated.broker(2))

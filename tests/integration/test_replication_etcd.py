@@ -1,4 +1,4 @@
-"""etcd away, away for one broker, or older than the logs: the data goes on (H84), or a broker refuses to (H81)."""
+"""etcd away, away for one broker, or older than the logs: data is served (H84), or a broker refuses to start (H81)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPREAD = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
 
 @pytest.mark.timeout(120 + 2 * OUTAGE_SECONDS)
 def test_etcd_away_while_producing(replicated: Replicated) -> None:
-    """H84, I15: with a steady in-sync set producers and consumers go on without etcd, and nothing is lost after it."""
+    """H84, I15: with a steady in-sync set producers and consumers work without etcd, and nothing is lost after it."""
     replicated.create("outage", SPREAD, min_insync_replicas=2)
     with Follower(replicated.servers, "outage", 3) as follower, Writer(replicated.servers, "outage", 3) as writer:
         writer.wait_for(500)
@@ -49,7 +49,7 @@ def test_etcd_away_while_producing(replicated: Replicated) -> None:
 
 
 def test_a_leader_dies_while_etcd_is_away(replicated: Replicated) -> None:
-    """H84, L5: without etcd nobody is elected; once it is back somebody is, and nothing acknowledged is missing."""
+    """H84, L5: without etcd no leader is elected; once it is back one is, and no acknowledged record is missing."""
     replicated.create("headless", SPREAD, min_insync_replicas=2)
     with Writer(replicated.servers, "headless", 3, request_timeout_ms=3_000) as writer:
         writer.wait_for(500)
@@ -67,7 +67,7 @@ def test_a_leader_dies_while_etcd_is_away(replicated: Replicated) -> None:
 
 @pytest.fixture(scope="module")
 def gates(replicated_cluster: Replicated) -> Iterator[dict[int, Gate]]:
-    """What stands between etcd and the brokers 1 and 3."""
+    """The gates between etcd and the brokers 1 and 3."""
     endpoint = replicated_cluster.cluster.etcd.endpoint
     with Gate(endpoint) as first, Gate(endpoint) as third:
         gates = {1: first, 3: third}

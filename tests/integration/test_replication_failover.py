@@ -32,7 +32,7 @@ ROUNDS = int(os.environ.get("HEADRACE_TEST_KILLS", "0"))
 
 @pytest.mark.parametrize("durability", ["fsync", "async"])
 def test_kill_of_a_leader(replicated: Replicated, durability: str) -> None:
-    """I1, I15, I20, I21: kill -9 of a leader; the others go on, and the log has what was acknowledged, in order."""
+    """I1, I15, I20, I21: kill -9 of a leader; the others continue, and the log has what was acknowledged, in order."""
     topic = f"killed-{durability}"
     replicated.create(topic, SPREAD, min_insync_replicas=2, durability=durability)
     with Follower(replicated.servers, topic, 3) as follower:
@@ -52,7 +52,7 @@ def test_kill_of_a_leader(replicated: Replicated, durability: str) -> None:
 
 
 def test_stop_of_a_leader(replicated: Replicated) -> None:
-    """KIP-841: a leader that is stopped in good order gives its leaderships away first, and comes back in sync."""
+    """KIP-841: a leader that shuts down cleanly hands its leaderships over first, and comes back in sync."""
     replicated.create("stopped", SPREAD, min_insync_replicas=2)
     with Writer(replicated.servers, "stopped", 3) as writer:
         writer.wait_for(1_000)
@@ -90,7 +90,7 @@ def test_ten_moves_of_leadership(replicated: Replicated) -> None:
 
 @pytest.mark.parametrize(("power", "order"), [(True, (1, 2, 3)), (False, (3, 2, 1))])
 def test_all_brokers_at_once(replicated: Replicated, order: tuple[int, ...], power: bool) -> None:
-    """I15, I16: with durability=fsync all of them die and come back, in any order, and go on where they were."""
+    """I15, I16: with durability=fsync all of them die and come back, in any order, and continue where they were."""
     topic = f"all-{'killed' if power else 'without-power'}"
     replicated.create(topic, SPREAD, min_insync_replicas=2)
     with Writer(replicated.servers, topic, 3) as writer:
@@ -124,7 +124,7 @@ def test_all_brokers_at_once_without_fsync(replicated: Replicated, power: bool) 
         replicated.cluster.restart(replicated.broker(broker_id))
     if not power:
         part = replicated.wait_for(
-            topic, lambda part: part.leader_id == -1 and not part.in_sync_replicas, "nobody is trusted"
+            topic, lambda part: part.leader_id == -1 and not part.in_sync_replicas, "no replica is trusted"
         )
         assert part.eligible_leaders == ()
         answer = until(lambda: produce(replicated.broker(1).address, topic_id, b"never").error, "a refusal")
@@ -160,7 +160,7 @@ def test_kills_one_after_another(replicated: Replicated) -> None:
 
 
 def test_too_few_in_sync(replicated: Replicated) -> None:
-    """H13, I22: below min_insync_replicas acks=all is refused for certain; acks=1 and 0 go on, seen once committed."""
+    """H13, I22: below min_insync_replicas acks=all is NOT_APPLIED; acks=1 and 0 succeed, seen once committed."""
     topic_id = replicated.create("few", [[1, 2, 3]], min_insync_replicas=2)
     address = replicated.broker(1).address
     assert append(address, topic_id, b"all before") == 0
@@ -204,7 +204,7 @@ def test_followers_that_stand_still_hold_acknowledgements_back(replicated: Repli
 
 
 def test_a_paused_follower(replicated: Replicated) -> None:
-    """H23: a follower that stands still leaves the in-sync set, acknowledgements go on, and it comes back by itself."""
+    """H23: a paused follower leaves the in-sync set, acknowledgements continue, and it rejoins by itself."""
     replicated.create("paused", [[1, 2, 3]], min_insync_replicas=2)
     with Writer(replicated.servers, "paused", 1) as writer:
         writer.wait_for(500)
@@ -220,7 +220,7 @@ def test_a_paused_follower(replicated: Replicated) -> None:
 
 
 def test_a_paused_leader(replicated: Replicated) -> None:
-    """H20, L5: a leader that stands still is followed by another after its lease; awake again it copies that one."""
+    """H20, L5: a paused leader is replaced after its lease ends; resumed, it follows its successor."""
     replicated.create("paused-leader", [[1, 2, 3]], min_insync_replicas=2)
     with Writer(replicated.servers, "paused-leader", 1) as writer:
         writer.wait_for(500)
@@ -255,7 +255,7 @@ def test_what_only_the_old_leader_had(replicated: Replicated) -> None:
 
 
 def test_a_leader_that_its_followers_do_not_reach(replicated: Replicated) -> None:
-    """H27, H13: it cannot acknowledge alone, keeps what was committed, and goes on when they reach it again."""
+    """H27, H13: it cannot acknowledge alone, keeps what was committed, and continues when they reach it again."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         internal = f"127.0.0.1:{free.getsockname()[1]}"
     with Gate(internal) as gate:

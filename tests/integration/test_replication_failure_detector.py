@@ -40,4 +40,4 @@ def test_who_stands_still_is_suspected_before_its_lease_ends(replicated: Replica
         assert {each.broker_id for each in log.followers if each.phi >= 8} == {SILENT}
     finally:
         broker.resume()
-    until(lambda: not any(suspected_by(replicated).values()), "nobody is suspected any more")
+    until(lambda: not any(suspected_by(replicated).values()), "no broker is suspected any more")

@@ -26,7 +26,7 @@ def test_the_log_start_passes_a_follower(replicated: Replicated, segment_bytes: 
     replicated.broker(3).kill()
     for number in range(10, 30):
         append(address, topic_id, b"%02d" % number * 5_000)
-    # A crash of broker 3 is known to the cluster before acknowledgements go on, so all of it is committed.
+    # A crash of broker 3 is known to the cluster before acknowledgements continue, so all of it is committed.
     (deleted,) = replicated.admin.delete_records(topic, {0: 25})
     assert deleted.log_start_offset == 25
     replicated.cluster.restart(replicated.broker(3))

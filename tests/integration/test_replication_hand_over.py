@@ -53,7 +53,7 @@ def test_what_one_replica_acknowledged_survives_moves_of_its_leadership(replicat
 
 
 def test_a_stop_whose_time_is_up_hands_over_while_nothing_is_appended(replicated: Replicated) -> None:
-    """A broker that waits for nobody gets SIGTERM: it refuses calls, and its successors reach the ends of its logs."""
+    """A broker without a drain time gets SIGTERM: it refuses calls, and its successors reach the ends of its logs."""
     topic = "hurried"
     replicated.create(topic, SPREAD, min_insync_replicas=2, durability="async")
     replicated.reconfigure(1, drain_timeout_ms=1)

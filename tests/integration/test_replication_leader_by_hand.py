@@ -341,7 +341,7 @@ def test_committed_records_are_not_cut(leader: HandLeader, decision: str) -> Non
         leader.answer(fetch, diverged=internal.Diverged(leader_epoch=0, end_offset=1))
     else:
         leader.answer(fetch, restart=internal.Restart(offset=1))
-    until(lambda: leader.held().offline_reason, "the replica refuses to go on")
+    until(lambda: leader.held().offline_reason, "the replica refuses to continue")
     assert "there was no unclean election" in leader.held().offline_reason
     directory = leader.follower.data_dir / f"{leader.topic_id.hex()}-0"
     (path,) = directory.glob("*.log")

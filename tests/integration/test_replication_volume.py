@@ -1,6 +1,6 @@
 """A volume that is put back to an earlier state of itself, as from a VolumeSnapshot or with a VM (H16, H42).
 
-Its broker starts first and alone, under the id and with the storage id of a member in sync: nobody counts on it.
+Its broker starts first and alone, under the id and with the storage id of a member in sync: no election counts on it.
 """
 
 from __future__ import annotations

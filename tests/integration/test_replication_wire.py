@@ -140,7 +140,7 @@ def test_a_follower_that_is_this_broker(setting: Setting) -> None:
 
 
 def test_a_stale_session_is_not_let_in(setting: Setting) -> None:
-    """H17: a broker known in a later session is fenced, and the later session's own stream goes on."""
+    """H17: a broker known in a later session is fenced, and the later session's own stream continues."""
     with follower_at(setting.address) as follower:
         follower.identify(setting.replicated.identity(), 2, setting.replicated.broker_epoch(2) - 1)
         assert refusal(follower).code == ErrorCode.FENCED_BROKER
@@ -148,10 +148,10 @@ def test_a_stale_session_is_not_let_in(setting: Setting) -> None:
 
 
 def test_unproven_or_unregistered_follower_is_refused(setting: Setting) -> None:
-    """Broker ids and sessions are public: without the cluster's secret nobody fetches as a replica.
+    """Broker ids and sessions are public: without the cluster's secret no client fetches as a replica.
 
     A proof is good for one challenge, one session and one leader. With the secret the session must be exactly the
-    registered one: neither a later one, nor that of a broker which nobody registered.
+    registered one: neither a later one, nor that of an unregistered broker.
     """
     identity = setting.replicated.identity()
     own = Replica(3, setting.broker_epoch)
@@ -194,7 +194,7 @@ def test_an_older_stream_of_the_same_broker_ends(setting: Setting, follower: Han
 
 
 def test_an_unknown_partition(setting: Setting, follower: HandFollower) -> None:
-    """A partition or topic that is not here is answered with a retriable error beside the stream."""
+    """A partition or topic that is not here is answered with a retriable error without ending the stream."""
     for topic_id, number in ((setting.topic_id, 7), (bytes(16), 0)):
         answer = follower.ask(topic_id, number, leader_epoch=1, offset=0)
         assert (answer.error.code, answer.error.retriable) == (ErrorCode.NOT_LEADER, True)
@@ -286,7 +286,7 @@ def last_crc(setting: Setting) -> int:
 def test_what_counts_as_copied(setting: Setting, durability: str) -> None:
     """I8, I9, H22: with fsync what a member of the in-sync set has on its disk, else what it has; its word is enough.
 
-    The hand speaks for broker 2 in its own session, while that one stands still.
+    The test acts as broker 2 in its session, while that broker is paused.
     """
     replicated = setting.replicated
     replicated.unregister_hand(3)
@@ -321,7 +321,7 @@ def test_a_silent_stream_is_ended(setting: Setting, follower: HandFollower) -> N
 
 
 def test_below_the_log_start(setting: Setting, follower: HandFollower) -> None:
-    """A follower whose log ends below the leader's log start begins there, and is told how the chain goes on."""
+    """A follower whose log ends below the leader's log start begins there, with the chain's digest at that offset."""
     topic_id = setting.topic_id
     setting.replicated.admin.delete_records("wire", {0: 4})
     answer = follower.ask(topic_id, leader_epoch=1, offset=2, last_epoch=0, last_crc=setting.crcs[0])

@@ -40,7 +40,7 @@ def kill(racked):
 
 
 def pause(racked):
-    """SIGSTOP: connections stay, and nobody answers."""
+    """SIGSTOP: connections stay open, without answers."""
     racked.broker(1).pause()
 
 
@@ -179,7 +179,7 @@ def test_a_consumer_of_a_log_that_was_replaced_is_told(racked, reset):
             seen.extend(consumer.poll(WAIT))
         racked.broker(2).kill()
         racked.cluster.restart(racked.broker(3))
-        racked.wait_for(topic, lambda part: part.leader_id < 0, "nobody leads")
+        racked.wait_for(topic, lambda part: part.leader_id < 0, "no leader")
         until(lambda: 3 in {broker.broker_id for broker in racked.admin.describe_cluster().brokers}, "broker 3")
         (change,) = racked.admin.elect_leaders("unclean", [where], broker_id=3)
         assert change.error is None

@@ -106,7 +106,7 @@ def test_a_topic_becomes_a_table_record_by_record(jobs, servers, topic, tmp_path
 
 
 def test_what_retention_removed_is_told_and_not_passed_over(jobs, servers, topic, tmp_path):
-    """Partition, offsets and count, before anything is loaded; on request the load goes on behind the gap."""
+    """Partition, offsets and count, before anything is loaded; on request the load continues behind the gap."""
     wanted = Load(topic, tmp_path / "table", servers)
     send(servers, topic, 10)
     load_topic(jobs, wanted, QUIET)
@@ -283,7 +283,7 @@ def test_an_audit_counts_what_arrived_in_the_topic_and_in_the_table(jobs, server
 
 
 def test_a_producer_that_was_killed_leaves_its_windows_unconfirmed(jobs, servers, topic, audit_topic):
-    """Nobody knows how much it sent; who it was is told. What others say stands."""
+    """Its count is unknown, and its name is reported. The other senders' counts are used."""
     send(servers, topic, 20, audit_topic=audit_topic, **AUDITED)
     program = (
         "import headrace, os, signal, sys, time\n"

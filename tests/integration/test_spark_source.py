@@ -209,7 +209,7 @@ def test_what_is_wrong_ends_the_query_before_the_job_starts(
 
 
 def hold_until(directory: str) -> Any:
-    """A step for mapInArrow that says when it has begun, and goes on when it is told to."""
+    """A step for mapInArrow that signals its begin and then waits for a signal to continue."""
 
     def step(batches: Any) -> Any:
         import time
@@ -227,7 +227,7 @@ def hold_until(directory: str) -> Any:
 
 
 def test_a_broker_killed_while_spark_reads(spark: Any, own_cluster: Any, tmp_path: Path) -> None:
-    """Executors go on with the next leader: every record comes once."""
+    """Executors continue with the next leader: every record comes once."""
     cluster = own_cluster(brokers=3, coordinators=1, broker_settings={"lease_ttl_ms": 2_000})
     topic = Topic(cluster, "killed", partitions=2, replication_factor=3, config={"min_insync_replicas": 2})
     value = b"x" * 10_000
@@ -291,7 +291,7 @@ def test_the_guides_session_finds_the_source_where_no_environment_is_activated(t
 def test_the_guides_examples_work(
     spark: Any, spark_cluster: LocalCluster, topic_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As they stand, on a topic of this test's own."""
+    """Unchanged, on a topic of this test's own."""
     topic = Topic(spark_cluster, topic_name)
     topic.write({0: 120, 1: 80})
     for name in ("copy", "counts"):

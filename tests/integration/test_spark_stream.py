@@ -201,7 +201,7 @@ def test_lag_is_shown_beside_the_groups(spark: Any, topic: Topic, tmp_path: Path
 
 def test_retention_that_overruns_a_checkpoint_is_told(spark: Any, topic: Topic, tmp_path: Path) -> None:
     """The query ends with an error that names partition, wanted and earliest offset and how many are gone; told to, it
-    goes on with what is left."""
+    continues with what is left."""
     run = Run(spark, topic, tmp_path / "checkpoint", maxOffsetsPerTrigger=50)
     run.to_the_end()
     topic.write({0: 40})
@@ -257,7 +257,7 @@ def test_what_is_wrong_is_said_before_a_stream_reads(topic: Topic, options: dict
 
 
 def test_what_is_wrong_ends_the_query_before_it_reads(spark: Any, topic: Topic, tmp_path: Path) -> None:
-    """In a sentence that nothing else stands beside."""
+    """In one sentence, with no other output."""
     run = Run(spark, topic, tmp_path, startingOffsets=f'{{"{topic.name}": {{"0": 5}}}}')
     with pytest.raises(Exception, match=f"startingOffsets says nothing of partition {topic.name}-1") as caught:
         run.to_the_end()

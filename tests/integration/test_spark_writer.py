@@ -79,7 +79,7 @@ def test_a_micro_batch_that_runs_again_stores_nothing_twice(
     spark: Any, spark_cluster: LocalCluster, target: Topic, tmp_path: Path
 ) -> None:
     """The checkpoint as a crash leaves it between write and commit; with more in the source meanwhile, rows divided
-    among more tasks, and one partition more to write to. Rows behind that division go on to the next micro-batch."""
+    among more tasks, and one partition more to write to. Rows behind that division belong to the next micro-batch."""
     source = Topic(spark_cluster, f"{target.name}-source")
     source.write({0: 400, 1: 300})
 

@@ -83,7 +83,7 @@ def metric(part, name):
 
 
 def test_replica_fetches_are_refused_where_clients_are_served(headrace_cluster):
-    """A replica fetch on the clients' listener ends with NOT_AUTHORIZED and names the setting to mend."""
+    """A replica fetch on the clients' listener ends with NOT_AUTHORIZED and names the setting to change."""
     error = error_of_replica_fetch(headrace_cluster.broker(1).address)
     assert isinstance(error, NotAuthorizedError)
     assert not error.retriable
@@ -111,7 +111,7 @@ def test_records_go_through_a_cluster_with_tls_everywhere(tls_cluster, topic_nam
 def bad_clients(cluster, directory):
     services, users = cluster.certificates.services, cluster.certificates.users
     none = {"ssl_certfile": "", "ssl_keyfile": ""}
-    stranger = Authority(directory, "nobody").issue("client", hosts=())
+    stranger = Authority(directory, "stranger").issue("client", hosts=())
     yield {"security_protocol": "PLAINTEXT", "ssl_cafile": "", **none}, "security_protocol='SSL'"
     yield none, "Set ssl_certfile and ssl_keyfile"
     yield {"ssl_cafile": str(users.ca_file)}, "Set ssl_cafile"
@@ -134,7 +134,7 @@ def test_a_client_that_cannot_be_served_is_told_why_and_what_to_do(tls_cluster, 
 
 
 def test_a_client_with_tls_is_told_that_a_server_has_none(tls_cluster, headrace_cluster):
-    """Asyncio, too; and a producer does not wait for what no waiting mends."""
+    """Asyncio, too; and a producer does not retry an error that no retry can fix."""
     plain = {"bootstrap_servers": headrace_cluster.bootstrap_servers}
 
     async def ask():
