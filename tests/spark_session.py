@@ -32,7 +32,7 @@ def spark_cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="session")
 def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Spark in this process and one Java beside it, `local[2]`; `spark` is what tests take."""
+    """Spark in this process and one Java process, `local[2]`; `spark` is what tests take."""
     from headrace.spark.java import use_java
     from pyspark import SparkContext
     from pyspark.sql import SparkSession

@@ -139,7 +139,7 @@ class World:
         self.finish(self.in_flight_requests.metadata_changed())
 
     def make_anew(self):
-        """Delete the topic and make it anew; the old life's logs stay as they are, and nobody serves them."""
+        """Delete the topic and make it anew; the deleted topic's logs stay unchanged, and no broker serves them."""
         self.remade += 1
         self.history.append(self.answer(exists=False))
         self.life += 1
@@ -277,11 +277,11 @@ class World:
         elif kind == 2 and self.late:
             self.arrive(*self.late.pop(0))
         elif kind == 3:
-            self.now_ms += self.rng.randrange(900, 1500)  # Nobody answers, and the leader moves meanwhile.
+            self.now_ms += self.rng.randrange(900, 1500)  # No answer arrives, and the leader moves meanwhile.
             log.leader, log.epoch = 3 - log.leader, log.epoch + 1
 
     def give_up(self):
-        """Requests that nobody answers, of leaders that have moved; they may still arrive, and nobody hears of it."""
+        """Unanswered requests, whose leaders have moved; they may still arrive, without an answer."""
         given_up, finished = self.in_flight_requests.give_up_overdue(self.now_ms)
         self.late += [(request, body) for request, body in self.flying if request in given_up]
         self.flying = [(request, body) for request, body in self.flying if request not in given_up]
@@ -363,7 +363,7 @@ def test_an_idempotent_producer_neither_loses_doubles_nor_reorders(seed, faults)
 
 
 def test_the_model_gives_requests_up_and_makes_the_topic_anew():
-    """The property above is shown of requests that nobody answers, of old answers and of several lives, too."""
+    """The property above includes unanswered requests, old answers and topics that were made anew."""
     worlds = [World(seed, idempotent=True, faults=1.0) for seed in range(30)]
     for world in worlds:
         world.in_flight_requests.set_identity(7, 0)

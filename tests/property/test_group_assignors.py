@@ -87,7 +87,7 @@ def test_equal_subscriptions_give_loads_that_differ_by_one_at_most(case):
 
 @given(cases(racks=True))
 def test_no_move_of_one_partition_would_balance_better(case):
-    """Where subscriptions differ: nobody has two more than another member that could take one of them."""
+    """Where subscriptions differ: no member has two more than another one that could take one of them."""
     members, topics, current = case
     for assign in (assign_uniform, assign_rack_aware):
         assignment = assign(members, topics, current)

@@ -24,7 +24,7 @@ REBALANCE_MS = 60_000
 
 @dataclass
 class Snapshot:
-    """What stands in the metastore at one revision."""
+    """The metastore's keys at one revision."""
 
     revision: int = 1
     state: bytes = b""
@@ -69,7 +69,7 @@ class Client:
         return MemberHeartbeat(member, self.epoch, self.world.assignor, frozenset(self.holds) if self.epoch else None)
 
     def hear(self, snapshot):
-        """Take in an answer made from a view; a coordinator asks etcd first whether the session goes on."""
+        """Take in an answer made from a view; a coordinator first reads from etcd whether the session is still live."""
         value = snapshot.assignments.get(self.member_id)
         if value is None or self.world.store.live.get(self.member_id) != snapshot.live.get(self.member_id):
             return
@@ -160,7 +160,7 @@ class World:
     def late(self):
         if self.on_their_way:
             beats = [self.on_their_way.pop(self.random.randrange(len(self.on_their_way)))]
-            if beats[0].member_epoch:  # A join that nobody waits for is withdrawn.
+            if beats[0].member_epoch:  # A join without a waiting caller is withdrawn.
                 self.round(beats, None)
 
     def answer(self):
@@ -337,7 +337,7 @@ class World:
 
 @pytest.mark.parametrize("block", range(4))
 def test_groups_keep_their_invariants_and_come_to_rest(block):
-    """Whatever is delayed, repeated or lost, nothing has two owners; left alone, all is where it is to be."""
+    """With delayed, repeated and lost requests no partition has two owners; without faults all reach their targets."""
     for seed in range(block * SEEDS, (block + 1) * SEEDS):
         world = World(seed)
         try:

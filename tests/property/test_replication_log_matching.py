@@ -226,7 +226,7 @@ class ReplicationModel(RuleBasedStateMachine):
 
     @rule(broker=BROKERS)
     def elect_uncleanly(self, broker: int) -> None:
-        """An administrator's act, where nobody can be elected cleanly."""
+        """An administrator's act, where no clean election is possible."""
         self.partition.elect(unclean=broker)
 
     @rule(durable=st.booleans())
@@ -299,7 +299,7 @@ TestReplicationModel.settings = settings(
 def test_long_walks_lose_nothing(seed: int, durable: bool, minimum: int) -> None:
     """The same model, walked for longer than hypothesis would: more epochs, more records, rarer meetings.
 
-    What this finds is to be made an example for the model above, or a scenario.
+    Make what this finds an example for the model above, or a scenario.
     """
     chance = random.Random(seed)
     model = ReplicationModel()

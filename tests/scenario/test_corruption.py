@@ -1,4 +1,4 @@
-"""A bit flips on one disk: nobody takes what it corrupt, and nothing is lost (H33, I17)."""
+"""A bit flips on one disk: no replica copies corrupt records, and none is lost (H33, I17)."""
 
 from tests.simulation.scenario import LARGE, Scenario
 

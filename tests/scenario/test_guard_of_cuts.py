@@ -4,7 +4,7 @@ from tests.simulation.scenario import Scenario
 
 
 def test_a_follower_that_is_killed_amid_records_knows_what_was_committed() -> None:
-    """The last checkpoint is older than all of the records, and the key names none; nobody tells it anything more."""
+    """The last checkpoint is older than all of the records, and the key names none; it receives nothing further."""
     story = Scenario()
     for _ in range(10):
         story.produce(to=1)

@@ -13,7 +13,7 @@ def lag_behind(story: Scenario, *broker_ids: int) -> Sent:
 
 
 def fall_short(story: Scenario, *broker_ids: int) -> None:
-    """Let those go on, and stop again where b1 stops appends for them."""
+    """Unblock these links, and block them again when b1 stops appends for the brokers."""
     for broker_id in broker_ids:
         story.unblock(1, broker_id)
     story.until(lambda: story.refuses_appends(1), "b1 stops appends")
@@ -61,7 +61,7 @@ def test_appends_stop_for_the_successor_and_go_on_without_it() -> None:
     refused = story.send(to=1, acks=1)
     assert refused.error is not None
     assert (refused.error.code, refused.error.outcome) == (ErrorCode.LEADER_NOT_AVAILABLE, Outcome.NOT_APPLIED)
-    story.until(lambda: not story.refuses_appends(1), "b1 lets appends go on")
+    story.until(lambda: not story.refuses_appends(1), "b1 accepts appends again")
     assert story.in_sync == [1, 2, 3], "it does not wait until b2 is late"
     after = story.send(to=1, acks=1)
     assert before.acknowledged
@@ -80,7 +80,7 @@ def test_the_controller_asks_again() -> None:
     lag_behind(story, 2, 3)
     story.announce_stop(1)
     fall_short(story, 2, 3)
-    story.until(lambda: not story.refuses_appends(1), "b1 lets appends go on")
+    story.until(lambda: not story.refuses_appends(1), "b1 accepts appends again")
     story.send(to=1, acks=1)
     story.unblock(1, 2)
     story.unblock(1, 3)
@@ -98,7 +98,7 @@ def test_appends_go_on_where_etcd_does_not_answer() -> None:
     story.mute(1)
     story.ask_hand_over(2)
     story.until(lambda: story.refuses_appends(1), "b1 stops appends and names b2")
-    story.until(lambda: not story.refuses_appends(1), "b1 gets no answer, and lets appends go on")
+    story.until(lambda: not story.refuses_appends(1), "b1 gets no answer, and accepts appends again")
     assert story.send(to=1, acks=1).acknowledged
     story.unmute(1)
     story.finish()
@@ -151,7 +151,7 @@ def test_a_leader_that_stops_alone_in_sync_waits_for_who_may_succeed_it() -> Non
     assert node.broker is broker, "it waits"
     story.reunite(1, 2, 3)
     story.until(lambda: node.broker is None, "b1 has stopped")
-    story.until(lambda: story.cluster.leader_host(story.key) is not None, "somebody leads")
+    story.until(lambda: story.cluster.leader_host(story.key) is not None, "a leader is elected")
     story.start(1)
     story.until_in_sync(1, 2, 3)
     story.until_end(1, 1)

@@ -4,7 +4,7 @@ from tests.simulation.scenario import Scenario
 
 
 def _two_quick_changes(*, copied_by_b3: int, written_by_b2: int, written_by_b3: int) -> Scenario:
-    """b1 leads epoch 0 and dies; b2 leads and writes what nobody copies, and dies; b3 leads and writes too."""
+    """b1 leads epoch 0 and dies; b2 leads, writes records that are not copied, and dies; b3 leads and writes too."""
     story = Scenario(min_insync_replicas=1)
     story.produce(to=1)
     story.block(1, 2)

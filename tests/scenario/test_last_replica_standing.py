@@ -48,7 +48,7 @@ def test_who_left_an_in_sync_set_below_its_minimum_may_lead() -> None:
 
 
 def test_the_last_one_in_sync_leads_when_it_comes_back() -> None:
-    """b1 only restarts: it has everything, and nobody else is in sync."""
+    """b1 only restarts: it has everything, and no other replica is in sync."""
     story = _all_fail_but_the_last()
     story.kill(1)
     story.start(3)
@@ -62,7 +62,7 @@ def test_the_last_one_in_sync_leads_when_it_comes_back() -> None:
 
 
 def test_whoever_is_eligible_leads_without_waiting_for_the_last() -> None:
-    """b1 stays away: b2 leads from the eligible leaders, though nobody in sync is there."""
+    """b1 stays away: b2 leads from the eligible leaders, though no replica in sync is alive."""
     story = _all_fail_but_the_last()
     story.kill(1)
     story.start(2)

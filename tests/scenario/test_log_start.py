@@ -1,4 +1,4 @@
-"""A log start holds for the partition, not for one replica: it never falls, whoever leads (H8, I18, KAFKA-9491)."""
+"""A log start holds for the partition, not for one replica: it never falls under any leader (H8, I18, KAFKA-9491)."""
 
 import contextlib
 

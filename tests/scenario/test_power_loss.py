@@ -1,4 +1,4 @@
-"""Machines lose power, with whatever nobody had fsynced (H22, I16)."""
+"""Machines lose power, with all that was not fsynced (H22, I16)."""
 
 from tests.fakes.memory_filesystem import Loss
 from tests.simulation.scenario import LARGE, Scenario

@@ -1,4 +1,4 @@
-"""A producer sends again what may have been written: it is written once, whoever leads by then (H48)."""
+"""A producer sends again what may have been written: it is written once, under the next leader too (H48)."""
 
 from tests.simulation.scenario import Scenario
 
@@ -19,7 +19,7 @@ def test_a_retry_at_the_next_leader_is_recognised() -> None:
 
 
 def test_a_retry_waits_as_the_original_does() -> None:
-    """b1 has the record and nobody else: whoever sends it again hears nothing before the others have it."""
+    """Only b1 has the record: a retry is answered only when the others have it."""
     story = Scenario()
     story.produce(to=1)
     story.separate(1, 2, 3)

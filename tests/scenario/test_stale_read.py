@@ -1,4 +1,4 @@
-"""etcd answers a read with the past: only a compare says how a key stands (C4)."""
+"""etcd answers a read with the past: only a compare shows a key's present value (C4)."""
 
 from tests.simulation.scenario import Scenario
 

@@ -1,4 +1,4 @@
-"""A broker that stops in order lets others lead first, and is chosen by nobody (H18, KIP-841)."""
+"""A broker that shuts down cleanly hands leadership over first, and is not elected again (H18, KIP-841)."""
 
 from tests.simulation.scenario import Scenario
 
@@ -10,7 +10,7 @@ def test_a_broker_that_stops_is_not_elected() -> None:
     story.announce_stop(2)
     assert story.in_sync == [1, 2, 3]
     story.kill(1)
-    story.until(lambda: story.state.leader_epoch > 0 and story.state.leader is not None, "somebody is elected")
+    story.until(lambda: story.state.leader_epoch > 0 and story.state.leader is not None, "a leader is elected")
     assert story.state.leader is not None
     assert story.state.leader.broker_id == 3
     story.kill(2)

@@ -44,7 +44,7 @@ def test_followers_of_the_new_leader_say_nothing_that_the_old_one_counts() -> No
 
 
 def test_a_follower_that_has_not_heard_of_the_new_leader_keeps_out_of_the_way() -> None:
-    """b3 goes on following b1 of the old epoch: what b1 takes is never committed, because b2 has left it."""
+    """b3 keeps following b1 of the old epoch: what b1 takes is never committed, because b2 has left it."""
     story = Scenario()
     story.blind(1)
     story.blind(3)
@@ -62,7 +62,7 @@ def test_a_follower_that_has_not_heard_of_the_new_leader_keeps_out_of_the_way() 
 
 
 def test_a_leader_that_is_alone_in_sync_may_go_on() -> None:
-    """b1 has lost its registration and does not know; it is the only one in sync, so nobody else is elected."""
+    """b1 has lost its registration unnoticed; it alone is in sync, so no other broker is elected."""
     story = Scenario(min_insync_replicas=1)
     story.kill(2)
     story.kill(3)

@@ -61,7 +61,7 @@ DRAIN_MS = 1_500
 ORDERLY_DRAIN_MS = 120_000
 """A stop at its limit hands nothing over."""
 STOP_TIMEOUT_MS = 20_000
-"""An orderly stop that takes longer, beside its wait for successors, breaks the run."""
+"""An orderly stop that takes longer, apart from its wait for successors, breaks the run."""
 MAX_PRODUCERS = 4
 RETRY_WINDOW_MS = 2_500
 EXPIRY_MS = 6_000
@@ -358,7 +358,7 @@ def _to_trace(_logger: Any, method: str, event: dict[str, Any]) -> Any:
     if isinstance(loop, VirtualLoop) and method != "debug":
         loop.world.note(loop.process.name, f"log: {name} {event}")
         loop.world.count(f"log: {name}")
-        if event.get("exc_info"):  # Shipped code went on after what nobody foresaw.
+        if event.get("exc_info"):  # Shipped code continued after an unforeseen error.
             loop.fail(name, sys.exc_info()[1])
     raise structlog.DropEvent
 

@@ -1,4 +1,4 @@
-"""What stands between the shipped asyncio clients and the simulated network: channels, clocks and chance.
+"""The layer between the shipped asyncio clients and the simulated network: channels, clocks and chance.
 
 A client's stubs, deserializers and retries are its own. Replaced are the channel below them, the clocks that its
 modules read, and the chance from which they draw. `Told` sees each call and each answer, in the moment the client does.
@@ -37,7 +37,7 @@ FIRST_MS = 1_700_000_000_000
 """Wall time of clients at the begin of a run."""
 REFUSED_SECONDS = 0.002
 HEARS_OF_RESET = 0.7
-"""How often a client hears that the server of a call has died; otherwise nobody answers."""
+"""How often a client gets an error when the server of a call dies; otherwise it gets no answer."""
 
 
 class ClientLoop(VirtualLoop):
@@ -119,7 +119,7 @@ class _Call:
         self._transport.network.send(loop.process.name, server.process, self._exchange.what, ask, once=True)
 
     def _answered(self, answer: bytes | grpc.aio.AioRpcError) -> None:
-        """The server has answered: its words go on their way."""
+        """The server has answered: send its messages."""
         assert self.server is not None, "it was sent"
         what = self._exchange.answered(answer) if isinstance(answer, bytes) else self._exchange.refused(answer)
         take = partial(self._loop.run, self._take, answer)
@@ -151,7 +151,7 @@ class _Call:
 
 
 class _Failures(logging.Handler):
-    """An error that a client logs and survives is one that nobody foresaw; it breaks the run."""
+    """An error that a client logs and survives is unforeseen; it breaks the run."""
 
     def emit(self, record: logging.LogRecord) -> None:
         loop = asyncio._get_running_loop()

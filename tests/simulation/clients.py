@@ -2,7 +2,7 @@
 
 Sequences, retries and when to give up are decided by the shipped `InFlightRequests`; positions, truncations, another
 life of the topic and corrupt batches the shipped engine's. An application here sends, reads, and does what an error
-asks for. A record's name stands at the begin of its value.
+asks for. A record's name is the beginning of its value.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class _Reading(Client):
         return None if self._core is None else self._core._fetcher._cluster_metadata
 
     def _watch(self, core: Any) -> None:
-        """See where the shipped engine goes on by itself."""
+        """Note where the shipped engine continues by itself."""
         self.cluster.told.begins(self.name)
         self._core, positions = core, core._fetcher.positions
         positions.seek = partial(self._seek, positions, positions.seek)
@@ -261,7 +261,7 @@ class _Reading(Client):
         start = max(partition.log_start, self.cluster.log_start(key))
         if not partition.unclean and (offset < self._position or offset > start):
             self.cluster.told.breaks(
-                "H143", f"{self.name} goes on at {offset} of {self.cluster.name_of(key)} after {self._position}; "
+                "H143", f"{self.name} continues at {offset} of {self.cluster.name_of(key)} after {self._position}; "
                 f"the log begins at {start}",
             )  # fmt: skip
 
@@ -304,7 +304,7 @@ class Consumer(_Reading):
 
     async def _live(self) -> None:
         rack = f"rack {1 + self._chance.randrange(len(self._servers))}" if self.follower else ""
-        # No batch is rotten everywhere: none may be left out, nor get where nobody writes but the producers.
+        # No batch is rotten everywhere: none may be left out, nor be written by anything but the producers.
         corrupt: Any = random.Random(f"{self.cluster.plan.seed}/{self.name}/corrupt").choice(CORRUPT_BATCHES)
         consumer = aio.Consumer(
             bootstrap_servers=self._servers,

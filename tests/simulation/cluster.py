@@ -68,7 +68,7 @@ class Cluster:
         """The ids of all that there were."""
         self.flushed_only = plan.durable
         self.not_durable_from: dict[LogId, int] = {}
-        """The newest partition epoch that somebody proposed and that promises only what async does, by partition."""
+        """The newest partition epoch that was proposed and that promises only what async does, by partition."""
         self.slow_disk_rate = 0.0
         self.strikes_at_cuts: list[Callable[[Broker], object]] = []
         """What happens to a follower that begins to cut its log."""
@@ -102,7 +102,7 @@ class Cluster:
 
     @property
     def keyspace(self) -> Keyspace:
-        """Where the keys of the present generation stand."""
+        """The prefix of the present generation's keys."""
         return self.identity.keyspace
 
     def _write_identity(self) -> None:
@@ -150,7 +150,7 @@ class Cluster:
         return self.keyspace.partition(key.topic_id, key.partition)
 
     def state(self, key: LogId) -> PartitionState:
-        """A partition's key as it stands in etcd."""
+        """A partition's present key in etcd."""
         state = self.checks.partitions[key].state
         assert state is not None, "prepare comes first"
         return state
@@ -171,7 +171,7 @@ class Cluster:
             self.checks.check_all()
 
     def run_until(self, condition: Callable[[], bool], within_ms: int) -> bool:
-        """Go on until `condition` holds; False where it does not within `within_ms`."""
+        """Run until `condition` holds; return False if it does not within `within_ms`."""
         until_ms = self.world.now_ms + within_ms
         while not condition():
             if self.world.now_ms >= until_ms:
@@ -180,7 +180,7 @@ class Cluster:
         return True
 
     def run_for(self, duration_ms: int) -> None:
-        """Go on for virtual time."""
+        """Run for virtual time."""
         self.run_until(lambda: False, duration_ms)
 
     # --- start ---
@@ -219,7 +219,7 @@ class Cluster:
         if self.partitions or len(sessions) < plan.replication_factor:
             return False
         if not (self.flushed_only or self._is_up()):
-            return False  # A session may be of a machine that lost power: async stands one at a time.
+            return False  # A session may be of a machine that lost power: async survives one at a time.
         configs = {
             "min_insync_replicas": str(plan.min_insync_replicas),
             "file_delete_delay_ms": str(FILE_DELETE_DELAY_MS),
@@ -269,7 +269,7 @@ class Cluster:
         self._write(topic_writes.delete(self.keyspace, topic, found.mod_revision, self.world.now_ms))
 
     def give_up_topic(self, topic_id: bytes) -> None:
-        """A topic is gone: nothing of it is promised, and nobody waits for it."""
+        """A topic is gone: nothing of it is promised, and no wait includes it."""
         for key in self.checks.partitions:
             if key.topic_id == topic_id:
                 self.checks.deleted(key)
@@ -288,7 +288,7 @@ class Cluster:
 
     def _write(self, write: topic_writes.Write) -> None:
         result = run_now(self.etcd.store.txn(write.compares, write.success, write.failure))
-        assert result.succeeded, "nobody else writes topics"
+        assert result.succeeded, "no other process writes topics"
 
     def change_durability(self, *, durable: bool) -> None:
         """Change the topic's setting."""
@@ -407,7 +407,7 @@ class Cluster:
                     return False
             readers = [each for each in self.consumers if each.where.partition == key.partition]
             if self.topic.name == TOPIC and not all(each.is_at(end) for each in readers):
-                return False  # A topic that etcd had lost goes on under a name that no client knows.
+                return False  # A topic that etcd had lost continues under a name that no client uses.
             if self.state(key).adding or self.state(key).removing:
                 return False
         head = self.etcd.store.revision
@@ -485,7 +485,7 @@ class Cluster:
             raise SimulationError(f"history: {anomalies[0].name}", "; ".join(str(each) for each in anomalies[:5]))
 
     def _scrub(self) -> None:
-        """Look for the corruption that nobody has met yet: what is found is fetched anew (H33)."""
+        """Find corruption that is undetected yet: found batches are fetched anew (H33)."""
         for node in self.brokers.values():
             if node.broker is not None:
                 node.broker.scrub()
@@ -502,7 +502,7 @@ class Cluster:
         if self.world.steps % 10:
             return False
         for node in self.brokers.values():
-            node.start()  # Whoever exits while healing is started again.
+            node.start()  # A process that exits while healing is started again.
         if self.recovery.is_due:
             return False
         if self.coordinator() is None:

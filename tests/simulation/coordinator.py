@@ -1,6 +1,6 @@
 """A coordinator: the shipped controller, session and views on a loop in virtual time.
 
-Beside it an administrator's acts: moves, drains, elections, each written once. Every write compares the key's version
+With it an administrator's acts: moves, drains, elections, each written once. Every write compares the key's version
 and the sessions that it names (C1).
 """
 
@@ -160,13 +160,13 @@ class Coordinator:
 
     async def _serve(self, view: ClusterView) -> str:
         """Answer what clients ask: metadata and producer ids. Administrators' acts are below."""
-        nobody: Any = None
+        unused: Any = None
         servicer = ClusterServicer(
             self._metastore,
             view,
-            topics=nobody,
-            partitions=nobody,
-            brokers=nobody,
+            topics=unused,
+            partitions=unused,
+            brokers=unused,
             settings=CoordinatorSettings(coordinator_id=self.node.name),
             metrics=METRICS,
             etcd_version="",
@@ -246,7 +246,7 @@ class Coordinator:
         self._spawn(self.administrate(key, state, after, entry.mod_revision, f"leader to {leader}"))
 
     def elect_uncleanly(self, key: LogId) -> None:
-        """Let whoever is there lead, where nobody can cleanly (H21)."""
+        """Elect any replica that is alive, where a clean election is impossible (H21)."""
         entry = self._entry(key)
         if entry is None or electable(entry.state, live := self.sessions()):
             return

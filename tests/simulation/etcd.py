@@ -98,7 +98,7 @@ class Store(MemoryMetastore):
         return self._compact_revision
 
     def now(self, key: str) -> KeyValue | None:
-        """One key as it stands."""
+        """One key's present value."""
         return self._keys.get(key)
 
     def at(self, key: str, revision: int) -> KeyValue | None:
@@ -169,7 +169,7 @@ class Etcd:
         self.store = Store(NodeClock(world, self.process, WallClock(0)))
         self.away_until_ms = 0
         self.lose_next_answers = 0
-        """So many transactions from now on are applied and not answered: for scenarios."""
+        """Apply the next transactions, up to this number, without an answer: for scenarios."""
         self.on_controlled_write: Callable[[int], None] = lambda epoch: None
         self.chance = world.chance("etcd")
         self._watches: list[_Watch] = []
@@ -460,7 +460,7 @@ def describe(operations: Sequence[Operation]) -> str:
 
 def describe_state(state: PartitionState) -> str:
     """Say what a partition's key holds."""
-    leader = "nobody" if state.leader is None else f"b{state.leader.broker_id}"
+    leader = "no leader" if state.leader is None else f"b{state.leader.broker_id}"
     text = f"leader {leader} epoch {state.leader_epoch}, in sync {[each.broker_id for each in state.in_sync]}"
     if state.eligible_leaders:
         text += f", eligible {[each.broker_id for each in state.eligible_leaders]}"

@@ -47,7 +47,7 @@ SELDOM_FAULTS = (
 """Drawn and done too seldom to be required: a test of its own asks for each."""
 ENOUGH_SEEDS = 100
 FULL_STEPS = 2_000
-"""So many drawn seeds of at least this length exercise everything."""
+"""This many drawn seeds of at least this length exercise everything."""
 
 REQUIRED = (
     *(CHECKED + name for name in (*INVARIANTS, *CLIENTS)),

@@ -39,7 +39,7 @@ class Faults:
             self._schedule()
 
     def stop(self) -> None:
-        """Do nothing more; what is to be undone still is."""
+        """Do nothing more; pending undos still happen."""
         self._active = False
 
     def _schedule(self) -> None:
@@ -62,7 +62,7 @@ class Faults:
         self._act(number, name, chance, PATIENCE.get(name, 0))
 
     def _act(self, number: int, name: str, chance: random.Random, patience: int) -> None:
-        """Do it, or wait for a cluster that it may meet; never once all is to be healed."""
+        """Do it, or wait for a cluster that it may meet; never after healing has begun."""
         if not self._active:
             return
         if self._acts[name](chance):
@@ -89,7 +89,7 @@ class Faults:
             self.cluster.etcd.store.end_lease(live.lease_id)
 
     def _may_lose(self, loss: Loss) -> bool:
-        """Async durability stands one loss at a time: everybody else has to be whole (docs/protocols/simulation.md)."""
+        """Async durability survives one loss at a time: all others have to be whole (docs/protocols/simulation.md)."""
         lossy = [key for key in self.cluster.partitions if not self.cluster.is_durable(key)]
         if loss is Loss.NOTHING or not lossy:
             return True

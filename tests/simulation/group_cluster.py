@@ -27,7 +27,7 @@ APPEND_MS = 60
 CHECK_VIEWS_EVERY = 1_000
 START_MS = 30_000
 HEAL_MS = 120_000
-"""Liveness is promised within so long after healing, beside the timeouts of the plan."""
+"""Liveness is promised within this time after healing, plus the timeouts of the plan."""
 MAX_HEAL_STEPS = 300_000
 """A group that does so much is busy with itself."""
 LOOK_EVERY = 10
@@ -65,7 +65,7 @@ class GroupCluster:
         self._appends = True
         self.places = [self.draw_place(index) for index in range(plan.members)]
         self.wanted = [True] * plan.members
-        """Whether somebody keeps a process running in each place."""
+        """Whether a process is kept running in each place."""
         self.lives: list[list[MemberLife]] = [[] for _ in self.places]
 
     # --- parts ---
@@ -179,7 +179,7 @@ class GroupCluster:
             self.checks.check_views()
 
     def run_until(self, condition: Callable[[], bool], within_ms: int) -> bool:
-        """Go on until `condition` holds; False where it does not within `within_ms`."""
+        """Run until `condition` holds; return False if it does not within `within_ms`."""
         until_ms = self.world.now_ms + within_ms
         while not condition():
             if self.world.now_ms >= until_ms:
@@ -242,7 +242,7 @@ class GroupCluster:
         self.checks.check_views()
 
     def unfinished(self) -> str:
-        """What is not yet as it is to be in the end; empty: nothing."""
+        """What is not yet in its final state; empty means nothing."""
         return self.unsettled() or self._uncommitted()
 
     def unsettled(self) -> str:

@@ -170,7 +170,7 @@ class GroupChecks:
                     self._fail("H69", f"{len(same)} members are {member.instance_id}")
 
     def _check_members(self, before: Group, lived: dict[bytes, None]) -> None:
-        """Whoever is no member any more was dead, left, was replaced, or had its time (I25)."""
+        """A removed member was dead, left, was replaced, or had its time (I25)."""
         after = self.now.group
         places = {member.instance_id for member in after.members.values() if member.instance_id}
         for member_id, member in before.members.items():
@@ -182,10 +182,10 @@ class GroupChecks:
             elif member.revoking_since_ms:
                 waited_ms = self.world.now_ms - self._asked_ms[member_id]
                 if waited_ms < member.rebalance_timeout_ms:
-                    self._fail("I25", f"{_short(member_id)} was put out {waited_ms} ms after it was asked to give up")
+                    self._fail("I25", f"{_short(member_id)} was removed {waited_ms} ms after it was asked to give up")
                 self.world.count("members that did not give up in time")
             else:
-                self._fail("I25", f"{_short(member_id)} was put out though its session lives")
+                self._fail("I25", f"{_short(member_id)} was removed though its session lives")
 
     def _note_times(self) -> None:
         """By the world's clock, which no coordinator has."""
@@ -201,7 +201,7 @@ class GroupChecks:
             self._empty_ms = now_ms
 
     def _check_target(self) -> None:
-        """I28: the target gives every partition that somebody subscribes to, to one who does."""
+        """I28: the target assigns every subscribed partition to a subscriber."""
         group = self.now.group
         names = {topic.name for topic in group.topics.values()}
         taking = {
@@ -218,7 +218,7 @@ class GroupChecks:
         for topic_id in targeted:
             missing = [n for n in range(group.topics[topic_id].partitions) if (topic_id, n) not in group.target]
             if missing:
-                self._fail("I28", f"nobody is to own {missing} of {group.topics[topic_id].name}")
+                self._fail("I28", f"no target owner of {missing} of {group.topics[topic_id].name}")
 
     def _check_owners(self, revision: int, was: dict[bytes, Assigned], lived: dict[bytes, None]) -> None:
         """I24, I25: one owner a partition, epochs that rise, and nothing taken from who reads it."""

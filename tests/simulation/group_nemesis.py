@@ -225,7 +225,7 @@ class GroupNemesis(SharedFaults):
         return True
 
     def _coordinator_pauses(self, chance: random.Random) -> bool:
-        """What came for it meanwhile it does when it goes on, on a view that is behind (H73)."""
+        """Resumed, it handles what arrived meanwhile, on a view that is behind (H73)."""
         node = chance.choice(self.group.coordinators)
         coordinator = node.coordinator
         if coordinator is None:

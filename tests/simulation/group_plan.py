@@ -51,7 +51,7 @@ class GroupPlan(Adversity):
     steps: int = 3_000
     members: int = 4
     static: int = 0
-    """So many of the members name their place."""
+    """The number of members that name their place."""
     topics: int = 2
     partitions: int = 4
     """Of each topic at first."""

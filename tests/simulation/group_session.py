@@ -199,7 +199,7 @@ class Shell:
         self._open.clear()
 
     def _begin(self, operation: Operation[Any], step: Any, advance: Advance) -> None:
-        """Do one step and go on with what came of it."""
+        """Do one step and continue with its result."""
         match step:
             case WaitSignal():
                 step.signal.wait(lambda: advance(None), step.seconds)
@@ -218,7 +218,7 @@ class Shell:
             case WaitUntil():
                 step.changes.wait_for(step.condition, step.seconds, advance)
             case _:
-                raise AssertionError(f"a step that nobody knows: {step!r}")
+                raise AssertionError(f"an unknown step: {step!r}")
 
     def _long_poll(self, operation: Operation[Any], step: LongPollCall, advance: Advance) -> None:
         """Make a call that a signal ends."""

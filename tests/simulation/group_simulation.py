@@ -1,4 +1,4 @@
-"""One run of the simulation of consumer groups: start, faults for so many events, healing, judgement."""
+"""One run of the simulation of consumer groups: start, faults for a number of events, healing, judgement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulation.simulation import TWICE_EVERY, Result, check_same, play, w
 from tests.simulation.world import SimulationError
 
 FAILED = ("group_transaction_failed", "group_key_unreadable")
-"""What a coordinator logs when it has met what nobody foresaw."""
+"""What a coordinator logs on an unforeseen error."""
 
 
 def run(plan: GroupPlan, *, keep_trace: bool = False) -> Result:

@@ -93,7 +93,7 @@ def check(
     """Compare what was sent and acknowledged with what was read.
 
     `committed`: all that ever was, with what has been removed since, so that each record is judged wherever a log
-    begins now. `removable`: below which offset somebody let records of a partition be removed; None: retention by time
+    begins now. `removable`: the offset below which records of a partition may be removed; `None`: retention by time
     removes them, too. `lost`: (partition, from, to) ranges that an administrator gave up; what stood there is not asked
     for. `resent`: such ranges of what was stored again after all that its producer had stored was removed, so that a
     leader did not know the producer. `compared` is told how often each anomaly could have shown itself.
@@ -146,7 +146,7 @@ class _Partition:
         sent = {value: send for send in self.sends for value in send.values}
         places = self._places(log, sent)
         self._check_sends(log, places, start)
-        self._check_values(sent, ((value, f"stands at {offset}") for value, offset in places.items()))
+        self._check_values(sent, ((value, f"is stored at {offset}") for value, offset in places.items()))
         read = {value: f"was read at {offset}" for poll in self.polls for offset, value in poll.records}
         self._check_values(sent, ((value, how) for value, how in read.items() if value not in places))
         self._check_order(places)
@@ -191,7 +191,7 @@ class _Partition:
                 self.again[value] = offset  # Its first place shows in which order it was sent.
                 continue
             if value in places and is_numbered:
-                self._add("duplicate", f"{value} stands at {places[value]} and {offset}")
+                self._add("duplicate", f"{value} is stored at {places[value]} and {offset}")
             places[value] = offset
         return places
 
@@ -222,7 +222,7 @@ class _Partition:
                 if send.offset >= 0 and offset not in at and not self._was_given_up(offset):
                     self._add("ack-offset-mismatch", f"{value} was acknowledged at {offset}, is at {places[value]}")
             elif send.offset < 0 and start > 0:
-                pass  # It may stand below the log start.
+                pass  # It may be below the log start.
             elif send.offset < 0 or (offset >= start and not self._was_given_up(offset)):
                 end = max(log, default=-1)
                 kind = "lost-postfix" if offset > end else "lost-write"

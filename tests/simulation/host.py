@@ -58,7 +58,7 @@ class StampClock:
     def true_ms(self, stamp_ms: int) -> int:
         """Return when a stamp was read, by the world's clock; now, if it is of another clock.
 
-        One whose clock was wrong from its start, and that hears of no other, goes on from the last time that was seen.
+        One whose clock was wrong from its start, without another to read, continues from the last time that was seen.
         """
         broker, watch = self._broker, self._watch
         true_ms = self._true_ms.get(stamp_ms, broker.cluster.world.now_ms)

@@ -1,8 +1,8 @@
 """The invariants of docs/protocols/rules.md (I1 to I20), as the simulator sees all replicas, all disks and all of etcd.
 
-Beside each real log stands a shadow: its batches as (offsets, epoch, crc) with a running digest, so that "has this
+Each real log has a reference model: its batches as (offsets, epoch, crc) with a running digest, so that "has this
 prefix" is one look-up. After each event the replicas that it touched are checked, every hundredth everything is, disks
-read anew. Nothing here asks the core what is right; its own `validate_state` is called beside.
+read anew. Nothing here asks the core what is right; its own `validate_state` is called as well.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Checks:
         self.partitions[key].is_deleted = True
 
     def etcd_went_back(self) -> None:
-        """etcd is one of the past: what its keys say of members holds for nobody, until a generation begins."""
+        """etcd is one of the past: its keys about members are void until a generation begins."""
         self._is_etcd_past = True
         self._cluster.told.forget_tables()
 
@@ -154,7 +154,7 @@ class Checks:
             before = partition.committed.entries[-1].digest
             digest = zlib.crc32(b"%d %d %d" % (base, epoch, header.crc), before)
         else:
-            raise SimulationError("I7", f"{_name(host)} starts at {base} with a batch that nobody has")
+            raise SimulationError("I7", f"{_name(host)} starts at {base} with a batch that no other log has")
         self._checked("I7", known is not None)
         if known is None:
             partition.digests[(base, epoch)] = header.crc, digest
@@ -253,7 +253,7 @@ class Checks:
         """After an unclean election committed is what the leader has (H21)."""
         self._checked("H21")
         if not partition.unclean:
-            raise SimulationError("H21", f"{partition.name}: {leader} is elected uncleanly and nobody asked for it")
+            raise SimulationError("H21", f"{partition.name}: {leader} is elected uncleanly without a request")
         shadow, committed = partition.replicas[leader.broker_id], partition.committed
         while committed.entries and shadow.find(committed.entries[-1].base) != committed.entries[-1]:
             gone = committed.entries[-1]
@@ -543,7 +543,7 @@ class Checks:
         if not shadow.corrupt:
             self._check_prefix("I2", partition, shadow, f"{_name(host)} leads")
         if len(seen.in_sync) >= seen.min_insync_replicas:
-            # A later session of a member that kept all its data stands for it, before the leader hears of it.
+            # A later session of a member that kept all its data counts as it, before the leader is notified.
             self._checked("I4")
             maximal = [entry.broker_id for entry in (*seen.in_sync, *replica.proposals.members())]
             for entry in (*state.in_sync, *state.eligible_leaders):
@@ -591,7 +591,7 @@ class Checks:
             if not starts or starts[-1][0] != entry.epoch:
                 starts.append((entry.epoch, entry.base))
         held = [(int(epoch), int(start)) for epoch, start in log.epochs()]
-        # Epochs that nothing was appended in stand in the history too; the log start may lie inside the first batch.
+        # Epochs without an append are in the history too; the log start may lie inside the first batch.
         if not set(starts[1:]) <= set(held) or held != sorted(set(held)):
             raise SimulationError("I6", f"{_name(host)}: epochs {held}, a scan from {first} gives {starts}")
 

@@ -13,14 +13,14 @@ from tests.simulation.exercise import CHECKED
 from tests.simulation.world import WallClock
 
 LOSSES = (Loss.ALL, Loss.PREFIX, Loss.BLOCKS)
-"""What of the writes that nobody had fsynced a machine without power may lose."""
+"""Which writes without an fsync a machine may lose with its power."""
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
 
 class Disk(MemoryFileSystem):
-    """The disk of a machine; when the power goes, nothing that runs there goes on, whoever catches what."""
+    """The disk of a machine; when the power fails, nothing on it runs further, and no handler catches that."""
 
     def __init__(self, node: BrokerNode) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class BrokerNode:
     def kill(self, loss: Loss, *, in_a_call: bool = False) -> None:
         """End the process: `Loss.NOTHING` is kill -9, the others are the machine without power.
 
-        `in_a_call`: in the middle of an event, so that nobody knows how far it came.
+        `in_a_call`: in the middle of an event, so that its progress is unknown.
         """
         broker, self.broker = self.broker, None
         if broker is None:

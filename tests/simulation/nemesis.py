@@ -91,14 +91,14 @@ class Nemesis(SharedFaults, DiskFaults, AdminFaults):
             return False
         everybody = [each.running for each in self.cluster.brokers.values()]
         if self.cluster.plan.is_orderly and any(each is None or each.stopping for each in everybody):
-            return False  # One that stops while another does may find nobody to hand over to, until its time is over.
+            return False  # One that stops while another does may find no successor until its time is over.
         node.wanted = False
         broker.stop()
         self._later(2_000 + duration(chance), node.start)
         return True
 
     def _renew_session(self, chance: random.Random) -> bool:
-        """A broker that leads nothing loses its registration and makes another one: its leaders' epochs go on.
+        """A broker that leads nothing loses its registration and makes another one: its leaders' epochs continue.
 
         So does, for a while, each one in the moment in which it begins to cut its log.
         """

@@ -47,7 +47,7 @@ class Network:
         self._blocked[(source, target)] = 1
 
     def unblock(self, source: str, target: str) -> None:
-        """Open one link; what streams held goes on its way."""
+        """Open one link; messages that streams held are delivered."""
         if self._blocked.pop((source, target), None) is None:
             return
         for stream in self._streams:

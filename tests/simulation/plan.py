@@ -200,11 +200,11 @@ class Plan(Adversity):
 
 
 ORDERLY_SHARE = 0.1
-"""So many seeds do only what is done in order."""
+"""This share of seeds has only clean operations."""
 GIVES_UP_SHARE = 0.25
-"""In so many seeds producers give up at a definite error."""
+"""In this share of seeds producers give up at a definite error."""
 FORGETS_SHARE = 0.15
-"""In so many seeds producers come and go, and are forgotten."""
+"""In this share of seeds producers come and go, and expire."""
 _RARE = ("unclean election", "durability changes")
 """After it much may be lost that otherwise must not."""
 _TAKES_DISKS = ("volume put back", "etcd put back")

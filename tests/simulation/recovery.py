@@ -35,11 +35,11 @@ class Recovery:
         self._cluster = cluster
         self.backup: Backup | None = None
         self.is_due = False
-        """etcd is one of the past, and nobody has begun a new generation."""
+        """etcd is one of the past, and no new generation has begun."""
         self.stops_all = False
         """Nothing is started until the new generation has begun."""
         self._held_back: set[int] = set()
-        """Brokers that did not run when etcd was put back: nobody starts them before."""
+        """Brokers that did not run when etcd was put back: they are not started before."""
 
     def may_start(self, broker_id: int) -> bool:
         """Whether a broker may be started, by a supervisor or by an operator."""
@@ -50,7 +50,7 @@ class Recovery:
         self.backup = self._cluster.etcd.store.back_up()
 
     def put_etcd_back(self, *, bumped: bool) -> None:
-        """Put etcd back to the snapshot; `bumped`: its revision goes on far above all that anybody has seen."""
+        """Put etcd back to the snapshot; `bumped`: its revision continues far above all that were seen."""
         cluster, backup = self._cluster, self.backup
         assert backup is not None
         cluster.world.note("op", f"puts etcd back to revision {backup.revision}{', bumped' if bumped else ''}")
@@ -107,7 +107,7 @@ class Recovery:
         self._settle_topics()
 
     def _settle_topics(self) -> None:
-        """Go on with the topic as it is now, whatever it is called; topics of the past that are there again go."""
+        """Continue with the topic under its present name; topics of the past that reappeared are dropped."""
         cluster, store = self._cluster, self._cluster.etcd.store
         wanted, configs = cluster.topic.topic_id, dict(cluster.topic.configs)
         cluster.topic = metadata_pb2.Topic()

@@ -70,7 +70,7 @@ class Scenario:
         partitions: int = 1,
         seed: int = 1,
     ) -> None:
-        """`partitions`: others beside the one that is told of, so that brokers keep their streams to one another."""
+        """`partitions`: further ones, so that brokers keep their streams to one another."""
         plan = Plan(
             seed,
             brokers=brokers,
@@ -109,7 +109,7 @@ class Scenario:
     def leader(self) -> int:
         """The broker that leads, by the key and by itself."""
         host = self.cluster.leader_host(self.key)
-        assert host is not None, "somebody leads"
+        assert host is not None, "a broker leads"
         return host.broker.broker_id
 
     def leads(self, broker_id: int) -> bool:
@@ -134,20 +134,20 @@ class Scenario:
     # --- waiting ---
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Go on until `condition` holds."""
+        """Run until `condition` holds."""
         if not self.cluster.run_until(condition, PATIENCE_MS):
             raise SimulationError("story", f"never happened: {what}")
 
     def until_leads(self, broker_id: int) -> None:
-        """Go on until the broker leads."""
+        """Run until the broker leads."""
         self.until(lambda: self.leads(broker_id), f"b{broker_id} leads")
 
     def until_in_sync(self, *broker_ids: int) -> None:
-        """Go on until just these are in sync."""
+        """Run until just these are in sync."""
         self.until(lambda: self.in_sync == sorted(broker_ids), f"in sync are {broker_ids}")
 
     def until_known(self, broker_id: int) -> None:
-        """Go on until a broker has seen the partition's key as it stands."""
+        """Run until a broker has seen the partition's present key."""
 
         def has_seen() -> bool:
             return self.host(broker_id).replica.state == self.state
@@ -155,11 +155,11 @@ class Scenario:
         self.until(has_seen, f"b{broker_id} has seen the key")
 
     def until_end(self, broker_id: int, offset: int) -> None:
-        """Go on until a replica's log ends at `offset`."""
+        """Run until a replica's log ends at `offset`."""
         self.until(lambda: self.end(broker_id) == offset, f"b{broker_id} ends at {offset}")
 
     def until_flushed(self, broker_id: int) -> None:
-        """Go on until all that a broker has is fsynced there."""
+        """Run until all that a broker has is fsynced there."""
         log = self.host(broker_id).log
         self.until(lambda: log.flushed_offset == log.log_end_offset, f"b{broker_id} has fsynced")
 
@@ -238,7 +238,7 @@ class Scenario:
         self.cluster.network.block(f"b{source}", f"b{target}")
 
     def unblock(self, source: int, target: int) -> None:
-        """Let it go on its way."""
+        """Deliver it."""
         self.cluster.network.unblock(f"b{source}", f"b{target}")
 
     def separate(self, broker_id: int, *others: int) -> None:
@@ -336,17 +336,17 @@ class Scenario:
         self.cluster.etcd.store.prolong_leases(by_ms)
 
     def lose_next_answer(self) -> None:
-        """The next transaction happens, and nobody is told."""
+        """The next transaction is applied without an answer."""
         self.cluster.etcd.lose_next_answers += 1
 
     def delay_next_write(self) -> None:
-        """The next transaction is applied long after whoever sent it has given up."""
+        """The next transaction is applied long after its sender has given up."""
         count = self.cluster.world.counts
         before = count.get("writes applied late", 0)
-        self.delay_writes(lambda: count.get("writes applied late", 0) > before, "somebody writes")
+        self.delay_writes(lambda: count.get("writes applied late", 0) > before, "a transaction is sent")
 
     def delay_writes(self, condition: Callable[[], bool], what: str) -> None:
-        """All transactions until `condition` holds are applied long after whoever sent them has given up."""
+        """All transactions until `condition` holds are applied long after their senders have given up."""
         self.cluster.etcd.rates.late_apply_rate = 1.0
         self.until(condition, what)
         self.cluster.etcd.rates.late_apply_rate = 0.0
@@ -389,7 +389,7 @@ class Scenario:
         coordinator.move(self.key, broker_ids)
 
     def elect_uncleanly(self) -> None:
-        """An administrator lets any replica lead, where nobody complete lives."""
+        """An administrator elects any replica, where no complete one is alive."""
         coordinator = self.cluster.coordinator()
         assert coordinator is not None
         coordinator.elect_uncleanly(self.key)

@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 
 def entry_of(header: BatchHeader, base: int, epoch: int, digest: int = 0) -> Entry:
-    """A batch that stands at `base`."""
+    """A batch at `base`."""
     return Entry(
         base,
         base + header.record_count,
@@ -54,7 +54,7 @@ class Shadow:
     bases: list[int] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     flushed: int = 0
-    """Everything below was fsynced, as somebody was told."""
+    """Everything below was reported as fsynced."""
     certain: bool = True
     """The disk holds exactly this; False after a loss, until the log is opened again."""
     corrupt: bool = False

@@ -1,4 +1,4 @@
-"""One run from a plan: start, faults for so many events, healing, judgement; and runs made smaller."""
+"""One run from a plan: start, faults for a number of events, healing, judgement; and runs made smaller."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_lying_etcd_breaks_nothing():
 
 
 def test_a_quiet_group_hands_nothing_out_twice():
-    """Without faults every record is given once, whoever joins and leaves in order."""
+    """Without faults every record is delivered once, while members join and leave cleanly."""
     plan = GroupPlan(1, members=5, faults=("leave", "grow topic", "create topic"), fault_period_ms=500)
     result = check(plan)
     assert result.counts["fault: leave"] > 2
@@ -135,7 +135,7 @@ def test_a_dead_process_s_loop_does_nothing_more():
 
 
 def test_a_lease_that_has_run_out_is_gone_before_its_renewal_says_so():
-    """As etcd does it: otherwise a member would be told that it is none while its key still stands (seed 1119)."""
+    """As etcd does it: otherwise a member would be refused while its key still exists (seed 1119)."""
     world = World(0)
     store = Store(NodeClock(world, world.start_process("etcd"), WallClock(0)))
 

@@ -125,7 +125,7 @@ def test_what_was_not_to_be_removed_is_lost():
 
 
 def test_what_a_forgotten_producer_sent_again_is_no_duplicate_and_nothing_else():
-    """Its first place orders it; another record that stands there twice is named."""
+    """Its first place orders it; another record that is stored there twice is reported."""
     again = [send("a", offset=3, at=1), send("b", offset=1, at=2)]
     whole = final("a", "b", "c", "a", replica="committed")
     replicas = [final("c", "a", start=2)]
@@ -135,7 +135,7 @@ def test_what_a_forgotten_producer_sent_again_is_no_duplicate_and_nothing_else()
 
 
 def test_what_only_readers_saw_is_judged():
-    """A refused record, or one that nobody sent, is an anomaly where a reader got it and the log has it no more."""
+    """A refused record, or one that was never sent, is an anomaly if a reader got it and the log lacks it."""
     sends = [*LATER, send("x", offset=-1, outcome=FAIL, at=5)]
     lost = [(0, 1, 3)]
     assert "aborted-read" in names(sends, [poll(0, "a", "x")], [final(*COMMITTED)], lost=lost)
@@ -152,7 +152,7 @@ def test_what_an_administrator_gave_up_is_not_lost():
 
 
 def test_an_acknowledgement_that_promises_nothing_may_be_lost():
-    """With acks 0 or 1 a record may go; what stays still stands where it was said to be, once, in order."""
+    """With acks 0 or 1 a record may go; what stays is at its acknowledged offset, once, in order."""
     assert names([send("a", offset=0, promised=False)], [], [final()]) == []
 
 

@@ -106,7 +106,7 @@ def test_unclean_elections_give_up_only_what_was_asked_for():
         checked += check(plan).counts.get("checked: H21", 0)
         if checked > 1:
             return
-    raise AssertionError("nobody was elected uncleanly")
+    raise AssertionError("no leader was elected uncleanly")
 
 
 def test_moves_in_order_lose_nothing_that_one_replica_acknowledged():
@@ -169,7 +169,7 @@ def test_a_broken_promise_is_found_and_made_smaller(monkeypatch):
 
 
 def test_a_paused_process_gets_what_waited_in_order_and_first():
-    """What came for a stopped process is delivered in order, before anything newer, once it goes on."""
+    """What came for a stopped process is delivered in order, before anything newer, once it resumes."""
     world, got = World(0), []
     process, other = world.start_process("a"), world.start_process("b")
     world.pause(process)

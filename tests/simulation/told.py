@@ -1,6 +1,6 @@
 """What clients are told over the wire, and what that promises them afterwards.
 
-A promise holds from the moment in which somebody is told: a question that is asked later, of a leader of the same epoch
+A promise holds from the moment in which a client has the answer: a later request, to a leader of the same epoch
 or a later one, is answered no lower. A deposed leader may answer lower (H28), and a leader that has just started may
 name a lower high watermark in a Fetch, with an empty answer (H10); ListOffsets refuses until it knows. What an unclean
 election gave up is not promised any more (H21).

@@ -1,8 +1,8 @@
 """gRPC for brokers on virtual loops: servers with the shipped services, unary calls, streams with back-pressure.
 
-What a service registers is called as gRPC calls it, with its own serializers, so that nobody shares an object. Streams
+What a service registers is called as gRPC calls it, with its own serializers, so no object is shared. Streams
 lie on `network.Stream`s: in order, held by blocked links, broken with notice to one side or both. A side that does not
-read lets the other one wait: only so many messages are under way or unread.
+read lets the other one wait: the number of messages under way or unread is bounded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import Process, World
 
 WINDOW_MESSAGES = (1, 2, 4)
-"""So many messages of a stream are under way at most: drawn for each."""
+"""The maximum of messages under way in a stream: drawn for each."""
 Reply = Callable[["bytes | grpc.aio.AioRpcError"], object]
 
 
@@ -60,7 +60,7 @@ class _Context:
         return {}
 
     def peer(self) -> str:
-        """Somebody."""
+        """The same for all."""
         return "simulated"
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
@@ -69,7 +69,7 @@ class _Context:
 
 
 class Server:
-    """Stands for `RpcServer`: the services of one process at one address."""
+    """Replaces `RpcServer`: the services of one process at one address."""
 
     def __init__(self, transport: Transport, loop: VirtualLoop, process: Process) -> None:
         self._transport = transport
@@ -90,7 +90,7 @@ class Server:
         )
 
     def refuse_internal(self, _service_name: str, _call_errors: object) -> None:
-        """Nobody in the simulation takes one listener for the other."""
+        """The simulation has no confusion of listeners."""
 
     async def start(self, listen: str, _credentials: object = None) -> str:
         """Take calls at an address."""
@@ -321,10 +321,10 @@ class Transport:
         self.servers: dict[str, Server] = {}
         """By address; gRPC refuses a connection to any other."""
         self.under_way: dict[Any, None] = {}
-        """The unary calls of clients that nobody has answered yet."""
+        """The unary calls of clients without an answer yet."""
 
     def open(self, loop: VirtualLoop, process: Process, address: str, method: str) -> _Side | None:
-        """Open a stream to an address; None: nobody listens there."""
+        """Open a stream to an address; return `None` if it has no listener."""
         server = self.servers.get(address)
         if server is None or not server.process.alive:
             return None
@@ -349,7 +349,7 @@ class Transport:
 
 
 def unavailable(details: str) -> grpc.aio.AioRpcError:
-    """How gRPC says that nobody is there."""
+    """gRPC's error for an address without a listener."""
     return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
 
 

@@ -3,7 +3,7 @@
 One loop a process. What is ready runs in one event of the world, in the order in which it became ready; timers are
 events of their own. asyncio's tasks, events, futures and timeouts are the real ones and draw nothing from chance, so
 that a seed gives one order here as well (PROTOCOL T2). A thread's call happens as a whole, at a moment that the seed
-draws between its begin and its end; the loop goes on meanwhile.
+draws between its begin and its end; the loop runs meanwhile.
 """
 
 from __future__ import annotations
@@ -132,14 +132,14 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
         return future
 
     def fail(self, what: str, error: BaseException | None) -> None:
-        """Note what nobody foresaw."""
+        """Note an unforeseen error."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         self.failed_by = self.failed_by or type(error).__name__
         self.failures.append(f"{what}: {error!r}")
 
     def check(self) -> None:
-        """Raise where something failed that nobody foresaw."""
+        """Raise the unforeseen error, if there was one."""
         if self.failures:
             raise SimulationError(self.failed_by, f"{self.process.name}: {self.failures[0]}")
 
@@ -247,7 +247,7 @@ class _Job:
 
 
 class VirtualExecutor:
-    """The threads of one process: at most so many calls at once, each as long as `delay_ms` draws."""
+    """The threads of one process: a bounded number of calls at once, each as long as `delay_ms` draws."""
 
     def __init__(
         self,

@@ -111,7 +111,7 @@ class World:
         process.paused_ms -= self.now_ms
 
     def resume(self, process: Process) -> None:
-        """Let it go on; what waited happens now, in order."""
+        """Resume it; what waited happens now, in order."""
         process.paused = False
         process.paused_ms += self.now_ms
         for event in process.backlog:
