@@ -12,7 +12,7 @@ from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 
 class Witness:
-    """An honest client with a topic of its own, beside strangers."""
+    """An honest client with a topic of its own, among attackers."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster

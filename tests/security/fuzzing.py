@@ -1,4 +1,4 @@
-"""Requests that nobody would send, for every method of every listener: drawn by a seed from the descriptors.
+"""Requests that no client sends, for every method of every listener: drawn by a seed from the descriptors.
 
 A request is made of random fields with values that are likely to be wrong, or of one of the floods, or is such a
 message with bytes changed, cut off or put in between, or is no message at all. Names come from a few, so that calls

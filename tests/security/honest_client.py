@@ -1,8 +1,8 @@
 """`python -m tests.security.honest_client [REGEX]`: what an honest client feels of each attack, on a real cluster.
 
 A producer sends a record at a time, `RATE` a second, and waits for its acknowledgement; a consumer reads them. For each
-attack there are `ROUNDS` rounds of some seconds each: alone; beside the attack, from a process of its own that does
-nothing else and has another address than the client; and beside a process that only burns as much processor time as the
+attack there are `ROUNDS` rounds of some seconds each: alone; during the attack, from a process of its own that does
+nothing else and has another address than the client; and with a process that only burns as much processor time as the
 attacker did, because on a machine with few cores that alone makes a client wait. A row has the medians of the rounds'
 p99 from send to acknowledgement and from send to the consumer's hands. `ratio` is attacked to burning: what the attack
 costs in the server. Nothing is judged.
@@ -63,7 +63,7 @@ def _over_grpc(path: str, make: Callable[[], bytes], addresses: Addresses, *, li
 
 
 def flood(path: str, make: Callable[[], bytes], *, listener: str = "client", at_once: int = 4) -> Callable[..., Burst]:
-    """Calls of one method again and again, so many at once."""
+    """Repeat calls of one method, this many at once."""
     return functools.partial(_over_grpc, path, make, listener=listener, at_once=at_once)
 
 
@@ -115,7 +115,7 @@ def transfer(addresses: Addresses) -> Burst:
 
 
 def _producer_ids() -> bytes:
-    """A batch of a producer that nobody has seen."""
+    """A batch of a new producer."""
     identity = {"producer_id": next(NEW_IDS), "producer_epoch": 0, "base_sequence": 0}
     batch = encode_batch([b"x"], base_timestamp_ms=int(time.time() * 1000), **identity)
     partition = broker_pb2.PartitionProduce(partition=0, batches=[batch])
@@ -213,7 +213,7 @@ class Honest:
         return p99(sent), p99(self._read)
 
     def work_beside(self, target: Callable[..., None], *arguments: object) -> tuple[float, float, float]:
-        """`work` beside a process of that target; the share of a core that it took, too."""
+        """Run `work` during a process of that target; return the share of a core that it took, too."""
         started = SPAWN.Event()
         process = SPAWN.Process(target=target, args=(*arguments, started), daemon=True)
         process.start()

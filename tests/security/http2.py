@@ -60,7 +60,7 @@ class Stranger:
     """A connection to a gRPC server at an IPv4 address of the machine; a context manager."""
 
     def __init__(self, address: str, source: str = "") -> None:
-        """`source`: where it comes from; empty: from an address that nobody had."""
+        """`source`: the local address; an empty one means an unused address."""
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), 60, (source or next(ADDRESSES), 0))
         self._socket.sendall(PREFACE + frame(SETTINGS, 0, 0))

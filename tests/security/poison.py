@@ -23,7 +23,7 @@ def sealed(
     times: tuple[int, int] = (NOW_MS, NOW_MS),
     producer: tuple[int, int, int] = (-1, -1, -1),
 ) -> bytes:
-    """Put a header with right checksums before what is to be stored, whatever that is."""
+    """Put a header with correct checksums before any payload."""
     padding = -len(stored) % 8
     flags |= padding << PADDING_SHIFT
     size = HEADER_BYTES + len(stored) + padding
@@ -57,7 +57,7 @@ def with_headers(list_offsets: bytes, names: list[bytes], *, records: int, codec
 
 
 def header_bomb(headers: int) -> bytes:
-    """One record with so many empty headers, compressed."""
+    """One record with this number of empty headers, compressed."""
     payload = aligned(int32s(0, 0), b"", int32s(0, headers), *[bytes(4 * headers + 4), b""] * 2)
     return sealed(
         zlib_member(payload), records=1, codec=Codec.GZIP, flags=BatchFlags.HEADERS, payload_bytes=len(payload)

@@ -1,4 +1,4 @@
-"""What a stranger does at a listener before any handler runs, beside an honest client."""
+"""What a stranger does at a listener before any handler runs, next to an honest client."""
 
 import asyncio
 import contextlib
@@ -63,7 +63,7 @@ async def serving(limits):
 
 @pytest.fixture
 def served(request):
-    """A broker behind a server with places for so many calls of clients, and a channel to it."""
+    """A broker behind a server with places for this number of clients' calls, and a channel to it."""
     places = getattr(request, "param", 0)
     return serving(RpcLimits(places=PlaceLimits(clients=(places, places))) if places else None)
 
@@ -227,14 +227,14 @@ async def test_messages_that_grpc_compressed_are_refused(served):
 
 
 async def test_a_server_refuses_a_method_without_a_row(monkeypatch):
-    """Nobody adds a call without saying what it may carry."""
+    """A new call needs a declared size of request."""
     monkeypatch.delitem(METHODS, SERVICE + "ListOffsets")
     with pytest.raises(UnlistedMethodError, match="BrokerService/ListOffsets has no row"):
         RpcServer().add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, Broker(), "headrace.v1.BrokerService")
 
 
 async def test_half_open_calls_leave_an_honest_client_its_answers(served):
-    """F3: every honest call is answered beside strangers that come with all the streams of a connection."""
+    """F3: every honest call is answered while attackers use all the streams of a connection."""
     broker, channel = served
     own = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(broker.address, options=own) as other:

@@ -1,4 +1,4 @@
-"""What a stranger does to a real broker and coordinator, beside an honest client whose every call is answered.
+"""What a stranger does to a real broker and coordinator, while every call of an honest client is answered.
 
 Bounds are processor time and memory of the servers, generous, and nothing is timed.
 """
@@ -56,7 +56,7 @@ BAD_NAMES = ("", ".", "..", "../../etc/passwd", "a\0b", "\u202eevil", "\x1b[2J",
 
 @contextmanager
 def bounded(witness: Witness, *, cpu_seconds: float, mib: int = 0) -> Iterator[None]:
-    """Within: an attack; an honest client works before, beside and after it, and the servers are the same."""
+    """Within: an attack; an honest client works before, during and after it, and the servers are the same."""
     witness.work(5)
     processes = witness.processes()
     cpu = [sum(process.cpu_times()[:2]) for process in processes]
@@ -151,7 +151,7 @@ def test_half_open_calls(witness: Witness, listener: str) -> None:
     "frames", [calls(250, FETCH), calls(2_000, FETCH, then="reset")], ids=["half-open", "rapid resets"]
 )
 def test_who_wastes_calls_opens_no_more_connections(witness: Witness, frames: bytes) -> None:
-    """F3: it is diverted at the listener while an honest client of another address goes on."""
+    """F3: it is diverted at the listener while an honest client of another address is served."""
     address, waster = witness.address("client"), next(ADDRESSES)
     with bounded(witness, cpu_seconds=20.0, mib=64), ExitStack() as stack:
         strangers = [stack.enter_context(Stranger(address, waster)) for _ in range(20)]

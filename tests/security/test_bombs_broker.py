@@ -1,4 +1,4 @@
-"""A broker process under bombs: its memory stays within bounds, and others go on producing."""
+"""A broker process under bombs: its memory stays within bounds, and others keep producing."""
 
 from __future__ import annotations
 

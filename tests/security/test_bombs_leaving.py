@@ -71,7 +71,7 @@ def test_headers_count_as_records_do() -> None:
 
 
 def test_small_records_are_made_as_far_as_they_fit() -> None:
-    """A million empty records are counted before an object is made of one; the next call goes on behind them."""
+    """A million empty records are counted before an object is made of one; the next call continues behind them."""
     batch = encode_batch([b""] * 1_000_000, base_timestamp_ms=NOW_MS)
     (records, next_offset), peak = peak_of(lambda: decode_records(batch, 10, max_bytes=MIB))
     assert [record.offset for record in (records[0], records[-1])] == [10, next_offset - 1]

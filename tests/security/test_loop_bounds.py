@@ -23,7 +23,7 @@ from tests.security.test_attacks import listener_of
 
 LIMIT_SECONDS = 0.100
 ROUNDS = 3
-"""The least of so many is judged: what a process does by itself now and then is not the call's."""
+"""The least of this number of calls is judged: what a process does by itself now and then is not the call's."""
 PROBE = Path(__file__).parent / "probe"
 STREAMS = ("/ReplicaFetch", "/ServerReflectionInfo")
 
@@ -98,7 +98,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probed]:
 
 
 def test_every_method_has_its_largest_request() -> None:
-    """Whoever adds a method says what its dearest calls are."""
+    """A new method needs a declaration of its most expensive calls."""
     assert set(LARGEST) == set(METHODS) - {TRANSFER_FETCH}
 
 

@@ -1,7 +1,7 @@
 """Measures, in a server that a test starts with this directory in PYTHONPATH, what keeps its event loops from turning.
 
 Every callback that costs more than `LEAST_SECONDS` of its thread's processor time leaves a line, seconds and name, in
-the file of the process in `LOOP_PROBE_DIRECTORY`. Beside other load processor time says more than time by the clock.
+the file of the process in `LOOP_PROBE_DIRECTORY`. Under other load processor time is more exact than time by the clock.
 """
 
 from __future__ import annotations
