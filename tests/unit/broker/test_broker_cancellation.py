@@ -1,4 +1,4 @@
-"""What a caller that goes away leaves behind: no thread beside the next one's, and no place in a line."""
+"""What a caller that goes away leaves behind: no second thread next to its successor's, and no place in a queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Work:
 
 
 async def test_a_cancelled_call_of_the_directory_ends_before_the_next_begins() -> None:
-    """H40: a stop that waits no longer for a note of the version closes the directory behind it, and not beside it."""
+    """H40: a stop that no longer waits for a version's note closes the directory after it, not during it."""
     with ThreadPoolExecutor(2) as executor:
         calls, work = DirectoryCalls(executor), Work()
         gate = Gate(work, "do")

@@ -35,7 +35,7 @@ def remainder(leader: int, in_sync: Collection[int], *, minimum: int = 2, **view
 
 
 def test_a_leadership_goes_where_it_can() -> None:
-    """It waits until somebody else leads, where there is somebody else who is in sync and stays."""
+    """It waits until another broker leads, if another one is in sync and stays."""
     assert remainder(1, (1, 2, 3), live=(1, 2, 3)).led == ("clicks-0",)
     assert not remainder(2, (1, 2, 3), live=(1, 2, 3))
     assert not remainder(1, (1, 2, 3), live=(1, 2, 3), draining=(2, 3))

@@ -1,4 +1,4 @@
-"""A corrupt follower is replaced by an empty log in the same session: nobody takes it for the full one (I3, H17, H33).
+"""A corrupt follower is replaced by an empty log in the same session: it never counts as the full one (I3, H17, H33).
 
 Broker 2 runs the shipped parts: replica manager, partition, ISR updater, data directory. Broker 1, which leads, is the
 shipped core with the shipped writer; elections are the controller's rule. The moments are scripted.
@@ -62,7 +62,7 @@ CORRUPTION = CorruptLogError("rotten", file="00000000000000000000.log", offset=3
 
 
 class Followers(Replication):
-    """Broker 2's part in replication, whose stream reaches nobody."""
+    """Broker 2's part in replication, whose stream reaches no leader."""
 
     def follow(self, partition: Partition, leader: Replica) -> None:
         pass
@@ -168,7 +168,7 @@ class Cluster:
         assert self.replica.replica.log_end_offset == 0
 
     async def check_members(self) -> None:
-        """I3: whoever the key names has all that is committed."""
+        """I3: each replica that the key names has all that is committed."""
         state, _ = await self.state()
         named = {member.broker_id for member in (*state.in_sync, *state.eligible_leaders)}
         assert REPLACED not in named or self.replica.replica.log_end_offset >= RECORDS, state
@@ -328,7 +328,7 @@ async def test_a_corrupt_log_kept_until_its_leaving_is_written(cluster: Cluster)
 
 
 async def test_a_member_whose_log_is_gone_leaves_before_it_registers(tmp_path: Path) -> None:
-    """Somebody removed the partition's directory: the empty log that takes its place is nobody's candidate."""
+    """The partition's directory was removed: the empty log that takes its place is no candidate."""
     async with running(tmp_path, filled=False, counts=True) as cluster:
         await cluster.check_members()
         await cluster.leader.write_proposals()
@@ -337,7 +337,7 @@ async def test_a_member_whose_log_is_gone_leaves_before_it_registers(tmp_path: P
 
 
 async def test_a_member_that_never_made_its_log_stays_and_makes_it(tmp_path: Path) -> None:
-    """It was killed between the creation of the topic and of the log: nobody could lead a partition of one replica."""
+    """It was killed between the creation of topic and log: a partition of one replica would have no leader."""
     async with running(tmp_path, filled=False, counts=True, had_log=False) as cluster:
         state, _ = await cluster.state()
         assert (state.partition_epoch, len(state.in_sync)) == (1, 3)

@@ -62,7 +62,7 @@ def test_doubt_grows_with_silence(intervals: list[int], first: int, second: int)
 
 
 def test_the_far_tail_continues_the_near_one() -> None:
-    """Where the probability is too small for a float its logarithm goes on, without a step down."""
+    """Where the probability is too small for a float its logarithm continues, without a step down."""
     peer, at_ms = heard([PROMISED_MS] * WINDOW_INTERVALS)
     levels = [peer.phi(at_ms + silence) for silence in range(PROMISED_MS, 50 * MIN_DEVIATION_MS)]
     steps = [after - before for before, after in itertools.pairwise(levels)]
@@ -209,7 +209,7 @@ def test_peers_that_are_not_expected_are_forgotten() -> None:
 @pytest.mark.parametrize("tick_first", [False, True])
 @pytest.mark.parametrize("pause_ms", [2_000, 60_000])
 def test_a_pause_of_the_observer_is_not_the_peers_fault(pause_ms: int, tick_first: bool) -> None:
-    """SIGSTOP, a late event loop: who did not listen suspects nobody, and learns no rhythm from it."""
+    """SIGSTOP, a late event loop: a detector that did not run suspects no peer, and learns no interval from it."""
     watch, undisturbed = Watch(), Watch()
     for each in (watch, undisturbed):
         each.go(50, PEER, OTHER)

@@ -266,7 +266,7 @@ async def test_one_message_is_read_while_one_is_written(follower: Follower) -> N
 
 
 async def test_a_full_disk_is_not_asked_again_because_of_what_comes_late(follower: Follower) -> None:
-    """The answer to the fetch ahead comes while the follower pauses: the pause goes on."""
+    """The answer to the fetch ahead comes while the follower pauses: the pause continues."""
     first, second = slices(2)
     follower.failure = storage_full("here")
     stream = Stream()

@@ -82,7 +82,7 @@ def test_appends_stop_until_a_successor_has_everything() -> None:
 
 
 def test_appends_go_on_where_nobody_gets_there_in_time() -> None:
-    """The leader says that it leads on, and stops appends for nobody for a second."""
+    """The leader reports that it still leads, and refuses no appends for a second."""
     driver = asked(SECOND)
     (pause,) = fetch(driver, SECOND, 2)
     assert isinstance(pause, LimitPause)
@@ -112,7 +112,7 @@ def test_appends_go_on_where_the_successor_has_gone() -> None:
 
 
 def test_appends_do_not_wait_for_etcd() -> None:
-    """H84, C3: the write gets no answer; appends go on, and another write on the same version settles what became."""
+    """H84, C3: the write gets no answer; appends continue, and another write on that version settles the outcome."""
     driver = asked(SECOND)
     (proposal,) = fetch(driver, SECOND, LOG_END)
     assert isinstance(proposal, Propose)

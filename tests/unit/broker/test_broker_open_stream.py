@@ -76,7 +76,7 @@ def test_a_registered_follower_with_the_secret_is_let_in(leader: Replication) ->
     ids=["none", "another secret", "another challenge", "for another leader", "of another session"],
 )
 def test_a_caller_without_a_proof_is_refused(leader: Replication, proof: bytes) -> None:
-    """Ids and sessions are public: nobody fetches as a replica by naming them."""
+    """Ids and sessions are public: naming them is not enough to fetch as a replica."""
     with pytest.raises(NotAuthorizedError):
         follow(leader, proof=proof)
     assert leader._streams == {}
@@ -95,7 +95,7 @@ def test_a_caller_without_a_proof_is_refused(leader: Replication, proof: bytes) 
 def test_a_session_that_is_not_registered_is_refused(
     leader: Replication, follower: Replica, error: type[HeadraceError]
 ) -> None:
-    """A later session than the registered one would keep the registered one out; nobody's would be believed, too."""
+    """A later session than the registered one would shut that out; an unregistered one would be believed, too."""
     with pytest.raises(error):
         follow(leader, follower)
     assert leader._streams == {}

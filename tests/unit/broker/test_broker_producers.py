@@ -139,7 +139,7 @@ def test_no_flood_of_ids_makes_a_retry_new() -> None:
 
 
 def test_retry_window_ends_with_the_expiry() -> None:
-    """A producer that has expired is in nobody's way, whatever the window says."""
+    """A producer that has expired blocks no request, whatever the window is."""
     target = windows(max_producers=1, expiry_ms=100, retry_window_ms=500)
     target.record(1, 0, 0, 1, base_offset=0, at_ms=1_000)
     with pytest.raises(ThrottledError):

@@ -292,7 +292,7 @@ def test_the_log_start_bounds_reads() -> None:
 
 
 def test_records_are_deleted_once_every_in_sync_replica_has_done_so() -> None:
-    """I18: followers first, then the leader, then the answer; a log start that only the leader knows is told nobody."""
+    """I18: followers first, then the leader, then the answer; a log start that only the leader has is not sent."""
     driver, follower = Driver(log_end=5, high_watermark=5), Replica(OTHER, 7)
     driver.lead(in_sync=(Replica(ME, EPOCH), follower))
     assert driver(LogStartWanted(Offset(3))) == [AnnounceLogStart()]

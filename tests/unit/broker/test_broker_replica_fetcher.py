@@ -1,4 +1,4 @@
-"""A follower's end of the stream to a leader: how it ends, and what of it goes on."""
+"""A follower's end of the stream to a leader: how it ends, and what continues."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def turns(count: int = 20) -> None:
 async def test_a_replica_that_was_at_work_when_its_stream_broke_fetches_again(
     follower: Follower, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """The next stream finds it at work: it fetches there once it has done, whoever was cancelled meanwhile."""
+    """The next stream finds it at work: it fetches there once it has finished, despite cancellations meanwhile."""
     fetcher = connected(follower)
     broken, next_one = Stream(), Stream()
     streams(monkeypatch, [broken, next_one])
@@ -149,7 +149,7 @@ async def test_a_replica_that_writes_while_its_session_is_renewed_fetches_again(
 
 
 async def test_a_failed_write_takes_the_replica_offline_though_its_stream_broke(follower: Follower) -> None:
-    """H34: the failure is the replica's, not that of whoever waited for the write."""
+    """H34: the failure is the replica's, not that of the waiting caller."""
     cast(Any, follower.partition)._host.unfollow = follower.fetcher.remove
     (first,) = slices(1)
     follower.failure = StorageOfflineError("the disk is gone")

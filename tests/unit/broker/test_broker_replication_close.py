@@ -17,7 +17,7 @@ class Gauge:
 
 
 async def test_a_broker_that_stops_follows_nobody_anew() -> None:
-    """A leader that is elected while calls end begins no stream: nobody would end it, and the stop would time out."""
+    """A leader that is elected while calls end begins no stream: it would have no end, and the stop would time out."""
     view = SimpleNamespace(brokers={}, keyspace=None)
     context = SimpleNamespace(
         broker_id=1, metrics=SimpleNamespace(follower_partitions=Gauge(), connected_followers=Gauge())

@@ -158,7 +158,7 @@ async def test_while_the_key_promises_durability_everything_is_flushed(partition
 
 
 async def test_leadership_lost_during_a_slow_append_is_unknown(partition: Partition) -> None:
-    """H52: the batch is in the log, so whoever leads next may commit it: UNKNOWN, never NOT_APPLIED."""
+    """H52: the batch is in the log, so the next leader may commit it: UNKNOWN, never NOT_APPLIED."""
     loop = asyncio.get_running_loop()
     real_append, lost = partition.open_log.append, threading.Event()
 
@@ -344,7 +344,7 @@ class Watched:
 
 
 def test_waiting_fetches_are_bounded_and_leave_nothing_behind() -> None:
-    """Issue 2, 5: beyond the bound nobody waits; a stop wakes all."""
+    """Issue 2, 5: beyond the bound no call waits; a stop wakes all."""
     waiters, partition = FetchWaiters(1, BrokerMetrics(CollectorRegistry())), Watched()
     event = waiters.try_enter([partition], "a")
     assert event is not None

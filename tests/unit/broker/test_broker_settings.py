@@ -16,7 +16,7 @@ def loaded(**given: object) -> BrokerSettings:
 
 @pytest.mark.parametrize("client_auth", [{}, {"tls_client_auth": "required", "tls_ca_file": "d"}])
 def test_a_transfer_port_beside_tls_for_clients_is_refused(client_auth: dict[str, str]) -> None:
-    """It speaks plain text and asks nobody who he is: it would be the way around, whatever clients have to show."""
+    """The port has neither encryption nor authentication: it would bypass what clients must present."""
     with pytest.raises(SettingsError, match="clients have to speak TLS, which the transfer port does not: leave"):
         loaded(**TRANSFER, **CLIENTS_TLS, **client_auth)
     assert loaded(**CLIENTS_TLS, **client_auth).transfer_listen == ""

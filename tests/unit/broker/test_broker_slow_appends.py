@@ -1,4 +1,4 @@
-"""Replication beside an append that is in its thread: the log is ahead of the core, and nobody is told too early."""
+"""Replication during an append in its thread: the log is ahead of the core, and no answer is sent too early."""
 
 from __future__ import annotations
 

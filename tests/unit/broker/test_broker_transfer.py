@@ -233,7 +233,7 @@ async def test_who_speaks_something_else_is_cut_off(bench, said):
 
 @pytest.mark.parametrize("bench", [{"max_connections": 1}], indirect=True)
 async def test_one_connection_too_many_is_closed(bench):
-    """Its client goes on over gRPC; when another one has left there is room again."""
+    """Its client continues over gRPC; when another one has left there is room again."""
     reader = await bench.keep_busy()
     assert await (await bench.connect()).ended()
     assert bench.metric("transfer_refused_total") == 1
@@ -245,7 +245,7 @@ async def test_one_connection_too_many_is_closed(bench):
 
 @pytest.mark.parametrize("bench", [{"max_connections": 4}], indirect=True)
 async def test_a_silent_connection_makes_room_for_one_that_comes(bench):
-    """F16: places held by silence are given to whoever comes; a connection with a request keeps its own."""
+    """F16: a new connection takes the place of a silent one; a connection with a request keeps its own."""
     busy = await bench.keep_busy()
     silent = [await bench.connect(b"") for _ in range(6)]
     bench.service.answer = bench.service.whole_log
@@ -281,7 +281,7 @@ async def test_a_request_that_trickles_is_cut_off(bench, monkeypatch):
 
 @pytest.mark.parametrize("request_bytes", [b"\x2a\x00" * (1 << 19), b"\x2a\x02\x12\x00" * (1 << 18), b"\xff\xff"])
 async def test_a_request_over_the_limits_is_refused_unlocated(bench, request_bytes):
-    """F16: a mebibyte of empty topics never reaches the event loop, and the connection goes on."""
+    """F16: a mebibyte of empty topics never reaches the event loop, and the connection stays usable."""
     reader = await bench.connect()
     kind, body, _ = await reader.ask(request_bytes)
     assert kind == REFUSAL
@@ -293,7 +293,7 @@ async def test_a_request_over_the_limits_is_refused_unlocated(bench, request_byt
 @pytest.mark.parametrize("bench", [{"max_connections": 1}], indirect=True)
 @pytest.mark.parametrize(("tell_seconds", "told"), [(60.0, 1), (0.0, 3)])
 async def test_that_connections_are_refused_is_said_now_and_then(bench, monkeypatch, tell_seconds, told):
-    """Each is counted, and the log has a line a minute at most: their readers notice nothing, so nobody else would."""
+    """Each is counted, with at most one line in the log a minute: no reader notices, so it is the only trace."""
     monkeypatch.setattr(transfer, "TELL_SECONDS", tell_seconds)
 
     await bench.keep_busy()
@@ -306,7 +306,7 @@ async def test_that_connections_are_refused_is_said_now_and_then(bench, monkeypa
 
 
 async def test_a_long_poll_ends_when_its_reader_leaves(bench, monkeypatch):
-    """Nobody waits for a reader that is gone."""
+    """No task waits for a reader that is gone."""
     monkeypatch.setattr(transfer, "LOOK_SECONDS", 0.02)
     bench.service.answer = bench.service.never
     reader = await bench.connect()

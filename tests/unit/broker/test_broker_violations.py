@@ -26,7 +26,7 @@ def note_crashes(partition: Partition) -> list[BaseException]:
 
 
 def test_a_violation_that_one_call_meets_ends_the_broker(tmp_path: Path) -> None:
-    """gRPC would answer that call with an error, and the broker would go on with a core that is wrong."""
+    """gRPC would answer that call with an error, and the broker would continue with a core that is wrong."""
 
     async def scenario() -> None:
         async with leading_partition(tmp_path) as partition, asyncio.TaskGroup() as tasks:
@@ -51,7 +51,7 @@ async def test_a_violation_by_an_append_ends_the_broker(partition: Partition) ->
 
 
 async def test_a_violation_in_a_task_that_nobody_awaits_ends_the_broker(follower: Follower) -> None:
-    """A cut runs beside the other answers of its stream, a look for corruption beside everything."""
+    """A truncation runs concurrently with the other answers of its stream, a search for corruption with everything."""
     met = note_crashes(follower.partition)
 
     async def fails(*_: object) -> bool:

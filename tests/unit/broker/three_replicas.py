@@ -182,7 +182,7 @@ class Node:
         self.handle(Flushed(self.log.flush()))
 
     def see(self) -> list[Action]:
-        """See the key as it stands."""
+        """See the present key."""
         return self.handle(StateSeen(self.partition.state, self.partition.key_revision))
 
     def tick(self, *, heard: Sequence[int] = ()) -> None:
@@ -198,7 +198,7 @@ class Node:
     # --- replica fetch ---
 
     def request(self) -> FetchRequest | None:
-        """A fetch to send; None: an answer is awaited, or nobody is followed."""
+        """A fetch to send; `None` means that an answer is awaited, or that there is no leader."""
         token = self.replica.begin_fetch()
         if token is None:
             return None
@@ -359,7 +359,7 @@ class ThreeReplicas:
             node.see()
 
     def lead(self, broker_id: int) -> None:
-        """Move leadership to a member of the in-sync set (preferred election); nobody has seen it yet."""
+        """Move leadership to a member of the in-sync set (preferred election); no replica has seen it yet."""
         self.write(change(self.state, leader=self.session_of(broker_id), in_sync=self.state.in_sync))
 
     def sweep(self) -> bool:
