@@ -50,7 +50,7 @@ class LossyMetastore:
 
 
 class Parts:
-    """What the tests of the runtime stand on."""
+    """What the tests of the runtime need."""
 
     def __init__(self, metastore, view, prefix_view):
         self.memory = metastore._inner

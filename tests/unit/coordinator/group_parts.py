@@ -40,7 +40,7 @@ class Context:
 
 
 class Coordinator:
-    """One coordinator's share of the groups, with answers of etcd that get lost and a view that may stand still."""
+    """One coordinator's share of the groups, with answers of etcd that get lost and a view that may pause."""
 
     def __init__(self, parts, name):
         self.parts = parts
@@ -88,7 +88,7 @@ class Coordinator:
         return self
 
     def follow(self):
-        """Take in changes, from where the view stands."""
+        """Take in changes, from the view's revision."""
         self.following = asyncio.create_task(self.source.run())
 
     async def stand_still(self):
@@ -174,7 +174,7 @@ class Caller:
         return answer
 
     async def turn(self, coordinator):
-        """Heartbeat, give up what is to be given up, and say so."""
+        """Heartbeat, release revoked partitions, and report that."""
         await self.beat(coordinator)
         if self.holds != self.may_own:
             self.holds = dict(self.may_own)
@@ -186,7 +186,7 @@ class Caller:
 
 
 async def settle(coordinator, *members):
-    """Let the members speak in turn until nobody's assignment changes any more."""
+    """Let the members heartbeat in turn until no assignment changes any more."""
     for _ in range(20):
         before = [(member.epoch, member.revision) for member in members]
         for member in members:

@@ -53,7 +53,7 @@ def test_a_healthy_partition_is_left_alone():
 
 
 def test_the_dead_leave_while_the_leader_lives():
-    """Shrink by the controller: session not live. Enough stay, so nobody becomes eligible."""
+    """Shrink by the controller: session not live. Enough stay, so no leader becomes eligible."""
     step, after = decide(state(), live(A, B))
     assert (step, after.leader, after.leader_epoch) == (Step.SWEEP, A, 5)
     assert (after.in_sync, after.eligible_leaders) == ((A, B), ())
@@ -141,7 +141,7 @@ def test_a_leader_is_asked_for_nobody_who_bears_more_than_it_does():
 
 
 def test_failure_reports_order_equals_and_move_no_leader():
-    """It changes no in-sync set, and takes leadership from nobody."""
+    """It changes no in-sync set, and moves no leadership."""
     assert decide(state(), live(A, B, C, suspected=[1])) == (None, None)
     assert decide(state(), live(B, C, suspected=[2]))[1].leader == C
     assert decide(state(), live(A, B, C, drained=[1], suspected=[2]))[1].successors == (C, B)
@@ -149,7 +149,7 @@ def test_failure_reports_order_equals_and_move_no_leader():
 
 
 def test_a_stopping_follower_leaves_the_in_sync_set():
-    """KIP-841: its end stalls nobody."""
+    """KIP-841: its end stalls no partition."""
     step, after = decide(state(), live(A, B, C, stopping=[3]))
     assert (step, after.in_sync, after.eligible_leaders, after.leader_epoch) == (Step.LEAVE, (A, B), (), 5)
 
@@ -164,7 +164,7 @@ MOVE = {"replicas": (1, 2, 4, 3), "adding": (4,), "removing": (3,), "copy_bytes_
 
 
 def test_a_move_waits_for_what_is_added():
-    """H25: nobody goes before who comes is in sync; the minimum stays that of the replicas there were."""
+    """H25: no replica is removed before the added one is in sync; the minimum stays that of the former replicas."""
     assert decide(state(**MOVE), live(A, B, C, D)) == (None, None)
 
 
@@ -211,7 +211,7 @@ def test_a_move_waits_rather_than_leave_fewer_than_the_minimum_in_sync():
 
 
 def test_a_larger_replication_factor_raises_the_minimum_when_it_is_reached():
-    """Adding replicas refuses nobody's writes meanwhile."""
+    """Adding replicas refuses no writes meanwhile."""
     growing = state(replicas=(1, 2, 3), in_sync=(A, B), adding=(2, 3), min_insync_replicas=1)
     assert decide(growing, live(A, B, C)) == (None, None)
     step, after = decide(dataclasses.replace(growing, in_sync=(A, B, C)), live(A, B, C))

@@ -140,7 +140,7 @@ async def test_a_key_of_a_topic_id_wakes_the_controller(parts):
 
 
 async def test_an_election_whose_answer_was_lost_is_found_won(parts):
-    """The key on the own lease is the own victory: nobody waits for himself."""
+    """The key on the own lease is the own victory: a coordinator does not wait for itself."""
     parts.metastore.faults = [None, LOST]
     async with coordinator(parts):
         epoch = await elected(parts)
@@ -244,7 +244,7 @@ async def test_preferred_leaders_lead_again_once_in_each_interval(parts):
 
 
 async def test_a_stopping_broker_leaves_at_once(parts):
-    """Controlled shutdown: leaders move first, and nobody waits for the broker any more."""
+    """Controlled shutdown: leaders move first, and no partition waits for the broker any more."""
     topic_id, epochs = await three_in_sync(parts, 3)
     async with coordinator(parts), parts.leaders():
         await elected(parts)
@@ -322,7 +322,7 @@ async def test_a_broker_that_holds_replicas_and_is_not_registered_is_missing(par
 
 
 async def test_who_is_no_controller_any_more_counts_nothing(parts):
-    """Else its last figures would stand beside its successor's, and an alert on their maximum would never end."""
+    """Else its last figures would remain next to its successor's, and an alert on their maximum would never end."""
     await three_in_sync(parts, 2)
     gauges = ("partitions", "under_replicated_partitions", "missing_brokers")
     async with coordinator(parts) as (session, controller):

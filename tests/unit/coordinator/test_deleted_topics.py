@@ -55,7 +55,7 @@ def cluster():
 
 
 def test_deletions_are_forgotten_after_their_time(cluster):
-    """After the retention and the delay of their files, in transactions that fit; not beside an unreadable value."""
+    """After the retention and the delay of their files, in transactions that fit; none if a value is unreadable."""
     cluster.delete(*range(300))
     cluster.clock.advance(WEEK_MS)
     assert cluster.look() == list(range(300))

@@ -38,7 +38,7 @@ def test_epochs_rise_by_one():
 
 
 def test_the_dead_leave_the_in_sync_set_with_the_election():
-    """Shrink by the controller: session not live. Enough stay, so nobody becomes eligible (I4)."""
+    """Shrink by the controller: session not live. Enough stay, so no replica becomes eligible (I4)."""
     after = elect(state(), live(B, C))
     assert after.in_sync == (B, C)
     assert after.eligible_leaders == ()
@@ -147,7 +147,7 @@ def test_a_draining_broker_leads_only_where_nobody_else_can():
 
 
 def test_a_sole_replica_with_a_cut_end_is_elected_and_marked():
-    """Nobody else has the data: what async durability may lose is lost, and the key says so."""
+    """No other replica has the data: what async durability may lose is lost, and the key records it."""
     sole = state(replicas=(1,), in_sync=(A,), min_insync_replicas=1)
     after = elect(sole, {1: RegisteredBroker(44, resumes=10, clean=False, storage_since=10)})
     assert (after.leader, after.unclean, after.leader_epoch) == (Replica(1, 44), True, 6)

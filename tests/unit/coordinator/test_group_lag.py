@@ -116,7 +116,7 @@ def test_lag_is_in_records_and_since_the_first_of_them_came():
 
 
 def test_deleted_records_are_no_lag():
-    """A group that stands before the log start has only what is there before it."""
+    """A group whose offset is before the log start lags only by the records that exist."""
     leaders = Leaders()
     leaders.logs = {("b1:1", 0): (30, 50, NOW_MS - 1_000)}
     (lag,) = measure(leaders, {("g", 0): 10}).lags

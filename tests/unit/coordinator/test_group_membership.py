@@ -89,7 +89,7 @@ async def test_a_join_that_is_sent_again_elsewhere_is_the_same_join(pair):
 
 
 async def test_a_join_whose_lease_has_ended_does_not_stop_the_group(pair):
-    """It is told that its session is over; those who wait beside it get in."""
+    """It gets an error that its session is over; concurrent joins succeed."""
     parts, a, _ = pair
     one, two = Caller(1), Caller(2)
 
@@ -119,7 +119,7 @@ async def test_a_join_that_nobody_waits_for_does_not_happen(pair):
 
 
 async def test_a_member_may_join_again_under_its_id_once_its_session_is_over(pair):
-    """Whether it was put out before or not: its keys are never deleted and put in one transaction."""
+    """Whether it was removed before or not: its keys are never deleted and put in one transaction."""
     parts, a, _ = pair
     one = Caller(1)
     await one.beat(a)
@@ -139,7 +139,7 @@ async def test_a_lost_session_is_told_though_the_view_is_old(pair):
     one, two = Caller(1), Caller(2)
     await one.beat(b)
     await b.stand_still()
-    await a.transactions.leave(GROUP, one.id, parts.deadline)  # Put out; its lease lives on.
+    await a.transactions.leave(GROUP, one.id, parts.deadline)  # Removed; its lease lives on.
     await two.beat(a)
     assert isinstance(await error_of(one.beat(b)), UnknownMemberError)
     assert isinstance(await error_of(Caller(1).beat(b)), UnknownMemberError)
@@ -224,7 +224,7 @@ async def test_of_two_lives_that_join_at_once_one_stays(pair):
 
 
 async def test_a_static_member_that_comes_back_while_it_was_to_give_up_has_given_it_up(pair):
-    """Its former life is over, so that nobody has to wait for it."""
+    """Its former life is over, so that no member has to wait for it."""
     _, a, _ = pair
     old, other = Caller(1, instance_id="i"), Caller(2)
     await old.beat(a)
@@ -427,7 +427,7 @@ async def test_where_etcd_is_silent_a_heartbeat_says_so_while_somebody_listens(p
 
 
 async def test_members_that_join_at_once_share_rounds(pair):
-    """H68: joins, one by one or beside each other, are writes that begin a tenth of a second apart."""
+    """H68: joins, one by one or concurrent, are writes that begin a tenth of a second apart."""
     parts, a, _ = pair
     a.transactions._transaction_seconds = TRANSACTION_SECONDS
     written, loop = [], asyncio.get_running_loop()
@@ -472,7 +472,7 @@ def test_epochs_begin_above_those_of_earlier_generations():
 
 
 async def test_a_group_takes_no_more_than_fits_into_its_key(pair, monkeypatch):
-    """A join or a larger subscription is refused with GROUP_TOO_LARGE; the members go on."""
+    """A join or a larger subscription is refused with GROUP_TOO_LARGE; the members stay."""
     parts, a, _ = pair
     one = Caller(1)
     await one.beat(a)
@@ -486,7 +486,7 @@ async def test_a_group_takes_no_more_than_fits_into_its_key(pair, monkeypatch):
 
 
 async def test_a_static_member_takes_its_place_in_a_group_that_fills_its_key(pair, monkeypatch):
-    """Also beside a join that the same transaction refuses."""
+    """Also with a join that the same transaction refuses."""
     _, a, _ = pair
     await Caller(1, instance_id="i").beat(a)
     monkeypatch.setattr(group_transition, "MAX_STATE_BYTES", len(encode_group(a.group)) + 30)
@@ -497,7 +497,7 @@ async def test_a_static_member_takes_its_place_in_a_group_that_fills_its_key(pai
 
 
 async def test_a_member_waits_for_news_no_longer_than_its_interval(pair):
-    """A long poll ends with the news, or after the interval of the answer: nobody renews the lease meanwhile."""
+    """A long poll ends with a change, or after the interval of the answer: it does not renew the lease meanwhile."""
     _, a, b = pair
     one = Caller(1, session_timeout_ms=1_000)
     answer = await one.beat(a)
@@ -535,7 +535,7 @@ async def test_leaving_twice_is_leaving(pair):
     await one.beat(a)
     assert one.numbers == [0, 1, 2, 3]
     assert len(parts.memory._leases) == 1
-    await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id="nobody", member_id=two.id))
+    await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id="unknown", member_id=two.id))
 
 
 @pytest.mark.parametrize(

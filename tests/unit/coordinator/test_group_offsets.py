@@ -131,7 +131,7 @@ async def test_a_good_commit_is_not_refused_by_a_view_that_is_behind(pair):
 
 
 async def test_a_bad_commit_is_refused_though_the_view_still_shows_it_good(pair):
-    """The transaction compares the assignment as it stands."""
+    """The transaction compares the present assignment."""
     parts, a, b = pair
     one, two = Caller(1), Caller(2)
     await one.beat(a)
@@ -237,7 +237,7 @@ async def test_a_read_is_at_least_as_new_as_asked_for(pair):
 
 
 async def test_an_administrator_sets_offsets_of_groups_without_members_only(pair):
-    """Set, moved, removed by -1; refused while somebody is there, also where the view does not show it yet."""
+    """Set, moved, removed by -1; refused while the group has a member, also where the view does not show it yet."""
     parts, a, b = pair
     assert await a.commit(None, {0: 5, 1: 6}) == {}
     assert await a.commit(None, {0: 2, 1: -1}) == {}
@@ -377,7 +377,7 @@ async def test_a_wall_clock_that_is_wrong_removes_no_group(pair):
 
 
 async def test_no_group_expires_while_the_clock_is_in_doubt(pair):
-    """H70, H43: not for an hour, but until the clock is right again or somebody says that it is."""
+    """H70, H43: not for an hour, but until the clock is right again or an administrator confirms it."""
     _, a, _ = pair
     await a.commit(None, {0: 5})
     a.clock.set_wall(1_000 * RETENTION_MS)
@@ -498,7 +498,7 @@ async def test_groups_without_members_are_deleted_with_all_their_keys(pair, faul
         answer = await a.call("DeleteGroups", groups_pb2.DeleteGroupsRequest(group_ids=group_ids))
         return [type(from_detail(each.error)) if each.HasField("error") else None for each in answer.groups]
 
-    assert await delete(GROUP, "nobody", "a/b") == [GroupNotEmptyError, UnknownGroupError, InvalidRequestError]
+    assert await delete(GROUP, "unknown", "a/b") == [GroupNotEmptyError, UnknownGroupError, InvalidRequestError]
     await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
     a.metastore.faults = list(faults)
     assert await delete(GROUP) == [None]
@@ -506,7 +506,7 @@ async def test_groups_without_members_are_deleted_with_all_their_keys(pair, faul
 
 
 async def test_groups_are_listed_and_described(pair):
-    """Members, what each owns since when and is to own, offsets, what nobody owns; an unknown one is named."""
+    """Members, what each owns since when and its target, offsets, unowned partitions; an unknown group is named."""
     _, a, _ = pair
     one, two = Caller(1, client_id="c", host="h", instance_id="i", rack="r"), Caller(2)
     await one.beat(a)
@@ -528,7 +528,7 @@ async def test_groups_are_listed_and_described(pair):
     (empty, stable) = (await a.call("ListGroups", groups_pb2.ListGroupsRequest())).groups
     assert (empty.group_id, empty.state) == ("empty", groups_pb2.GROUP_STATE_EMPTY)
     assert (stable.state, stable.members, stable.partitions) == (groups_pb2.GROUP_STATE_STABLE, 2, 4)
-    unknown = groups_pb2.DescribeGroupRequest(group_id="nobody")
+    unknown = groups_pb2.DescribeGroupRequest(group_id="unknown")
     assert isinstance(await error_of(a.call("DescribeGroup", unknown)), UnknownGroupError)
 
 

@@ -76,7 +76,7 @@ def test_view_counts_members_and_bytes_of_what_is_there(source):
 
 
 def test_new_groups_members_and_bytes_are_refused_at_their_limits(source):
-    """Groups that are known go on; each refusal names the setting and its value, and nothing was applied."""
+    """Known groups are served; each refusal names the setting and its value, and nothing was applied."""
     view, limits = limits_of(source, groups=2, members=1)
     source.put(KEYS.group("known"), b"")
     limits.check_member("another")
@@ -135,7 +135,7 @@ async def test_groups_that_are_known_commit_while_another_caller_has_filled_the_
 
 
 async def test_a_static_member_that_restarts_takes_its_place_while_groups_have_all_members(parts):
-    """Its former life was killed and its session goes on: it counts once. Another member, or one whose former session
+    """Its former process was killed and its session lasts: it counts once. Another member, or one whose former session
     is over and has made room for others, counts anew; and at the limit of bytes its subscription grows no longer."""
     from tests.unit.coordinator.group_parts import Caller, coordinators, error_of
 

@@ -53,7 +53,7 @@ def test_without_brokers_there_is_nothing_to_place_on():
 
 @pytest.mark.parametrize("setting", ["1", "2", "3"])
 def test_the_topics_own_minimum_counts(setting):
-    """Also one in sync of three, where somebody wants that."""
+    """Also one in sync of three, where it is requested."""
     topic = check_new_topic(TopicSpec("t", configs={"min_insync_replicas": setting}), TopicDefaults(), 3)
     assert dict(topic.configs) == {"min_insync_replicas": setting}
     state = initial_state((1, 2, 3), candidates(3), topic.min_insync_replicas, durable=True)

@@ -67,7 +67,7 @@ def looked():
 
 
 async def test_a_key_is_looked_at_when_it_changed(looked):
-    """Of one partition alone; groups' and strangers' keys concern nobody."""
+    """Of one partition alone; groups' and unknown keys concern none."""
     looking, parts = looked
     await parts.unregister(3)
     assert await looking.steps() == []

@@ -150,7 +150,7 @@ async def test_a_move_that_loses_against_the_leader_is_decided_on_what_the_leade
 
 
 async def test_a_lost_write_that_the_leader_built_upon_was_made(administration):
-    """The move stands, although the key went on: the answer does not say that there was nothing to change."""
+    """The move is kept, although the key changed again: the answer does not report an unchanged key."""
     admin, parts = administration
     parts.metastore.faults = [LOST]
 
@@ -180,7 +180,7 @@ async def test_a_partition_that_is_not_visible_cannot_be_moved(administration):
 
 
 async def test_bad_moves_are_refused_one_by_one(administration):
-    """An error a partition, beside the others; what can be done is done."""
+    """An error for each invalid partition; the others are changed."""
     admin, _ = administration
     answers = await admin.reassign(
         (0, {"replicas": [1, 9]}),
@@ -284,7 +284,7 @@ async def lose_the_in_sync(admin, parts):
 
 @pytest.mark.parametrize("faults", [[], [NEVER], [LOST], [LOST, NEVER]])
 async def test_an_unclean_election_happens_once_and_says_so(administration, faults):
-    """H21: the epoch rises by one, the key says unclean, nobody else counts any more, it is counted."""
+    """H21: the epoch rises by one, the key says unclean, no other replica counts any more, it is counted."""
     admin, parts = administration
     await lose_the_in_sync(admin, parts)
     before = admin.state()
@@ -300,7 +300,7 @@ async def test_an_unclean_election_happens_once_and_says_so(administration, faul
 
 
 async def test_an_unclean_election_loses_against_the_return_of_a_complete_replica(administration):
-    """The write compares that nobody came back: then the clean one is elected, not this one."""
+    """The write compares that no replica came back: else the clean one is elected, not this one."""
     admin, parts = administration
     await lose_the_in_sync(admin, parts)
 
@@ -316,7 +316,7 @@ async def test_an_unclean_election_loses_against_the_return_of_a_complete_replic
 
 
 async def test_an_unclean_election_may_choose_a_member_that_came_back_without_its_data(administration):
-    """Its session is in doubt, so it counts for nothing, and stands in nobody's way; a dry run changes nothing."""
+    """Its session is in doubt, so it counts for nothing, and blocks no election; a dry run changes nothing."""
     admin, parts = administration
     await lose_the_in_sync(admin, parts)
     epoch = await parts.register(1, resumes=admin.epochs[1], clean=False)
@@ -328,7 +328,7 @@ async def test_an_unclean_election_may_choose_a_member_that_came_back_without_it
 
 
 async def test_an_unclean_election_is_refused_where_it_would_lose_for_nothing(administration):
-    """Somebody complete lives, the broker is no replica, is not registered, or nothing is named."""
+    """A complete replica is alive, the broker is no replica, is not registered, or nothing is named."""
     admin, parts = administration
     healthy = await admin.elect(UNCLEAN)
     assert {ErrorCode(answer.error.code).name for answer in healthy} == {"INVALID_REQUEST"}
@@ -338,8 +338,8 @@ async def test_an_unclean_election_is_refused_where_it_would_lose_for_nothing(ad
     assert "no replica" in stranger.error.message
     assert ErrorCode(absent.error.code).name == "UNKNOWN_BROKER"
     await parts.unregister(3)
-    (nobody,) = await admin.elect(UNCLEAN, 0)
-    assert ErrorCode(nobody.error.code).name == "LEADER_NOT_AVAILABLE"
+    (refused,) = await admin.elect(UNCLEAN, 0)
+    assert ErrorCode(refused.error.code).name == "LEADER_NOT_AVAILABLE"
     for bad in ({"type": UNCLEAN, "topics": []}, {"type": 0}, {"type": PREFERRED, "broker_id": 1}):
         with pytest.raises(InvalidRequestError):
             await admin.elect(UNCLEAN, 0, **bad)
@@ -348,7 +348,7 @@ async def test_an_unclean_election_is_refused_where_it_would_lose_for_nothing(ad
 
 @pytest.mark.parametrize("faults", [[], [NEVER], [LOST]])
 async def test_a_broker_is_drained_and_undrained(administration, faults):
-    """The key stands as long as the word does; the answer counts what it leads."""
+    """The key lasts as long as the request; the answer counts what it leads."""
     admin, parts = administration
     parts.metastore.faults = list(faults)
     answer = await admin.drain(1)
@@ -363,7 +363,7 @@ async def test_a_broker_is_drained_and_undrained(administration, faults):
 
 
 async def test_an_administrators_drain_outlives_that_of_a_broker_that_is_being_stopped(administration):
-    """A key on a lease goes with the lease; what an administrator asks for then stands without one."""
+    """A key on a lease goes with the lease; an administrator's later request has none."""
     admin, parts = administration
     lease = await parts.memory.grant_lease(60_000)
     await parts.memory.txn([], [Put(parts.keyspace.drained_broker(1), b"", lease.lease_id)])
@@ -374,7 +374,7 @@ async def test_an_administrators_drain_outlives_that_of_a_broker_that_is_being_s
 
 
 async def test_a_broker_that_is_not_registered_is_drained_if_known_and_always_undrained(administration):
-    """Whoever was there once may come back; a mistyped number is refused."""
+    """A broker that was registered once may come back; a mistyped number is refused."""
     admin, parts = administration
     await parts.memory.txn([], [Put(parts.keyspace.broker_session(7), b"")])
     assert not (await admin.drain(7)).unchanged

@@ -137,7 +137,7 @@ def test_a_topic_that_was_deleted_before_the_backup_does_not_come_back():
 
 
 def test_a_group_goes_on_without_members_above_all_its_epochs():
-    """Members that live join again; what one of them says of before the restore is of a member that nobody knows."""
+    """Members that live join again; a request from before the restore is one of an unknown member."""
     member = Member(b"m" * 16, member_epoch=9)
     key = (TOPIC, 0)
     group = Group(

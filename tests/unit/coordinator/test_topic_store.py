@@ -38,7 +38,7 @@ def by_name(name):
 
 @pytest.mark.parametrize("faults", [[], [NEVER], [LOST], [NEVER, NEVER, LOST], [LOST, NEVER]])
 async def test_a_small_topic_is_created_once_whatever_answers_are_lost(parts, faults):
-    """One topic, complete, and the answer names the id that stands in etcd."""
+    """One topic, complete, and the answer names the id in etcd."""
     await parts.register(1)
     parts.metastore.faults = list(faults)
     created = await create(parts)
@@ -207,7 +207,7 @@ async def test_deleting_by_name_does_not_hit_a_successor(parts):
 
 @pytest.mark.parametrize("faults", [[], [NEVER], [LOST]])
 async def test_two_changes_of_settings_do_not_undo_each_other(parts, faults):
-    """Each is merged into what stands there when it is written."""
+    """Each is merged into the present value when it is written."""
     await parts.register(1)
     await create(parts, configs={"retention_ms": "5"})
     parts.metastore.faults = list(faults)
@@ -223,7 +223,7 @@ async def test_two_changes_of_settings_do_not_undo_each_other(parts, faults):
 
 
 async def test_a_topic_in_creation_says_no_partition(parts):
-    """`topic_ids/` begins with 0 partitions, so that whoever clears it away can tell; it ends with all."""
+    """`topic_ids/` begins with 0 partitions, so that a clean-up can recognise it; it ends with all."""
     await parts.register(1)
     created = await create(parts, partitions=300)
     (reserved,) = parts.metastore.sent[0][1]
