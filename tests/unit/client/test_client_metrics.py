@@ -71,7 +71,7 @@ def test_a_call_falls_into_the_bucket_of_its_time():
 
 
 def test_calls_of_a_producer_are_timed_and_its_errors_counted(clicks, faults, shown):
-    """Also of those that a retry mends and that no application hears of."""
+    """Also of those that a retry recovers from without an error to the application."""
     clicks.faults.extend(
         [faults.refused_with(ThrottledError("slow down")), faults.refused_with(NotLeaderError("moved"))]
     )
@@ -196,7 +196,7 @@ def test_two_open_clients_do_not_share_a_name(clicks, shown):
 
 
 def test_what_is_no_client_is_refused(clicks, shown):
-    """And an asyncio client from where its loop does not run: nobody could ask it later."""
+    """And an asyncio client from outside of its loop: it could not be read later."""
     with pytest.raises(TypeError, match="not object"):
         shown.watch(object())
 

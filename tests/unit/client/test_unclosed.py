@@ -121,7 +121,7 @@ async def produce_async(address):
     ("use", "name"), [(read_all_async, "Reader"), (consume_async, "Consumer"), (produce_async, "Producer")]
 )
 async def test_a_dropped_asyncio_client_warns_and_its_tasks_end(clicks, use, name):
-    """As for the blocking classes, while the loop goes on."""
+    """As for the blocking classes, while the loop runs."""
     before = asyncio.all_tasks()
     with pytest.warns(ResourceWarning, match=f"unclosed .*{name}"):
         await use(clicks.address)

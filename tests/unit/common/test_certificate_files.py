@@ -41,7 +41,7 @@ def refusals(authority, tmp_path):
 
 
 def test_what_handshakes_would_fail_at_is_refused_with_a_reason(authority, tmp_path):
-    """Expired, another's key, not there, no certificate, signed by somebody else: a sentence each that names a file."""
+    """Expired, another's key, not there, no certificate, signed by another authority: a sentence names the file."""
     for files, sentence in refusals(authority, tmp_path):
         with pytest.raises(TlsFilesError, match=sentence):
             read_certificates(files, mutual=True)

@@ -54,7 +54,7 @@ async def test_metadata_without_a_secret_is_refused():
 
 
 def test_dumped_metadata_has_no_secret():
-    """Whoever may dump metadata does not learn how to pass for a broker."""
+    """A dump of the metadata is not enough to impersonate a broker."""
     meta = metadata_pb2.ClusterMeta(cluster_id="id", generation=1, format_version=1, secret=b"\xaa" * 32)
     text = value_json(IDENTITY.keyspace, meta_key("c"), meta.SerializeToString())
     assert '"cluster_id": "id"' in text

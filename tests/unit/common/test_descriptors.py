@@ -68,7 +68,7 @@ def is_over(connection: socket.socket) -> bool:
 
 
 async def test_a_caller_with_all_connections_leaves_others_their_share() -> None:
-    """Alone beside one other caller it keeps a third of them; the other one's stay."""
+    """With one other caller it keeps a third of them; the other one's stay."""
     server = RpcServer(RpcLimits(max_connections=9))
     port = int((await server.start("127.0.0.1:0")).rpartition(":")[2])
 

@@ -49,7 +49,7 @@ def test_an_etcd_that_is_too_old_is_refused(version):
 
 
 async def test_a_service_does_not_start_on_an_etcd_that_is_too_old():
-    """Its first look at etcd ends it, before anything is written; waiting would mend nothing."""
+    """Its first look at etcd ends it, before anything is written; waiting would not help."""
 
     class Old(MemoryMetastore):
         async def status(self):

@@ -69,7 +69,7 @@ def connect(endpoint):
 
 
 def test_silent_connections_make_room_for_a_probe(parts, monkeypatch):
-    """F9: callers that send no request take each other's places, and health is answered beside any number of them."""
+    """F9: callers that send no request take each other's places, and health is answered despite any number of them."""
     endpoint, _, _ = parts
     monkeypatch.setattr("headrace_server.http_endpoint.HEAD_SECONDS", 600)
     idle = [connect(endpoint) for _ in range(MAX_HEADS_OF_PEER * 4)]

@@ -1,4 +1,4 @@
-"""One stream renews many leases: each caller gets its own answer, a stream that ends or stands still is replaced."""
+"""One stream renews many leases: each caller gets its own answer, a stream that ends or stalls is replaced."""
 
 import asyncio
 

@@ -125,7 +125,7 @@ class AskedClock(ManualClock):
 
 @pytest.mark.parametrize("blocked", [True, False])
 def test_a_dead_event_loop_is_not_kept_alive(blocked):
-    """Once the loop has not answered for the stall time, renewals end; while it runs, they go on (H89)."""
+    """Once the loop has not answered for the stall time, renewals end; while it runs, they continue (H89)."""
     clock = AskedClock()
     renewer = ScriptedRenewer(TTL_MS)
 

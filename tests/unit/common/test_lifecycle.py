@@ -28,14 +28,14 @@ def test_a_signal_stops_in_good_order(number):
     process = start(
         """
         async def serve(stop):
-            ready(); await stop.requested(); print("in good order", flush=True)
+            ready(); await stop.requested(); print("stopped cleanly", flush=True)
         """
     )
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
     out, _ = process.communicate(timeout=30)
     assert process.returncode == ProcessExitCode.OK
-    assert out.endswith("in good order\n")
+    assert out.endswith("stopped cleanly\n")
 
 
 def test_a_stop_that_hangs_is_ended_at_its_deadline():
@@ -73,8 +73,8 @@ def test_a_second_signal_does_not_wait():
 @pytest.mark.parametrize(
     ("raised", "code"),
     [
-        ("InvalidConfigError('no such setting', action='Mend it.')", ProcessExitCode.BAD_SETTINGS),
-        ("ConflictError('somebody else', action='Mend it.')", ProcessExitCode.FAILED),
+        ("InvalidConfigError('no such setting', action='Fix it.')", ProcessExitCode.BAD_SETTINGS),
+        ("ConflictError('another owner', action='Fix it.')", ProcessExitCode.FAILED),
     ],
 )
 def test_a_typed_error_is_one_line(raised, code):
@@ -89,7 +89,7 @@ def test_a_typed_error_is_one_line(raised, code):
     _, err = process.communicate(timeout=30)
     assert process.returncode == code
     assert err.startswith("error: ")
-    assert "Mend it." in err
+    assert "Fix it." in err
     assert "Traceback" not in err
 
 

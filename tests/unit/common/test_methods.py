@@ -81,7 +81,7 @@ def test_what_is_no_message_is_refused_with_a_sentence(data):
 
 
 def test_items_are_counted_at_every_depth():
-    """Topics, partitions, records and headers count; so do the elements of a message that stands alone."""
+    """Topics, partitions, records and headers count; so do the elements of a message by itself."""
     request = broker_pb2.ProduceRequest()
     for _ in range(3):
         part = request.topics.add().partitions.add()

@@ -59,7 +59,7 @@ def test_a_key_of_the_past_is_refused():
 
 @pytest.mark.parametrize("has_key", [False, True])
 async def test_a_broken_watch_is_resumed_only_where_the_newest_key_is(has_key):
-    """A watch goes on over an etcd that was restored with a raised revision; the key that it lacks tells."""
+    """A watch continues over an etcd that was restored with a raised revision; the missing key reveals it."""
     before, restored = MemoryMetastore(), MemoryMetastore()
     for etcd in (before, restored):
         await etcd.txn([], [Put("p/old", b"")])

@@ -53,7 +53,7 @@ class Context:
 
 
 async def test_a_measurement_serves_all_who_ask():
-    """F19: whoever asks, and however often, the data disk has one fsync of theirs in five seconds."""
+    """F19: all requests together cause one fsync of the data disk in five seconds."""
     disk, clock = Disk(), Clock()
     servicer = ProcessServicer(parts(disk, clock))
 

@@ -14,7 +14,7 @@ from pydantic import Field
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleSettings:
     broker_id: Annotated[int, Field(ge=0, le=100, description="The broker's id.")]
-    data_dir: Annotated[str, Field(description="Where logs stand.")] = "data"
+    data_dir: Annotated[str, Field(description="The directory of the logs.")] = "data"
     etcd_endpoints: Annotated[CommaList, Field(min_length=1, description="Members of etcd.")] = ("127.0.0.1:2379",)
     fence_on_lease_loss: Annotated[bool, Field(description="Stop serving once the lease is in doubt.")] = False
     log_format: Annotated[Literal["console", "json"], Field(description="How logs look.")] = "console"

@@ -1,4 +1,4 @@
-"""Callers whose calls' requests never come are shut out, and nobody else is."""
+"""Callers whose calls' requests never come are shut out, and no others are."""
 
 from __future__ import annotations
 

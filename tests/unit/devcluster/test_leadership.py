@@ -17,7 +17,7 @@ def cluster(**counts: int) -> ClusterDescription:
 
 
 def test_leaders_are_counted_and_those_without_are_not() -> None:
-    """Each broker's partitions are counted over all topics; no leader is nobody's."""
+    """Each broker's partitions are counted over all topics; a partition without a leader counts for none."""
     described = cluster(topics=2, partitions=5, offline_partitions=1, under_replicated_partitions=2)
     found = summarize(described, [topic("t", 2, 1, 2), topic("u", 2, -1)])
     assert found == Leadership(2, 5, 1, 2, {1: 1, 2: 3})
@@ -27,8 +27,8 @@ def test_leaders_are_counted_and_those_without_are_not() -> None:
 
 
 def test_coordinators_that_do_not_answer_are_said(monkeypatch) -> None:
-    """Where nobody listens there are no figures, and no error either."""
+    """Without a listener there are no figures, and no error either."""
     monkeypatch.setattr("headrace_devcluster.leadership.TIMEOUT_SECONDS", 0.1)
-    port = ReservedPort()  # Bound, and nobody listens.
+    port = ReservedPort()  # Bound, without a listener.
     assert ask_for_leadership(f"127.0.0.1:{port}") is None
     assert "do not answer" in sentence(None)

@@ -93,7 +93,7 @@ def test_stop_is_orderly_and_leaves_no_zombie(make) -> None:
 
 
 def test_pause_and_resume(make) -> None:
-    """A paused process is stopped by the kernel and goes on when resumed; a paused one can be stopped too."""
+    """A paused process is stopped by the kernel and runs again when resumed; a paused one can be stopped too."""
     service = start(make())
     service.pause()
     assert service.state == "paused"

@@ -35,7 +35,7 @@ def last_words(child, reading):
 
 
 def test_admin_in_a_forked_child_raises(fake_cluster):
-    """Connections do not survive a fork: the child must make its own `Admin`, the parent's goes on."""
+    """Connections do not survive a fork: the child must make its own `Admin`, the parent's stays usable."""
     fake_cluster.create_topic("t")
     with headrace.Admin(bootstrap_servers=fake_cluster.address) as admin:
         admin.list_topics()

@@ -34,7 +34,7 @@ def last_words(child, reading):
 
 
 async def test_admin_in_a_forked_child_raises(fake_cluster):
-    """Connections do not survive a fork: the child must make its own `Admin`, the parent's goes on."""
+    """Connections do not survive a fork: the child must make its own `Admin`, the parent's stays usable."""
     fake_cluster.create_topic("t")
     async with headrace.aio.Admin(bootstrap_servers=fake_cluster.address) as admin:
         await admin.list_topics()

@@ -232,7 +232,7 @@ def test_groups_are_listed_by_id(servers):
 
 
 def test_a_reset_goes_in_parts_and_tells_each_partition(servers, monkeypatch):
-    """Sorted, a bounded number in each request; what is refused is told beside the others; -1 removes."""
+    """Sorted, a bounded number in each request; refused ones are reported with the others; -1 removes."""
     monkeypatch.setattr(admin_groups, "MAX_COMMIT_PARTITIONS", 2)
 
     def commit(step):

@@ -167,7 +167,7 @@ def logs_of(step):
 
 
 def test_logs_of_all_brokers_or_of_some(servers):
-    """Followers stand at their leader, by broker; a broker that is not registered is an error, not a gap."""
+    """Followers are listed by leader; a broker that is not registered is an error, not a gap."""
     servers.answers["DescribeLogs"] = logs_of
     logs = servers.run(servers.operations.describe_logs("t", None, 1))
     assert [(log.broker_id, log.is_leader, log.is_follower) for log in logs] == [
