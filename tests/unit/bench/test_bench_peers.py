@@ -50,7 +50,7 @@ def test_what_is_missing_says_how_to_install_it(tmp_path: Path) -> None:
 
 
 def test_every_peer_of_the_table_is_a_case_that_runs_or_says_why_not() -> None:
-    """The rows of the issue, in and out, and what is asked beside them."""
+    """The rows of the issue, in and out, with their targets."""
     names = {case.name for case in CATALOGUE.cases}
     rows = {
         "librdkafka (C), batch 1": "in", "librdkafka (C), batch 50": "in", "librdkafka (C), batch 10000": "in",

@@ -81,13 +81,13 @@ def test_runs_of_both_kinds_fill_the_page(page: Path, tmp_path: Path) -> None:
     long = written(
         tmp_path / "long", {"log/20 GB": 5.0}, [target("a", None), target("log", 0.5, False)], "producer.svg"
     )
-    peers = written(tmp_path / "peers", {"in/Kafka": 70.0, "produce/a": 9.0}, [target("beside", 0.9)])
+    peers = written(tmp_path / "peers", {"in/Kafka": 70.0, "produce/a": 9.0}, [target("ratio", 0.9)])
     publish.main([daily, long, peers])
     text = page.read_text()
     asked, headrace, others = (text.split(f"<!-- begin {name} -->")[1] for name in ("asked", "headrace", "peers"))
     assert "| a | at least 0.75 | 0.8 | yes |" in asked
     assert "| log | at least 0.75 | 0.5 | **no** |" in asked
-    assert "| beside | at least 0.75 | 0.9 | yes |" in asked
+    assert "| ratio | at least 0.75 | 0.9 | yes |" in asked
     assert "| produce/a | 2,000 | 1,000 |" in headrace
     assert "1,000 to 3,000 | 50% |" in headrace
     assert "| log/20 GB | 10 |" in headrace

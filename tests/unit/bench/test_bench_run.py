@@ -37,8 +37,8 @@ CATALOGUE = Catalogue(
     [
         Target("of the limit", Figure("produce/a", MB), 0.75, Figure("limit/in", MB)),
         Target("on disk", Figure("produce/a", "bytes_on_disk"), 5.0, at_most=True),
-        Target("beside the other", Figure("produce/a"), None, Figure("consume/b")),
-        Target("beside a peer", Figure("consume/b"), 1.0, Figure("out/gone")),
+        Target("against the other", Figure("produce/a"), None, Figure("consume/b")),
+        Target("against a peer", Figure("consume/b"), 1.0, Figure("out/gone")),
         Target("of what breaks", Figure("consume/broken"), 50_000),
     ],
 )
@@ -73,8 +73,8 @@ def test_a_run_leaves_json_and_the_two_figures(report: Report, tmp_path: Path) -
     assert found == {
         "of the limit": (0.8, True, ""),
         "on disk": (5.5, False, ""),
-        "beside the other": (pytest.approx(8 / 9), None, ""),
-        "beside a peer": (None, None, "out/gone: java is not installed"),
+        "against the other": (pytest.approx(8 / 9), None, ""),
+        "against a peer": (None, None, "out/gone: java is not installed"),
         "of what breaks": (None, None, "consume/broken: failed: ConnectionError: no server"),
     }
     names = {}
@@ -95,8 +95,8 @@ def test_what_is_asked_is_printed_beside_what_was_measured(report: Report) -> No
     }
     assert rows["of the limit"] == ["at least 0.75", "0.8", "yes"]
     assert rows["on disk"] == ["at most 5", "5.5", "NO"]
-    assert rows["beside the other"] == ["stated", "0.8889", ""]
-    assert rows["beside a peer"] == ["at least 1", "out/gone: java is not installed", ""]
+    assert rows["against the other"] == ["stated", "0.8889", ""]
+    assert rows["against a peer"] == ["at least 1", "out/gone: java is not installed", ""]
     assert rows["of what breaks"][0] == "at least 50,000"
     assert "skipped: out/gone: java is not installed" in text
 

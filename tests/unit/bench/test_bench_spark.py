@@ -1,4 +1,4 @@
-"""Spark's figures beside what is asked of them, and the guide that is filled from a run. No Spark is started."""
+"""Spark's figures with their targets, and the guide that is filled from a run. No Spark is started."""
 
 import io
 import json
@@ -69,7 +69,7 @@ def test_the_document_says_machine_versions_settings_and_every_repetition() -> N
 
 
 def test_the_guide_is_filled_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands between the marks is replaced, the rest stays, and again gives the same page."""
+    """The text between the marks is replaced, the rest stays, and a second run writes the same page."""
     page, run = tmp_path / "spark.md", tmp_path / "spark.json"
     page.write_text("before\n<!-- begin spark -->\nold\n<!-- end spark -->\nafter\n")
     run.write_text(json.dumps(report().document()))

@@ -1,4 +1,4 @@
-"""What `bench.metrics cost` compares with: instruments that stop counting and count again, whoever has kept them."""
+"""What `bench.metrics cost` compares with: instruments that stop and resume counting, also through kept references."""
 
 from headrace_server.instruments import LOOP_SECONDS, LoopTimes
 from prometheus_client import CollectorRegistry, Counter

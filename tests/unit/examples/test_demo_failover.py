@@ -50,7 +50,7 @@ def test_only_what_was_delivered_is_an_acknowledgement() -> None:
 
 
 def test_a_demo_that_ends_early_kills_nobody() -> None:
-    """Stopped before its time, the thread ends without a broker killed, and whoever waits for the kill goes on."""
+    """Stopped before its time, the thread ends without a broker killed, and the waiter for the kill continues."""
     stop = threading.Event()
     failover = Failover(LocalCluster(), ["t"], AcknowledgementTimes({"t": 1}), Console(), lease_ttl_ms=3_000, stop=stop)
     failover.start()
@@ -61,7 +61,7 @@ def test_a_demo_that_ends_early_kills_nobody() -> None:
 
 
 def test_a_kill_that_fails_lets_the_sender_go_on() -> None:
-    """The sender waits for the kill and not for its success; the error is there for whoever looks."""
+    """The sender waits for the kill and not for its success; the error is kept for the caller."""
     cluster = LocalCluster()
     failover = Failover(
         cluster, ["t"], AcknowledgementTimes({"t": 1}), Console(), lease_ttl_ms=3_000, stop=threading.Event()

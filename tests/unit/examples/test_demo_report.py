@@ -101,7 +101,7 @@ def test_the_longest_time_without_a_leader_counts() -> None:
 
 @pytest.mark.parametrize(("spans", "cell"), [((3.2, 3.4), "3.40 s"), ((None,), "none"), (None, None)])
 def test_the_table_has_a_line_for_the_failover(spans: tuple[float | None, ...] | None, cell: str | None) -> None:
-    """What the kill cost stands in the table where a broker was killed; without a kill there is no such line."""
+    """The table has the cost of the kill if a broker was killed; without a kill there is no such line."""
     text = io.StringIO()
     show([report(SENT)], failover(*spans) if spans else None, Console(file=text, width=100))
     line = next((line for line in text.getvalue().splitlines() if "longest without a leader" in line), None)

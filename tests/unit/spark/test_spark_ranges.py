@@ -22,7 +22,7 @@ sizes = st.lists(st.integers(0, 1000), min_size=1, max_size=6)
 
 @given(sizes, st.integers(0, 40), st.integers(0, 200))
 def test_split_parts_are_the_ranges_again(lengths, min_partitions, max_records):
-    """In order, none empty, none too large, enough of them where there are so many records; even within one."""
+    """In order, none empty, none too large, enough of them for that many records; even within one."""
     ranges = [OffsetRange(TopicPartition("t", n), 100 * n, 100 * n + size) for n, size in enumerate(lengths)]
     parts = split(ranges, min_partitions, max_records)
     offsets = [(part.where, offset) for part in parts for offset in range(part.start, part.end)]
@@ -133,7 +133,7 @@ def test_a_checkpoint_is_plain_json_and_comes_back():
 
 
 def test_the_initial_offset_is_a_constant():
-    """It may be asked for again after a first micro-batch that failed; where that starts stands in its end."""
+    """It may be requested again after a first micro-batch that failed; its end names the start."""
     assert initial_offset() == initial_offset()
     assert parse_offsets(initial_offset()) is None
     first = StreamOffsets({A0: 5, A1: 9}, {"a": "0a"}, {A0: 2, A1: 9})

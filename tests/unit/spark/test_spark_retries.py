@@ -134,7 +134,7 @@ def test_one_task_becomes_two_wherever_the_first_try_ended(fake, stored):
 
 @pytest.mark.parametrize("keyed", [False, True])
 def test_a_partition_that_was_added_between_two_tries(fake, keyed):
-    """Keys have other partitions then, and rows without one other turns; the query goes on from there."""
+    """Keys have other partitions then, and rows without one other turns; the query continues from there."""
     micro_batch = MicroBatch(fake)
     micro_batch.dies([batches(range(50), keyed=keyed)])
     fake.topics["t"].partitions.append(FakePartition())
@@ -174,7 +174,7 @@ def test_the_same_row_in_several_tasks_is_stored_as_often_as_it_is_there(fake):
 
 
 def test_other_rows_are_refused_before_anything_is_stored(fake):
-    """As often as they come; with the rows of the first try it goes on."""
+    """As often as they come; with the rows of the first try it continues."""
     micro_batch = MicroBatch(fake)
     micro_batch.dies([batches(range(20))])
     for number in range(3):
@@ -196,7 +196,7 @@ def test_rows_that_are_gone_end_the_micro_batch(fake):
 
 
 def test_stored_rows_that_retention_has_removed_are_not_guessed_at(fake):
-    """Whether they were these rows nobody can say."""
+    """Whether they were these rows cannot be determined."""
     micro_batch = MicroBatch(fake)
     micro_batch.dies([batches(range(20))])
     fake.topics["t"].partitions[0].start = 5
@@ -252,7 +252,7 @@ def test_a_task_without_rows_says_what_it_stored_before(fake):
     assert micro_batch.counts() == once(range(10))
 
 
-# --- tries of a task beside each other ---
+# --- concurrent tries of a task ---
 
 
 def test_a_task_is_tried_again_while_the_first_try_is_still_at_work(fake):
@@ -303,7 +303,7 @@ def cut(numbers: Sequence[int], tasks: int) -> list[Sequence[int]]:
 
 
 class DyingWriter(TaskWriter):
-    """Dies when it has stored so many batches."""
+    """Dies when it has stored this many batches."""
 
     lives = 1 << 30
 

@@ -72,7 +72,7 @@ def test_without_idempotent_retries_rows_may_be_stored_twice(fake):
 
 
 def test_rows_go_where_they_say():
-    """By the column partition, else by key, else together where the task stands; null says nothing."""
+    """By the column partition, else by key, else together in the task's partition; null means no choice."""
     batch = pa.RecordBatch.from_pydict(
         {
             "key": pa.array([b"1", None, b"1", None], pa.binary()),

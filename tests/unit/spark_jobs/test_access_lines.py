@@ -18,7 +18,7 @@ LINE = (
 
 
 def test_every_field_of_a_line():
-    """Times become UTC; what stands between quotes may have escaped ones in it."""
+    """Times become UTC; a quoted text may contain escaped quotes."""
     assert parse_line(LINE) == AccessLine(
         client="10.1.2.3",
         user="alice",

@@ -76,7 +76,7 @@ def test_what_retention_has_begun_to_remove_is_not_called_missing():
 
 
 def test_records_that_nobody_claims_are_told_and_those_before_the_first_claim_are_not():
-    """Before, nobody counted."""
+    """Records before it were not counted."""
     claims = [claimed(2 * MINUTE)]
     arrived = {("t", start * MINUTE): Arrived(10) for start in (1, 2, 3)}
     found = judge(claims, arrived, window_sizes(claims), NOW)

@@ -124,7 +124,7 @@ def test_what_a_data_source_raised_is_found_inside_sparks_tracebacks():
     analysis = RuntimeError("noise\n[UNRESOLVED_COLUMN] A column cannot be resolved.\n'Project")
     assert explain(analysis) == "[UNRESOLVED_COLUMN] A column cannot be resolved."
     assert explain(TableBusyError("another job writes")) == "another job writes"
-    assert explain(headrace.ConfigError("x is wrong", action="Mend it.")) == "x is wrong. Mend it."
+    assert explain(headrace.ConfigError("x is wrong", action="Fix it.")) == "x is wrong. Fix it."
 
 
 def test_a_table_in_use_is_said_before_anything_is_read(tmp_path):
@@ -139,7 +139,7 @@ def test_a_table_in_use_is_said_before_anything_is_read(tmp_path):
 
 
 def test_a_log_without_one_readable_line_fails() -> None:
-    """The exit code says so, as nobody reads the summary of a job that runs at night; one line that fits is enough."""
+    """The exit code reports it, as a nightly job's summary stays unread; one line that fits is enough."""
     access_log.check_readable(access_log.AccessSummary({}))
     access_log.check_readable(access_log.AccessSummary({}, hits=1, bad_lines=5))
     with pytest.raises(JobError, match="none of the 5,000 lines could be read") as caught:
@@ -167,7 +167,7 @@ run_job(job)
     ("name", "code", "said"), [("SIGINT", 130, "error: interrupted; what was committed stays\n"), ("SIGTERM", 143, "")]
 )
 def test_a_signal_within_a_finalizer_ends_a_job(name, code, said):
-    """Python drops what a finalizer raises, and py4j has one for every Java object: the job would go on for ever."""
+    """Python drops what a finalizer raises, and py4j has one for every Java object: the job would run for ever."""
     arguments = [sys.executable, "-c", SIGNAL_IN_A_FINALIZER.format(name=name)]
     ended = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (code, said)

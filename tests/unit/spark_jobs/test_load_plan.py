@@ -18,7 +18,7 @@ def test_a_new_table_begins_where_the_log_does():
 
 
 def test_a_partition_that_is_new_is_loaded_from_its_start():
-    """The others go on."""
+    """The others are loaded."""
     assert dict(plan_load({0: 7}, {0: 0, 1: 2}, {0: 9, 1: 5}).starts) == {0: 7, 1: 2}
 
 

@@ -19,7 +19,7 @@ def test_java_is_killed_where_spark_does_not_stop(monkeypatch):
 
 
 def test_java_of_spark_submit_is_not_killed(monkeypatch):
-    """Nobody but it knows the process."""
+    """Only the session has the process."""
     monkeypatch.setattr(session, "STOP_SECONDS", 0.0)
     stopped = threading.Event()
     session._stop(SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace()), stop=stopped.set))

@@ -28,7 +28,7 @@ def table(request, tmp_path):
 
 
 def attempt_with(table, first, rows):
-    """Write rows `first` .. `first + rows` as Spark would: a file an hour, hidden files beside them."""
+    """Write rows `first` .. `first + rows` as Spark would: a file an hour, and hidden files."""
     attempt = begin(table.root)
     attempt.data.mkdir()
     for number, hour in enumerate(HOURS):
@@ -91,7 +91,7 @@ def test_commits_add_up(table):
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing in the tables catches it."""
+    """Represents SIGKILL: nothing in the tables catches it."""
 
 
 def steps_of(action, kill_at=None):
@@ -157,7 +157,7 @@ def recover(table):
 
 def test_a_job_that_is_killed_at_any_step_leaves_all_or_nothing(copies):
     """Position and rows agree at once and after recovery; a plain reader sees no row twice and none too early; the
-    next job goes on without loss, and nothing of the attempt is left."""
+    next job continues without loss, and nothing of the attempt is left."""
     steps = steps_of(lambda: add(copies("all"), 3, 4))
     seen = Counter()
     for number, step in enumerate(steps):

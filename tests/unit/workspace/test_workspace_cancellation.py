@@ -1,4 +1,4 @@
-"""Nobody takes a cancellation of its own for that of a task which it awaits."""
+"""No code takes a cancellation of its own for that of a task which it awaits."""
 
 from __future__ import annotations
 
