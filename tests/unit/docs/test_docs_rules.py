@@ -9,7 +9,7 @@ CITED = re.compile(r"\b([CHI])(\d{1,2})(?:\s?(?:-|to|\.\.)\s?\1(\d{1,2}))?\b")
 
 
 def _cited(text: str) -> set[str]:
-    """Numbers cited as `H31` or as a span `H31 to H35`; only where docstrings, comments or prose stand."""
+    """Numbers cited as `H31` or as a span `H31 to H35`; only in docstrings, comments or prose."""
     found = set()
     for letter, first, last in CITED.findall(text):
         found |= {f"{letter}{number}" for number in range(int(first), int(last or first) + 1)}

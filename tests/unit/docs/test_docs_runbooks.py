@@ -30,7 +30,7 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
 def quoted(page: Path) -> list[str]:
-    """What stands between backticks, without the line breaks in it."""
+    """The texts between backticks, without their line breaks."""
     text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
     return [" ".join(each.split()) for each in re.findall(r"`([^`]+)`", text)]
 
