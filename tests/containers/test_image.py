@@ -27,7 +27,7 @@ def test_the_image_is_small(engine: Engine, figure: Figure) -> None:
     assert size < LARGEST_BYTES
 
 
-def test_it_is_nobody_and_writes_nowhere(engine: Engine) -> None:
+def test_it_runs_unprivileged_and_writes_nowhere(engine: Engine) -> None:
     """User and group 10001, no capability, on a file system that it cannot change; the command line works so."""
     program = (
         "import os; print(os.getuid(), os.getgid(), [l for l in open('/proc/self/status') if l.startswith('CapEff')])"
@@ -72,7 +72,7 @@ def test_it_has_no_tool_of_development(engine: Engine) -> None:
     assert engine.docker(*HARDENED, "--entrypoint=python", HEADRACE, "-c", program) == "[] []\n"
 
 
-def test_what_cannot_start_says_why(engine: Engine) -> None:
+def test_a_failed_start_reports_its_cause(engine: Engine) -> None:
     """A broker without what it needs ends with a sentence, not with a traceback, and with an exit code."""
     with pytest.raises(AssertionError) as caught:
         engine.docker(*HARDENED, "--env=HEADRACE_BROKER_NO_SUCH_SETTING=1", HEADRACE, "broker")

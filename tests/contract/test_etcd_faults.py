@@ -161,7 +161,7 @@ async def test_an_etcd_that_comes_back_empty_is_refused(own_etcd):
         assert view.get(KEY).value == b"4"
 
 
-async def test_an_etcd_whose_quota_is_used_up_says_so_and_is_read_on(tmp_path):
+async def test_an_etcd_without_quota_raises_an_alarm_and_stays_readable(tmp_path):
     """H83: writes end without a known outcome, reads succeed, and each look at the members names the alarm."""
     quota = 16 << 20
     with Etcd(tmp_path / "etcd", extra_arguments=(f"--quota-backend-bytes={quota}",)) as etcd:
@@ -235,7 +235,7 @@ async def test_a_silent_etcd_is_not_a_lost_lease(own_etcd):
         await keeper.stop()
 
 
-async def test_renewals_end_in_time_and_go_on_when_etcd_does(own_etcd):
+async def test_renewals_end_in_time_and_resume_with_etcd(own_etcd):
     """While etcd is stopped a renewal ends at its deadline, which decides nothing; then the same client renews again,
     also after a restart."""
     async with connected(own_etcd.endpoint, timeout_s=0.5) as store:

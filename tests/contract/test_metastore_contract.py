@@ -184,7 +184,7 @@ async def test_a_silent_prefix_gets_progress_notifications(store, world):
     await stream.aclose()
 
 
-async def test_a_watch_into_compacted_history_says_so(store, world):
+async def test_a_watch_into_compacted_history_raises(store, world):
     """A watch from before the compaction raises CompactedError with the revision, so that no event is missed (H80)."""
     first = await put(store, world.key("a"), b"1")
     await put(store, world.key("a"), b"2")
@@ -199,7 +199,7 @@ async def test_a_watch_into_compacted_history_says_so(store, world):
     await stream.aclose()
 
 
-async def test_a_watch_goes_on_over_a_compaction(store, world):
+async def test_a_watch_continues_over_a_compaction(store, world):
     """A watch that is up to date does not notice a compaction."""
     await put(store, world.key("a"), b"1")
     stream = store.watch(world.prefix, 1 + (await store.status()).revision)
@@ -294,7 +294,7 @@ class CountingRenewer:
         self.renewer.close()
 
 
-async def test_the_keeper_hears_that_its_lease_has_ended(store, world):
+async def test_the_keeper_reports_that_its_lease_has_ended(store, world):
     """A LeaseKeeper renews, moving its deadline on, and reports a lost lease once, at once and for good (H76)."""
     lease = await store.grant_lease(1_000)
     lost, states = asyncio.Event(), []

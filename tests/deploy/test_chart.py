@@ -36,7 +36,7 @@ VALIDATED = [*((values, "1.32.0") for values in MATRIX.values()), (EVERYTHING, "
 
 
 @pytest.mark.parametrize(("values", "version"), VALIDATED, ids=[*MATRIX, "everything, oldest", "everything, newest"])
-def test_kubernetes_knows_every_field(render: Render, values: dict[str, Any], version: str) -> None:
+def test_kubernetes_accepts_every_field(render: Render, values: dict[str, Any], version: str) -> None:
     """Strictly, against the schemas of Kubernetes; of the oldest release supported and the newest, too."""
     for each in render(values):
         if each["kind"] not in CUSTOM:
@@ -280,7 +280,7 @@ def test_a_rollout_follows_settings_and_nothing_else(render: Render, chart: Any)
 SERVICES = (("StatefulSet", "-broker"), ("Deployment", "-coordinator"))
 
 
-def test_etcd_is_always_three_members_who_know_each_other(render: Render) -> None:
+def test_etcd_is_always_three_members_with_each_others_addresses(render: Render) -> None:
     """Whatever the number of brokers; and brokers and coordinators are told the same three."""
     for values in ({}, {"broker": {"replicas": 9}}):
         objects = render(values)
@@ -345,7 +345,7 @@ def test_tls_reaches_services_and_jobs(render: Render) -> None:
         ("TLS by cert-manager, node ports", set(), ["192.0.2.5"]),
     ],
 )
-def test_a_certificate_is_good_for_all_that_clients_are_told(
+def test_a_certificate_is_valid_for_every_advertised_address(
     render: Render, name: str, names: set[str], addresses: list[str]
 ) -> None:
     """Names of Services and pods inside, what is told outside, and addresses where addresses belong."""
@@ -358,7 +358,7 @@ def test_a_certificate_is_good_for_all_that_clients_are_told(
     assert certificate.get("ipAddresses", []) == addresses
 
 
-def test_coordinators_are_told_apart(render: Render) -> None:
+def test_coordinators_have_distinct_ids(render: Render) -> None:
     """Each by its own address, with TLS by a name that certificates can bear; the same for all only where asked."""
     own = "{podIP}.demo-headrace-coordinator-headless.prod.svc.cluster.local:7170"
     for name, told in (
@@ -372,7 +372,7 @@ def test_coordinators_are_told_apart(render: Render) -> None:
         assert environment["HEADRACE_COORDINATOR_ADVERTISED_ADDRESS"] == told
 
 
-def test_outside_addresses_are_told_by_number(render: Render) -> None:
+def test_outside_addresses_are_set_by_number(render: Render) -> None:
     """By a template, a list, or the node's own address; peers keep using the internal names."""
     for name, expected in (
         ("everything", {str(number): f"broker-{number}.example.org:7181" for number in range(5)}),
@@ -405,7 +405,7 @@ def test_external_services_have_annotations_and_labels_of_their_broker(render: R
         assert service["metadata"]["labels"]["example.org/broker"] == f"b{number}"
 
 
-def test_extra_containers_stand_beside_the_charts_own(render: Render) -> None:
+def test_extra_containers_are_added_to_the_charts_own(render: Render) -> None:
     """A sidecar does not replace the service, nor an init container the one that reads the rack."""
     sidecar, before = {"name": "sidecar", "image": "a:1"}, {"name": "before", "image": "b:1"}
     extra = {"extraContainers": [sidecar], "extraInitContainers": [before]}
@@ -421,7 +421,7 @@ def test_extra_containers_stand_beside_the_charts_own(render: Render) -> None:
         assert (spec["containers"][-1], spec["initContainers"][-1]) == (sidecar, before)
 
 
-def test_the_transfer_port_is_closed_until_asked_for(render: Render) -> None:
+def test_the_transfer_port_is_closed_by_default(render: Render) -> None:
     """Then it is listened on, published, named to clients and open to those who may fetch; else none of it is there."""
     closed = {"everything": {"broker": {**EVERYTHING["broker"], "transfer": {"enabled": False}}}}
     for name in ("defaults", "listed addresses", "everything"):

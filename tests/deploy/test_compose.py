@@ -89,7 +89,7 @@ def test_grafana_answers_to_one_name(compose: dict[str, Any]) -> None:
     assert (environment["GF_SERVER_DOMAIN"], environment["GF_SERVER_ENFORCE_DOMAIN"]) == ("localhost", "true")
 
 
-def test_what_runs_on_says_how_it_is(compose: dict[str, Any]) -> None:
+def test_long_running_services_have_health_checks(compose: dict[str, Any]) -> None:
     """`up --wait` waits for health checks; old engines refuse a start interval."""
     for name, service in compose["services"].items():
         if name in ("etcd-volume", "demo"):
@@ -134,7 +134,7 @@ def test_settings_are_taken_by_the_services(compose: dict[str, Any]) -> None:
         assert settings.transfer_listen == "0.0.0.0:7281"
 
 
-def test_clients_in_containers_find_what_they_are_told(compose: dict[str, Any]) -> None:
+def test_clients_in_containers_reach_the_advertised_addresses(compose: dict[str, Any]) -> None:
     """The gateway, whose network the demo shares, passes each published port on to the service that publishes it."""
     services = compose["services"]
     published = {

@@ -112,7 +112,7 @@ def test_variables_come_from_files(programs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("address", "name"), [("10.0.3.14", "10-0-3-14"), ("2001:db8::7", "2001-db8--7")])
-def test_a_pod_is_told_by_the_name_that_dns_gives_it(programs: Path, address: str, name: str) -> None:
+def test_a_pod_is_identified_by_its_dns_name(programs: Path, address: str, name: str) -> None:
     """Its address with dashes; one that is not known is an error in a sentence."""
     told = {"HEADRACE_COORDINATOR_ADVERTISED_ADDRESS": "{podIP}.coordinators.svc:7170"}
     done = run("coordinator", path=str(programs), HEADRACE_POD_IP=address, **told)

@@ -136,7 +136,7 @@ def test_thresholds_are_values_of_the_chart(helm: Any, render: Render) -> None:
         ({"replicas": 2, "autoscaling": {"enabled": True, "minReplicas": 1}}, {}, False),
     ],
 )
-def test_who_wants_one_coordinator_is_not_told_so(
+def test_a_single_coordinator_by_choice_raises_no_alert(
     render: Render, coordinator: dict[str, Any], change: dict[str, Any], there: bool
 ) -> None:
     """The alert about the last one is there where two are asked for, or where it is asked for by name."""
@@ -211,7 +211,7 @@ def test_prometheus_and_alertmanager_read_their_files(promtool: str) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_evaluator_knows_its_numbers() -> None:
+def test_the_evaluator_computes_correctly() -> None:
     """Against values that Prometheus gives, computed by hand from its source."""
     samples = Samples()
     samples.add('c{i="a"}', "0+60x10")

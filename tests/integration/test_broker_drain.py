@@ -56,7 +56,7 @@ def test_an_upgrade_of_every_broker_costs_no_record(replicated: Replicated) -> N
     follower.check(writer)
 
 
-def test_a_drain_that_is_not_done_in_time_says_what_is_left(replicated: Replicated) -> None:
+def test_a_drain_that_times_out_lists_what_is_left(replicated: Replicated) -> None:
     """Exit code 1 and one sentence: the partitions, and what to do. A broker that is not there needs no drain."""
     replicated.create("held-up", [[1, 2]], min_insync_replicas=1)
     for coordinator in replicated.cluster.coordinators:

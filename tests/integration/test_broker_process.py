@@ -327,7 +327,7 @@ def test_an_outage_of_etcd_does_not_stop_the_data(broker_with_own_etcd: Any) -> 
         os.kill(broker.etcd.pid, signal.SIGCONT)
 
 
-def test_fencing_on_silence_where_it_is_asked_for(broker_with_own_etcd: Any) -> None:
+def test_fencing_on_silence_where_it_is_set(broker_with_own_etcd: Any) -> None:
     """fence_on_lease_loss=true trades availability for reads that are never stale."""
     broker = broker_with_own_etcd
     broker.overrides = {"lease_ttl_ms": 1000, "fence_on_lease_loss": "true"}

@@ -127,7 +127,7 @@ def test_a_live_group_is_not_reset(headrace: GroupCommandLine, topic: str, membe
     assert headrace.ok("reset", topic, "--to-file", "-", "--dry-run").count('"offset": 10') == PARTITIONS
 
 
-def test_members_go_on_where_they_were_sent(
+def test_members_continue_at_the_reset_offsets(
     headrace: GroupCommandLine, topic: str, member: Callable[..., sdk.Consumer], tmp_path: Path
 ) -> None:
     """Back, forth, from a file, like another group; a dry run moves nothing; deleted, the group begins anew."""

@@ -255,7 +255,7 @@ def test_an_unclean_election_shows_the_loss_and_makes_it(headrace: CommandLine) 
     assert headrace(*elect, "--broker", str(leader), "--yes").code == 1, "who is complete lives"
 
 
-def test_etcd_away_is_told(headrace: CommandLine) -> None:
+def test_etcd_away_is_reported(headrace: CommandLine) -> None:
     """Nothing else is wrong: producing succeeds."""
     headrace.ok("topic", "create", "clicks", "-p", "1")
     headrace.cluster.etcd.pause()

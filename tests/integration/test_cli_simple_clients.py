@@ -130,7 +130,7 @@ def test_the_page_works_from_top_to_bottom(headrace_cluster: LocalCluster, topic
             assert offsets[0] == offsets[1] == ["2"], "a retry with its sequence is stored once"
 
 
-def test_a_call_without_a_deadline_is_told_so(headrace_cluster: LocalCluster) -> None:
+def test_a_call_without_a_deadline_is_refused_with_the_reason(headrace_cluster: LocalCluster) -> None:
     """As the page says: DEADLINE_REQUIRED, with what to do."""
     method = "headrace.v1.ClusterService/InitProducerId"
     request_type, answer_type = message_types(method)

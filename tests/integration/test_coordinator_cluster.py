@@ -579,7 +579,7 @@ def test_a_broker_that_is_gone_with_its_replicas_is_counted(world):
     until(lambda: metric("missing_brokers") == 0, "its return")
 
 
-def test_of_two_coordinators_behind_one_address_only_who_answers_is_told_of(world):
+def test_of_two_coordinators_behind_one_address_only_the_answering_one_is_reported(world):
     """As behind a Service: the other one is named with who answered in its place, and its log level stays."""
     first = world.start("a")
     second = world.start("b", advertised_address=first.address)

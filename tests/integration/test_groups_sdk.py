@@ -271,7 +271,7 @@ def test_a_member_that_is_killed_is_replaced(group):
     assert group.ledger.errors == []
 
 
-def test_a_static_member_comes_back_to_its_partitions_and_nobody_else_notices(group):
+def test_a_static_member_comes_back_to_its_partitions_without_a_rebalance(group):
     first = group.join(group_instance_id="one", session_timeout_ms=20_000)
     second = group.join(group_instance_id="two", session_timeout_ms=20_000)
     group.wait_shared()
@@ -286,7 +286,7 @@ def test_a_static_member_comes_back_to_its_partitions_and_nobody_else_notices(gr
     group.finish()
 
 
-def test_the_former_life_of_a_static_member_is_told_that_it_is_over(group):
+def test_the_former_process_of_a_static_member_is_fenced(group):
     first = group.join(group_instance_id="one")
     group.wait_shared()
     group.join(group_instance_id="one")
@@ -316,7 +316,7 @@ def test_a_pattern_takes_in_new_topics_and_deleted_ones_go(group):
     group.finish()
 
 
-def test_while_etcd_stands_still_members_read_on(group):
+def test_while_etcd_is_paused_members_keep_reading(group):
     for _ in range(2):
         group.join(enable_auto_commit=True, auto_commit_interval_ms=100)
     group.wait_shared()
@@ -348,7 +348,7 @@ def test_a_coordinator_is_killed_and_members_go_on(group):
     group.finish()
 
 
-def test_a_rolling_restart_of_ten_members_stops_nobody_else(cluster, request):
+def test_a_rolling_restart_of_ten_members_stops_no_other_member(cluster, request):
     group = Group(cluster, "rolling", 20)
     try:
         for _ in range(10):

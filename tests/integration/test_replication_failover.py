@@ -188,7 +188,7 @@ def refusal(answer: pb.PartitionProduceResult) -> pb.PartitionProduceResult | No
     return answer.error if answer.HasField("error") else None
 
 
-def test_followers_that_stand_still_hold_acknowledgements_back(replicated: Replicated) -> None:
+def test_paused_followers_delay_acknowledgements(replicated: Replicated) -> None:
     """I9, H52: acks=all waits for every member of the in-sync set; a wait that ends before says that it is unknown."""
     topic_id = replicated.create("held-back", [[1, 2, 3]], min_insync_replicas=2)
     address = replicated.broker(1).address
@@ -281,7 +281,7 @@ def test_a_leader_that_its_followers_do_not_reach(replicated: Replicated) -> Non
             replicated.reconfigure(1, internal_listen="", internal_advertised_address="")
 
 
-def test_the_controller_stands_still_while_a_leader_dies(own_cluster: Callable[..., LocalCluster]) -> None:
+def test_the_controller_is_paused_while_a_leader_dies(own_cluster: Callable[..., LocalCluster]) -> None:
     """H19, L5: another coordinator becomes controller and elects; the first one, awake again, changes nothing."""
     settings = {"lease_ttl_ms": 2_000}
     replicated = Replicated(own_cluster(broker_settings=BROKER_SETTINGS, coordinator_settings=settings))

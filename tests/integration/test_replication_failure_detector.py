@@ -25,7 +25,7 @@ def suspected_by(replicated: Replicated) -> dict[int, list[int]]:
     return replicated.in_etcd(read)
 
 
-def test_who_stands_still_is_suspected_before_its_lease_ends(replicated: Replicated) -> None:
+def test_a_paused_broker_is_suspected_before_its_lease_ends(replicated: Replicated) -> None:
     """Issue 3, 3: its peers publish it, the metric and the description of followers show it, and it passes."""
     replicated.reconfigure(SILENT, lease_ttl_ms=60_000)
     replicated.create("watched", [[1, 2, 3]])

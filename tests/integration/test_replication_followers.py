@@ -168,7 +168,7 @@ def test_a_leader_with_an_empty_disk(replicated: Replicated) -> None:
     writer.check(replicated)
 
 
-def test_nobody_leads_with_an_empty_disk(replicated: Replicated) -> None:
+def test_a_broker_with_an_empty_disk_does_not_lead(replicated: Replicated) -> None:
     """H14: the last in-sync replica comes back empty: an eligible leader leads in its place, and nothing is lost."""
     topic_id = replicated.create("last-standing", [[1, 2]], min_insync_replicas=2)
     append(replicated.broker(1).address, topic_id, b"committed")

@@ -303,7 +303,7 @@ def test_a_high_watermark_beyond_the_log(leader: HandLeader) -> None:
     assert (leader.held().high_watermark, leader.held().log_end_offset) == (1, 1)
 
 
-def test_an_error_is_asked_again(leader: HandLeader) -> None:
+def test_a_fetch_is_retried_after_an_error(leader: HandLeader) -> None:
     """A refusal ends neither the stream nor the copying."""
     fetch = leader.bring((b"a",))
     leader.answer(fetch, error=to_detail(FencedLeaderEpochError("a moment")))
@@ -361,7 +361,7 @@ def test_an_unclean_election_explains_a_cut(leader: HandLeader) -> None:
     assert leader.held().offline_reason == ""
 
 
-def test_a_silent_leader_is_asked_anew(leader: HandLeader) -> None:
+def test_a_silent_leader_gets_a_new_stream(leader: HandLeader) -> None:
     """A stream on which nothing comes is given up, and made anew with its fetches."""
     fetch = leader.bring((b"a",))
     streams = len(leader.identities)

@@ -157,7 +157,7 @@ def _reads(racked, broker_id, write, read, seen):
 
 
 @pytest.mark.parametrize("reset", ["earliest", "error"])
-def test_a_consumer_of_a_log_that_was_replaced_is_told(racked, reset):
+def test_a_consumer_of_a_replaced_log_gets_an_error(racked, reset):
     """KIP-320: an unclean election loses what the consumer has read; it hears of it whatever auto_offset_reset says,
     and reads from the diverging offset on what took its place.
     """

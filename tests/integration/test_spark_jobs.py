@@ -105,7 +105,7 @@ def test_a_topic_becomes_a_table_record_by_record(jobs, servers, topic, tmp_path
     assert answer.rows == [["2023-11-15-12", 180], ["2023-11-15-13", 90]]
 
 
-def test_what_retention_removed_is_told_and_not_passed_over(jobs, servers, topic, tmp_path):
+def test_records_removed_by_retention_are_reported_and_not_skipped(jobs, servers, topic, tmp_path):
     """Partition, offsets and count, before anything is loaded; on request the load continues behind the gap."""
     wanted = Load(topic, tmp_path / "table", servers)
     send(servers, topic, 10)
@@ -151,7 +151,7 @@ def test_rows_that_do_not_come_stop_a_commit(jobs, servers, topic, tmp_path, mon
     assert list(table.root.glob("_headrace/attempts/*")) == []
 
 
-def test_an_error_of_the_source_is_told_in_one_sentence(jobs, servers):
+def test_an_error_of_the_source_is_reported_in_one_sentence(jobs, servers):
     """Out of Spark's tracebacks."""
     with pytest.raises(Exception, match="no-such-topic") as raised:
         read_topic(jobs, servers, "no-such-topic").count()
@@ -310,7 +310,7 @@ def test_a_producer_that_was_killed_leaves_its_windows_unconfirmed(jobs, servers
     assert (second["state"], second["arrived"]) == ("complete", 30)
 
 
-def test_an_audit_without_claims_says_so(jobs, servers, topic, audit_topic):
+def test_an_audit_without_claims_reports_that(jobs, servers, topic, audit_topic):
     """Nothing was counted: that is not complete."""
     send(servers, topic, 1)
     with pytest.raises(JobError, match="there is no claim"):

@@ -126,7 +126,7 @@ def test_conditions_are_pushed_down_and_change_no_answer(
         assert (rows_of(frame), tasks_of(frame)) == (expected, tasks)
 
 
-def test_conditions_are_pushed_down_only_where_it_is_asked_for(
+def test_conditions_are_pushed_down_only_where_the_option_is_set(
     spark: Any, spark_cluster: LocalCluster, spark_settings: Any
 ) -> None:
     """Spark reads a frame's first query's plan in the second one, too: so without the option nothing follows from
@@ -252,7 +252,7 @@ def test_a_broker_killed_while_spark_reads(spark: Any, own_cluster: Any, tmp_pat
     assert sorted((row.partition, row.offset) for row in rows) == [(p, n) for p in (0, 1) for n in range(2_000)]
 
 
-def test_a_part_that_retention_takes_meanwhile_is_told(spark: Any, spark_cluster: LocalCluster, topic_name: str,
+def test_records_that_retention_removes_meanwhile_are_reported(spark: Any, spark_cluster: LocalCluster, topic_name: str,
                                                        tmp_path: Path) -> None:  # fmt: skip
     """Between planning and reading: the task finds the log's start behind its range."""
     topic = Topic(spark_cluster, topic_name, partitions=1)

@@ -175,7 +175,7 @@ def test_new_topics_of_a_pattern_are_picked_up(
     assert sorted(seen) == [first.name] * 3 + [second.name] * 2
 
 
-def test_lag_is_shown_beside_the_groups(spark: Any, topic: Topic, tmp_path: Path) -> None:
+def test_lag_is_shown_as_that_of_a_group(spark: Any, topic: Topic, tmp_path: Path) -> None:
     """By `commitGroup`, while the query runs; and Spark's own progress has the latest offsets."""
     stream = topic.stream(spark, startingOffsets="earliest", commitGroup=topic.name).writeStream.format("noop")
     query = stream.option("checkpointLocation", str(tmp_path)).start()
@@ -199,7 +199,7 @@ def test_lag_is_shown_beside_the_groups(spark: Any, topic: Topic, tmp_path: Path
 # --- what is lost ---
 
 
-def test_retention_that_overruns_a_checkpoint_is_told(spark: Any, topic: Topic, tmp_path: Path) -> None:
+def test_retention_that_overruns_a_checkpoint_is_reported(spark: Any, topic: Topic, tmp_path: Path) -> None:
     """The query ends with an error that names partition, wanted and earliest offset and how many are gone; told to, it
     continues with what is left."""
     run = Run(spark, topic, tmp_path / "checkpoint", maxOffsetsPerTrigger=50)

@@ -62,7 +62,7 @@ def test_keys_choose_partitions_as_the_sdks_producers_do(spark: Any, target: Top
     assert sorted(int(record.value) for record in records) == list(range(300))
 
 
-def test_a_column_says_the_topic(spark: Any, target: Topic, spark_cluster: LocalCluster) -> None:
+def test_a_column_names_the_topic(spark: Any, target: Topic, spark_cluster: LocalCluster) -> None:
     """A row each; a row without one is an error."""
     other = Topic(spark_cluster, f"{target.name}-other", partitions=1)
     names = f"IF(id % 2 = 0, '{target.name}', '{other.name}') AS topic"

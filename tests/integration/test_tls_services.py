@@ -125,7 +125,7 @@ def bad_clients(cluster, directory):
     yield {"ssl_certfile": str(services.directory / "none.pem")}, "cannot be read"
 
 
-def test_a_client_that_cannot_be_served_is_told_why_and_what_to_do(tls_cluster, tmp_path):
+def test_a_refused_client_gets_cause_and_remedy(tls_cluster, tmp_path):
     """Without TLS, without a certificate, another authority's, another name, not accepted, expired, not there."""
     for changed, sentence in bad_clients(tls_cluster, tmp_path):
         with pytest.raises(headrace.HeadraceError, match=sentence):
@@ -133,7 +133,7 @@ def test_a_client_that_cannot_be_served_is_told_why_and_what_to_do(tls_cluster, 
                 admin.describe_cluster()
 
 
-def test_a_client_with_tls_is_told_that_a_server_has_none(tls_cluster, headrace_cluster):
+def test_a_client_with_tls_gets_an_error_from_a_server_without(tls_cluster, headrace_cluster):
     """Asyncio, too; and a producer does not retry an error that no retry can fix."""
     plain = {"bootstrap_servers": headrace_cluster.bootstrap_servers}
 

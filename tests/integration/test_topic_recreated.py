@@ -73,7 +73,7 @@ def test_a_consumer_without_a_group_skips_nothing(topic, caplog):
     assert all(topic_id.hex() in told for topic_id in topic.ids)
 
 
-def test_a_consumer_that_asks_for_errors_gets_both_ids(topic):
+def test_a_consumer_that_selects_errors_gets_both_ids(topic):
     with headrace.Consumer(**topic.settings, auto_offset_reset="error") as consumer:
         consumer.assign({topic.where: 0})
         assert take(consumer, OLD) == values(b"old", OLD)
@@ -178,7 +178,7 @@ def test_the_command_line_ends_with_both_ids(topic):
     assert "created again" in complaint or "there is no topic" in complaint.lower()
 
 
-def told_at_the_end():
+def error_at_the_end():
     """Closing a producer raises what it could not deliver, besides what each future says."""
     return contextlib.suppress(headrace.DeliveryError)
 
@@ -218,10 +218,10 @@ def test_a_producer_sends_nothing_of_the_old_life_to_the_new_one(topic, is_async
                         return
                     before = []
 
-        with told_at_the_end():
+        with error_at_the_end():
             asyncio.run(asyncio.wait_for(work(), WAIT))
     else:
-        with told_at_the_end(), headrace.Producer(**topic.settings, linger_ms=5) as producer:
+        with error_at_the_end(), headrace.Producer(**topic.settings, linger_ms=5) as producer:
             before = send_all(producer, b"a", 50)
             topic.make_anew(1)
             while True:

@@ -83,7 +83,7 @@ def test_the_test_pod_speaks_tls(release: Release, figure: Figure) -> None:
     assert set(release.restarts().values()) == {0}
 
 
-def test_each_process_is_told_by_a_name_of_its_own(release: Release, figure: Figure) -> None:
+def test_each_process_has_a_name_of_its_own(release: Release, figure: Figure) -> None:
     """Replicas are copied over TLS to all three brokers, groups are served, and no coordinator takes another's name."""
     said = release.kubectl(
         "exec", "deploy/safe-headrace-coordinator", "--", "python", "-c", CLIENT, f"{SERVICE}:{COORDINATOR_PORT}"

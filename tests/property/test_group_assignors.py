@@ -98,7 +98,7 @@ def test_no_move_of_one_partition_would_balance_better(case):
 
 
 @given(cases(racks=True))
-def test_an_assignment_that_stands_is_kept(case):
+def test_a_valid_assignment_is_kept(case):
     """Computed again with nothing changed, nothing moves: no flapping, for all assignors."""
     members, topics, current = case
     for assign in ASSIGNORS.values():
@@ -127,7 +127,7 @@ def test_a_joiner_takes_its_share_and_nothing_else_moves(case):
 
 
 @given(cases(alike=True))
-def test_no_more_moves_than_the_balance_asks_for(case):
+def test_no_more_moves_than_the_balance_needs(case):
     """`uniform`, equal subscriptions: what may be kept within the loads that balance allows is kept."""
     members, topics, current = case
     after = assign_uniform(members, topics, current)

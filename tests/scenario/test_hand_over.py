@@ -73,7 +73,7 @@ def test_appends_stop_for_the_successor_and_go_on_without_it() -> None:
     story.finish()
 
 
-def test_the_controller_asks_again() -> None:
+def test_the_controller_repeats_its_request() -> None:
     """A leader that stops and abandons is asked again, and hands over once its successor is fast enough."""
     story = Scenario()
     story.produce(to=1)
@@ -119,7 +119,7 @@ def test_a_leader_that_dies_while_it_hands_over_is_succeeded_by_election() -> No
     story.finish()
 
 
-def test_a_controller_that_dies_after_it_asked_is_not_missed() -> None:
+def test_a_controller_that_dies_after_its_request_is_not_missed() -> None:
     """The key says what was asked for, and the leader names the next one itself."""
     story = Scenario()
     story.produce(to=1)

@@ -61,7 +61,7 @@ def test_the_last_one_in_sync_leads_when_it_comes_back() -> None:
     story.finish()
 
 
-def test_whoever_is_eligible_leads_without_waiting_for_the_last() -> None:
+def test_an_eligible_leader_leads_without_waiting_for_the_last() -> None:
     """b1 stays away: b2 leads from the eligible leaders, though no replica in sync is alive."""
     story = _all_fail_but_the_last()
     story.kill(1)
@@ -74,7 +74,7 @@ def test_whoever_is_eligible_leads_without_waiting_for_the_last() -> None:
 
 
 @pytest.mark.parametrize("minimum", [1, 2])
-def test_nobody_is_eligible_while_enough_are_in_sync(minimum: int) -> None:
+def test_no_leader_is_eligible_while_enough_are_in_sync(minimum: int) -> None:
     """Eligible leaders are there only below min_insync_replicas: above it the high watermark moves without them."""
     story = Scenario(min_insync_replicas=minimum)
     story.kill(3)

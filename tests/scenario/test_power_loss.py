@@ -83,7 +83,7 @@ def test_a_life_without_a_session_hides_no_loss() -> None:
     story.finish()
 
 
-def test_a_topic_that_asks_for_fsync_no_more_keeps_who_has_fsynced() -> None:
+def test_a_topic_without_fsync_any_more_keeps_who_has_fsynced() -> None:
     """The setting changes and all power is lost: until a leader has taken the key's promise back it holds (H30)."""
     story = Scenario()
     story.produce(to=1)

@@ -30,7 +30,7 @@ def test_who_was_ahead_cuts_what_was_committed() -> None:
     story.finish()
 
 
-def test_it_is_refused_where_somebody_complete_lives() -> None:
+def test_it_is_refused_where_a_complete_replica_is_alive() -> None:
     """While a replica that has everything is there, nothing is given up."""
     story = Scenario()
     story.kill(3)

@@ -28,7 +28,7 @@ def test_a_paused_leader_commits_nothing_after_its_successor() -> None:
     story.finish()
 
 
-def test_followers_of_the_new_leader_say_nothing_that_the_old_one_counts() -> None:
+def test_fetches_of_the_new_leaders_followers_do_not_count_at_the_old_one() -> None:
     """b3 follows b2 and still has a stream to b1: its fetches name the new epoch, and b1 takes none of them."""
     story = Scenario()
     story.blind(1)
@@ -61,7 +61,7 @@ def test_a_follower_that_has_not_heard_of_the_new_leader_keeps_out_of_the_way() 
     story.finish()
 
 
-def test_a_leader_that_is_alone_in_sync_may_go_on() -> None:
+def test_a_leader_that_is_alone_in_sync_may_keep_leading() -> None:
     """b1 has lost its registration unnoticed; it alone is in sync, so no other broker is elected."""
     story = Scenario(min_insync_replicas=1)
     story.kill(2)

@@ -212,7 +212,7 @@ class Honest:
             sent.append(time.monotonic() - started)
         return p99(sent), p99(self._read)
 
-    def work_beside(self, target: Callable[..., None], *arguments: object) -> tuple[float, float, float]:
+    def work_during(self, target: Callable[..., None], *arguments: object) -> tuple[float, float, float]:
         """Run `work` during a process of that target; return the share of a core that it took, too."""
         started = SPAWN.Event()
         process = SPAWN.Process(target=target, args=(*arguments, started), daemon=True)
@@ -265,8 +265,8 @@ def main() -> None:
             rounds = []
             for _ in range(ROUNDS):
                 alone = honest.work(SECONDS)
-                *attacked, share = honest.work_beside(attack, name, addresses)
-                *burning, _ = honest.work_beside(burn, share)
+                *attacked, share = honest.work_during(attack, name, addresses)
+                *burning, _ = honest.work_during(burn, share)
                 rounds.append((*alone, *burning, *attacked, share))
             medians = [statistics.median(each) for each in zip(*rounds, strict=True)]
             sent, read, sent_burning, read_burning, sent_attacked, read_attacked, share = medians

@@ -100,7 +100,7 @@ def test_every_record_is_answered_once_over_several_calls() -> None:
     assert [each.HasField("key") for each in found] == [number % 3 > 0 for number in range(500)]
 
 
-def test_poison_says_where_to_go_on() -> None:
+def test_poison_errors_name_the_next_offset() -> None:
     """A client without the SDK is not stuck before what cannot be decoded, and gets what is before it."""
     with pytest.raises(CorruptBatchError, match="Continue at offset 2"):
         decode_records(poisons()["offsets descend"], 0, max_bytes=MIB)

@@ -137,7 +137,7 @@ def test_bombs_are_inflated_one_after_the_other(codec: Codec, tmp_path: Path) ->
     assert asyncio.run(scenario()) < 72 * MIB
 
 
-def test_event_loop_goes_on_while_bombs_are_inflated(tmp_path: Path) -> None:
+def test_event_loop_runs_while_bombs_are_inflated(tmp_path: Path) -> None:
     """The loop's own work stays small: it only looks at checksums and headers, whatever the payload inflates to."""
     bomb = zeros_bomb(60 * MIB, noise=400_000)
 

@@ -134,7 +134,7 @@ def test_a_dead_process_s_loop_does_nothing_more():
     assert got == []
 
 
-def test_a_lease_that_has_run_out_is_gone_before_its_renewal_says_so():
+def test_an_expired_lease_is_gone_before_its_renewal_fails():
     """As etcd does it: otherwise a member would be refused while its key still exists (seed 1119)."""
     world = World(0)
     store = Store(NodeClock(world, world.start_process("etcd"), WallClock(0)))

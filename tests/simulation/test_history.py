@@ -38,7 +38,7 @@ def test_a_good_history_has_no_anomaly():
     assert names(SENDS, POLLS[:2], [final("a", "b", "c")]) == []
 
 
-def test_what_retention_took_is_not_asked_for():
+def test_what_retention_took_is_not_missed():
     """Records below the log start are gone by right, also those that readers saw."""
     assert names(SENDS, POLLS, [final("d", start=3)]) == []
 
@@ -75,7 +75,7 @@ def test_every_anomaly_is_planted():
     assert {row[0] for row in PLANTED} | {"lost-prefix"} == {*ANOMALIES, "lost-postfix"}
 
 
-def test_what_nothing_numbers_may_stand_twice():
+def test_unnumbered_records_may_be_stored_twice():
     """With acks=0 a retry may repeat a record, and change its place; it is still no phantom."""
     sends = [send(each, offset=-1, promised=False)._replace(numbered=False) for each in "ab"]
     assert names(sends, [], [final("b", "a", "b")]) == []
@@ -156,7 +156,7 @@ def test_an_acknowledgement_that_promises_nothing_may_be_lost():
     assert names([send("a", offset=0, promised=False)], [], [final()]) == []
 
 
-def test_the_checker_knows_nothing_of_headrace():
+def test_the_checker_imports_nothing_of_headrace():
     """It imports the standard library only: it cannot share a mistake with what it judges."""
     tree = ast.parse(Path(history.__file__).read_text())
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

@@ -98,7 +98,7 @@ def test_corruption_of_a_minority_loses_nothing(seed):
     assert result.counts["logs set aside: corrupt"] > 0
 
 
-def test_unclean_elections_give_up_only_what_was_asked_for():
+def test_unclean_elections_lose_only_what_was_requested():
     """H21: drawn seeds hardly ever end with a replica that leads uncleanly; these do."""
     checked = 0
     for seed in range(1, 20):

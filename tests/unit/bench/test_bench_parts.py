@@ -46,7 +46,7 @@ def test_everything_that_is_named_is_a_case(catalogue: Catalogue) -> None:
         catalogue.chosen(["produce/nothing"])
 
 
-def test_a_case_that_fails_is_skipped_and_the_others_go_on() -> None:
+def test_a_case_that_fails_is_skipped_and_the_others_run() -> None:
     """Warm rounds do not count, a case may have fewer rounds than others, one that is missing is never run."""
     calls: list[str] = []
 

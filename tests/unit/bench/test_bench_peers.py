@@ -39,7 +39,7 @@ def prints(monkeypatch: pytest.MonkeyPatch, text: str) -> list[Sequence[str]]:
     return commands
 
 
-def test_what_is_missing_says_how_to_install_it(tmp_path: Path) -> None:
+def test_a_missing_peer_names_how_to_install_it(tmp_path: Path) -> None:
     """The first thing that is missing, by the part of the script that brings it; nothing where all is there."""
     gone = tmp_path / "client"
     assert needs("no-such-program", "debian")() == "no-such-program is not installed: bench/peers/install.sh debian"
@@ -49,7 +49,7 @@ def test_what_is_missing_says_how_to_install_it(tmp_path: Path) -> None:
     assert needs_all(needs("sh", "debian"), needs(gone, "c"))() == ""
 
 
-def test_every_peer_of_the_table_is_a_case_that_runs_or_says_why_not() -> None:
+def test_every_peer_of_the_table_is_a_case_that_runs_or_has_a_reason() -> None:
     """The rows of the issue, in and out, with their targets."""
     names = {case.name for case in CATALOGUE.cases}
     rows = {
@@ -70,7 +70,7 @@ def test_every_peer_of_the_table_is_a_case_that_runs_or_says_why_not() -> None:
         assert case.missing() == "" or "is not installed: bench/peers/install.sh" in case.missing()
 
 
-def test_the_program_in_c_is_told_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_in_c_is_run_and_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No linger at batch 1, else 5 ms; seconds, processor seconds, and marks to the end."""
     commands = prints(monkeypatch, "2.5 0.75 10000:1.0\n")
     client = Client(KAFKA, "librdkafka", "kafka", batch=1)
@@ -94,7 +94,7 @@ def test_what_java_prints_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert client.run("out", Running({"kafka": 9}, [], Path()), "t", LOAD)["seconds"] == 4.0
 
 
-def test_a_client_in_python_is_told_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_in_python_is_run_and_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its task as JSON, its figures from the last line that it prints."""
     commands = prints(monkeypatch, 'a warning\n{"seconds": 2.0, "cpu_seconds": 1.0, "marks": [[10000, 1.0]]}\n')
     client = Client(KAFKA, "confluent", "kafka", batch=7, settings={"linger.ms": 5})
@@ -107,7 +107,7 @@ def test_a_client_in_python_is_told_and_read(monkeypatch: pytest.MonkeyPatch) ->
     assert list(sample.marks) == [(2.0, 1.0)]
 
 
-def test_a_client_that_fails_says_what_it_said() -> None:
+def test_a_failed_clients_output_is_reported() -> None:
     """The end of its error output, and that it failed; a program that prints nothing has failed, too."""
     with pytest.raises(RuntimeError, match="ended with 3 and said: no broker"):
         measure.output_of([sys.executable, "-c", "import sys; print('no broker', file=sys.stderr); sys.exit(3)"])
@@ -249,7 +249,7 @@ def test_a_server_ends_with_all_that_it_started(tmp_path: Path) -> None:
     wait_until(lambda: has_ended(seen[1]), "its child ended")
 
 
-def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_reports_its_cause(tmp_path: Path) -> None:
     """The end of its log."""
     with ExitStack() as stack:
         process = servers.spawn([sys.executable, "-c", "print('no such plugin')"], tmp_path, stack)

@@ -113,7 +113,7 @@ def test_a_section_without_a_run_stays(page: Path, tmp_path: Path) -> None:
     assert page.read_text() == once
 
 
-def test_a_page_without_marks_is_told(page: Path, tmp_path: Path) -> None:
+def test_a_page_without_marks_is_an_error(page: Path, tmp_path: Path) -> None:
     """Nothing is written."""
     page.write_text("# Performance\n")
     with pytest.raises(ValueError, match="has no marks for asked"):

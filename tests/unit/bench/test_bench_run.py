@@ -85,7 +85,7 @@ def test_a_run_leaves_json_and_the_two_figures(report: Report, tmp_path: Path) -
     assert "b" in names["consumer"]
 
 
-def test_what_is_asked_is_printed_beside_what_was_measured(report: Report) -> None:
+def test_targets_are_printed_with_what_was_measured(report: Report) -> None:
     """Every figure of a case that was to be measured has a line: asked, measured or why not, met."""
     text = shown(report)
     rows = {
@@ -101,7 +101,7 @@ def test_what_is_asked_is_printed_beside_what_was_measured(report: Report) -> No
     assert "skipped: out/gone: java is not installed" in text
 
 
-def test_a_figure_of_cases_nobody_asked_for_has_no_line() -> None:
+def test_a_figure_of_unselected_cases_has_no_line() -> None:
     """A run of one case does not list all that it did not measure."""
     report = Report(CATALOGUE, {"limit/in": [Sample({MB: 1.0})]}, {})
     assert "what is asked" not in shown(report)

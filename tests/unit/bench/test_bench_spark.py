@@ -39,7 +39,7 @@ def report() -> Report:
     return Report(CATALOGUE, results, told, {}, {**machine(), "pyspark": "4.2.1", "java": "21.0.1", "pyarrow": "18"})
 
 
-def test_a_run_says_what_is_asked_measured_and_met() -> None:
+def test_a_run_lists_targets_figures_and_verdicts() -> None:
     """Each figure of the issue has a line; "1.5 times" of two columns is told both ways, and may differ."""
     output = io.StringIO()
     report().show(Console(width=200, file=output))

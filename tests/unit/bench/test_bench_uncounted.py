@@ -14,7 +14,7 @@ class Times(LoopTimes):
         self.sum_seconds += seconds
 
 
-def test_what_is_switched_off_counts_nothing_and_then_goes_on() -> None:
+def test_switched_off_instruments_count_nothing_and_then_resume() -> None:
     """A method that was kept before the switch is switched, too."""
     times, counter = Times(LOOP_SECONDS), Counter("calls", "Calls", registry=CollectorRegistry())
     kept = times.observe

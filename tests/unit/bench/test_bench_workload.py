@@ -30,7 +30,7 @@ def test_requests_are_counted_by_processor_time(monkeypatch: pytest.MonkeyPatch)
     assert workload.records_per_second(slow, None, 40_000) == pytest.approx(400_000)
 
 
-def test_the_table_says_asked_and_met(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_shows_target_and_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each workload."""
     workload.main(requests=8_000, rounds=1, keys=1_000)
     lines = {cells[0].strip(): cells for line in capsys.readouterr().out.splitlines() if (cells := line[1:].split("│"))}

@@ -146,7 +146,7 @@ class Watch:
             self.table.tick(self.at_ms, self.expected)
 
 
-def test_who_falls_silent_is_suspected_and_nobody_else() -> None:
+def test_only_a_silent_peer_is_suspected() -> None:
     """Within a few intervals; the lease would take its whole time-to-live."""
     watch = Watch()
     watch.go(50, PEER, OTHER)

@@ -122,7 +122,7 @@ def answer(
     )
 
 
-async def test_the_next_slice_is_asked_for_while_one_is_written(follower: Follower) -> None:
+async def test_the_next_slice_is_fetched_while_one_is_written(follower: Follower) -> None:
     """The fetch says where the log ends, which is what it acknowledges, and from where it wants more; one at a time."""
     first, second, third = slices(3)
     begun = follower.fetch()
@@ -186,7 +186,7 @@ async def test_what_one_leader_sent_is_no_place_to_read_on_at_another(follower: 
     assert (fetch.leader_epoch, fetch.offset, fetch.read_offset) == (2, 1, 0)
 
 
-async def test_a_throttled_copy_asks_for_nothing_ahead(follower: Follower) -> None:
+async def test_a_throttled_copy_fetches_nothing_ahead(follower: Follower) -> None:
     """Its next slice is due when the last one is paid for."""
     (first,) = slices(1)
     follower.see(2, adding=(1,), copy_bytes_per_second=1_000_000)
@@ -265,7 +265,7 @@ async def test_one_message_is_read_while_one_is_written(follower: Follower) -> N
     await asyncio.wait([talking])
 
 
-async def test_a_full_disk_is_not_asked_again_because_of_what_comes_late(follower: Follower) -> None:
+async def test_a_late_answer_does_not_retry_a_full_disk(follower: Follower) -> None:
     """The answer to the fetch ahead comes while the follower pauses: the pause continues."""
     first, second = slices(2)
     follower.failure = storage_full("here")

@@ -81,7 +81,7 @@ def test_appends_stop_until_a_successor_has_everything() -> None:
     assert refuses(driver)
 
 
-def test_appends_go_on_where_nobody_gets_there_in_time() -> None:
+def test_appends_resume_where_no_successor_catches_up_in_time() -> None:
     """The leader reports that it still leads, and refuses no appends for a second."""
     driver = asked(SECOND)
     (pause,) = fetch(driver, SECOND, 2)
@@ -97,7 +97,7 @@ def test_appends_go_on_where_nobody_gets_there_in_time() -> None:
     assert fetch(driver, SECOND, 2, at_ms=200 + HAND_OVER_RETRY_MS) == [LimitPause(pause.number + 1)]
 
 
-def test_appends_go_on_where_the_successor_has_gone() -> None:
+def test_appends_resume_where_the_successor_has_gone() -> None:
     """The compare of its session fails; the tick tries again, since a follower that has everything does not fetch."""
     driver = asked(SECOND)
     (proposal,) = fetch(driver, SECOND, LOG_END)

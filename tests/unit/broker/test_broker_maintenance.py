@@ -370,7 +370,7 @@ def _follow(partition: Partition) -> None:
 
 @pytest.mark.parametrize("disturb_at", [1, 3, 6])
 @pytest.mark.parametrize("what", ["retention", "truncation", "no descriptor"])
-async def test_the_scrubber_beside_faults_finds_no_corruption(
+async def test_the_scrubber_finds_no_corruption_during_faults(
     partition: Partition, monkeypatch: pytest.MonkeyPatch, what: str, disturb_at: int
 ) -> None:
     """H33, I18: what is removed, cut or refused between two of its reads, or within one, is neither rot nor the end."""

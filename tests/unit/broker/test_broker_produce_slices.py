@@ -135,7 +135,7 @@ def test_an_epoch_that_ends_between_two_slices_ends_the_append(run):
     run(scenario)
 
 
-def test_a_large_request_that_is_cancelled_lets_the_next_one_go_on(run):
+def test_a_large_request_that_is_cancelled_lets_the_next_one_run(run):
     """Its connection is not held up."""
 
     async def scenario(broker):

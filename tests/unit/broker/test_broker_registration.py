@@ -145,7 +145,7 @@ async def test_a_running_broker_takes_no_lower_epoch_from_a_restored_etcd(bench:
 
 
 @pytest.mark.parametrize("runs", [False, True])
-async def test_an_etcd_put_back_is_told_by_what_only_this_broker_writes(bench: Bench, runs: bool) -> None:
+async def test_a_restored_etcd_is_detected_by_keys_that_only_this_broker_writes(bench: Bench, runs: bool) -> None:
     """H81: the session is in the backup, and others have raised etcd's revision above all that was seen since."""
     made = bench.registration(1)
     await made.register()

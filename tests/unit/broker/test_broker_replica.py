@@ -143,7 +143,7 @@ def test_leader_epochs_of_callers_are_fenced_both_ways() -> None:
         driver.replica.check_leading(6)
 
 
-def test_not_leader_says_who_leads() -> None:
+def test_not_leader_names_the_leader() -> None:
     """NOT_LEADER carries the leader and its epoch, and is definite (H52)."""
     driver = Driver()
     driver(SessionStarted(EPOCH))
@@ -183,7 +183,7 @@ def test_high_watermark_waits_for_every_in_sync_member() -> None:
     assert driver.see(Replica(ME, EPOCH), 0) == [HighWatermarkAdvanced(Offset(2))]
 
 
-def test_high_watermark_stands_while_too_few_are_in_sync() -> None:
+def test_high_watermark_stays_while_too_few_are_in_sync() -> None:
     """I8, H13: it rises only while the in-sync set has min_insync_replicas members; appends are refused before."""
     driver = Driver()
     driver.lead(0, min_insync_replicas=2)

@@ -16,7 +16,7 @@ class Gauge:
         self.value = value
 
 
-async def test_a_broker_that_stops_follows_nobody_anew() -> None:
+async def test_a_broker_that_stops_opens_no_new_stream() -> None:
     """A leader that is elected while calls end begins no stream: it would have no end, and the stop would time out."""
     view = SimpleNamespace(brokers={}, keyspace=None)
     context = SimpleNamespace(

@@ -248,7 +248,7 @@ async def test_one_fsync_serves_all_that_wait() -> None:
     flusher.close()
 
 
-async def test_an_fsync_that_was_asked_for_again_ends_with_a_flusher_that_is_closed_meanwhile() -> None:
+async def test_a_second_fsync_request_ends_when_the_flusher_is_closed() -> None:
     flusher, log = Flusher(BrokerMetrics(CollectorRegistry())), SlowLog()
     log.appended = 1
     flusher.request(log, "")

@@ -15,7 +15,7 @@ def loaded(**given: object) -> BrokerSettings:
 
 
 @pytest.mark.parametrize("client_auth", [{}, {"tls_client_auth": "required", "tls_ca_file": "d"}])
-def test_a_transfer_port_beside_tls_for_clients_is_refused(client_auth: dict[str, str]) -> None:
+def test_a_transfer_port_with_tls_for_clients_is_refused(client_auth: dict[str, str]) -> None:
     """The port has neither encryption nor authentication: it would bypass what clients must present."""
     with pytest.raises(SettingsError, match="clients have to speak TLS, which the transfer port does not: leave"):
         loaded(**TRANSFER, **CLIENTS_TLS, **client_auth)

@@ -169,7 +169,7 @@ async def test_batches_are_sent_as_they_lie_in_the_file(bench, log):
     assert bench.metric("transfer_connections") == 1
 
 
-async def test_an_answer_whose_log_was_cut_meanwhile_is_to_be_thrown_away(bench, log):
+async def test_an_answer_whose_log_was_truncated_meanwhile_is_dropped(bench, log):
     """The range may hold bytes of another epoch by then: the checksum would not tell."""
 
     async def cut():
@@ -199,14 +199,14 @@ async def test_a_file_that_ends_too_early_ends_the_connection(bench, log):
     await bench.until(lambda: bench.metric("transfer_broken_total") == 1)
 
 
-async def test_what_a_broker_without_its_lease_sent_is_to_be_thrown_away(bench):
+async def test_what_a_broker_without_its_lease_sent_is_dropped(bench):
     """The same gate as behind gRPC's Fetch, after the bytes."""
     bench.service.lease_error = FencedBrokerError("the broker's lease cannot be trusted now")
     reader = await bench.connect()
     assert (await reader.ask())[2] == DISCARD
 
 
-async def test_refusals_are_typed_and_the_connection_goes_on(bench):
+async def test_refusals_are_typed_and_the_connection_stays_usable(bench):
     """Of the whole request; those of a partition are in the answer."""
     reader = await bench.connect()
 

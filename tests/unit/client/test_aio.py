@@ -108,7 +108,7 @@ async def test_a_cancelled_poll_skips_nothing(fake_cluster):
         assert [record.offset for record in await consumer.poll(timeout=WAIT)] == [0]
 
 
-async def test_what_is_not_open_says_how_to_open_it(fake_cluster):
+async def test_an_unopened_client_names_how_to_open_it(fake_cluster):
     with pytest.raises(headrace.ConfigError, match="async with"):
         await headrace.aio.Consumer("t").poll()
     with pytest.raises(headrace.ConfigError, match="blocking"):

@@ -117,7 +117,7 @@ def test_a_reader_is_shown_too(clicks, shown):
         assert shown.value("healthy", client="reader-1") is None
 
 
-def test_clients_of_asyncio_are_asked_on_their_loop(clicks, shown):
+def test_clients_of_asyncio_are_scraped_on_their_loop(clicks, shown):
     """From the thread of a scrape as from the loop itself; a loop that is gone is left out."""
     fill(clicks, "a")
 

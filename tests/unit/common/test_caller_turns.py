@@ -101,7 +101,7 @@ async def test_slices_wait_neither_for_their_own_caller_nor_for_one_of_large_cal
     assert slices.done == [103, 106, 109, 112, 115, 118, 121]
 
 
-async def test_of_callers_of_large_calls_those_of_late_are_known(monkeypatch):
+async def test_of_callers_of_large_calls_the_recent_ones_are_kept(monkeypatch):
     monkeypatch.setattr(caller_turns, "MAX_LARGE", 2)
     turns, loop = caller_turns._Turns(), asyncio.get_running_loop()
     for number in range(100):

@@ -82,7 +82,7 @@ def test_the_same_certificate_written_again_changes_nothing(authority):
         (["etcd_tls_cert_file=a", "etcd_tls_key_file=b"], "without etcd_tls_ca_file"),
     ],
 )
-def test_settings_that_belong_together_are_asked_for(given, sentence):
+def test_settings_that_belong_together_are_required(given, sentence):
     with pytest.raises(SettingsError, match=sentence):
         load_settings(CheckedSettings, overrides=given)
 

@@ -62,7 +62,7 @@ async def test_a_service_does_not_start_on_an_etcd_that_is_too_old():
     assert (await metastore.get(meta_key("c"))).key_value is None
 
 
-async def test_a_service_waits_for_etcd_until_it_is_told_to_stop(monkeypatch):
+async def test_a_service_waits_for_etcd_until_it_is_stopped(monkeypatch):
     """It asks again; a stop ends the wait without a result."""
     monkeypatch.setattr(service_process, "RETRY_SECONDS", 0)
     stop = StopRequest()

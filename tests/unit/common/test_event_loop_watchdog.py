@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 SECONDS = 20
 
 
-def test_a_loop_that_stands_still_is_not_alive_and_its_stack_is_logged():
+def test_a_blocked_loop_is_not_alive_and_its_stack_is_logged():
     """While the loop is stuck liveness says why; the log has the line that it is stuck in; then it is well again."""
     logged = io.StringIO()
     lines: list[str] = []

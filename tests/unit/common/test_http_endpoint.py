@@ -47,7 +47,7 @@ def test_metrics_and_detail_are_two_pages(parts):
     assert (status, "headrace_x_part 4.0" in body, "things" in body) == (200, True, False)
 
 
-def test_health_says_why(parts):
+def test_health_has_its_reasons(parts):
     """200 or 503, with the reasons; an unknown path names those that there are."""
     endpoint, health, _ = parts
     assert ask(endpoint, "/health/liveness")[0] == 200

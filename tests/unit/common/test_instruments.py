@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 BOUNDS = (0.001, 0.25, 1.0)
 
 
-def test_a_loop_histogram_says_what_the_librarys_says():
+def test_a_loop_histogram_equals_the_librarys():
     """The same observations, on bounds, between and beyond them, give the same exposition."""
     disable_created_metrics()
     ours, theirs = CollectorRegistry(), CollectorRegistry()
@@ -19,7 +19,7 @@ def test_a_loop_histogram_says_what_the_librarys_says():
     assert generate_latest(ours) == generate_latest(theirs)
 
 
-def test_a_loop_counter_says_what_the_librarys_says():
+def test_a_loop_counter_equals_the_librarys():
     """It ends in _total."""
     disable_created_metrics()
     ours, theirs = CollectorRegistry(), CollectorRegistry()

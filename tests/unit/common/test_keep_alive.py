@@ -72,7 +72,7 @@ async def test_all_renewals_share_a_stream(service):
     assert stream.is_cancelled
 
 
-async def test_a_caller_that_gives_up_shifts_nobody_elses_answer(service):
+async def test_a_caller_that_gives_up_shifts_no_other_answer(service):
     keep_alive = KeepAliveStream(service)
     first, second = await renewals(keep_alive, 1, 2)
     await asyncio.sleep(0)
@@ -100,7 +100,7 @@ async def test_the_end_of_a_stream_is_no_answer_and_the_next_renewal_opens_anoth
     await keep_alive.close()
 
 
-async def test_a_stream_that_stands_still_is_given_up_with_all_that_waits_on_it(service):
+async def test_a_stalled_stream_is_closed_with_all_that_waits_on_it(service):
     keep_alive = KeepAliveStream(service)
     (patient,) = await renewals(keep_alive, 1)
     (hasty,) = await renewals(keep_alive, 2, timeout_s=0.01)

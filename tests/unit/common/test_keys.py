@@ -65,7 +65,7 @@ def test_keys_go_there_and_back(key, tail, parsed):
     assert KEYS.family(key).key is type(parsed)
 
 
-def test_the_version_of_a_directory_stands_apart():
+def test_the_version_of_a_directory_has_a_key_of_its_own():
     """It is written every few seconds, and no view sees it."""
     key = KEYS.directory(3)
     assert key == "/headrace/test/directories/2/3"
@@ -75,7 +75,7 @@ def test_the_version_of_a_directory_stands_apart():
 
 
 @pytest.mark.parametrize(("key", "tail", "parsed"), GROUP_BUILT)
-def test_keys_of_groups_stand_apart(key, tail, parsed):
+def test_keys_of_groups_have_a_prefix_of_their_own(key, tail, parsed):
     """No view of the brokers' prefix sees them."""
     assert key == "/headrace/test/groups/2/" + tail
     assert not key.startswith(KEYS.prefix)

@@ -95,7 +95,7 @@ def test_the_deadline_counts_from_the_sending():
     assert keeper.deadline_ms == TTL_MS - TTL_MS // 10
 
 
-def test_a_process_that_was_stopped_asks_and_is_told():
+def test_a_process_that_was_stopped_checks_its_lease():
     """`alive_now` compares with the clock at the moment of the question, with no timer in between (H77)."""
     clock = ManualClock()
     keeper = LeaseKeeper(ScriptedRenewer(TTL_MS), 7, TTL_MS, granted_at_ms=0, on_change=lambda state: None, clock=clock)

@@ -23,7 +23,7 @@ def start(body, stop_timeout_seconds=30):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_in_good_order(number):
+def test_a_signal_stops_cleanly(number):
     """After SIGTERM or SIGINT the service ends by itself, and the exit code is 0."""
     process = start(
         """

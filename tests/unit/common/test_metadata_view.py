@@ -125,7 +125,7 @@ def test_a_reference_that_names_nothing_is_refused(source):
         view.resolve(topics_pb2.TopicRef())
 
 
-def test_an_unknown_topic_is_an_error_beside_the_others(source):
+def test_an_unknown_topic_is_an_error_among_the_others(source):
     """GetMetadata answers what it knows and says of the rest what is wrong."""
     view = ClusterView(IDENTITY, source)
     clicks(source)
@@ -163,7 +163,7 @@ def test_a_topic_whose_value_cannot_be_read_is_not_called_absent(source):
         view.resolve(topics_pb2.TopicRef(name="nothing"))
 
 
-def test_an_answer_says_how_new_it_is(source):
+def test_an_answer_has_its_revision_and_age(source):
     """Generation and revision order answers of different servers."""
     answer = metadata(ClusterView(IDENTITY, source))
     assert (answer.cluster_id, answer.generation) == (IDENTITY.cluster_id, IDENTITY.generation)

@@ -176,7 +176,7 @@ async def test_a_taken_address_is_one_clear_error():
         assert address in str(caught.value)
 
 
-async def test_a_second_server_is_not_let_in_beside_one_that_listens(served):
+async def test_a_second_server_cannot_share_a_listening_port(served):
     """gRPC's sockets share their address with another of this process, and with no other server."""
     server, _ = served
     with pytest.raises(AddressInUseError, match="in use"):

@@ -117,7 +117,7 @@ def test_the_least_number_in_sync_follows_the_number_of_replicas(setting, replic
     assert described.value == described.default_value == str(effective_min_insync_replicas(0, replicas))
 
 
-def test_one_in_sync_is_stored_where_it_is_asked_for():
+def test_one_in_sync_is_stored_where_it_is_requested():
     """It is not the default of a topic with three replicas."""
     assert normalise_topic_configs({"min_insync_replicas": "1"}) == {"min_insync_replicas": "1"}
     assert normalise_topic_configs({"min_insync_replicas": "0"}) == {}

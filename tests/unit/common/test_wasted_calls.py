@@ -128,7 +128,7 @@ async def test_a_call_whose_request_came_is_not_wasted(served):
     assert served.wasted_by("127.0.0.1") == 0
 
 
-async def test_an_honest_call_beside_a_waster_at_its_address_finds_a_place(served):
+async def test_an_honest_call_finds_a_place_despite_a_waster_at_its_address(served):
     """Of who is shut out the call whose request was awaited longest makes room; without that it would be refused."""
     here = "127.0.0.1"
     with Stranger(served.address, here) as waster, Stranger(served.address, here) as holder:

@@ -91,7 +91,7 @@ class Coordinator:
         """Take in changes, from the view's revision."""
         self.following = asyncio.create_task(self.source.run())
 
-    async def stand_still(self):
+    async def pause_view(self):
         """See no more changes: the view gets old."""
         self.following.cancel()
         await asyncio.gather(self.following, return_exceptions=True)
@@ -103,7 +103,7 @@ class Coordinator:
             await self.source.wait_for(max(found.mod_revision for found in revision), SECONDS)
 
     async def stop(self):
-        await self.stand_still()
+        await self.pause_view()
         await self.transactions.stop()
 
     async def call(self, method, request, seconds=SECONDS):

@@ -116,7 +116,7 @@ def test_a_stopping_leader_stays_in_sync_where_the_minimum_needs_it():
     assert (after.leader, after.in_sync) == (B, (A, B))
 
 
-def test_leadership_stays_where_nobody_is_better():
+def test_leadership_stays_where_no_broker_is_better():
     """Draining is a preference: a broker that cannot be replaced leads on."""
     assert decide(state(), live(A, B, C, drained=[1, 2, 3])) == (None, None)
     assert decide(state(in_sync=(A,), eligible_leaders=()), live(A, B, drained=[1]))[0] is None
@@ -225,7 +225,7 @@ def test_a_smaller_replication_factor_lowers_the_minimum_when_it_is_reached():
     assert (steps, after.replicas, after.min_insync_replicas) == ([Step.FINISH_MOVE], (1,), 1)
 
 
-def test_the_first_replica_leads_again_when_asked_for():
+def test_the_first_replica_leads_again_on_request():
     """Only then, and only where it is in sync, not draining and not suspected."""
     before = state(leader=B)
     assert decide(before, live(A, B, C)) == (None, None)
@@ -254,7 +254,7 @@ def test_a_replica_that_is_only_being_added_is_not_missed(fields, expected):
     assert is_under_replicated(state(**fields)) is expected
 
 
-def test_sessions_know_who_stops_who_is_drained_and_who_is_suspected():
+def test_sessions_record_stopping_drained_and_suspected_brokers():
     """A failure report counts once per registered broker, and never of itself; a drained broker need not be
     registered.
     """

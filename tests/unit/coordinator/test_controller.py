@@ -116,7 +116,7 @@ async def test_there_is_one_controller_and_the_next_when_it_ends(parts):
             assert await elected(parts, "a") > first_epoch
 
 
-async def test_a_controller_whose_key_is_gone_steps_down_and_stands_again(parts):
+async def test_a_controller_whose_key_is_gone_steps_down_and_campaigns_again(parts):
     """The key deleted by a stranger: no write with the old epoch; a new epoch follows."""
     async with coordinator(parts):
         epoch = await elected(parts)

@@ -113,7 +113,7 @@ def test_otherwise_it_is_dropped_and_not_to_elr(session):
     assert after.eligible_leaders == (B,)
 
 
-def test_a_dirty_return_is_dropped_also_while_nobody_can_lead():
+def test_a_dirty_return_is_dropped_also_without_a_possible_leader():
     """The entry goes with the first look, so that a later clean restart cannot bring it back."""
     before = state(leader=None, in_sync=(A, B))
     after = elect(before, live(resumed={1: RegisteredBroker(44, resumes=10, clean=False)}))
@@ -139,7 +139,7 @@ def test_the_same_broker_in_a_new_session_is_a_new_leader():
     assert (after.leader, after.leader_epoch, after.unclean) == (Replica(1, 44), 6, False)
 
 
-def test_a_draining_broker_leads_only_where_nobody_else_can():
+def test_a_draining_broker_leads_only_as_the_last_choice():
     """H18: draining is a matter of preference among equally entitled ones."""
     draining = {2: RegisteredBroker(20, drained=True)}
     assert elect(state(), live(C, resumed=draining)).leader == C

@@ -75,7 +75,7 @@ async def test_a_join_takes_effect_once_whatever_answers_are_lost(pair, faults):
 async def test_a_join_that_is_sent_again_elsewhere_is_the_same_join(pair):
     """The second coordinator has not heard of the first join; the lease that it made for nothing is given back."""
     parts, a, b = pair
-    await b.stand_still()
+    await b.pause_view()
     one, again = Caller(1), Caller(1)
     await one.beat(a)
     leases = parts.memory._leases
@@ -106,7 +106,7 @@ async def test_a_join_whose_lease_has_ended_does_not_stop_the_group(pair):
     assert not a.transactions._waiting
 
 
-async def test_a_join_that_nobody_waits_for_does_not_happen(pair):
+async def test_a_join_without_a_waiting_caller_does_not_happen(pair):
     """The caller gave up while etcd was away: no ghost holds partitions for a session's time."""
     _, a, _ = pair
     a.metastore.faults = [NEVER] * 100
@@ -138,7 +138,7 @@ async def test_a_lost_session_is_told_though_the_view_is_old(pair):
     parts, a, b = pair
     one, two = Caller(1), Caller(2)
     await one.beat(b)
-    await b.stand_still()
+    await b.pause_view()
     await a.transactions.leave(GROUP, one.id, parts.deadline)  # Removed; its lease lives on.
     await two.beat(a)
     assert isinstance(await error_of(one.beat(b)), UnknownMemberError)
@@ -162,26 +162,26 @@ async def test_a_dead_member_is_removed_and_its_partitions_go_over(pair):
     assert parts.metric("group_evictions") == 1
 
 
-async def test_nobody_is_fenced_by_a_coordinator_that_is_behind(pair):
+async def test_no_member_is_fenced_by_a_coordinator_that_is_behind(pair):
     """The member was told at `a` what `b` has not seen yet: `b` waits, and says METASTORE_UNAVAILABLE if in vain."""
     _, a, b = pair
     one, two = Caller(1), Caller(2)
     await one.beat(a)
     await b.see()
-    await b.stand_still()
+    await b.pause_view()
     await two.beat(a)
     await one.turn(a)
     late = asyncio.create_task(one.beat(b))
     await asyncio.sleep(0)
     b.follow()
     await late
-    await b.stand_still()
+    await b.pause_view()
     await Caller(3).beat(a)
     await one.turn(a)
     assert isinstance(await error_of(one.beat(b)), MetastoreUnavailableError)
 
 
-async def test_what_a_late_heartbeat_says_of_another_epoch_frees_nothing(pair):
+async def test_a_late_heartbeat_of_another_epoch_frees_nothing(pair):
     """I25: only what was said of the present assignment counts."""
     _, a, _ = pair
     one, two = Caller(1), Caller(2)
@@ -409,7 +409,7 @@ async def test_three_hundred_members_join_in_transactions_that_etcd_takes(pair):
 
 
 @pytest.mark.parametrize("call", ["renew_lease", "grant_lease", "txn"])
-async def test_where_etcd_is_silent_a_heartbeat_says_so_while_somebody_listens(pair, call):
+async def test_while_etcd_is_silent_a_heartbeat_fails_before_its_deadline(pair, call):
     """However short the caller's time: `health()` is to name etcd, and not the coordinators."""
     _, a, _ = pair
     one, two = Caller(1), Caller(2)
@@ -449,7 +449,7 @@ async def _note_state(parts, operations, written):
         written.append(asyncio.get_running_loop().time())
 
 
-async def test_a_group_that_was_deleted_and_made_anew_goes_on_with_larger_epochs(pair):
+async def test_a_group_that_was_deleted_and_made_anew_has_larger_epochs(pair):
     """A store that keeps the largest token of a partition accepts the owners of the new group (I24, I28)."""
     parts, a, _ = pair
     tokens = []

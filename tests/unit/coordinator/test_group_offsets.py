@@ -92,7 +92,7 @@ async def test_the_epoch_of_a_commit_lies_between_the_grant_and_the_present(pair
     assert await a.committed() == {0: 5}
 
 
-async def test_while_it_is_asked_to_give_up_a_member_may_still_commit(pair):
+async def test_a_member_may_still_commit_partitions_that_are_being_revoked(pair):
     """Until it has said that it gave up; then no more."""
     _, a, _ = pair
     one, two = Caller(1), Caller(2)
@@ -110,7 +110,7 @@ async def test_while_it_is_asked_to_give_up_a_member_may_still_commit(pair):
 async def test_a_good_commit_is_not_refused_by_a_view_that_is_behind(pair):
     """H63: the member joined, or was given the partition, where this coordinator has not seen it yet."""
     _, a, b = pair
-    await b.stand_still()
+    await b.pause_view()
     one = Caller(1)
     await one.beat(a)
     commit = asyncio.create_task(b.commit(one, {0: 5}, number=1))
@@ -120,7 +120,7 @@ async def test_a_good_commit_is_not_refused_by_a_view_that_is_behind(pair):
     two = Caller(2)
     await two.beat(a)
     await b.see()
-    await b.stand_still()
+    await b.pause_view()
     await one.turn(a)
     await two.beat(a)
     commit = asyncio.create_task(b.commit(two, {two.numbers[0]: 8}))
@@ -137,7 +137,7 @@ async def test_a_bad_commit_is_refused_though_the_view_still_shows_it_good(pair)
     await one.beat(a)
     await two.beat(a)
     await b.see()
-    await b.stand_still()
+    await b.pause_view()
     await one.turn(a)
     commit = asyncio.create_task(b.commit(one, {3: 5}))
     await until(lambda: parts.metric("group_conflicts") > 0)
@@ -207,13 +207,13 @@ async def test_an_outage_of_etcd_ends_in_an_unknown_outcome(pair):
     assert error.outcome is Outcome.UNKNOWN
 
 
-async def test_a_read_is_at_least_as_new_as_asked_for(pair):
+async def test_a_read_is_at_least_as_new_as_requested(pair):
     """I27, H65: a coordinator that is behind waits, and says so rather than answering with what was."""
     parts, a, b = pair
     one = Caller(1)
     await one.beat(a)
     await b.see()
-    await b.stand_still()
+    await b.pause_view()
     await a.commit(one, {0: 5}, number=1)
     revision = a.stored_at
     assert revision > one.revision
@@ -243,7 +243,7 @@ async def test_an_administrator_sets_offsets_of_groups_without_members_only(pair
     assert await a.commit(None, {0: 2, 1: -1}) == {}
     assert await a.committed() == {0: 2}
     await b.see()
-    await b.stand_still()
+    await b.pause_view()
     one = Caller(1)
     await one.beat(a)
     assert isinstance(await error_of(a.commit(None, {0: 9})), GroupNotEmptyError)
@@ -390,7 +390,7 @@ async def test_no_group_expires_while_the_clock_is_in_doubt(pair):
     assert a.groups.groups == {}
 
 
-async def test_partitions_that_were_added_are_told_from_those_with_which_the_group_began(pair):
+async def test_added_partitions_are_distinguished_from_initial_ones(pair):
     """So that `latest` skips nothing of them: while members read, and where none did when they were added."""
     parts, a, b = pair
     one, two = Caller(1), Caller(2)
@@ -541,7 +541,7 @@ async def test_a_reader_without_membership_commits_and_is_seen_as_an_empty_group
     described = await a.call("DescribeGroup", groups_pb2.DescribeGroupRequest(group_id="reader"))
     assert described.listing == listed
     assert [(each.partition, each.offset) for each in described.offsets[0].partitions] == [(0, 4), (1, 7)]
-    await b.stand_still()
+    await b.pause_view()
     await Caller(1).beat(a, group_id="reader")
     refused = asyncio.create_task(error_of(b.commit(None, {0: 5}, group_id="reader")))
     await asyncio.sleep(0)
@@ -563,7 +563,7 @@ async def test_what_was_committed_or_deleted_is_seen_at_another_coordinator(pair
     await one.beat(a, group_id="left")
     await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id="left", member_id=one.id))
     await b.see()
-    await b.stand_still()
+    await b.pause_view()
     committed = await a.call("CommitOffsets", commit_of(parts, "reader"))
     deleted = await a.call("DeleteGroups", groups_pb2.DeleteGroupsRequest(group_ids=["left"]))
     assert deleted.revision > committed.revision > 0

@@ -36,7 +36,7 @@ def test_three_replicas_where_there_are_three_brokers(brokers, replicas, minimum
     assert (len(state.in_sync), state.min_insync_replicas) == (replicas, minimum)
 
 
-def test_what_is_asked_for_is_not_reduced():
+def test_a_requested_minimum_is_not_reduced():
     """A number in the request is a demand: with too few brokers it waits for more, and nothing is warned of."""
     topic = check_new_topic(TopicSpec("t", 1, 3), TopicDefaults(), 1)
     assert (topic.replication_factor, topic.warnings) == (3, ())

@@ -210,7 +210,7 @@ async def test_validate_only_changes_nothing(administration):
     assert parts.metric("unclean_elections") == 0
 
 
-async def test_the_topic_says_how_many_replicas_its_partitions_have(administration):
+async def test_the_topic_sets_how_many_replicas_its_partitions_have(administration):
     """Once all are to have equally many, and not before."""
     admin, parts = administration
 
@@ -283,7 +283,7 @@ async def lose_the_in_sync(admin, parts):
 
 
 @pytest.mark.parametrize("faults", [[], [NEVER], [LOST], [LOST, NEVER]])
-async def test_an_unclean_election_happens_once_and_says_so(administration, faults):
+async def test_an_unclean_election_happens_once_and_is_recorded(administration, faults):
     """H21: the epoch rises by one, the key says unclean, no other replica counts any more, it is counted."""
     admin, parts = administration
     await lose_the_in_sync(admin, parts)

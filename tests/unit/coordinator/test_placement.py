@@ -202,6 +202,6 @@ def test_second_replicas_are_spread_too():
         ([BrokerLoad(1, host="m"), BrokerLoad(2, host="n"), BrokerLoad(3, host="n")], 2, []),
     ],
 )
-def test_it_says_what_it_cannot_spread(cluster, n, warnings):
+def test_it_reports_what_it_cannot_spread(cluster, n, warnings):
     """A warning for each kind of failure domain that replicas share, none where they share none."""
     assert list(place(cluster, partitions=2, replication_factor=n).warnings) == warnings

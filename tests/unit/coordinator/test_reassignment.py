@@ -112,7 +112,7 @@ def test_who_holds_the_partition_already_need_not_live():
     st.permutations(range(1, 7)),
     st.data(),
 )
-def test_whatever_is_asked_in_whatever_order_the_last_word_is_reached(order, data):
+def test_requests_in_any_order_reach_the_last_target(order, data):
     """I11 in every write; once all added ones are in sync the replicas are exactly the last target, never too few."""
     size = data.draw(st.integers(1, 4))
     entries = {broker_id: Replica(broker_id, 10 * broker_id) for broker_id in order}

@@ -76,7 +76,7 @@ def test_the_most_complete_logs_are_in_sync(ends, in_sync):
     assert state.durable
 
 
-def test_a_hand_over_that_was_asked_for_is_not_asked_for_any_more():
+def test_a_pending_hand_over_request_is_dropped():
     """The successor was named in a session that is over."""
     asked = ask_hand_over(BACKUP, (Replica(1, 8),))
     state = plan({1: end(4, 50), 2: end(4, 50), 3: end(4, 50)}, asked).states[(TOPIC, 0)]
@@ -93,7 +93,7 @@ def test_nothing_counts_as_committed_that_no_disk_has(ends, high_watermark):
     assert plan({1: end(4, 90)}, note_committed(BACKUP, 60)).states[(TOPIC, 0)].high_watermark == 60
 
 
-def test_leader_epochs_go_on_above_all_that_a_disk_knows():
+def test_leader_epochs_continue_above_all_that_a_disk_has():
     """Also above an epoch in which nothing was written, which a log knows of all the same."""
     state = plan({1: end(5, 40, last_epoch=9), 2: end(5, 40), 3: end(5, 40)}).states[(TOPIC, 0)]
     assert state.leader_epoch == 9 + LEADER_EPOCHS_APART
@@ -136,7 +136,7 @@ def test_a_topic_that_was_deleted_before_the_backup_does_not_come_back():
     assert plan_partitions({}, {}, (), log_states, EPOCH, 5).recovered_topics != []
 
 
-def test_a_group_goes_on_without_members_above_all_its_epochs():
+def test_a_group_continues_without_members_above_all_its_epochs():
     """Members that live join again; a request from before the restore is one of an unknown member."""
     member = Member(b"m" * 16, member_epoch=9)
     key = (TOPIC, 0)

@@ -222,7 +222,7 @@ async def test_two_changes_of_settings_do_not_undo_each_other(parts, faults):
     assert dict(found.message.configs) == {"retention_ms": "5", "retention_bytes": "7", "segment_ms": "9000"}
 
 
-async def test_a_topic_in_creation_says_no_partition(parts):
+async def test_a_topic_in_creation_has_no_partition(parts):
     """`topic_ids/` begins with 0 partitions, so that a clean-up can recognise it; it ends with all."""
     await parts.register(1)
     created = await create(parts, partitions=300)

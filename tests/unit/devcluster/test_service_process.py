@@ -75,7 +75,7 @@ def test_a_restart_keeps_the_port(make) -> None:
     assert service.pid != pid
 
 
-def test_nobody_gets_the_port_of_a_killed_service(make) -> None:
+def test_no_process_gets_the_port_of_a_killed_service(make) -> None:
     """While it is down its port is bound: no connection that the machine opens meanwhile begins there."""
     service = start(make())
     service.kill()

@@ -49,7 +49,7 @@ def test_only_what_was_delivered_is_an_acknowledgement() -> None:
     assert acknowledgements.times_ns("t", 0) == []
 
 
-def test_a_demo_that_ends_early_kills_nobody() -> None:
+def test_a_demo_that_ends_early_kills_no_broker() -> None:
     """Stopped before its time, the thread ends without a broker killed, and the waiter for the kill continues."""
     stop = threading.Event()
     failover = Failover(LocalCluster(), ["t"], AcknowledgementTimes({"t": 1}), Console(), lease_ttl_ms=3_000, stop=stop)
@@ -60,7 +60,7 @@ def test_a_demo_that_ends_early_kills_nobody() -> None:
     assert (failover.report, failover.error) == (None, None)
 
 
-def test_a_kill_that_fails_lets_the_sender_go_on() -> None:
+def test_a_kill_that_fails_lets_the_sender_continue() -> None:
     """The sender waits for the kill and not for its success; the error is kept for the caller."""
     cluster = LocalCluster()
     failover = Failover(

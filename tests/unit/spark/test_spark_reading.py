@@ -39,13 +39,13 @@ def read(fake, start, end, **more):
     return [value for decoded in decoded_batches for value in decoded.columns.values()[decoded.start : decoded.end]]
 
 
-def test_a_range_is_read_whole_and_nothing_beside(fake):
+def test_a_range_is_read_whole_and_nothing_else(fake):
     """Whatever batches it begins and ends in."""
     assert read(fake, 7, 24) == [b"%d" % n for n in range(7, 24)]
     assert read(fake, 5, 5) == []
 
 
-def test_what_retention_has_taken_is_told_or_left_out(fake):
+def test_records_removed_by_retention_are_reported_or_left_out(fake):
     """With offsets and count."""
     fake.topics["t"].partitions[0].start = 10
     with pytest.raises(DataLossError, match="t-0: offset 7 was wanted and the log starts at 10, 3 records are gone"):

@@ -244,7 +244,7 @@ def test_topics_of_a_column_are_compared_one_by_one(fake):
     assert micro_batch.stored("v") == [[b"v"]]
 
 
-def test_a_task_without_rows_says_what_it_stored_before(fake):
+def test_a_task_without_rows_reports_what_it_stored_before(fake):
     """Fewer rows than tasks: what the second task has now was the first one's."""
     micro_batch = MicroBatch(fake)
     micro_batch.dies([batches(range(10)), []])
@@ -369,7 +369,7 @@ def test_the_ends_of_logs_are_noted_and_not_what_is_visible(fake, monkeypatch):
     assert asked == [(None, [1]), ("t", [1])]
 
 
-def test_brokers_of_an_earlier_release_are_told_apart(fake, monkeypatch):
+def test_brokers_of_an_earlier_release_are_recognised(fake, monkeypatch):
     """They do not know the question; nothing is written by guess."""
 
     def refuses(self, producer, family):

@@ -108,7 +108,7 @@ def test_records_that_an_election_replaced_are_a_loss(fake, end):
 
 
 @pytest.mark.parametrize("end", [60, 90, 130])
-def test_without_fail_on_data_loss_reading_goes_on_at_the_truncation_point(fake, end, caplog):
+def test_without_fail_on_data_loss_reading_continues_at_the_truncation_point(fake, end, caplog):
     stream = Stream(fake, failondataloss="false")
     stream.batch()
     cut(fake, 60)
@@ -128,7 +128,7 @@ def test_a_batch_that_is_planned_again_is_the_same(fake):
     assert stream.plan() == stream.plan()
 
 
-def test_an_old_checkpoint_goes_on_and_gets_epochs(fake):
+def test_an_old_checkpoint_continues_and_gets_epochs(fake):
     stream = Stream(fake)
     stream.batch()
     stream.at = forget_epochs(stream.at)

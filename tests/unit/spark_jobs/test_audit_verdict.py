@@ -75,7 +75,7 @@ def test_what_retention_has_begun_to_remove_is_not_called_missing():
     assert verdict(claimed(start=0, topic="other"), Arrived(2), limits).state is State.INCOMPLETE
 
 
-def test_records_that_nobody_claims_are_told_and_those_before_the_first_claim_are_not():
+def test_unclaimed_records_are_reported_but_not_those_before_the_first_claim():
     """Records before it were not counted."""
     claims = [claimed(2 * MINUTE)]
     arrived = {("t", start * MINUTE): Arrived(10) for start in (1, 2, 3)}

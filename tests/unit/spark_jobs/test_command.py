@@ -31,7 +31,7 @@ def run(job, *arguments):
 @pytest.mark.parametrize(
     "arguments", [(load,), (audit,), (access_log,), (windows,), (windows, "join"), (windows, "counts")]
 )
-def test_help_says_what_a_job_does(arguments, capsys):
+def test_help_describes_what_a_job_does(arguments, capsys):
     """At once, and without Spark."""
     assert run(*arguments, "--help") == 0
     said = capsys.readouterr().out
@@ -99,7 +99,7 @@ def verdict(state):
     ],
 )
 @pytest.mark.parametrize("as_json", [False, True])
-def test_the_exit_code_of_an_audit_says_whether_all_is_there(state, code, as_json, capsys, monkeypatch):
+def test_the_exit_code_of_an_audit_shows_whether_all_is_there(state, code, as_json, capsys, monkeypatch):
     """For people and for programs; the summary is printed in every case."""
     monkeypatch.setattr(audit, "check_topics", lambda *_: None)
     monkeypatch.setattr(audit, "spark_session", lambda *_: contextlib.nullcontext())

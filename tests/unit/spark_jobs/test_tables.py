@@ -223,7 +223,7 @@ def test_of_two_delta_jobs_past_the_lock_one_commits(tmp_path, monkeypatch):
     assert visible(table) == list(range(6))
 
 
-def test_a_second_job_is_told_that_a_first_one_writes(tmp_path):
+def test_a_second_job_is_refused_while_a_first_one_writes(tmp_path):
     """At once, and not after its work."""
     with table_lock(tmp_path), pytest.raises(TableBusyError, match="another job writes"):
         with table_lock(tmp_path):
@@ -241,7 +241,7 @@ def test_a_table_holds_one_life_of_one_topic(table):
     assert committed(table) == (3, [0, 1, 2])
 
 
-def test_a_directory_with_files_of_somebody_else_is_refused(table):
+def test_a_directory_with_foreign_files_is_refused(table):
     """Not mixed with them."""
     table.root.mkdir()
     (table.root / "x.parquet").touch()

@@ -49,7 +49,7 @@ def checkout(release: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return tmp_path
 
 
-def test_the_version_stands_in_one_place(release: ModuleType) -> None:
+def test_the_version_is_in_one_place(release: ModuleType) -> None:
     """Distributions read it from the SDK's first file; no other line of product or packaging has it but the copies."""
     assert headrace.__version__ == RELEASE == release.read_version(ROOT)
     for name, folder in release.DISTRIBUTIONS.items():

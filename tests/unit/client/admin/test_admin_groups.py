@@ -175,7 +175,7 @@ def test_another_coordinator_answers_where_the_first_is_down(servers):
     assert servers.asked[-1].request.client_id
 
 
-def test_a_description_says_who_owns_what_since_when(servers):
+def test_a_description_shows_owners_and_since_when(servers):
     """Owned partitions carry their assignment epoch; offsets, owned and unowned partitions are the group's."""
     answer = described(offsets=[(3, 30), (0, 7)], owned=[(0, 5), (1, 8)], unowned=[2])
     answer.members[0].target.add(topic_id=TOPIC_ID, name="t", partitions=[0, 1])
@@ -271,7 +271,7 @@ def test_a_live_group_is_not_reset_and_nonsense_is_not_sent(servers):
     assert servers.asked == []
 
 
-def test_a_reset_says_at_which_epoch_it_saw_the_group(servers):
+def test_a_reset_sends_the_epoch_at_which_it_saw_the_group(servers):
     """Where it is asked to, and zero is an epoch: there was no such group."""
     servers.answers["CommitOffsets"] = groups_pb2.CommitOffsetsResponse()
     servers.answers["DeleteGroups"] = groups_pb2.DeleteGroupsResponse()
@@ -283,7 +283,7 @@ def test_a_reset_says_at_which_epoch_it_saw_the_group(servers):
     assert (dict(first.expected_group_epochs), dict(second.expected_group_epochs)) == ({}, {"h": 3})
 
 
-def test_a_lost_answer_is_asked_for_again_but_for_a_deletion(servers):
+def test_a_call_without_an_answer_is_retried_but_for_a_deletion(servers):
     """A reset is the same twice; a second deletion would say that there is no such group."""
     lose = {coordinators_for("g", COORDINATORS)[0]}
 
@@ -298,7 +298,7 @@ def test_a_lost_answer_is_asked_for_again_but_for_a_deletion(servers):
     assert len(servers.asked) == 1
 
 
-def test_deletions_are_told_one_by_one(servers):
+def test_deletions_are_reported_one_by_one(servers):
     """A group that is refused hinders no other; nor does a call that fails after others were done."""
 
     def delete(step):
@@ -374,7 +374,7 @@ def test_what_cannot_be_learnt_of_a_partition_hides_no_other(servers):
     assert "not now" in lag.problem
 
 
-def test_partitions_that_do_not_fit_into_an_answer_are_asked_for_again(servers):
+def test_partitions_that_do_not_fit_into_an_answer_are_requested_again(servers):
     """And one whose record is gone meanwhile ends the asking."""
     servers.bounds = dict.fromkeys(range(4), (0, 10))
     servers.batches = {n: batch(0, [1_000 * (n + 1)] * 10) for n in range(4)} | {3: b""}

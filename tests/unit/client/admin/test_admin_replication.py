@@ -53,7 +53,7 @@ def servers():
     return Servers()
 
 
-def test_a_refused_partition_is_told_beside_the_others(servers):
+def test_a_refused_partition_is_reported_with_the_others(servers):
     """Moves go out by topic and partition; each result has its own error."""
     response = cluster_pb2.ReassignPartitionsResponse()
     response.partitions.add(name="t", partition=1, leader_id=2, leader_epoch=7, replicas=[4, 2, 3, 1])
@@ -71,7 +71,7 @@ def test_a_refused_partition_is_told_beside_the_others(servers):
     ]
 
 
-def test_nothing_to_do_asks_nobody(servers):
+def test_nothing_to_do_sends_no_request(servers):
     """No partition is not the same as all partitions."""
     operation = servers.operations
     assert servers.run(operation.reassign_partitions({}, 0, validate_only=False, timeout=1)) == []
