@@ -1,4 +1,5 @@
-"""A coordinator of one group that does what a test tells it: assigns, takes away, refuses, hangs."""
+"""A coordinator of one group whose test assigns, revokes, refuses and delays; tests/contract compares it with the real
+one."""
 
 from __future__ import annotations
 
@@ -11,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from headrace.v1 import cluster_pb2_grpc, groups_pb2, groups_pb2_grpc
-from headrace.wire.errors import GRPC_STATUS, STATUS_DETAILS_KEY, HeadraceError, to_detail, to_status_bytes
+from headrace.wire.errors import (
+    GRPC_STATUS,
+    STATUS_DETAILS_KEY,
+    FencedMemberEpochError,
+    GroupNotEmptyError,
+    HeadraceError,
+    MetastoreUnavailableError,
+    NotOwnerError,
+    UnknownMemberError,
+    to_detail,
+    to_status_bytes,
+)
 
 if TYPE_CHECKING:
     from tests.fakes.cluster import FakeCluster
@@ -28,6 +40,8 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
         self.changed = threading.Condition()
         self.assigned: dict[tuple[str, int], int] = {}
         """Assignment epoch by partition."""
+        self.owned: dict[tuple[str, int], int] = {}
+        """The same of all that a member may commit: also what is revoked, until a heartbeat no longer reports it."""
         self.revision = 1
         self.epoch = 1
         self.members: list[bytes] = []
@@ -39,6 +53,8 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
         """How long the caller of each would have waited."""
         self.looked_up: list[groups_pb2.FetchOffsetsRequest] = []
         self.offsets: dict[tuple[str, int], groups_pb2.PartitionOffset] = {}
+        self.committed: dict[tuple[str, int], tuple[bytes, int]] = {}
+        """By which member and with which number each offset was stored."""
         self.heartbeat_faults: deque[HeadraceError] = deque()
         self.added: set[tuple[str, int]] = set()
         """Partitions that came after the group had begun."""
@@ -70,6 +86,7 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
             self.revision += 1
             self.epoch += 1
             self.assigned = {where: self.assigned.get(where, self.epoch) for where in partitions}
+            self.owned |= self.assigned
             self.changed.notify_all()
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
@@ -94,6 +111,7 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
         with self.changed:
             self.heartbeat_faults.append(error)
             self.assigned = {}
+            self.owned = {}
             self.revision += 1
             self.changed.notify_all()
 
@@ -105,9 +123,13 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
 
     def _check_etcd(self, context: grpc.ServicerContext) -> None:
         if self.is_away:
-            from headrace.wire.errors import MetastoreUnavailableError
-
             self._fail(context, MetastoreUnavailableError("etcd is away"))
+
+    def _check_member(self, context: grpc.ServicerContext, request: Any) -> None:
+        if request.member_id not in self.members or request.member_id in self.left:
+            self._fail(context, UnknownMemberError("its session is over"))
+        if request.member_epoch > self.epoch:
+            self._fail(context, FencedMemberEpochError(f"the member is at epoch {self.epoch}"))
 
     def Heartbeat(self, request: Any, context: Any) -> Any:
         """Return the assignment, once it changed or the wait is over."""
@@ -115,8 +137,13 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
             self.heartbeats.append(request)
             self.changed.notify_all()
             self._check_etcd(context)
-            if request.member_epoch == 0 and request.member_id not in self.members:
+            if request.member_epoch:
+                self._check_member(context, request)
+            elif request.member_id not in self.members:
                 self.members.append(request.member_id)
+            if request.HasField("owned") and request.member_epoch == self.epoch:
+                kept = {(topic.name, number) for topic in request.owned.topics for number in topic.partitions}
+                self.owned = {place: self.owned[place] for place in self.owned if place in kept | self.assigned.keys()}
             self.changed.wait_for(
                 lambda: (
                     self.revision != request.known_revision
@@ -156,16 +183,25 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
             self._check_etcd(context)
             if self.commit_faults:
                 self._fail(context, self.commit_faults.popleft())
+            if request.member_id:
+                self._check_member(context, request)
+            elif set(self.members) - set(self.left):
+                self._fail(context, GroupNotEmptyError("the group has members"))
             response = groups_pb2.CommitOffsetsResponse(revision=1_000 + len(self.commits))
             for topic in request.topics:
                 entry = response.topics.add(topic_id=topic.topic_id, name=topic.name)
                 for given in topic.partitions:
                     answer = entry.partitions.add(partition=given.partition, offset=given.offset)
-                    error = self.partition_faults.pop((topic.name, given.partition), None)
+                    place = (topic.name, given.partition)
+                    error = self.partition_faults.pop(place, None)
+                    if request.member_id and request.member_epoch < self.owned.get(place, request.member_epoch + 1):
+                        error = NotOwnerError(f"the member does not own partition {given.partition}")
+                    member_id, number = self.committed.get(place, (b"", 0))
                     if error is not None:
                         answer.error.CopyFrom(to_detail(error))
-                    else:
-                        self.offsets[topic.name, given.partition] = given
+                    elif request.member_id != member_id or request.commit_number > number or not number:
+                        self.offsets[place] = given
+                        self.committed[place] = (request.member_id, request.commit_number)
             self.changed.notify_all()
             if self.lost_commits:
                 self.lost_commits -= 1
@@ -176,7 +212,8 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
         """Return the stored offsets."""
         with self.changed:
             self.looked_up.append(request)
-            response = groups_pb2.FetchOffsetsResponse(revision=self.revision)
+            newest = max(self.revision, 1_000 + len(self.commits), request.min_revision)
+            response = groups_pb2.FetchOffsetsResponse(revision=newest)
             asked = [(topic.name, topic.topic_id, list(topic.partitions)) for topic in request.topics]
             if not asked:
                 asked = [(name, self.topic_ids[name], [number]) for name, number in self.offsets]
@@ -184,11 +221,11 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
                 entry = response.topics.add(topic_id=topic_id, name=name)
                 for number in numbers:
                     stored = self.offsets.get((name, number))
-                    entry.partitions.add(partition=number, offset=-1 if stored is None else stored.offset)
-                    entry.partitions[-1].is_added = stored is None and (name, number) in self.added
                     if stored is not None:
-                        entry.partitions[-1].leader_epoch = stored.leader_epoch
-                        entry.partitions[-1].metadata = stored.metadata
+                        entry.partitions.add().CopyFrom(stored)
+                    else:
+                        is_added = (name, number) in self.added
+                        entry.partitions.add(partition=number, offset=-1, leader_epoch=-1, is_added=is_added)
             return response
 
 
