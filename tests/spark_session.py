@@ -55,26 +55,22 @@ def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Spark puts its own there; other tests mean Python's.
     session.sparkContext.setLogLevel("ERROR")
     gateway = session.sparkContext._gateway
-    try:
-        yield session
-    finally:
-        session.stop()
-        gateway.shutdown()
-        # Java ends when this pipe does, and Python's workers with it.
-        gateway.proc.stdin.close()
-        gateway.proc.wait(30)
-        SparkContext._gateway = SparkContext._jvm = None
+    yield session
+    session.stop()
+    gateway.shutdown()
+    # Java ends when this pipe does, and Python's workers with it.
+    gateway.proc.stdin.close()
+    gateway.proc.wait(30)
+    SparkContext._gateway = SparkContext._jvm = None
 
 
 @pytest.fixture
 def spark(spark_session: SparkSession) -> Iterator[SparkSession]:
     """The session; streams that are still running after the test are stopped."""
-    try:
-        yield spark_session
-    finally:
-        for query in spark_session.streams.active:
-            query.stop()
-        spark_session.catalog.clearCache()
+    yield spark_session
+    for query in spark_session.streams.active:
+        query.stop()
+    spark_session.catalog.clearCache()
 
 
 @pytest.fixture

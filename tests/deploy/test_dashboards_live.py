@@ -75,12 +75,10 @@ def loaded_cluster(prometheus_program: str, collector: ClientCollector) -> Itera
         ]
         for worker in workers:
             worker.start()
-        try:
-            yield cluster
-        finally:
-            stop.set()
-            for worker in workers:
-                worker.join(30)
+        yield cluster
+        stop.set()
+        for worker in workers:
+            worker.join(30)
 
 
 def _produce(servers: str, stop: threading.Event, collector: ClientCollector) -> None:
@@ -139,11 +137,9 @@ def prometheus(
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-    try:
-        yield address
-    finally:
-        process.kill()
-        process.wait()
+    yield address
+    process.kill()
+    process.wait()
 
 
 def query(address: str, expression: str) -> list[dict[str, Any]]:

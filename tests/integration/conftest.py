@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import subprocess
@@ -219,20 +220,15 @@ def wait_until(condition: Callable[[], bool], what: str, context: Callable[[], s
 def broker_process(broker_etcd: Etcd, tmp_path: Path) -> Iterator[BrokerProcess]:
     """A broker that is not started yet."""
     process = BrokerProcess(broker_etcd, tmp_path)
-    try:
-        yield process
-    finally:
-        process.close()
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="module")
 def broker(broker_etcd: Etcd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A running broker that the tests of a module share; each makes its own topic."""
-    process = BrokerProcess(broker_etcd, tmp_path_factory.mktemp("broker"))
-    try:
+    with contextlib.closing(BrokerProcess(broker_etcd, tmp_path_factory.mktemp("broker"))) as process:
         yield process.start()
-    finally:
-        process.close()
 
 
 @pytest.fixture
@@ -240,10 +236,8 @@ def broker_with_own_etcd(tmp_path: Path) -> Iterator[BrokerProcess]:
     """A broker that is not started yet, and an etcd that the test may stop."""
     with Etcd(tmp_path / "etcd") as etcd:
         process = BrokerProcess(etcd, tmp_path)
-        try:
-            yield process
-        finally:
-            process.close()
+        yield process
+        process.close()
 
 
 @pytest.fixture(scope="module")
@@ -251,16 +245,12 @@ def replicated_cluster() -> Iterator[Replicated]:
     """Three brokers with short times for the tests of a module; `replicated` is what they take."""
     with LocalCluster(LocalClusterSpec(coordinators=1, broker_settings=BROKER_SETTINGS)) as cluster:
         replicated = Replicated(cluster)
-        try:
-            yield replicated
-        finally:
-            replicated.close()
+        yield replicated
+        replicated.close()
 
 
 @pytest.fixture
 def replicated(replicated_cluster: Replicated) -> Iterator[Replicated]:
     """The module's cluster, whole again after the test whatever that did to its parts."""
-    try:
-        yield replicated_cluster
-    finally:
-        replicated_cluster.restore()
+    yield replicated_cluster
+    replicated_cluster.restore()

@@ -60,11 +60,9 @@ def member(headrace_cluster: LocalCluster, topic: str) -> Iterator[Callable[...,
         members.append(sdk.Consumer(topic, bootstrap_servers=headrace_cluster.bootstrap_servers, **values))
         return members[-1]
 
-    try:
-        yield make
-    finally:
-        for each in members:
-            each.close()
+    yield make
+    for each in members:
+        each.close()
 
 
 def take(consumer: sdk.Consumer, count: int) -> list[int]:

@@ -71,21 +71,17 @@ def fast_cluster() -> Iterator[Replicated]:
     """Three brokers that notice a death in two seconds."""
     with LocalCluster(LocalClusterSpec(broker_settings=FAST)) as cluster:
         replicated = Replicated(cluster)
-        try:
-            yield replicated
-        finally:
-            replicated.close()
+        yield replicated
+        replicated.close()
 
 
 @pytest.fixture
 def headrace(fast_cluster: Replicated, capsysbinary: pytest.CaptureFixture[bytes]) -> Iterator[CommandLine]:
     """A command line of the shared cluster, which is whole and empty again after the test."""
-    try:
-        yield CommandLine(fast_cluster.cluster, capsysbinary)
-    finally:
-        fast_cluster.restore()
-        for topic in fast_cluster.admin.list_topics():
-            fast_cluster.admin.delete_topic(topic)
+    yield CommandLine(fast_cluster.cluster, capsysbinary)
+    fast_cluster.restore()
+    for topic in fast_cluster.admin.list_topics():
+        fast_cluster.admin.delete_topic(topic)
 
 
 def produce(cluster: LocalCluster, topic: str, first: int = 0, count: int = RECORDS) -> None:

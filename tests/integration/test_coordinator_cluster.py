@@ -259,10 +259,8 @@ def pair(coordinator_etcd, tmp_path_factory):
 def world(coordinator_etcd, tmp_path):
     """A cluster of the test's own on the shared etcd."""
     found = World(coordinator_etcd, tmp_path)
-    try:
-        yield found
-    finally:
-        found.close()
+    yield found
+    found.close()
 
 
 @pytest.fixture
@@ -270,10 +268,8 @@ def own_world(tmp_path):
     """A cluster on an etcd that the test may pause and stop."""
     with Etcd(tmp_path / "etcd") as etcd:
         found = World(etcd, tmp_path)
-        try:
-            yield found
-        finally:
-            found.close()
+        yield found
+        found.close()
 
 
 def test_a_topic_is_created_seen_described_and_deleted(pair, topic_name):

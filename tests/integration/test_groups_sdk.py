@@ -32,13 +32,11 @@ def whole_cluster():
 
 @pytest.fixture
 def cluster(whole_cluster):
-    try:
-        yield whole_cluster
-    finally:
-        whole_cluster.etcd.resume()
-        for part in whole_cluster.parts:
-            if part.state != "running":
-                whole_cluster.restart(part)
+    yield whole_cluster
+    whole_cluster.etcd.resume()
+    for part in whole_cluster.parts:
+        if part.state != "running":
+            whole_cluster.restart(part)
 
 
 class Ledger:
@@ -220,10 +218,8 @@ class Group:
 @pytest.fixture
 def group(cluster, request):
     made = Group(cluster, request.node.name.replace("test_", "")[:60], 6)
-    try:
-        yield made
-    finally:
-        made.stop()
+    yield made
+    made.stop()
 
 
 def test_members_share_join_and_leave(group):

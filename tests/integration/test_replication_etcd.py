@@ -116,11 +116,9 @@ def other_disk(replicated: Replicated) -> Iterator[Callable[..., None]]:
         shutil.rmtree(path, ignore_errors=True)
         DataDirectory.open(str(path), new_storage_id=b"s" * 16, **values).close(clean=True)  # type: ignore[arg-type]
 
-    try:
-        yield put
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        own.rename(path)
+    yield put
+    shutil.rmtree(path, ignore_errors=True)
+    own.rename(path)
 
 
 def test_a_follower_with_a_disk_that_is_not_its_own(replicated: Replicated, other_disk: Callable[..., None]) -> None:

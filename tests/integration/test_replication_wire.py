@@ -76,10 +76,8 @@ def setting() -> Iterator[Setting]:
 @pytest.fixture
 def follower(setting: Setting) -> Iterator[HandFollower]:
     follower = setting.follower()
-    try:
-        yield follower
-    finally:
-        follower.close()
+    yield follower
+    follower.close()
 
 
 def refusal(follower: HandFollower) -> HeadraceError:

@@ -21,18 +21,14 @@ def racked_cluster():
     spec = LocalClusterSpec(coordinators=1, broker_settings=BROKER_SETTINGS, racks=("east", "west", "north"))
     with LocalCluster(spec) as cluster:
         replicated = Replicated(cluster)
-        try:
-            yield replicated
-        finally:
-            replicated.close()
+        yield replicated
+        replicated.close()
 
 
 @pytest.fixture
 def racked(racked_cluster):
-    try:
-        yield racked_cluster
-    finally:
-        racked_cluster.restore()
+    yield racked_cluster
+    racked_cluster.restore()
 
 
 def kill(racked):

@@ -89,10 +89,8 @@ class SparkCluster:
 @pytest.fixture
 def standalone(tmp_path: Path) -> Iterator[SparkCluster]:
     cluster = SparkCluster(tmp_path)
-    try:
-        yield cluster
-    finally:
-        cluster.close()
+    yield cluster
+    cluster.close()
 
 
 @pytest.mark.timeout(600)

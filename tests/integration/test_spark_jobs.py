@@ -174,12 +174,10 @@ def slow_load(servers, topic, tmp_path, without_java) -> Iterator[subprocess.Pop
     arguments = command(servers, topic, table, sys.executable, "-m", "spark_jobs.load", "--event-time", slow)
     with (tmp_path / "said").open("w") as said:
         running = subprocess.Popen(arguments, env=without_java, stderr=said, stdout=said, start_new_session=True)
-    try:
-        yield running
-    finally:
-        if running.poll() is None:
-            running.kill()
-            running.wait()
+    yield running
+    if running.poll() is None:
+        running.kill()
+        running.wait()
 
 
 def ended(running, said) -> int:

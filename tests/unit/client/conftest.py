@@ -20,10 +20,8 @@ def two_brokers() -> Iterator[tuple[FakeCluster, FakeCluster]]:
     """Brokers 1 and 2 of one cluster."""
     with running_fake() as first:
         second = FakeCluster(first)
-        try:
-            yield first, second
-        finally:
-            second.stop()
+        yield first, second
+        second.stop()
 
 
 @pytest.fixture
