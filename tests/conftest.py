@@ -26,11 +26,7 @@ settings.load_profile("headrace")
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 GRACE_S = 60.0
 """A test that runs for twice its timeout, and this much longer, ends its worker."""
-_GROUPS = {
-    "headrace_cluster": "headrace_cluster",
-    "spark_session": "spark_session",
-    "spark_cluster": "spark_session",
-}
+_GROUPS = {"headrace_cluster": "headrace_cluster", "spark_session": "spark_session", "spark_cluster": "spark_session"}
 """The worker of pytest in which a fixture's tests run."""
 
 

@@ -272,11 +272,7 @@ async def test_a_server_that_is_no_etcd_is_named():
     await server.start()
     try:
         async with connected(f"127.0.0.1:{port}") as store:
-            for call in (
-                store.get(KEY),
-                store.txn([VersionIs(KEY, 0)], [Put(KEY, b"v")]),
-                store.grant_lease(5_000),
-            ):
+            for call in (store.get(KEY), store.txn([VersionIs(KEY, 0)], [Put(KEY, b"v")]), store.grant_lease(5_000)):
                 with pytest.raises(InvalidConfigError, match=f"127.0.0.1:{port} serves gRPC and is no etcd"):
                     await call
     finally:

@@ -140,9 +140,7 @@ MATRIX: dict[str, dict[str, Any]] = {
     },
     "TLS by cert-manager, listed": {
         "tls": CERT_MANAGER,
-        "broker": {
-            "external": {"enabled": True, "addresses": ["a.example.org:1", "192.0.2.1:2", "[2001:db8::1]:3"]},
-        },
+        "broker": {"external": {"enabled": True, "addresses": ["a.example.org:1", "192.0.2.1:2", "[2001:db8::1]:3"]}},
     },
     "TLS by cert-manager, node ports": {
         "tls": {**CERT_MANAGER, "certManager": {**CERT_MANAGER["certManager"], "ipAddresses": ["192.0.2.5"]}},
@@ -150,10 +148,7 @@ MATRIX: dict[str, dict[str, Any]] = {
     },
     "node ports": {
         "insecure": True,
-        "broker": {
-            "external": NODE_PORTS,
-            "transfer": {"enabled": True, "nodePorts": [30281, 30282, 30283]},
-        },
+        "broker": {"external": NODE_PORTS, "transfer": {"enabled": True, "nodePorts": [30281, 30282, 30283]}},
     },
     "transfers inside": {"broker": {"transfer": {"enabled": True}}, "networkPolicy": {"enabled": True}},
     "backups": {"backup": {"enabled": True, "claimName": "snapshots", "keep": 3}},
@@ -209,10 +204,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"image": {"digest": "sha256:12"}}, "does not match pattern"),
     ({"backup": {"enabled": True}}, "backup.enabled needs backup.claimName"),
     (
-        {
-            "backup": {"enabled": True},
-            "etcd": {"endpoints": ["etcd:2379"], "bundled": {"enabled": False}},
-        },
+        {"backup": {"enabled": True}, "etcd": {"endpoints": ["etcd:2379"], "bundled": {"enabled": False}}},
         "backup.enabled is for the bundled etcd, and etcd.bundled.enabled is false",
     ),
     ({"recovery": {"name": "../etcd"}}, "/recovery/name"),
@@ -244,10 +236,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"broker": {"replicas": 2}, "coordinator": {"settings": {"default_replication_factor": 3}}},
         "coordinator.settings.default_replication_factor is 3 and broker.replicas is 2",
     ),
-    (
-        {"topics": [{"name": "t", "replicationFactor": 5}]},
-        "topic t: replicationFactor is 5 and broker.replicas is 3",
-    ),
+    ({"topics": [{"name": "t", "replicationFactor": 5}]}, "topic t: replicationFactor is 5 and broker.replicas is 3"),
     (
         {"topics": [{"name": "t", "replicationFactor": 2, "config": {"min_insync_replicas": 3}}]},
         "topic t: min_insync_replicas is 3 and each partition has 2 replicas: acks=all could never succeed",

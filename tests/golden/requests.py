@@ -11,14 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from google.protobuf.message import Message
-from headrace.v1 import (
-    broker_pb2,
-    cluster_pb2,
-    groups_pb2,
-    handshake_pb2,
-    process_pb2,
-    topics_pb2,
-)
+from headrace.v1 import broker_pb2, cluster_pb2, groups_pb2, handshake_pb2, process_pb2, topics_pb2
 from headrace.wire.encoding import encode_batch
 from headrace.wire.releases import CAPABILITIES, RELEASE
 from headrace_server.internal_v1 import replication_pb2

@@ -25,11 +25,7 @@ CASES = (
     "consume/arrow, transfer port",
     "clients/2 consumers",
 )
-OTHERS = {
-    "latency/1000 a second": "p99_ms",
-    "log/100 MB": "cold_transfer_mb_per_s",
-    "recovery/100 MB": "crash_s",
-}
+OTHERS = {"latency/1000 a second": "p99_ms", "log/100 MB": "cold_transfer_mb_per_s", "recovery/100 MB": "crash_s"}
 """What is measured in no records a second, and one of its figures."""
 
 

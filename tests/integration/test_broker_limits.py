@@ -143,11 +143,7 @@ def test_a_flood_of_connections_costs_the_log_nothing(broker_process: Any) -> No
     """
     broker_process.overrides = {"metrics_listen": "127.0.0.1:0", "lease_ttl_ms": 1_000}
     topic_id = start_leading(
-        broker_process,
-        open_files=400,
-        segment_bytes=1 << 20,
-        max_batch_bytes=1 << 20,
-        durability="fsync",
+        broker_process, open_files=400, segment_bytes=1 << 20, max_batch_bytes=1 << 20, durability="fsync"
     )
     value = os.urandom(400 << 10)
     port = int(broker_process.address.rpartition(":")[2])

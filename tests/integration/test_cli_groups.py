@@ -189,10 +189,7 @@ def test_a_reader_that_commits_without_membership_is_seen(headrace: GroupCommand
     """As an empty group, with its lag."""
     name = f"{topic}-scan"
     with sdk.Consumer(
-        topic,
-        bootstrap_servers=headrace.cluster.bootstrap_servers,
-        auto_offset_reset="earliest",
-        commit_group=name,
+        topic, bootstrap_servers=headrace.cluster.bootstrap_servers, auto_offset_reset="earliest", commit_group=name
     ) as consumer:
         headrace.until(lambda: headrace("describe", name).code == 0, "the group is listed")
         headrace.until(lambda: headrace.document("describe", name)["lag_records"] == 10 * PARTITIONS, "all is unread")

@@ -370,21 +370,13 @@ def test_settings_are_altered_described_and_unset(pair, topic_name):
         (new_topic("x" * 250), "INVALID_TOPIC_NAME", "250"),
         (new_topic("n", -1), "INVALID_PARTITIONS", "-1"),
         (new_topic("n", 10_001), "INVALID_PARTITIONS", "10000"),
-        (
-            new_topic("n", replication_factor=10),
-            "INVALID_REPLICATION_FACTOR",
-            "more than 9",
-        ),
+        (new_topic("n", replication_factor=10), "INVALID_REPLICATION_FACTOR", "more than 9"),
         (new_topic("n", replication_factor=-2), "INVALID_REPLICATION_FACTOR", "-2"),
         (new_topic("n", configs={"retention": "5"}), "INVALID_CONFIG", "retention_ms"),
         (new_topic("n", configs={"retention_ms": "soon"}), "INVALID_CONFIG", "soon"),
         (new_topic("n", configs={"min_insync_replicas": "4"}), "INVALID_CONFIG", "replication factor 3"),
         (new_topic("n", configs={"flush_ms": "5"}), "INVALID_CONFIG", "durability"),
-        (
-            new_topic("n", assignments=[cluster_pb2.ReplicaList(broker_ids=[9])]),
-            "UNKNOWN_BROKER",
-            "broker 9",
-        ),
+        (new_topic("n", assignments=[cluster_pb2.ReplicaList(broker_ids=[9])]), "UNKNOWN_BROKER", "broker 9"),
         (new_topic("n", assignments=[cluster_pb2.ReplicaList()]), "INVALID_REQUEST", "assignment 0"),
         (new_topic("n", 3, assignments=[cluster_pb2.ReplicaList(broker_ids=[1])]), "INVALID_REQUEST", "assigned"),
     ],
@@ -701,9 +693,7 @@ def test_a_coordinator_waits_for_etcd_and_stops_while_waiting(tmp_path):
     endpoint = etcd.endpoint
     etcd.stop()
     process = subprocess.Popen(
-        command("--set", "coordinator_id=a", "--set", f"etcd_endpoints={endpoint}"),
-        stderr=subprocess.PIPE,
-        text=True,
+        command("--set", "coordinator_id=a", "--set", f"etcd_endpoints={endpoint}"), stderr=subprocess.PIPE, text=True
     )
     try:
         line = process.stderr.readline()

@@ -17,15 +17,7 @@ from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_server.cluster_secret import prove
 from headrace_server.partition_state import Replica
 
-from tests.integration.replicated import (
-    BROKER_SETTINGS,
-    HandFollower,
-    Replicated,
-    append,
-    fetch,
-    follower_at,
-    produce,
-)
+from tests.integration.replicated import BROKER_SETTINGS, HandFollower, Replicated, append, fetch, follower_at, produce
 
 # One cluster for all of them: they run in one worker, in order.
 

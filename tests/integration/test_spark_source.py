@@ -70,9 +70,7 @@ def test_parts_are_read_by_offsets_and_times(spark: Any, topic: Topic) -> None:
     """As the options say, a partition or all; a time behind the last record is the end."""
     name = topic.name
     some = topic.read(
-        spark,
-        startingOffsets=f'{{"{name}": {{"0": 10, "1": -2}}}}',
-        endingOffsets=f'{{"{name}": {{"0": -1, "1": 5}}}}',
+        spark, startingOffsets=f'{{"{name}": {{"0": 10, "1": -2}}}}', endingOffsets=f'{{"{name}": {{"0": -1, "1": 5}}}}'
     )
     assert rows_of(some) == [row for row in topic.rows() if (row[0], row[1]) >= (1, 0) or row[1] >= 10][: 110 + 5]
     since = topic.read(spark, startingTimestamp=BASE_MS + 100, endingTimestamp=BASE_MS + 110)

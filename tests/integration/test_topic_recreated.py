@@ -160,10 +160,7 @@ def test_a_reader_ends_with_an_error_that_has_both_ids(topic):
 def test_the_command_line_ends_with_both_ids(topic):
     command = [sys.executable, "-m", "headrace.cli", "consume", topic.name, "-o", "start"]
     process = subprocess.Popen(
-        [*command, "-b", topic.settings["bootstrap_servers"]],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [*command, "-b", topic.settings["bootstrap_servers"]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         for _ in range(OLD):

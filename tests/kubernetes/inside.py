@@ -32,10 +32,7 @@ def image_names() -> dict[str, str]:
     values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
     version = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))["appVersion"]
     etcd = values["etcd"]["bundled"]["image"]
-    return {
-        "headrace": f"{values['image']['repository']}:{version}",
-        "etcd": f"{etcd['repository']}:{etcd['tag']}",
-    }
+    return {"headrace": f"{values['image']['repository']}:{version}", "etcd": f"{etcd['repository']}:{etcd['tag']}"}
 
 
 def main() -> int:
@@ -56,11 +53,7 @@ def main() -> int:
     print(f"programs and images made in {time.monotonic() - begun:.0f} s", flush=True)
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-s", "-rs", *arguments]
     within = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *pytest]
-    environ = {
-        STATE: state,
-        DEFINITIONS: str(programs.definitions),
-        "PATH": programs.path(),
-    }
+    environ = {STATE: state, DEFINITIONS: str(programs.definitions), "PATH": programs.path()}
     return subprocess.call(within, env={**os.environ, **environ})
 
 

@@ -11,12 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from headrace.wire.errors import (
-    FencedProducerError,
-    HeadraceError,
-    OutOfOrderSequenceError,
-    UnknownProducerError,
-)
+from headrace.wire.errors import FencedProducerError, HeadraceError, OutOfOrderSequenceError, UnknownProducerError
 from headrace_broker.core.messages import DurabilityChanged, ProposalUnanswered, Propose
 from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchAnswer, FetchRequest

@@ -169,9 +169,7 @@ for _service in (_BROKER, _CLUSTER):
         lambda w: cluster_pb2.GetMetadataRequest(topics=refs(w)),
     )
 _largest(
-    _CLUSTER + "CreateTopics",
-    lambda w: new_topics(w, validate_only=True),
-    lambda w: new_topics(w, validate_only=False),
+    _CLUSTER + "CreateTopics", lambda w: new_topics(w, validate_only=True), lambda w: new_topics(w, validate_only=False)
 )
 _largest(_CLUSTER + "DeleteTopics", lambda w: cluster_pb2.DeleteTopicsRequest(topics=refs(w), validate_only=True))
 _largest(_CLUSTER + "CreatePartitions", more_partitions)

@@ -113,9 +113,7 @@ def poisons() -> dict[str, bytes]:
         "keys are flagged and missing": sealed(GOOD, records=2, flags=BatchFlags.KEYS),
         "timestamps are flagged and missing": sealed(GOOD, records=2, flags=BatchFlags.RECORD_TIMESTAMPS),
         "timestamps are outside of the header's": sealed(
-            aligned(GOOD, np.array([NOW_MS, -(2**62)], "<i8").tobytes()),
-            records=2,
-            flags=BatchFlags.RECORD_TIMESTAMPS,
+            aligned(GOOD, np.array([NOW_MS, -(2**62)], "<i8").tobytes()), records=2, flags=BatchFlags.RECORD_TIMESTAMPS
         ),
         "headers are flagged and missing": sealed(GOOD, records=2, flags=BatchFlags.HEADERS),
         "header name is not UTF-8": with_headers(int32s(0, 1), [b"\xff"], records=1),

@@ -180,8 +180,7 @@ async def test_what_is_late_is_bounded_in_bytes_of_a_peer_and_of_all():
 
 
 @pytest.mark.parametrize(
-    ("method", "element"),
-    [("Produce", b"\x22\x00"), ("Fetch", b"\x2a\x00"), ("ListOffsets", b"\x12\x00")],
+    ("method", "element"), [("Produce", b"\x22\x00"), ("Fetch", b"\x2a\x00"), ("ListOffsets", b"\x12\x00")]
 )
 async def test_a_flood_of_empty_elements_costs_next_to_nothing(served, method, element):
     """F1: a mebibyte of empty topics costs 0.2 s of processor time at most, and what it took is given back at once.

@@ -267,13 +267,7 @@ class SimulatedBroker(app.BrokerServer):
         super().__init__(
             settings,
             ServiceProcess(
-                f"broker-{node.broker_id}",
-                settings,
-                METRICS.common,
-                observability,
-                ServiceTls(),
-                metastore,
-                life.clock,
+                f"broker-{node.broker_id}", settings, METRICS.common, observability, ServiceTls(), metastore, life.clock
             ),
             cluster.identity,
             directory,

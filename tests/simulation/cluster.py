@@ -470,14 +470,7 @@ class Cluster:
         removable = None if self.plan.retention_ms >= 0 else self.removable
         committed = [self._committed(key) for key in self.partitions]
         anomalies = check(
-            sends,
-            polls,
-            finals,
-            committed=committed,
-            removable=removable,
-            lost=lost,
-            resent=resent,
-            compared=compared,
+            sends, polls, finals, committed=committed, removable=removable, lost=lost, resent=resent, compared=compared
         )
         for name in ANOMALIES:
             self.world.count(JUDGED + name, compared[name])

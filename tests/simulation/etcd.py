@@ -317,14 +317,7 @@ class _Request:
     """One call: there, served, back; the client gives up after its time whatever happens."""
 
     def __init__(
-        self,
-        etcd: Etcd,
-        process: Process,
-        what: str,
-        serve: Callable[[], Any],
-        done: Done,
-        writes: bool,
-        is_txn: bool,
+        self, etcd: Etcd, process: Process, what: str, serve: Callable[[], Any], done: Done, writes: bool, is_txn: bool
     ) -> None:
         self._etcd = etcd
         self._world = etcd.world

@@ -14,12 +14,7 @@ from headrace.wire.errors import HeadraceError, MetadataLimitError
 from headrace_coordinator.core.group_state import Group, decode_group
 from headrace_coordinator.runtime.group_view import GroupEntry
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.key_table import (
-    GroupAssignmentKey,
-    GroupKey,
-    GroupMemberKey,
-    GroupOffsetKey,
-)
+from headrace_server.key_table import GroupAssignmentKey, GroupKey, GroupMemberKey, GroupOffsetKey
 from headrace_server.metastore.api import PutEvent, WatchEvent
 
 from tests.simulation.exercise import CHECKED

@@ -126,9 +126,7 @@ def check_same(result: Result, again: Result) -> None:
 
 
 def shrink(
-    failed: Result,
-    progress: Callable[[str], None] = lambda text: None,
-    run: Callable[[Any], Result] = run,
+    failed: Result, progress: Callable[[str], None] = lambda text: None, run: Callable[[Any], Result] = run
 ) -> Result:
     """Find a smaller run that breaks the same promise: fewer events, fewer kinds of faults, fewer faults."""
     best = failed

@@ -99,9 +99,7 @@ class Etcd:
     async def lose(self, topic_id: bytes, name: str) -> None:
         """What a backup of before the topic was made leaves, as a relist shows it."""
         await self.write(
-            Delete(KEYS.topic(name)),
-            Delete(KEYS.topic_by_id(topic_id)),
-            DeletePrefix(KEYS.partition_prefix(topic_id)),
+            Delete(KEYS.topic(name)), Delete(KEYS.topic_by_id(topic_id)), DeletePrefix(KEYS.partition_prefix(topic_id))
         )
 
 

@@ -131,13 +131,7 @@ def test_a_dead_event_loop_is_not_kept_alive(blocked):
 
     async def scenario():
         keeper = LeaseKeeper(
-            renewer,
-            7,
-            TTL_MS,
-            granted_at_ms=0,
-            on_change=lambda state: None,
-            loop_dead_after_ms=TTL_MS,
-            clock=clock,
+            renewer, 7, TTL_MS, granted_at_ms=0, on_change=lambda state: None, loop_dead_after_ms=TTL_MS, clock=clock
         )
         keeper.start()
         if blocked:

@@ -107,8 +107,7 @@ def test_describe_tells_defaults_apart():
 
 
 @pytest.mark.parametrize(
-    ("setting", "replicas", "expected"),
-    [(0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 9, 2), (1, 3, 1), (3, 3, 3), (3, 2, 2)],
+    ("setting", "replicas", "expected"), [(0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 9, 2), (1, 3, 1), (3, 3, 3), (3, 2, 2)]
 )
 def test_the_least_number_in_sync_follows_the_number_of_replicas(setting, replicas, expected):
     """Two of at least three survive the loss of one; a setting counts as it is, up to the replicas there are."""

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.fakes.memory_metastore import MemoryMetastore
 
+LOST, NEVER = "answer lost", "never arrived"
 SECONDS = 20
 
 

@@ -241,12 +241,7 @@ def test_the_first_replica_leads_again_on_request():
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
-    [
-        ({}, False),
-        ({"in_sync": (A, B)}, True),
-        (MOVE, False),
-        (MOVE | {"in_sync": (A, B, D)}, True),
-    ],
+    [({}, False), ({"in_sync": (A, B)}, True), (MOVE, False), (MOVE | {"in_sync": (A, B, D)}, True)],
     ids=["complete", "one missing", "one being added", "one being removed is missing"],
 )
 def test_a_replica_that_is_only_being_added_is_not_missed(fields, expected):

@@ -18,8 +18,7 @@ from headrace_server.partition_state import Move, change, encode, leave
 
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_metastore import MemoryLeaseRenewer
-
-LOST, NEVER = "answer lost", "never arrived"
+from tests.unit.coordinator.conftest import LOST, NEVER
 
 
 @contextlib.asynccontextmanager
@@ -288,10 +287,7 @@ async def test_the_gauges_count_what_is_wrong_now(parts):
         await elected(parts)
         (first, _) = parts.view.partitions(topic_id)
         moving = change(
-            first.state,
-            leader=first.state.leader,
-            in_sync=first.state.in_sync,
-            move=Move((1, 2, 3, 4), adding=(4,)),
+            first.state, leader=first.state.leader, in_sync=first.state.in_sync, move=Move((1, 2, 3, 4), adding=(4,))
         )
         await put(parts, parts.keyspace.partition(topic_id, 0), encode(moving))
         await parts.unregister(3)

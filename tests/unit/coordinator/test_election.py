@@ -195,12 +195,7 @@ def situations(draw):
     )
     assume(len(in_sync) < minimum or not eligible)
     found = PartitionState(
-        tuple(replicas),
-        draw(st.sampled_from([None, *in_sync])),
-        draw(st.integers(0, 5)),
-        in_sync,
-        eligible,
-        minimum,
+        tuple(replicas), draw(st.sampled_from([None, *in_sync])), draw(st.integers(0, 5)), in_sync, eligible, minimum
     )
     sessions = draw(
         st.dictionaries(

@@ -22,7 +22,7 @@ from headrace_coordinator.runtime.group_transactions import TRANSACTION_SECONDS
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Delete, Put
 
-from tests.unit.coordinator.conftest import SECONDS
+from tests.unit.coordinator.conftest import LOST, NEVER, SECONDS
 from tests.unit.coordinator.group_parts import (
     GROUP,
     Caller,
@@ -33,8 +33,6 @@ from tests.unit.coordinator.group_parts import (
     settle,
     until,
 )
-
-LOST, NEVER = "answer lost", "never arrived"
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from headrace_server.clock_watch import OPERATOR
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Delete, Put
 
-from tests.unit.coordinator.conftest import SECONDS
+from tests.unit.coordinator.conftest import LOST, NEVER, SECONDS
 from tests.unit.coordinator.group_parts import (
     GROUP,
     RETENTION_MS,
@@ -37,8 +37,6 @@ from tests.unit.coordinator.group_parts import (
     settle,
     until,
 )
-
-LOST, NEVER = "answer lost", "never arrived"
 
 
 @pytest.fixture
@@ -230,10 +228,7 @@ async def test_a_read_is_at_least_as_new_as_requested(pair):
     asked = groups_pb2.FetchOffsetsRequest(group_id=GROUP)
     asked.topics.add(topic_id=parts.topic_id, partitions=[0, 2])
     (topic,) = (await b.call("FetchOffsets", asked)).topics
-    assert [(each.partition, each.offset, each.leader_epoch) for each in topic.partitions] == [
-        (0, 5, 3),
-        (2, -1, -1),
-    ]
+    assert [(each.partition, each.offset, each.leader_epoch) for each in topic.partitions] == [(0, 5, 3), (2, -1, -1)]
 
 
 async def test_an_administrator_sets_offsets_of_groups_without_members_only(pair):

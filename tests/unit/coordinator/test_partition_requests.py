@@ -6,13 +6,7 @@ import contextlib
 
 import pytest
 from headrace.v1 import cluster_pb2, errors_pb2, topics_pb2
-from headrace.wire.errors import (
-    ErrorCode,
-    InvalidRequestError,
-    MetastoreUnavailableError,
-    Outcome,
-    UnknownBrokerError,
-)
+from headrace.wire.errors import ErrorCode, InvalidRequestError, MetastoreUnavailableError, Outcome, UnknownBrokerError
 from headrace_coordinator.core.topics import TopicDefaults, TopicSpec, check_new_topic, place_new_topic
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.broker_requests import BrokerRequests
@@ -25,9 +19,8 @@ from headrace_server.clock import SystemClock
 from headrace_server.metastore.api import CreateRevisionIs, Put
 from headrace_server.partition_state import change, encode, leave
 
-from tests.unit.coordinator.conftest import make_parts
+from tests.unit.coordinator.conftest import LOST, NEVER, make_parts
 
-LOST, NEVER = "answer lost", "never arrived"
 SECONDS = 20
 PREFERRED, UNCLEAN = cluster_pb2.ELECTION_TYPE_PREFERRED, cluster_pb2.ELECTION_TYPE_UNCLEAN
 
@@ -235,10 +228,7 @@ async def test_preferred_leaders_lead_again(administration):
         (named,) = await admin.elect(PREFERRED, 0)
         assert (named.leader_id, named.leader_epoch, named.unchanged) == (1, 2, False)
         every = await admin.elect(PREFERRED, topics=[])
-    assert [(answer.partition, answer.leader_id, answer.unchanged) for answer in every] == [
-        (0, 1, True),
-        (1, 1, False),
-    ]
+    assert [(answer.partition, answer.leader_id, answer.unchanged) for answer in every] == [(0, 1, True), (1, 1, False)]
 
 
 async def test_a_leader_that_leads_on_is_an_error_of_that_partition(administration):

@@ -194,11 +194,7 @@ def test_second_replicas_are_spread_too():
             2,
             ["brokers 2, 3 name no rack, others do: those without count as one rack"],
         ),
-        (
-            [BrokerLoad(1, host="m"), BrokerLoad(2, host="m")],
-            2,
-            ["2 of 2 partitions have replicas that share a host"],
-        ),
+        ([BrokerLoad(1, host="m"), BrokerLoad(2, host="m")], 2, ["2 of 2 partitions have replicas that share a host"]),
         ([BrokerLoad(1, host="m"), BrokerLoad(2, host="n"), BrokerLoad(3, host="n")], 2, []),
     ],
 )

@@ -108,10 +108,7 @@ def test_who_holds_the_partition_already_need_not_live():
     check_target(state(), (4, 2, 1), LIVE)
 
 
-@given(
-    st.permutations(range(1, 7)),
-    st.data(),
-)
+@given(st.permutations(range(1, 7)), st.data())
 def test_requests_in_any_order_reach_the_last_target(order, data):
     """I11 in every write; once all added ones are in sync the replicas are exactly the last target, never too few."""
     size = data.draw(st.integers(1, 4))

@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from examples.demo.machine import MachineSampler
-from examples.demo.sources import (
-    CHUNK_RECORDS,
-    DemoLoad,
-    load_of_lines,
-    load_of_views,
-    log_lines,
-    page_views,
-)
+from examples.demo.sources import CHUNK_RECORDS, DemoLoad, load_of_lines, load_of_views, log_lines, page_views
 
 
 def test_a_file_gives_exactly_its_lines(tmp_path: Path) -> None:

@@ -4,13 +4,7 @@ import pytest
 from headrace.client.base.errors import ConfigError
 from headrace.spark.ranges import OffsetRange, check_order, limited, split, within_log
 from headrace.spark.starting_offsets import OffsetBound, offsets_bound, time_bound, times_bound, word_bound
-from headrace.spark.stream_offsets import (
-    StreamOffsets,
-    initial_offset,
-    known_starts,
-    parse_offsets,
-    ranges_between,
-)
+from headrace.spark.stream_offsets import StreamOffsets, initial_offset, known_starts, parse_offsets, ranges_between
 from headrace.wire.ids import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
