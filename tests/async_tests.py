@@ -1,4 +1,5 @@
-"""Tests that are coroutines: each runs in an event loop of its own, and ends within `WAIT_SECONDS`."""
+"""Tests that are coroutines: each runs in an event loop of its own, and ends within `WAIT_SECONDS`, or the
+`ASYNC_SECONDS` of its module."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
+    seconds = getattr(pyfuncitem.module, "ASYNC_SECONDS", WAIT_SECONDS)
     given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
 
     async def run() -> None:
-        async with asyncio.timeout(WAIT_SECONDS), AsyncExitStack() as stack:
+        async with asyncio.timeout(seconds), AsyncExitStack() as stack:
             stack.push_async_callback(_no_task_is_left)
             for name, value in given.items():
                 if isinstance(value, _AsyncGeneratorContextManager):

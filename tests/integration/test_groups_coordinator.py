@@ -20,7 +20,6 @@ from headrace.wire.errors import (
     GroupNotEmptyError,
     HeadraceError,
     InvalidRequestError,
-    NotOwnerError,
     UnknownGroupError,
     UnknownMemberError,
     from_detail,
@@ -31,6 +30,7 @@ from headrace_server.metastore.etcd import EtcdMetastore
 
 PARTITIONS = 12
 SECONDS = 60.0
+ASYNC_SECONDS = 2 * SECONDS
 CALL_SECONDS = 3.0
 SESSION_MS = 15_000
 
@@ -204,192 +204,144 @@ class Member:
 
 
 @pytest.fixture
-def run(cluster):
-    """Run a coroutine function with a bench."""
-
-    def start(scenario):
-        async def whole():
-            bench = Bench(cluster)
-            try:
-                async with asyncio.timeout(2 * SECONDS):
-                    await scenario(bench)
-            finally:
-                await bench.close()
-
-        asyncio.run(whole())
-
-    return start
+@contextlib.asynccontextmanager
+async def bench(cluster):
+    """The calls of one test."""
+    made = Bench(cluster)
+    try:
+        yield made
+    finally:
+        await made.close()
 
 
-def test_members_share_and_a_dead_one_is_replaced(run):
+async def test_members_share_and_a_dead_one_is_replaced(bench):
     """Its lease ends in etcd by itself; one that leaves is replaced without that."""
-
-    async def scenario(bench):
-        members = bench.start(4)
-        await bench.settled(members)
-        assert await members[1].commit(7) == []
-        mortal = bench.start(1, session_timeout_ms=1_000)[0]
-        await bench.settled(bench.members)
-        await mortal.stop()
-        await bench.settled(members)
-        gone = members.pop()
-        await gone.stop()
-        request = groups_pb2.LeaveGroupRequest(group_id=bench.group_id, member_id=gone.id)
-        await bench.call("LeaveGroup", request, coordinator=1)
-        await bench.settled(members)
-        assert [member.lives for member in members] == [1, 1, 1]
-        assert set((await members[0].committed()).values()) == {7}
-
-    run(scenario)
+    members = bench.start(4)
+    await bench.settled(members)
+    assert await members[1].commit(7) == []
+    mortal = bench.start(1, session_timeout_ms=1_000)[0]
+    await bench.settled(bench.members)
+    await mortal.stop()
+    await bench.settled(members)
+    gone = members.pop()
+    await gone.stop()
+    request = groups_pb2.LeaveGroupRequest(group_id=bench.group_id, member_id=gone.id)
+    await bench.call("LeaveGroup", request, coordinator=1)
+    await bench.settled(members)
+    assert [member.lives for member in members] == [1, 1, 1]
+    assert set((await members[0].committed()).values()) == {7}
 
 
-def test_a_coordinator_that_dies_while_a_group_joins_takes_nothing_along(run, cluster):
+async def test_a_coordinator_that_dies_while_a_group_joins_takes_nothing_along(bench, cluster):
     """Joins at both; one is killed in the middle. All get in once at the other, as soon as it answers."""
-
-    async def scenario(bench):
-        members = [bench.member() for _ in range(10)]
-        for member in members:
-            member.start()
-        await bench.until(lambda: any(member.epoch for member in members), "the first member")
-        victim = cluster.coordinator("a")
-        await asyncio.to_thread(victim.kill)
-        try:
-            await bench.settled(members)
-            described = await bench.call("DescribeGroup", groups_pb2.DescribeGroupRequest(group_id=bench.group_id), 1)
-            assert {member.member_id for member in described.members} == {member.id for member in members}
-            assert described.listing.state == groups_pb2.GROUP_STATE_STABLE
-        finally:
-            await asyncio.to_thread(cluster.restart, victim)
-
-    run(scenario)
+    members = [bench.member() for _ in range(10)]
+    for member in members:
+        member.start()
+    await bench.until(lambda: any(member.epoch for member in members), "the first member")
+    victim = cluster.coordinator("a")
+    await asyncio.to_thread(victim.kill)
+    try:
+        await bench.settled(members)
+        described = await bench.call("DescribeGroup", groups_pb2.DescribeGroupRequest(group_id=bench.group_id), 1)
+        assert {member.member_id for member in described.members} == {member.id for member in members}
+        assert described.listing.state == groups_pb2.GROUP_STATE_STABLE
+    finally:
+        await asyncio.to_thread(cluster.restart, victim)
 
 
-def test_a_restart_of_all_coordinators_moves_nothing(run, cluster):
+async def test_a_restart_of_all_coordinators_moves_nothing(bench, cluster):
     """Everything is in etcd: who owns what since when stays (H73)."""
-
-    async def scenario(bench):
-        members = bench.start(3)
-        await bench.settled(members)
-        before = [dict(member.owned) for member in members]
-        for part in cluster.coordinators:
-            await asyncio.to_thread(part.kill)
-        for part in cluster.coordinators:
-            await asyncio.to_thread(cluster.restart, part)
-        revisions = [member.revision for member in members]
-        for member in members:
-            assert await member.commit(3) == []
-        assert [member.owned for member in members] == before
-        assert [member.revision for member in members] == revisions
-        assert [member.lives for member in members] == [1, 1, 1]
-
-    run(scenario)
+    members = bench.start(3)
+    await bench.settled(members)
+    before = [dict(member.owned) for member in members]
+    for part in cluster.coordinators:
+        await asyncio.to_thread(part.kill)
+    for part in cluster.coordinators:
+        await asyncio.to_thread(cluster.restart, part)
+    revisions = [member.revision for member in members]
+    for member in members:
+        assert await member.commit(3) == []
+    assert [member.owned for member in members] == before
+    assert [member.revision for member in members] == revisions
+    assert [member.lives for member in members] == [1, 1, 1]
 
 
-def test_while_etcd_is_paused_no_member_is_removed_and_commits_are_resolved_afterwards(run, cluster):
+async def test_while_etcd_is_paused_no_member_is_removed_and_commits_are_resolved_afterwards(bench, cluster):
     """H84: heartbeats fail with an error; then members continue where they were, and the commit is stored once."""
-
-    async def scenario(bench):
-        members = bench.start(2)
-        await bench.settled(members)
-        before = [dict(member.owned) for member in members]
-        cluster.etcd.pause()
-        try:
-            commit = asyncio.create_task(members[0].commit(5))
-            late = bench.member()
-            request = groups_pb2.HeartbeatRequest(
-                group_id=bench.group_id, member_id=late.id, **{**late.fields, "session_timeout_ms": SESSION_MS}
-            )
-            error = await bench.error("Heartbeat", request, timeout=1.0)
-            assert error.retriable
-            assert not commit.done()
-        finally:
-            cluster.etcd.resume()
-        assert await commit == []
-        assert {offset for where, offset in (await members[0].committed()).items()} == {5}
-        assert [member.owned for member in members] == before
-        assert [member.lives for member in members] == [1, 1]
-
-    run(scenario)
+    members = bench.start(2)
+    await bench.settled(members)
+    before = [dict(member.owned) for member in members]
+    cluster.etcd.pause()
+    try:
+        commit = asyncio.create_task(members[0].commit(5))
+        late = bench.member()
+        request = groups_pb2.HeartbeatRequest(
+            group_id=bench.group_id, member_id=late.id, **{**late.fields, "session_timeout_ms": SESSION_MS}
+        )
+        error = await bench.error("Heartbeat", request, timeout=1.0)
+        assert error.retriable
+        assert not commit.done()
+    finally:
+        cluster.etcd.resume()
+    assert await commit == []
+    assert {offset for where, offset in (await members[0].committed()).items()} == {5}
+    assert [member.owned for member in members] == before
+    assert [member.lives for member in members] == [1, 1]
 
 
-def test_a_coordinator_that_slept_through_a_compaction_catches_up(run, cluster):
+async def test_a_coordinator_that_slept_through_a_compaction_catches_up(bench, cluster):
     """Its watch is gone with the history: it reads everything again, and fences no member meanwhile (H80)."""
-
-    async def scenario(bench):
-        sleeper = cluster.coordinator("b")
-        members = bench.start(2)
-        await bench.settled(members)
-        for member in members:
-            await member.stop()
-            member.coordinator = 0
-        sleeper.pause()
-        metastore = EtcdMetastore([cluster.etcd.endpoint])
-        try:
-            third = bench.member()
-            third.coordinator = 0
-            while len(third.owned) < PARTITIONS // 3:
-                for member in (third, *members):
-                    await member.heartbeat()
-            assert await third.commit(9) == []
-            await metastore.compact((await metastore.status()).revision)
-        finally:
-            sleeper.resume()
-            await metastore.close()
-        for member in bench.members:
-            member.coordinator = 1
-            member.start()
-        await bench.settled(bench.members)
-        assert [member.lives for member in bench.members] == [1, 1, 1]
-        assert 9 in (await third.committed()).values()
-
-    run(scenario)
+    sleeper = cluster.coordinator("b")
+    members = bench.start(2)
+    await bench.settled(members)
+    for member in members:
+        await member.stop()
+        member.coordinator = 0
+    sleeper.pause()
+    metastore = EtcdMetastore([cluster.etcd.endpoint])
+    try:
+        third = bench.member()
+        third.coordinator = 0
+        while len(third.owned) < PARTITIONS // 3:
+            for member in (third, *members):
+                await member.heartbeat()
+        assert await third.commit(9) == []
+        await metastore.compact((await metastore.status()).revision)
+    finally:
+        sleeper.resume()
+        await metastore.close()
+    for member in bench.members:
+        member.coordinator = 1
+        member.start()
+    await bench.settled(bench.members)
+    assert [member.lives for member in bench.members] == [1, 1, 1]
+    assert 9 in (await third.committed()).values()
 
 
-def test_an_instance_that_is_started_anew_takes_its_place_and_fences_its_former_life(run):
+async def test_an_instance_that_is_started_anew_takes_its_place_and_fences_its_former_life(bench):
     """H69, over both coordinators: nothing moves at the others."""
-
-    async def scenario(bench):
-        members = [bench.member(instance_id=f"i{number}") for number in range(3)]
-        for member in members:
-            member.start()
-        await bench.settled(members)
-        others = [dict(member.owned) for member in members[1:]]
-        again = bench.member(instance_id="i0")
-        again.start()
-        await bench.until(lambda: members[0].fatal is not None, "the fence")
-        await bench.settled([again, *members[1:]])
-        assert [member.owned for member in members[1:]] == others
-        assert (again.fatal, again.lives) == (None, 1)
-
-    run(scenario)
+    members = [bench.member(instance_id=f"i{number}") for number in range(3)]
+    for member in members:
+        member.start()
+    await bench.settled(members)
+    others = [dict(member.owned) for member in members[1:]]
+    again = bench.member(instance_id="i0")
+    again.start()
+    await bench.until(lambda: members[0].fatal is not None, "the fence")
+    await bench.settled([again, *members[1:]])
+    assert [member.owned for member in members[1:]] == others
+    assert (again.fatal, again.lives) == (None, 1)
 
 
-def test_errors_are_typed_on_the_wire(run):
-    """What a stranger to the protocol gets."""
-
-    async def scenario(bench):
-        members = bench.start(2)
-        await bench.settled(members)
-        one, two = members
-        foreign = groups_pb2.CommitOffsetsRequest(
-            group_id=bench.group_id, member_id=one.id, member_epoch=one.epoch, commit_number=1
-        )
-        topic_id, number = next(iter(two.owned))
-        foreign.topics.add(topic_id=topic_id).partitions.add(partition=number, offset=1)
-        (topic,) = (await bench.call("CommitOffsets", foreign)).topics
-        assert isinstance(from_detail(topic.partitions[0].error), NotOwnerError)
-        foreign.member_id = b"x" * 16
-        assert isinstance(await bench.error("CommitOffsets", foreign), UnknownMemberError)
-        foreign.member_id = b""
-        assert isinstance(await bench.error("CommitOffsets", foreign), GroupNotEmptyError)
-        unknown = groups_pb2.DescribeGroupRequest(group_id="unknown")
-        assert isinstance(await bench.error("DescribeGroup", unknown), UnknownGroupError)
-        long = groups_pb2.DescribeGroupRequest(group_id="g" * 10_000)
-        assert isinstance(await bench.error("DescribeGroup", long), InvalidRequestError)
-        assert isinstance(
-            await bench.error("ListGroups", groups_pb2.ListGroupsRequest(), timeout=None), DeadlineRequiredError
-        )
-        deleted = await bench.call("DeleteGroups", groups_pb2.DeleteGroupsRequest(group_ids=[bench.group_id]))
-        assert isinstance(from_detail(deleted.groups[0].error), GroupNotEmptyError)
-
-    run(scenario)
+async def test_errors_are_typed_on_the_wire(bench):
+    """Of administration; tests/contract has those of members."""
+    await bench.settled(bench.start(1))
+    unknown = groups_pb2.DescribeGroupRequest(group_id="unknown")
+    assert isinstance(await bench.error("DescribeGroup", unknown), UnknownGroupError)
+    long = groups_pb2.DescribeGroupRequest(group_id="g" * 10_000)
+    assert isinstance(await bench.error("DescribeGroup", long), InvalidRequestError)
+    assert isinstance(
+        await bench.error("ListGroups", groups_pb2.ListGroupsRequest(), timeout=None), DeadlineRequiredError
+    )
+    deleted = await bench.call("DeleteGroups", groups_pb2.DeleteGroupsRequest(group_ids=[bench.group_id]))
+    assert isinstance(from_detail(deleted.groups[0].error), GroupNotEmptyError)

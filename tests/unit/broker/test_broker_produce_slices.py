@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -68,85 +69,58 @@ class Broker:
 
 
 @pytest.fixture
-def run():
-    """Run a scenario with a broker, then what it leaves to be done, then what it returns, a check."""
-
-    def start(scenario):
-        async def whole():
-            async with asyncio.TaskGroup() as tasks:
-                check = await scenario(Broker(tasks))
-            if check is not None:
-                check()
-
-        asyncio.run(whole())
-
-    return start
+@contextlib.asynccontextmanager
+async def broker():
+    async with asyncio.TaskGroup() as tasks:
+        yield Broker(tasks)
 
 
 @pytest.mark.parametrize("acks", [broker_pb2.ACKS_LEADER, broker_pb2.ACKS_NONE])
-def test_others_have_the_loop_beside_a_large_request_and_its_own_connection_stays_in_order(run, acks):
+async def test_others_have_the_loop_beside_a_large_request_and_its_own_connection_stays_in_order(acks):
     """Partition 999 is the large request's last: another connection comes before it there, its own ones do not."""
-
-    async def scenario(broker):
+    async with asyncio.TaskGroup() as tasks:
+        broker = Broker(tasks)
         large = asyncio.create_task(broker.produce("a", {number: [b"1"] for number in range(1_000)}, acks))
         await asyncio.sleep(0)
         own = [asyncio.create_task(broker.produce("a", {999: [b"%d" % turn]}, acks)) for turn in (2, 3)]
         other = asyncio.create_task(broker.produce("b", {999: [b"other"]}, acks))
         await asyncio.gather(large, *own, other)
-
-        def check():
-            assert broker.logs[999].batches == [b"other", b"1", b"2", b"3"]
-            assert not broker.handler._turns.must_wait("a")
-
-        return check
-
-    run(scenario)
+    assert broker.logs[999].batches == [b"other", b"1", b"2", b"3"]
+    assert not broker.handler._turns.must_wait("a")
 
 
-def test_many_batches_of_one_partition_are_appended_in_slices(run):
+async def test_many_batches_of_one_partition_are_appended_in_slices(broker):
     """All of them, in order, under the epoch of the first; large ones by their bytes."""
-
-    async def scenario(broker):
-        batches = [b"%d" % number for number in range(3 * SLICE_BATCHES + 1)]
-        answer = await broker.produce("a", {0: batches, 1: [bytes(3 * MIB)] * 3})
-        log = broker.logs[0]
-        assert log.batches == batches
-        assert log.slices == [(SLICE_BATCHES, -1), *[(SLICE_BATCHES, 3)] * 2, (1, 3)]
-        assert broker.logs[1].slices == [(1, -1), (1, 3), (1, 3)]
-        first, second = answer.topics[0].partitions
-        assert list(first.base_offsets) == list(range(len(batches)))
-        assert len(second.base_offsets) == 3
-        assert not first.HasField("error")
-
-    run(scenario)
+    batches = [b"%d" % number for number in range(3 * SLICE_BATCHES + 1)]
+    answer = await broker.produce("a", {0: batches, 1: [bytes(3 * MIB)] * 3})
+    log = broker.logs[0]
+    assert log.batches == batches
+    assert log.slices == [(SLICE_BATCHES, -1), *[(SLICE_BATCHES, 3)] * 2, (1, 3)]
+    assert broker.logs[1].slices == [(1, -1), (1, 3), (1, 3)]
+    first, second = answer.topics[0].partitions
+    assert list(first.base_offsets) == list(range(len(batches)))
+    assert len(second.base_offsets) == 3
+    assert not first.HasField("error")
 
 
-def test_an_epoch_that_ends_between_two_slices_ends_the_append(run):
+async def test_an_epoch_that_ends_between_two_slices_ends_the_append(broker):
     """What was appended before is told, and nothing is behind the gap."""
-
-    async def scenario(broker):
-        broker.find_in(None, 0).end_at = 2 * SLICE_BATCHES
-        answer = await broker.produce("a", {0: [b"x"] * (4 * SLICE_BATCHES)})
-        (result,) = answer.topics[0].partitions
-        assert len(result.base_offsets) == len(broker.logs[0].batches) == 2 * SLICE_BATCHES
-        assert result.HasField("error")
-        assert result.append_timestamp_ms == 1
-
-    run(scenario)
+    broker.find_in(None, 0).end_at = 2 * SLICE_BATCHES
+    answer = await broker.produce("a", {0: [b"x"] * (4 * SLICE_BATCHES)})
+    (result,) = answer.topics[0].partitions
+    assert len(result.base_offsets) == len(broker.logs[0].batches) == 2 * SLICE_BATCHES
+    assert result.HasField("error")
+    assert result.append_timestamp_ms == 1
 
 
-def test_a_large_request_that_is_cancelled_lets_the_next_one_run(run):
+async def test_a_large_request_that_is_cancelled_lets_the_next_one_run(broker):
     """Its connection is not held up."""
-
-    async def scenario(broker):
-        large = asyncio.create_task(broker.produce("a", {number: [b"1"] for number in range(1_000)}))
-        await asyncio.sleep(0)
-        large.cancel()
-        await broker.produce("a", {999: [b"2"]})
-        assert broker.logs[999].batches == [b"2"]
-        assert broker.handler._budget.used_bytes == 0
-
-    run(scenario)
+    large = asyncio.create_task(broker.produce("a", {number: [b"1"] for number in range(1_000)}))
+    await asyncio.sleep(0)
+    large.cancel()
+    await broker.produce("a", {999: [b"2"]})
+    assert broker.logs[999].batches == [b"2"]
+    assert broker.handler._budget.used_bytes == 0
 
 
 async def test_records_without_acknowledgement_are_refused_by_a_broker_that_ends():
