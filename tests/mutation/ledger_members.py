@@ -253,7 +253,7 @@ MEMBERS = (
         "A corrupt replica that the key does not name writes nothing: a write on its way names the empty log after it.",
         Test(
             f"{EMPTIED}::test_a_join_written_before_the_log_was_emptied_does_not_name_the_empty_one",
-            "In the story of test_corruption.py the corrupt log stays offline until the broker has registered.",
+            "In the scenario of test_corruption.py the corrupt log stays offline until the broker has registered.",
         ),
     ),
     Mutant(

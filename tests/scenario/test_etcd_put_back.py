@@ -10,29 +10,29 @@ BROKERS = (1, 2, 3)
 
 def test_coordinators_start_first_and_raise_the_revision() -> None:
     """What was acknowledged since the backup is kept: brokers that have seen more refuse, however late they start."""
-    story = Scenario()
-    recovery, store = story.cluster.recovery, story.cluster.etcd.store
-    key = story.cluster.partition_key(story.key)
-    story.produce(to=1)
+    scenario = Scenario()
+    recovery, store = scenario.cluster.recovery, scenario.cluster.etcd.store
+    key = scenario.cluster.partition_key(scenario.key)
+    scenario.produce(to=1)
     recovery.take_backup()
-    story.elect(2)
-    story.produce(to=2)
-    story.run_for(3_000)  # a version is announced
+    scenario.elect(2)
+    scenario.produce(to=2)
+    scenario.run_for(3_000)  # a version is announced
     seen = store.revision
     recovery.put_etcd_back(bumped=False)
     for broker_id in BROKERS:
-        story.kill(broker_id)
+        scenario.kill(broker_id)
     assert store.revision < seen
     while store.revision <= seen:
         run_now(store.txn([], [Put("/of-others", b"")]))
-    story.until(
+    scenario.until(
         lambda: (found := store.now(key)) is not None and found.mod_revision > seen, "a controller writes the key"
     )
     for broker_id in BROKERS:
-        story.start(broker_id)
+        scenario.start(broker_id)
     for _ in range(50):
-        story.run_for(100)
-        assert not [each for each in BROKERS if store.now(story.cluster.keyspace.broker(each)) is not None]
+        scenario.run_for(100)
+        assert not [each for each in BROKERS if store.now(scenario.cluster.keyspace.broker(each)) is not None]
     recovery.begin()
-    story.until(lambda: not recovery.is_due, "a new generation")
-    story.finish()
+    scenario.until(lambda: not recovery.is_due, "a new generation")
+    scenario.finish()

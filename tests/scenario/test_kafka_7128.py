@@ -5,91 +5,91 @@ from tests.simulation.scenario import Scenario
 
 def test_a_follower_joins_only_at_the_start_of_the_leaders_epoch() -> None:
     """b3 has all that the new leader knows to be committed, and not all that is: it stays out until it has."""
-    story = Scenario()
-    story.produce(to=1)
-    story.until(lambda: story.high_watermark(2) == story.high_watermark(3) == 1, "all know that it is committed")
+    scenario = Scenario()
+    scenario.produce(to=1)
+    scenario.until_watermark(1, 2, 3)
 
     # b3 falls behind and leaves the in-sync set.
-    story.separate(3, 1, 2)
-    behind = [story.send(to=1), story.send(to=1)]
-    story.until_in_sync(1, 2)
-    story.until(lambda: all(sent.acknowledged for sent in behind), "b1 acknowledges without b3")
-    story.until(lambda: story.high_watermark(2) == 3, "b2 knows of them")
+    scenario.separate(3, 1, 2)
+    behind = [scenario.send(to=1), scenario.send(to=1)]
+    scenario.until_in_sync(1, 2)
+    scenario.until(lambda: all(sent.acknowledged for sent in behind), "b1 acknowledges without b3")
+    scenario.until_watermark(3, 2)
 
     # Two more are committed, which b2 has and does not know to be committed.
-    held = story.hold_answers(2)
-    later = story.send(to=1)
-    story.until(lambda: bool(held.answers), "the record is on its way to b2")
-    story.block(1, 2)
+    held = scenario.hold_answers(2)
+    later = scenario.send(to=1)
+    scenario.until(lambda: bool(held.answers), "the record is on its way to b2")
+    scenario.block(1, 2)
     held.release()
     held.deliver()
-    story.until(lambda: later.acknowledged, "b1 acknowledges it")
-    assert story.high_watermark(2) == 3
-    story.kill(1)
+    scenario.until(lambda: later.acknowledged, "b1 acknowledges it")
+    assert scenario.high_watermark(2) == 3
+    scenario.kill(1)
 
     # b2 leads from offset 4. b3 comes back with one record, then with three: the first is below, so is the second.
-    story.until_leads(2)
-    assert story.host(2).replica.start_offset == 4
-    assert story.high_watermark(2) == 3
-    catching_up = story.hold_answers(3)
-    story.reunite(3, 2)
-    story.until(lambda: bool(catching_up.answers), "b2 answers b3's fetch")
-    assert story.in_sync == [2]
+    scenario.until_leads(2)
+    assert scenario.host(2).replica.start_offset == 4
+    assert scenario.high_watermark(2) == 3
+    catching_up = scenario.hold_answers(3)
+    scenario.reunite(3, 2)
+    scenario.until(lambda: bool(catching_up.answers), "b2 answers b3's fetch")
+    assert scenario.in_sync == [2]
     catching_up.release()
     catching_up.deliver(len(catching_up.answers) - 1)
-    story.until_in_sync(2, 3)
-    assert story.end(3) == 4
-    story.reunite(3, 1)
-    story.start(1)
-    story.finish()
+    scenario.until_in_sync(2, 3)
+    assert scenario.end(3) == 4
+    scenario.reunite(3, 1)
+    scenario.start(1)
+    scenario.finish()
 
 
 def test_a_follower_at_the_lagging_high_watermark_stays_out() -> None:
     """The follower's log ends just at the high watermark that the new leader knows."""
-    story = Scenario()
-    story.produce(to=1)
-    story.until(lambda: story.high_watermark(2) == story.high_watermark(3) == 1, "all know that it is committed")
-    story.separate(3, 1, 2)
-    story.until_in_sync(1, 2)
-    held = story.hold_answers(2)
-    committed = story.send(to=1)
-    story.until(lambda: bool(held.answers), "the record is on its way to b2")
-    story.block(1, 2)
+    scenario = Scenario()
+    scenario.produce(to=1)
+    scenario.until_watermark(1, 2, 3)
+    scenario.separate(3, 1, 2)
+    scenario.until_in_sync(1, 2)
+    held = scenario.hold_answers(2)
+    committed = scenario.send(to=1)
+    scenario.until(lambda: bool(held.answers), "the record is on its way to b2")
+    scenario.block(1, 2)
     held.release()
     held.deliver()
-    story.until(lambda: committed.acknowledged, "b1 acknowledges it")
-    story.kill(1)
+    scenario.until(lambda: committed.acknowledged, "b1 acknowledges it")
+    scenario.kill(1)
 
-    story.until_leads(2)
-    assert (story.high_watermark(2), story.end(2), story.end(3)) == (1, 2, 1)
-    catching_up = story.hold_answers(3)
-    story.reunite(3, 2)
-    story.until(lambda: bool(catching_up.answers), "b2 answers b3's fetch at offset 1")
-    story.run_for(500)
-    assert story.in_sync == [2]
+    scenario.until_leads(2)
+    assert (scenario.high_watermark(2), scenario.end(2), scenario.end(3)) == (1, 2, 1)
+    catching_up = scenario.hold_answers(3)
+    scenario.reunite(3, 2)
+    scenario.until(lambda: bool(catching_up.answers), "b2 answers b3's fetch at offset 1")
+    scenario.run_for(500)
+    assert scenario.in_sync == [2]
     catching_up.release()
-    story.reunite(3, 1)
-    story.start(1)
-    story.finish()
+    scenario.reunite(3, 1)
+    scenario.start(1)
+    scenario.finish()
 
 
 def test_a_follower_keeps_the_high_watermark_that_it_has_shown() -> None:
     """b3 knows of a committed record, its new leader b2 not yet: b3 takes nothing back from its readers."""
-    story = Scenario()
-    story.produce(to=1)
-    story.until(lambda: story.high_watermark(2) == story.high_watermark(3) == 1, "all know that it is committed")
-    held = story.hold_answers(2)
-    story.send(to=1)
-    story.until(lambda: bool(held.answers), "the record is on its way to b2")
-    story.block(1, 2)
+    scenario = Scenario()
+    scenario.produce(to=1)
+    scenario.until_watermark(1, 2, 3)
+    held = scenario.hold_answers(2)
+    scenario.send(to=1)
+    scenario.until(lambda: bool(held.answers), "the record is on its way to b2")
+    scenario.block(1, 2)
     held.release()
     held.deliver()
-    story.until(lambda: story.high_watermark(3) == 2, "b3 knows that the second one is committed")
-    assert story.high_watermark(2) == 1
+    scenario.until_watermark(2, 3)
+    assert scenario.high_watermark(2) == 1
 
-    story.separate(1, 3)
-    story.elect(2)
-    story.send(to=2, acks=1)
-    story.until_end(3, 3)
-    assert (story.high_watermark(2), story.high_watermark(3)) == (1, 2)
-    story.finish()
+    scenario.separate(1, 3)
+    scenario.elect(2)
+    scenario.send(to=2, acks=1)
+    scenario.until_end(3, 3)
+    assert (scenario.high_watermark(2), scenario.high_watermark(3)) == (1, 2)
+    scenario.finish()

@@ -8,32 +8,32 @@ def _two_quick_changes(*, copied_by_b3: int, written_by_b2: int, written_by_b3: 
 
     Then b2 follows b3 until it has b3's log.
     """
-    story = Scenario(min_insync_replicas=1)
-    story.produce(to=1)
-    story.block(1, 2)
+    scenario = Scenario(min_insync_replicas=1)
+    scenario.produce(to=1)
+    scenario.block(1, 2)
     for _ in range(copied_by_b3):
-        story.send(to=1)
-    story.until_end(3, 1 + copied_by_b3)
+        scenario.send(to=1)
+    scenario.until_end(3, 1 + copied_by_b3)
 
-    story.block(2, 3)
-    story.kill(1)
-    story.until_leads(2)
-    first_epoch = story.state.leader_epoch
+    scenario.block(2, 3)
+    scenario.kill(1)
+    scenario.until_leads(2)
+    first_epoch = scenario.state.leader_epoch
     for _ in range(written_by_b2):
-        story.send(to=2)
-    assert story.epochs(2) == [0] + [first_epoch] * written_by_b2
-    story.kill(2)
-    story.unblock(2, 3)
-    story.unblock(1, 2)
+        scenario.send(to=2)
+    assert scenario.epochs(2) == [0] + [first_epoch] * written_by_b2
+    scenario.kill(2)
+    scenario.unblock(2, 3)
+    scenario.unblock(1, 2)
 
-    story.until_leads(3)
+    scenario.until_leads(3)
     for _ in range(written_by_b3):
-        story.produce(to=3)
-    assert first_epoch not in story.epochs(3)
-    story.start(2)
-    story.until(lambda: story.epochs(2) == story.epochs(3), "b2 has b3's log")
-    story.start(1)
-    story.finish()
+        scenario.produce(to=3)
+    assert first_epoch not in scenario.epochs(3)
+    scenario.start(2)
+    scenario.until(lambda: scenario.epochs(2) == scenario.epochs(3), "b2 has b3's log")
+    scenario.start(1)
+    scenario.finish()
 
 
 def test_the_follower_has_less_of_the_epoch_that_both_know() -> None:

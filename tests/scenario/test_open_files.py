@@ -7,16 +7,16 @@ from tests.simulation.scenario import Scenario
 
 def test_a_failed_fsync_before_a_close_takes_the_replica_offline() -> None:
     """b1 leads, and closes the unsynced file of this partition for others that are written to: another broker leads."""
-    story = Scenario(partitions=6, durable=False)
-    story.produce(to=1)
-    log = story.host(1).log
+    scenario = Scenario(partitions=6, durable=False)
+    scenario.produce(to=1)
+    log = scenario.host(1).log
     assert log.flushed_offset == 0
     path = f"{log.directory}/{0:020d}.log"
-    story.cluster.brokers[1].filesystem.fail("fsync", errno.EIO, suffix=path)
-    story.produce_elsewhere()
+    scenario.cluster.brokers[1].filesystem.fail("fsync", errno.EIO, suffix=path)
+    scenario.produce_elsewhere()
     assert log.offline
-    story.until(lambda: story.leads(2) or story.leads(3), "another broker leads")
-    story.produce(to=story.leader)
-    story.until(lambda: story.end(1) == -1, "an operator restarts b1")
-    story.until_in_sync(1, 2, 3)
-    story.finish()
+    scenario.until(lambda: scenario.leads(2) or scenario.leads(3), "another broker leads")
+    scenario.produce(to=scenario.leader)
+    scenario.until(lambda: scenario.end(1) == -1, "an operator restarts b1")
+    scenario.until_in_sync(1, 2, 3)
+    scenario.finish()

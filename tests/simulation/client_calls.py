@@ -1,7 +1,8 @@
 """The layer between the shipped asyncio clients and the simulated network: channels, clocks and chance.
 
 A client's stubs, deserializers and retries are its own. Replaced are the channel below them, the clocks that its
-modules read, and the chance from which they draw. `Told` sees each call and each answer, in the moment the client does.
+modules read, and the chance from which they draw. `PromiseChecks` sees each call and
+each answer, in the moment the client does.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from headrace.client.net import connection_async as connection
 from headrace.client.producer import producer, sender
 from headrace.client.producer import producer_async as aio_producer
 
-from tests.simulation.told import Told
+from tests.simulation.promises import PromiseChecks
 from tests.simulation.transport import Transport
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import Process, World
@@ -43,10 +44,10 @@ HEARS_OF_RESET = 0.7
 class ClientLoop(VirtualLoop):
     """The loop of a client's process, from which its channels lead into the simulated network."""
 
-    def __init__(self, world: World, process: Process, transport: Transport, told: Told) -> None:
+    def __init__(self, world: World, process: Process, transport: Transport, promises: PromiseChecks) -> None:
         super().__init__(world, process)
         self.client_transport = transport
-        self.told = told
+        self.promises = promises
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -104,7 +105,7 @@ class _Call:
         self._loop = loop
         self._deserialize = deserialize
         self._transport = loop.client_transport
-        self._exchange = loop.told.asks(loop.process.name, address, method, data)
+        self._exchange = loop.promises.asks(loop.process.name, address, method, data)
         self._timer = loop.call_later(seconds, self._fail, grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
         self.future.add_done_callback(self._end)
         server = self._transport.servers.get(address)

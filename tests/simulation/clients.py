@@ -26,7 +26,7 @@ from headrace.wire.ids import TopicPartition
 from tests.simulation.client_calls import ClientLoop
 from tests.simulation.exercise import CHECKED
 from tests.simulation.history import FAIL, OK, UNKNOWN, Poll, Send
-from tests.simulation.told import address_of, name_of
+from tests.simulation.promises import address_of, name_of
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -71,9 +71,9 @@ class Client:
         self.name = name
         self.process = cluster.world.start_process(name)
         self.process.after_event = self._after_event
-        self.loop = ClientLoop(cluster.world, self.process, cluster.transport, cluster.told)
+        self.loop = ClientLoop(cluster.world, self.process, cluster.transport, cluster.promises)
         self._chance = cluster.world.chance(name)
-        cluster.told.begins(name)
+        cluster.promises.begins(name)
         self._servers = [address_of(number) for number in sorted(cluster.brokers)]
 
     def start(self) -> None:
@@ -104,7 +104,7 @@ class Client:
         self.loop.check()
         cluster_metadata = self._cluster_metadata()
         if cluster_metadata is not None:
-            self.cluster.told.looks(self.name, cluster_metadata)
+            self.cluster.promises.looks(self.name, cluster_metadata)
 
     async def _rest(self, period_ms: int) -> None:
         await asyncio.sleep((1 + self._chance.randrange(2 * period_ms)) / 1000)
@@ -133,7 +133,7 @@ class Producer(Client):
     async def _live(self) -> None:
         while self.sending:
             self._life += 1
-            self.cluster.told.begins(self.name)
+            self.cluster.promises.begins(self.name)
             self._producer = self._make()
             until_ms = self.world.now_ms + LIFE_MS if self.cluster.plan.forgets else None
             while self.sending and (until_ms is None or self.world.now_ms < until_ms):
@@ -236,7 +236,7 @@ class _Reading(Client):
 
     def _watch(self, core: Any) -> None:
         """Note where the shipped engine continues by itself."""
-        self.cluster.told.begins(self.name)
+        self.cluster.promises.begins(self.name)
         self._core, positions = core, core._fetcher.positions
         positions.seek = partial(self._seek, positions, positions.seek)
         positions.assign = partial(self._assign, positions.assign)
@@ -260,7 +260,7 @@ class _Reading(Client):
         self.world.count(CHECKED + "H143")
         start = max(partition.log_start, self.cluster.log_start(key))
         if not partition.unclean and (offset < self._position or offset > start):
-            self.cluster.told.breaks(
+            self.cluster.promises.breaks(
                 "H143", f"{self.name} continues at {offset} of {self.cluster.name_of(key)} after {self._position}; "
                 f"the log begins at {start}",
             )  # fmt: skip
@@ -272,7 +272,9 @@ class _Reading(Client):
         key = LogId(self._core._fetcher.positions.topic_id(self.where), self.where.partition)
         self.world.count(CHECKED + "H26 in positions", key != self._key)
         if key != self._key and not self._moved:
-            self.cluster.told.breaks("H26", f"{self.name} reads on at {records[0].offset} in another life of the topic")
+            self.cluster.promises.breaks(
+                "H26", f"{self.name} reads on at {records[0].offset} in another life of the topic"
+            )
         self._key = key
         self.world.count("records read", len(records))
         read = tuple((record.offset, name_of(record.value)) for record in records)
@@ -328,14 +330,14 @@ class Consumer(_Reading):
         """Ask for records, and do what an error asks for."""
         try:
             batch = await consumer.poll(1.0, self._chance.choice((None, None, 1, 3)))
-            self.world.count(CHECKED + "I1 as told", len(batch))
+            self.world.count(CHECKED + "I1 as answered", len(batch))
             self._received(batch)
         except LogTruncationError as error:
             self.truncated += 1
             self.world.count("truncations that readers learnt of")
             key = LogId(self._core._fetcher.positions.topic_id(self.where), self.where.partition)
             if not self.cluster.checks.partitions[key].unclean:
-                self.cluster.told.breaks("I1", f"{self.name} {self.cluster.name_of(key)}: {error.message}")
+                self.cluster.promises.breaks("I1", f"{self.name} {self.cluster.name_of(key)}: {error.message}")
             consumer.seek(self.where, error.diverging_offset)
         except (OffsetOutOfRangeError, TopicRecreatedError) as error:
             self.world.count(f"positions lost: {type(error).__name__}")
@@ -371,4 +373,4 @@ class Reader(_Reading):
         end = reader.end_offsets()[self.where]
         self.world.count(CHECKED + "read to the end", end > 0)
         if self._position < end:
-            self.cluster.told.breaks("read to the end", f"{self.name} stops at {self._position}, before {end}")
+            self.cluster.promises.breaks("read to the end", f"{self.name} stops at {self._position}, before {end}")

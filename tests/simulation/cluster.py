@@ -32,9 +32,9 @@ from tests.simulation.invariants import Checks
 from tests.simulation.machine import LOSSES, BrokerNode
 from tests.simulation.network import Network, NetworkRates
 from tests.simulation.plan import Plan
+from tests.simulation.promises import PromiseChecks
 from tests.simulation.recovery import Recovery
-from tests.simulation.shadows import Entry, entry_of
-from tests.simulation.told import Told
+from tests.simulation.reference_log import Entry, entry_of
 from tests.simulation.transport import Transport
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import Process, SimulationError, World
@@ -80,7 +80,7 @@ class Cluster:
         """By a partition's number: administrators have asked to remove what lies below."""
         self.checks = Checks(self)
         self.recovery = Recovery(self)
-        self.told = Told(self)
+        self.promises = PromiseChecks(self)
         self.brokers = {number: BrokerNode(self, number) for number in range(1, plan.brokers + 1)}
         self.coordinators = [CoordinatorNode(self, "c1"), CoordinatorNode(self, "c2")]
         self.producers = [
@@ -484,11 +484,11 @@ class Cluster:
                 node.broker.scrub()
         self.run_for(2_000)
         for partition in self.checks.partitions.values():
-            for shadow in list(partition.replicas.values()):
-                if shadow.host is None and shadow.corrupt:
-                    del partition.replicas[shadow.broker_id]
-                elif shadow.host is not None and shadow.corrupt:
-                    shadow.corrupt = not shadow.host.is_open
+            for reference in list(partition.replicas.values()):
+                if reference.host is None and reference.corrupt:
+                    del partition.replicas[reference.broker_id]
+                elif reference.host is not None and reference.corrupt:
+                    reference.corrupt = not reference.host.is_open
 
     def _is_quiet_now(self) -> bool:
         # Asked after every event, so the cheap question comes first.
@@ -542,7 +542,7 @@ class Cluster:
 
     def names_of(self, batch: Entry) -> Sequence[str]:
         """What the records of a batch in a log are called."""
-        found = self.told.values.get((batch.producer_id, batch.producer_epoch, batch.sequence, batch.crc))
+        found = self.promises.values.get((batch.producer_id, batch.producer_epoch, batch.sequence, batch.crc))
         records = batch.end - batch.base
         return found or [
             f"{batch.producer_id}.{batch.producer_epoch}.{batch.sequence + each}" for each in range(records)

@@ -20,9 +20,9 @@ INVARIANTS = (*(f"I{number}" for number in range(1, 21)), "H35", "H43")
 """I21 is nonmonotonic-send, I22 is aborted-read. H21 is counted and not required: in few drawn seeds anybody leads
 uncleanly; a test of its own and scenarios do that."""
 CLIENTS = (
-    "I1 as told",
-    "I8 as told",
-    "I18 as told",
+    "I1 as answered",
+    "I8 as answered",
+    "I18 as answered",
     "freshness",
     "high watermark",
     "read to the end",

@@ -37,7 +37,7 @@ class Assigned:
 
 
 @dataclass(slots=True)
-class _Shadow:
+class _ReferenceLog:
     """The group's keys as of the last revision."""
 
     group: Group = field(default_factory=Group)
@@ -56,7 +56,7 @@ class GroupChecks:
         """Whose each member id is."""
         self.left: dict[bytes, None] = {}
         """Members that have asked to leave."""
-        self.now = _Shadow()
+        self.now = _ReferenceLog()
         self.acknowledged: dict[TopicPartition, int] = {}
         """The largest offset that a member was told is stored."""
         self._finished: dict[TopicPartition, int] = {}

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from tests.simulation.adversity import Adversity
+from tests.simulation.fault_profile import FaultProfile
 from tests.simulation.plan import RATES
 
 GROUP_FAULTS = (
@@ -42,7 +42,7 @@ ASSIGNORS = ("", "", "uniform", "range", "rack-aware")
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPlan(Adversity):
+class GroupPlan(FaultProfile):
     """One run. Times are virtual milliseconds."""
 
     STALE_READ_RATE: ClassVar[float] = 0.1

@@ -24,7 +24,7 @@ from headrace_server.metastore.api import PutEvent, WatchEvent
 from headrace_server.partition_state import PartitionState, Replica, decode
 
 from tests.simulation.exercise import CHECKED
-from tests.simulation.shadows import Entry, Partition, Shadow, entry_of
+from tests.simulation.reference_log import Entry, Partition, ReferenceLog, entry_of
 from tests.simulation.world import SimulationError
 
 if TYPE_CHECKING:
@@ -64,13 +64,13 @@ class Checks:
     def etcd_went_back(self) -> None:
         """etcd is one of the past: its keys about members are void until a generation begins."""
         self._is_etcd_past = True
-        self._cluster.told.forget_tables()
+        self._cluster.promises.forget_tables()
 
     def generation_began(self) -> None:
         """A new generation began: its sessions and leader epochs are counted anew, and it has all that is committed."""
         cluster = self._cluster
         self._is_etcd_past = False
-        cluster.told.forget_tables()
+        cluster.promises.forget_tables()
         self._broker_epochs.clear()
         self._controller_epoch = 0
         for key, partition in self.partitions.items():
@@ -93,60 +93,62 @@ class Checks:
 
     def opened(self, host: Host) -> None:
         """A log was opened: what is on the disk is what there is."""
-        shadow = self._shadow(host)
-        before = Shadow(shadow.broker_id, start=shadow.start, bases=shadow.bases, entries=shadow.entries)
-        before.flushed, before.certain = shadow.flushed, shadow.certain
-        if shadow.corrupt:
-            shadow.cut(int(host.log.log_end_offset))
+        reference = self._reference(host)
+        before = ReferenceLog(
+            reference.broker_id, start=reference.start, bases=reference.bases, entries=reference.entries
+        )
+        before.flushed, before.certain = reference.flushed, reference.certain
+        if reference.corrupt:
+            reference.cut(int(host.log.log_end_offset))
         else:
             with host.broker.node.sound_disk():
-                self._read(host, shadow)
-        shadow.host, shadow.certain = host, True
-        self._checked("I16", before.flushed > 0 and not shadow.corrupt)
+                self._read(host, reference)
+        reference.host, reference.certain = host, True
+        self._checked("I16", before.flushed > 0 and not reference.corrupt)
         self._checked("I15", before.certain and bool(before.entries))
-        if not shadow.corrupt and before.flushed > shadow.end:
-            raise SimulationError("I16", f"{_name(host)} had fsynced up to {before.flushed} and holds {shadow.end}")
-        if before.certain and before.end != shadow.end and before.entries:
-            raise SimulationError("I15", f"{_name(host)} ended at {before.end} and was opened with {shadow.end}")
-        shadow.flushed = max(int(host.log.flushed_offset), min(before.flushed, shadow.end))
+        if not reference.corrupt and before.flushed > reference.end:
+            raise SimulationError("I16", f"{_name(host)} had fsynced up to {before.flushed} and holds {reference.end}")
+        if before.certain and before.end != reference.end and before.entries:
+            raise SimulationError("I15", f"{_name(host)} ended at {before.end} and was opened with {reference.end}")
+        reference.flushed = max(int(host.log.flushed_offset), min(before.flushed, reference.end))
 
     def closed(self, host: Host, *, in_order: bool) -> None:
         """A log was closed; in order: all of it is fsynced."""
-        shadow = self._shadow(host)
-        if shadow.host is host and not host.log.offline:
-            shadow.host = None
+        reference = self._reference(host)
+        if reference.host is host and not host.log.offline:
+            reference.host = None
             if in_order:
-                shadow.flushed = shadow.end
+                reference.flushed = reference.end
         self._consumed.pop((host.key, host.broker.broker_id), None)
 
-    def _read(self, host: Host, shadow: Shadow) -> None:
-        """Take the shadow from the disk."""
+    def _read(self, host: Host, reference: ReferenceLog) -> None:
+        """Take the reference from the disk."""
         log = host.log
-        shadow.bases, shadow.entries, shadow.start = [], [], int(log.log_start_offset)
-        for header in log.headers(shadow.start) if shadow.start < log.log_end_offset else ():
-            if not shadow.entries:
-                shadow.start = min(shadow.start, header.base_offset)
-            self._add(host, shadow, header, header.base_offset, header.leader_epoch)
-        if not shadow.entries:
-            shadow.start = int(log.log_end_offset)
+        reference.bases, reference.entries, reference.start = [], [], int(log.log_start_offset)
+        for header in log.headers(reference.start) if reference.start < log.log_end_offset else ():
+            if not reference.entries:
+                reference.start = min(reference.start, header.base_offset)
+            self._add(host, reference, header, header.base_offset, header.leader_epoch)
+        if not reference.entries:
+            reference.start = int(log.log_end_offset)
 
     def appended(self, host: Host, header: BatchHeader, base: int, epoch: int, at_ms: int | None = None) -> None:
         """One batch was written at the log's end; a leader stamped it at `at_ms`, by the world's clock."""
-        shadow = self._shadow(host)
+        reference = self._reference(host)
         self._checked("I6")
-        if base != shadow.end:
-            raise SimulationError("I6", f"{_name(host)} appends at {base} and ends at {shadow.end}")
-        if shadow.entries and epoch < shadow.entries[-1].epoch:
-            raise SimulationError("I6", f"{_name(host)} appends epoch {epoch} after {shadow.entries[-1].epoch}")
-        self._add(host, shadow, header, base, epoch)
+        if base != reference.end:
+            raise SimulationError("I6", f"{_name(host)} appends at {base} and ends at {reference.end}")
+        if reference.entries and epoch < reference.entries[-1].epoch:
+            raise SimulationError("I6", f"{_name(host)} appends epoch {epoch} after {reference.entries[-1].epoch}")
+        self._add(host, reference, header, base, epoch)
         if at_ms is not None:
             self.partitions[host.key].appended_ms[(base, epoch)] = at_ms
 
-    def _add(self, host: Host, shadow: Shadow, header: BatchHeader, base: int, epoch: int) -> None:
+    def _add(self, host: Host, reference: ReferenceLog, header: BatchHeader, base: int, epoch: int) -> None:
         partition = self.partitions[host.key]
         known = partition.digests.get((base, epoch))
-        if shadow.entries or base == 0:
-            before = shadow.entries[-1].digest if shadow.entries else 0
+        if reference.entries or base == 0:
+            before = reference.entries[-1].digest if reference.entries else 0
             digest = zlib.crc32(b"%d %d %d" % (base, epoch, header.crc), before)
         elif known is not None:
             digest = known[1]
@@ -160,7 +162,7 @@ class Checks:
             partition.digests[(base, epoch)] = header.crc, digest
         elif known != (header.crc, digest):
             raise SimulationError("I7", f"{_name(host)} has another log up to {base} of epoch {epoch} than others had")
-        shadow.add(entry_of(header, base, epoch, digest))
+        reference.add(entry_of(header, base, epoch, digest))
 
     def accepted(self, host: Host, batches: ReadableBuffer) -> None:
         """A follower took these bytes from its leader: none of them is corrupt (I17)."""
@@ -171,10 +173,10 @@ class Checks:
 
     def cut(self, host: Host, end: int) -> None:
         """The log was truncated; the core hears of it next."""
-        shadow = self._shadow(host)
-        shadow.cut(end)
-        shadow.flushed, shadow.certain = min(shadow.flushed, end), True
-        if shadow.end != end:
+        reference = self._reference(host)
+        reference.cut(end)
+        reference.flushed, reference.certain = min(reference.flushed, end), True
+        if reference.end != end:
             raise SimulationError("I6", f"{_name(host)} cut to {end}, inside a batch")
         partition = self.partitions[host.key]
         self._checked("I18", not partition.unclean)
@@ -185,25 +187,25 @@ class Checks:
 
     def started_over(self, host: Host, offset: int) -> None:
         """The log was thrown away and begins at `offset`."""
-        shadow = self._shadow(host)
-        shadow.bases.clear()
-        shadow.entries.clear()
-        shadow.start = shadow.flushed = offset
-        shadow.certain = True
+        reference = self._reference(host)
+        reference.bases.clear()
+        reference.entries.clear()
+        reference.start = reference.flushed = offset
+        reference.certain = True
         if offset < host.replica.high_watermark and not self.partitions[host.key].unclean:
             raise SimulationError("I18", f"{_name(host)} starts over at {offset}, below its high watermark")
 
     def shortens(self, host: Host, end: int) -> None:
         """The log is about to be cut to `end` or to start over: should it die in that, what lies behind is open."""
-        shadow = self._shadow(host)
-        shadow.flushed, shadow.certain = min(shadow.flushed, end), False
+        reference = self._reference(host)
+        reference.flushed, reference.certain = min(reference.flushed, end), False
 
     def failed(self, host: Host, reason: str, error: BaseException | None) -> None:
         """A log met an I/O error: what was not fsynced may be gone from the page cache.
 
         A call that a full or busy machine refused is none (H35).
         """
-        self._shadow(host).certain = False
+        self._reference(host).certain = False
         while error is not None:
             if isinstance(error, OSError) and error.errno in REFUSED:
                 raise SimulationError("H35", f"{_name(host)} is taken offline for a refusal: {reason}")
@@ -215,7 +217,7 @@ class Checks:
         """Retention takes what lies below `start` for too old, and it is, by true time (H43)."""
         partition = self.partitions[host.key]
         least_ms = self._cluster.plan.retention_ms - CLOCKS_DIFFER_MS
-        for entry in self._shadow(host).entries:
+        for entry in self._reference(host).entries:
             if host.log.log_start_offset <= entry.base and entry.end <= start:
                 self._checked("H43")
                 age_ms = self._cluster.world.now_ms - partition.appended_ms.get((entry.base, entry.epoch), 0)
@@ -229,24 +231,24 @@ class Checks:
 
     def corrupt(self, broker_id: int, key: LogId) -> None:
         """The simulator corrupts this log now."""
-        shadow = self.partitions[key].replicas.get(broker_id)
-        if shadow is not None:
-            shadow.corrupt = True
+        reference = self.partitions[key].replicas.get(broker_id)
+        if reference is not None:
+            reference.corrupt = True
 
     def died(self, broker: Broker, *, certain: bool) -> None:
         """A process died: its logs are what their disk kept; `certain`: all that was written."""
         for key, partition in self.partitions.items():
             self._consumed.pop((key, broker.broker_id), None)
-            shadow = partition.replicas.get(broker.broker_id)
-            if shadow is not None:
-                shadow.host, shadow.certain = None, certain and shadow.certain
+            reference = partition.replicas.get(broker.broker_id)
+            if reference is not None:
+                reference.host, reference.certain = None, certain and reference.certain
 
     def leads(self, host: Host) -> None:
         """It begins to lead: it has everything (I2), by its own election (I5, I12)."""
-        shadow = self._shadow(host)
-        shadow.acknowledged.clear()
-        shadow.high_watermark = host.replica.high_watermark
-        if host.replica.flushed_only and host.log.flushed_offset < shadow.end:
+        reference = self._reference(host)
+        reference.acknowledged.clear()
+        reference.high_watermark = host.replica.high_watermark
+        if host.replica.flushed_only and host.log.flushed_offset < reference.end:
             raise SimulationError("I2", f"{_name(host)} leads before its log is fsynced")
 
     def _give_up(self, partition: Partition, leader: Replica) -> None:
@@ -254,10 +256,10 @@ class Checks:
         self._checked("H21")
         if not partition.unclean:
             raise SimulationError("H21", f"{partition.name}: {leader} is elected uncleanly without a request")
-        shadow, committed = partition.replicas[leader.broker_id], partition.committed
-        while committed.entries and shadow.find(committed.entries[-1].base) != committed.entries[-1]:
+        reference, committed = partition.replicas[leader.broker_id], partition.committed
+        while committed.entries and reference.find(committed.entries[-1].base) != committed.entries[-1]:
             gone = committed.entries[-1]
-            if gone.end <= shadow.start:
+            if gone.end <= reference.start:
                 break
             partition.lost.append((gone.base, gone.end))
             committed.cut(gone.base)
@@ -273,9 +275,9 @@ class Checks:
 
     def fetched(self, host: Host, request: FetchRequest) -> None:
         """A leader took note of what a follower has."""
-        self._shadow(host).acknowledged[request.follower] = request.offset, request.durable_offset
+        self._reference(host).acknowledged[request.follower] = request.offset, request.durable_offset
         follower = self.partitions[host.key].replicas.get(request.follower.broker_id)
-        mine = self._shadow(host)
+        mine = self._reference(host)
         self._checked("I8")
         if request.leader_epoch != host.replica.leader_epoch:
             raise SimulationError("I8", f"{_name(host)} counts a fetch of epoch {request.leader_epoch} (H4)")
@@ -286,52 +288,54 @@ class Checks:
 
     def advanced(self, host: Host) -> None:
         """A high watermark rose: at a leader this is what makes records committed (I1, I8, I9)."""
-        replica, shadow = host.replica, self._shadow(host)
+        replica, reference = host.replica, self._reference(host)
         partition = self.partitions[host.key]
         high_watermark = int(replica.high_watermark)
         if replica.leader_epoch < partition.unclean_epoch:
-            partition.lost.append((max(0, shadow.high_watermark), high_watermark))  # By a leader that was given up.
+            partition.lost.append((max(0, reference.high_watermark), high_watermark))  # By a leader that was given up.
         elif replica.role is Role.LEADING:
-            self._check_rise(host, shadow, high_watermark)
-            self._commit(host, shadow, partition, high_watermark)
+            self._check_rise(host, reference, high_watermark)
+            self._commit(host, reference, partition, high_watermark)
         elif not partition.unclean and high_watermark > partition.committed.end:
             raise SimulationError(
                 "I8", f"{_name(host)} follows with {high_watermark}, committed is {partition.committed.end}"
             )
 
-    def _check_rise(self, host: Host, shadow: Shadow, high_watermark: int) -> None:
+    def _check_rise(self, host: Host, reference: ReferenceLog, high_watermark: int) -> None:
         replica = host.replica
         state = replica.state
         assert state is not None
         self._checked("I8")
         self._checked("I9", replica.flushed_only)
-        if high_watermark < shadow.high_watermark:
+        if high_watermark < reference.high_watermark:
             raise SimulationError("I8", f"{_name(host)}: the high watermark fell to {high_watermark}")
-        shadow.high_watermark = high_watermark
+        reference.high_watermark = high_watermark
         if len(state.in_sync) < state.min_insync_replicas:
             raise SimulationError("I8", f"{_name(host)}: the high watermark rose with {len(state.in_sync)} in sync")
         me = Replica(host.broker.broker_id, replica.broker_epoch)
         for member in (*state.in_sync, *replica.proposals.members()):
-            if member != me and shadow.acknowledged.get(member, (0, 0))[replica.flushed_only] < high_watermark:
+            if member != me and reference.acknowledged.get(member, (0, 0))[replica.flushed_only] < high_watermark:
                 raise SimulationError(
                     "I8", f"{_name(host)}: high watermark {high_watermark}, {member} has acknowledged less"
                 )
         if replica.flushed_only:
             if host.log.flushed_offset < high_watermark:
                 raise SimulationError("I9", f"{_name(host)}: high watermark {high_watermark} beyond its own fsync")
-            shadow.flushed = max(shadow.flushed, high_watermark)  # It may lose its power before the event is over.
+            reference.flushed = max(
+                reference.flushed, high_watermark
+            )  # It may lose its power before the event is over.
 
-    def _commit(self, host: Host, shadow: Shadow, partition: Partition, high_watermark: int) -> None:
+    def _commit(self, host: Host, reference: ReferenceLog, partition: Partition, high_watermark: int) -> None:
         """Extend what is committed by this leader's log, which must have all of it as it is."""
         committed = partition.committed
         last = committed.entries[-1] if committed.entries else None
-        if last is not None and last.end <= high_watermark and last.base >= shadow.start:
-            found = shadow.find(last.base)
+        if last is not None and last.end <= high_watermark and last.base >= reference.start:
+            found = reference.find(last.base)
             self._checked("I1")
             if found is None or found.digest != last.digest:
                 raise SimulationError("I1", f"{_name(host)} has something else than what was committed at {last.base}")
-        at = bisect_left(shadow.bases, committed.end)
-        for entry in shadow.entries[at:]:
+        at = bisect_left(reference.bases, committed.end)
+        for entry in reference.entries[at:]:
             if entry.end > high_watermark:
                 break
             committed.add(entry)
@@ -363,14 +367,14 @@ class Checks:
 
     def acknowledged(self, host: Host, base: int, end: int) -> None:
         """A produce was answered (I9)."""
-        shadow, partition = self._shadow(host), self.partitions[host.key]
+        reference, partition = self._reference(host), self.partitions[host.key]
         committed = partition.committed
         if host.replica.leader_epoch < partition.unclean_epoch:
             return
         self._checked("I9")
         if host.replica.high_watermark < end or (base >= 0 and committed.end < end):
             raise SimulationError("I9", f"{_name(host)} acknowledges {end} before it is committed")
-        if base >= shadow.start and shadow.end < end:
+        if base >= reference.start and reference.end < end:
             raise SimulationError("I9", f"{_name(host)} acknowledges {base} to {end}, which it does not have")
 
     def records_deleted(self, host: Host, before: int) -> None:
@@ -428,7 +432,7 @@ class Checks:
             was_in_sync = after.leader is None or before.replica_of(after.leader.broker_id) is not None
             if after.unclean_epoch != before.unclean_epoch or not was_in_sync:
                 partition.log_start = 0  # An eligible leader may lack what was on its way when it left (H14).
-                self._cluster.told.log_starts_forgotten(key)
+                self._cluster.promises.log_starts_forgotten(key)
             self._checked("I11")
             rises = after.leader_epoch == before.leader_epoch + (after.leader != before.leader)
             if not rises or after.partition_epoch != before.partition_epoch + 1:
@@ -463,27 +467,27 @@ class Checks:
         if state is None or partition.is_deleted or self._is_etcd_past:
             return
         for entry in (*state.in_sync, *state.eligible_leaders):
-            shadow = partition.replicas.get(entry.broker_id)
-            host = None if shadow is None else shadow.host
-            if shadow is None or host is None or shadow.corrupt or host.partition is None:
+            reference = partition.replicas.get(entry.broker_id)
+            host = None if reference is None else reference.host
+            if reference is None or host is None or reference.corrupt or host.partition is None:
                 continue
             if host.replica.broker_epoch != entry.broker_epoch:
                 continue
             if host.replica.role is not Role.OFFLINE and self._is_registered(entry):
-                self._check_prefix("I3", partition, shadow, f"b{entry.broker_id} {partition.name} is a member")
+                self._check_prefix("I3", partition, reference, f"b{entry.broker_id} {partition.name} is a member")
 
-    def _check_prefix(self, name: str, partition: Partition, shadow: Shadow, who: str) -> None:
+    def _check_prefix(self, name: str, partition: Partition, reference: ReferenceLog, who: str) -> None:
         committed = partition.committed
         if not committed.entries:
             return
         last = committed.entries[-1]
-        if last.end <= shadow.start:
+        if last.end <= reference.start:
             return  # All of it was removed by retention.
         self._checked(name)
-        found = shadow.find(last.base)
+        found = reference.find(last.base)
         if found is None or found.digest != last.digest:
             raise SimulationError(
-                name, f"{who} and ends at {shadow.end} without what is committed up to {committed.end}"
+                name, f"{who} and ends at {reference.end} without what is committed up to {committed.end}"
             )
 
     # --- after events ---
@@ -508,28 +512,34 @@ class Checks:
         replica = host.replica
         if replica.role in (Role.OFFLINE, Role.DELETED):
             return
-        shadow = self._shadow(host)
-        if not (shadow.corrupt or host.is_busy):  # Rot that no header's checksum covers may have reached the producers.
+        reference = self._reference(host)
+        if not (
+            reference.corrupt or host.is_busy
+        ):  # Rot that no header's checksum covers may have reached the producers.
             replica.validate_state()
         if not 0 <= replica.log_start_offset <= replica.high_watermark <= replica.log_end_offset:
             raise SimulationError("I8", f"{_name(host)}: {replica.log_start_offset}, {replica.high_watermark}")
-        if host.log.log_end_offset != shadow.end:
-            raise SimulationError("I6", f"{_name(host)}: the log ends at {host.log.log_end_offset}, not {shadow.end}")
-        shadow.flushed = max(shadow.flushed, min(int(host.log.flushed_offset), shadow.end))
+        if host.log.log_end_offset != reference.end:
+            raise SimulationError(
+                "I6", f"{_name(host)}: the log ends at {host.log.log_end_offset}, not {reference.end}"
+            )
+        reference.flushed = max(reference.flushed, min(int(host.log.flushed_offset), reference.end))
         if not host.is_busy:
-            self._check_told(host, shadow)
+            self._check_told(host, reference)
         if replica.role is Role.LEADING and not self._is_etcd_past:
-            self._check_leader(host, shadow, partition)
+            self._check_leader(host, reference, partition)
 
-    def _check_told(self, host: Host, shadow: Shadow) -> None:
+    def _check_told(self, host: Host, reference: ReferenceLog) -> None:
         """The core knows what a log holds that no thread is at."""
         replica = host.replica
-        if replica.log_end_offset != shadow.end:
-            raise SimulationError("I6", f"{_name(host)}: the core ends at {replica.log_end_offset}, not {shadow.end}")
+        if replica.log_end_offset != reference.end:
+            raise SimulationError(
+                "I6", f"{_name(host)}: the core ends at {replica.log_end_offset}, not {reference.end}"
+            )
         if replica.flushed_offset > host.log.flushed_offset:
             raise SimulationError("I9", f"{_name(host)}: the core counts {replica.flushed_offset} as fsynced")
 
-    def _check_leader(self, host: Host, shadow: Shadow, partition: Partition) -> None:
+    def _check_leader(self, host: Host, reference: ReferenceLog, partition: Partition) -> None:
         replica = host.replica
         me = Replica(host.broker.broker_id, replica.broker_epoch)
         if partition.sessions.get(replica.leader_epoch) != me:
@@ -540,8 +550,8 @@ class Checks:
         if replica.leader_epoch != state.leader_epoch:
             return
         self._check_log_start(host, partition)
-        if not shadow.corrupt:
-            self._check_prefix("I2", partition, shadow, f"{_name(host)} leads")
+        if not reference.corrupt:
+            self._check_prefix("I2", partition, reference, f"{_name(host)} leads")
         if len(seen.in_sync) >= seen.min_insync_replicas:
             # A later session of a member that kept all its data counts as it, before the leader is notified.
             self._checked("I4")
@@ -559,31 +569,31 @@ class Checks:
         partition.log_start = max(partition.log_start, start)
 
     def check_all(self) -> None:
-        """Check everything: disks against shadows, epochs, caches, and that nothing committed is on no disk."""
+        """Check everything: disks against references, epochs, caches, and that nothing committed is on no disk."""
         for partition in self.partitions.values():
             if partition.is_deleted:
                 continue
-            for shadow in partition.replicas.values():
-                if shadow.host is not None and shadow.host.is_open and not shadow.corrupt:
-                    with shadow.host.broker.node.sound_disk():
-                        self._check_disk(shadow.host, shadow)
+            for reference in partition.replicas.values():
+                if reference.host is not None and reference.host.is_open and not reference.corrupt:
+                    with reference.host.broker.node.sound_disk():
+                        self._check_disk(reference.host, reference)
             self.check_members(partition)
             self._check_kept(partition)
         if not (self._cluster.plan.buggy_etcd or self._is_etcd_past):
             self._check_views()
 
-    def _check_disk(self, host: Host, shadow: Shadow) -> None:
+    def _check_disk(self, host: Host, reference: ReferenceLog) -> None:
         log = host.log
         if log.offline:
             return
         if log.log_start_offset < log.log_end_offset:
             log.verify()
-        read = Shadow(shadow.broker_id)
+        read = ReferenceLog(reference.broker_id)
         self._read(host, read)
         self._check_bytes(host)
-        mine = shadow.entries[len(shadow.entries) - len(read.entries) :]
+        mine = reference.entries[len(reference.entries) - len(read.entries) :]
         self._checked("I6")
-        if read.entries != mine or read.end != shadow.end:
+        if read.entries != mine or read.end != reference.end:
             raise SimulationError("I6", f"{_name(host)}: the disk does not hold what was written")
         first = read.entries[0].base if read.entries else 0
         starts: list[tuple[int, int]] = []
@@ -612,10 +622,10 @@ class Checks:
             return
         self._checked("I15")
         last = committed.entries[-1]
-        for shadow in partition.replicas.values():
-            found = shadow.find(last.base)
-            has_it = last.end <= shadow.start or (found is not None and found.digest == last.digest)
-            if has_it and not shadow.corrupt and (shadow.certain or shadow.flushed >= last.end):
+        for reference in partition.replicas.values():
+            found = reference.find(last.base)
+            has_it = last.end <= reference.start or (found is not None and found.digest == last.digest)
+            if has_it and not reference.corrupt and (reference.certain or reference.flushed >= last.end):
                 return
         raise SimulationError("I15", f"{partition.name}: no disk holds what is committed up to {committed.end}")
 
@@ -636,12 +646,12 @@ class Checks:
         if has_compared:
             self._cluster.world.count(CHECKED + name)
 
-    def _shadow(self, host: Host) -> Shadow:
+    def _reference(self, host: Host) -> ReferenceLog:
         replicas = self.partitions[host.key].replicas
-        shadow = replicas.get(host.broker.broker_id)
-        if shadow is None:
-            shadow = replicas[host.broker.broker_id] = Shadow(host.broker.broker_id, host)
-        return shadow
+        reference = replicas.get(host.broker.broker_id)
+        if reference is None:
+            reference = replicas[host.broker.broker_id] = ReferenceLog(host.broker.broker_id, host)
+        return reference
 
 
 def _name(host: Host) -> str:

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tests.simulation.adversity import Adversity
+from tests.simulation.fault_profile import FaultProfile
 
 FAULTS = (
     "kill",
@@ -87,7 +87,7 @@ ORDERLY_RATES = ("doubles", "slow disk")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Adversity):
+class Plan(FaultProfile):
     """One run. Times are virtual milliseconds."""
 
     STALE_READ_RATE: ClassVar[float] = 0.2

@@ -1,7 +1,7 @@
-"""Directed schedules: a cluster without faults in which each call is one sentence of a story.
+"""Directed schedules: a cluster without faults in which each call is one step.
 
-Scenarios under tests/scenario are written with it. Nothing happens by chance but delays, so a story is told in terms of
-what is waited for, never of time. The invariants are checked after every event as in any run (PROTOCOL T1, T7).
+Scenarios under tests/scenario are written with it. Nothing happens by chance but delays, so a scenario
+waits for conditions, never for time. The invariants are checked after every event as in any run (PROTOCOL T1, T7).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from tests.simulation.world import SimulationError, spawn
 FIRST_PRODUCER = 5_000
 ACKS = {-1: broker_pb2.ACKS_ALL, 0: broker_pb2.ACKS_NONE, 1: broker_pb2.ACKS_LEADER}
 PATIENCE_MS = 20_000
-"""What is waited for happens within so long, or the story fails."""
+"""What is waited for happens within so long, or the scenario fails."""
 LARGE = b"0" * 700
 """A value after which an answer to a follower is full."""
 
 
 @dataclass(slots=True)
 class Sent:
-    """One record of the story; a producer of its own sent it."""
+    """One record of the scenario; a producer of its own sent it."""
 
     producer_id: int
     acks: int
@@ -136,7 +136,7 @@ class Scenario:
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Run until `condition` holds."""
         if not self.cluster.run_until(condition, PATIENCE_MS):
-            raise SimulationError("story", f"never happened: {what}")
+            raise SimulationError("scenario", f"never happened: {what}")
 
     def until_leads(self, broker_id: int) -> None:
         """Run until the broker leads."""
@@ -157,6 +157,10 @@ class Scenario:
     def until_end(self, broker_id: int, offset: int) -> None:
         """Run until a replica's log ends at `offset`."""
         self.until(lambda: self.end(broker_id) == offset, f"b{broker_id} ends at {offset}")
+
+    def until_watermark(self, offset: int, *broker_ids: int) -> None:
+        """Run until replicas have this high watermark."""
+        self.until(lambda: all(self.high_watermark(each) == offset for each in broker_ids), f"{offset} is committed")
 
     def until_flushed(self, broker_id: int) -> None:
         """Run until all that a broker has is fsynced there."""
@@ -219,7 +223,7 @@ class Scenario:
         sent = self.send(to=to, value=value)
         self.until(lambda: sent.answered, f"b{to} answers")
         if not sent.acknowledged:
-            raise SimulationError("story", f"b{to} refuses: {sent.error}")
+            raise SimulationError("scenario", f"b{to} refuses: {sent.error}")
         return sent
 
     def produce_elsewhere(self) -> None:
@@ -258,37 +262,40 @@ class Scenario:
         sides = (self.host(broker_id).broker.process, self.host(other).broker.process)
         self.cluster.network.break_between(*sides)
 
-    def blind(self, broker_id: int) -> None:
-        """Let a broker hear no more of etcd; what it asks for still arrives there."""
-        self.cluster.network.block("etcd", f"b{broker_id}")
+    def blind(self, *broker_ids: int) -> None:
+        """Block etcd's answers to these brokers; their requests still arrive there."""
+        for broker_id in broker_ids:
+            self.cluster.network.block("etcd", f"b{broker_id}")
 
-    def restore_sight(self, broker_id: int) -> None:
+    def restore_sight(self, *broker_ids: int) -> None:
         """End `blind`."""
-        self.cluster.network.unblock("etcd", f"b{broker_id}")
+        for broker_id in broker_ids:
+            self.cluster.network.unblock("etcd", f"b{broker_id}")
 
     def mute(self, broker_id: int) -> None:
         """Let nothing that a broker sends arrive at etcd."""
         self.cluster.network.block(f"b{broker_id}", "etcd")
 
-    def unmute(self, broker_id: int) -> None:
+    def unmute(self, *broker_ids: int) -> None:
         """End `mute`."""
-        self.cluster.network.unblock(f"b{broker_id}", "etcd")
+        for broker_id in broker_ids:
+            self.cluster.network.unblock(f"b{broker_id}", "etcd")
 
-    def kill(self, broker_id: int, *, noticed: bool = True) -> None:
-        """Kill -9, and let its registration end at once, or, not `noticed`, when its lease does."""
-        if noticed:
-            self.end_session(broker_id)
-        self.cluster.brokers[broker_id].kill(Loss.NOTHING)
+    def lose_power(self, *broker_ids: int, loss: Loss = Loss.ALL, noticed: bool = True) -> None:
+        """Take machines' power, with what was not fsynced; registrations end at once or, not `noticed`, with leases."""
+        for broker_id in broker_ids:
+            if noticed:
+                self.end_session(broker_id)
+            self.cluster.brokers[broker_id].kill(loss)
 
-    def lose_power(self, broker_id: int, loss: Loss = Loss.ALL, *, noticed: bool = True) -> None:
-        """Take the machine's power, with what was not fsynced; as `kill`."""
-        if noticed:
-            self.end_session(broker_id)
-        self.cluster.brokers[broker_id].kill(loss)
+    def kill(self, *broker_ids: int, noticed: bool = True) -> None:
+        """Kill -9; otherwise as `lose_power`."""
+        self.lose_power(*broker_ids, loss=Loss.NOTHING, noticed=noticed)
 
-    def start(self, broker_id: int) -> None:
-        """Start a broker that is dead."""
-        self.cluster.brokers[broker_id].start()
+    def start(self, *broker_ids: int) -> None:
+        """Start brokers that are dead."""
+        for broker_id in broker_ids:
+            self.cluster.brokers[broker_id].start()
 
     def corruption(self, broker_id: int) -> None:
         """Flip a bit in the last batch of a log that is one segment, below what its recovery point vouches for."""
@@ -325,11 +332,12 @@ class Scenario:
         """SIGCONT: what came meanwhile happens now."""
         self.cluster.world.resume(self.host(broker_id).broker.process)
 
-    def end_session(self, broker_id: int) -> None:
-        """Let the registration end, as if the lease had run out."""
-        key_value = self.cluster.etcd.store.now(self.cluster.keyspace.broker(broker_id))
-        if key_value is not None:
-            self.cluster.etcd.store.end_lease(key_value.lease_id)
+    def end_session(self, *broker_ids: int) -> None:
+        """Let registrations end, as if the leases had run out."""
+        for broker_id in broker_ids:
+            key_value = self.cluster.etcd.store.now(self.cluster.keyspace.broker(broker_id))
+            if key_value is not None:
+                self.cluster.etcd.store.end_lease(key_value.lease_id)
 
     def prolong_sessions(self, by_ms: int) -> None:
         """Let the registrations of those who die from now on stay longer."""
@@ -463,7 +471,7 @@ class _Unlucky(random.Random):
 
 
 class HeldAnswers:
-    """Answers on their way to a follower, which come when the story says so."""
+    """Answers on their way to a follower, which come when the scenario delivers them."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

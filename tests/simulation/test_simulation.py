@@ -60,7 +60,7 @@ def names_in(files):
 @pytest.mark.parametrize(
     ("checks", "required"),
     [
-        ((("invariants.py", "machine.py"), ("told.py",), ("clients.py",)), REQUIRED),
+        ((("invariants.py", "machine.py"), ("promises.py",), ("clients.py",)), REQUIRED),
         ((("group_invariants.py",),), REQUIRED_OF_GROUPS),
     ],
 )

@@ -9,7 +9,7 @@ from tests.simulation.etcd import EtcdRates
 from tests.simulation.network import NetworkRates
 
 
-class Adversity:
+class FaultProfile:
     """The part of a plan that names faults and rates; the plan, a dataclass, has the fields."""
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""What clients are told over the wire, and what that promises them afterwards.
+"""What servers answer to clients, and what that promises them afterwards.
 
 A promise holds from the moment in which a client has the answer: a later request, to a leader of the same epoch
 or a later one, is answered no lower. A deposed leader may answer lower (H28), and a leader that has just started may
@@ -46,16 +46,16 @@ def name_of(value: bytes) -> str:
 
 @dataclass(slots=True)
 class Promises:
-    """What clients were told of one partition, the highest of each leader epoch."""
+    """What servers answered of one partition, the highest of each leader epoch."""
 
     acknowledged: dict[int, int] = field(default_factory=dict)
     """Where records end that are acknowledged by all."""
     seen: dict[int, int] = field(default_factory=dict)
     """High watermarks, from whomever."""
     watermark: dict[int, int] = field(default_factory=dict)
-    """High watermarks that the epoch's leader has told."""
+    """High watermarks that the epoch's leader has answered."""
     log_start: dict[int, int] = field(default_factory=dict)
-    """Log starts that leaders have told."""
+    """Log starts that leaders have answered."""
 
     def as_of_now(self) -> Promises:
         """A copy, for a question that is asked now."""
@@ -71,12 +71,12 @@ def _least(known: dict[int, int], epoch: int) -> int:
     return max((value for each, value in known.items() if each <= epoch), default=-1)
 
 
-class Told:
-    """Everything that any client was told in a run."""
+class PromiseChecks:
+    """All promises that were made to clients in a run."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.promises: dict[LogId, Promises] = {}
+        self.by_partition: dict[LogId, Promises] = {}
         self.values: dict[BatchName, tuple[str, ...]] = {}
         """The records of each batch that a producer has sent."""
         self._lives: dict[str, LogId] = {}
@@ -93,7 +93,7 @@ class Told:
 
     def of(self, key: LogId) -> Promises:
         """The promises of a partition."""
-        return self.promises.setdefault(key, Promises())
+        return self.by_partition.setdefault(key, Promises())
 
     def holds(self, key: LogId) -> bool:
         """Whether anything is promised of the partition still."""
@@ -174,13 +174,13 @@ class Told:
 
 
 class Exchange:
-    """One call of a client. `answered` is told at the server, `arrived` at the client, if the answer comes so far."""
+    """One call of a client. `answered` is called at the server, `arrived` at the client, if the answer gets there."""
 
     what = ""
     """For the trace: what is asked."""
 
-    def __init__(self, told: Told, client: str, address: str, request: bytes) -> None:
-        self.told = told
+    def __init__(self, promises: PromiseChecks, client: str, address: str, request: bytes) -> None:
+        self.promises = promises
         self.client = client
         self.address = address
 
@@ -197,7 +197,7 @@ class Exchange:
 
     def is_leader_of(self, key: LogId, epoch: int) -> bool:
         """Whether who was asked is the leader of that epoch."""
-        elected = self.told.cluster.checks.partitions[key].sessions.get(epoch)
+        elected = self.promises.cluster.checks.partitions[key].sessions.get(epoch)
         return elected is not None and self.address == address_of(elected.broker_id)
 
 
@@ -210,8 +210,8 @@ class _SentPart:
 class Produced(Exchange):
     """A Produce."""
 
-    def __init__(self, told: Told, client: str, address: str, request: bytes) -> None:
-        super().__init__(told, client, address, request)
+    def __init__(self, promises: PromiseChecks, client: str, address: str, request: bytes) -> None:
+        super().__init__(promises, client, address, request)
         spliced = parse_produce_request(request)
         self.acks = spliced.message.acks
         self.parts: dict[LogId, _SentPart] = {}
@@ -223,10 +223,10 @@ class Produced(Exchange):
                 counts = []
                 for data in next(batches):
                     header, view = next(iter_batches(data))
-                    told.sends(client, key, header, view)
+                    promises.sends(client, key, header, view)
                     counts.append(header.record_count)
-                    told.cluster.world.count("batches sent")
-                    said.append(f"{told.cluster.name_of(key)} {header.producer_epoch}.{header.base_sequence}")
+                    promises.cluster.world.count("batches sent")
+                    said.append(f"{promises.cluster.name_of(key)} {header.producer_epoch}.{header.base_sequence}")
                 self.parts[key] = _SentPart(part.leader_epoch if part.HasField("leader_epoch") else -1, tuple(counts))
         self.what = f"produce of {client}: {', '.join(said)}"
 
@@ -239,8 +239,8 @@ class Produced(Exchange):
 
     def answered(self, answer: bytes) -> str:
         """Note what the server answers; return a line for the trace."""
-        said, cluster = [], self.told.cluster
-        broker = self.told.broker_at(self.address)
+        said, cluster = [], self.promises.cluster
+        broker = self.promises.broker_at(self.address)
         for key, sent, part in self._results(answer):
             for base, count in zip(part.base_offsets, sent.counts, strict=False):
                 if self.acks == broker_pb2.ACKS_ALL and broker is not None:
@@ -256,21 +256,21 @@ class Produced(Exchange):
         for key, sent, part in self._results(answer):
             for base, count in zip(part.base_offsets, sent.counts, strict=False):
                 if base >= 0:
-                    _raise_to(self.told.of(key).acknowledged, sent.epoch, base + count)
+                    _raise_to(self.promises.of(key).acknowledged, sent.epoch, base + count)
 
 
 class Fetched(Exchange):
     """A Fetch."""
 
-    def __init__(self, told: Told, client: str, address: str, request: bytes) -> None:
-        super().__init__(told, client, address, request)
+    def __init__(self, promises: PromiseChecks, client: str, address: str, request: bytes) -> None:
+        super().__init__(promises, client, address, request)
         message = broker_pb2.FetchRequest.FromString(request)
         self.parts = {
             LogId(topic.topic.topic_id, part.partition): part.offset
             for topic in message.topics
             for part in topic.partitions
         }
-        self.before = {key: told.of(key).as_of_now() for key in self.parts}
+        self.before = {key: promises.of(key).as_of_now() for key in self.parts}
 
     def arrived(self, answer: bytes) -> None:
         """Check the records that a reader receives."""
@@ -279,60 +279,66 @@ class Fetched(Exchange):
         for topic in spliced.message.topics:
             for part in topic.partitions:
                 key, (data,) = LogId(topic.topic_id, part.partition), next(batches)
-                if not (part.HasField("error") or part.HasField("diverged")) and self.told.holds(key):
+                if not (part.HasField("error") or part.HasField("diverged")) and self.promises.holds(key):
                     self._check(key, part, data)
 
     def _check(self, key: LogId, part: Any, data: Any) -> None:
-        told, name, epoch = self.told, f"{self.address} {self.told.cluster.name_of(key)}", part.leader_epoch
+        promises, name, epoch = self.promises, f"{self.address} {self.promises.cluster.name_of(key)}", part.leader_epoch
         offset, end = self.parts[key], _end_of(data)
-        committed = told.cluster.checks.partitions[key].committed.end
-        told.checked("I10", end > offset)
+        committed = promises.cluster.checks.partitions[key].committed.end
+        promises.checked("I10", end > offset)
         if end > max(offset, min(part.high_watermark, committed)):
-            told.breaks("I10", f"{name} serves up to {end}; it says {part.high_watermark}, committed is {committed}")
-        promises, before = told.of(key), self.before[key]
-        _raise_to(promises.seen, epoch, part.high_watermark)
+            promises.breaks(
+                "I10", f"{name} serves up to {end}; it says {part.high_watermark}, committed is {committed}"
+            )
+        known, before = promises.of(key), self.before[key]
+        _raise_to(known.seen, epoch, part.high_watermark)
         if not self.is_leader_of(key, epoch):
             return
-        told.checked("I8 as told", epoch in before.watermark)
+        promises.checked("I8 as answered", epoch in before.watermark)
         if part.high_watermark < before.watermark.get(epoch, -1):
-            told.breaks(
+            promises.breaks(
                 "I8", f"{name} says the high watermark {part.high_watermark} of epoch {epoch} after {before.watermark}"
             )
-        _raise_to(promises.watermark, epoch, part.high_watermark)
+        _raise_to(known.watermark, epoch, part.high_watermark)
         self.check_log_start(key, epoch, part.log_start_offset)
 
     def check_log_start(self, key: LogId, epoch: int, start: int) -> None:
         """A leader says where the log begins; -1: it does not know."""
         if start < 0:
             return
-        told, least = self.told, _least(self.before[key].log_start, epoch)
-        told.checked("I18 as told", least > 0)
+        promises, least = self.promises, _least(self.before[key].log_start, epoch)
+        promises.checked("I18 as answered", least > 0)
         if start < least:
-            told.breaks(
-                "I18", f"{self.address} {told.cluster.name_of(key)} says the log begins at {start} after {least}"
+            promises.breaks(
+                "I18", f"{self.address} {promises.cluster.name_of(key)} says the log begins at {start} after {least}"
             )
-        _raise_to(told.of(key).log_start, epoch, start)
+        _raise_to(promises.of(key).log_start, epoch, start)
 
 
 class Listed(Fetched):
     """A ListOffsets."""
 
-    def __init__(self, told: Told, client: str, address: str, request: bytes) -> None:
-        Exchange.__init__(self, told, client, address, request)
+    def __init__(self, promises: PromiseChecks, client: str, address: str, request: bytes) -> None:
+        Exchange.__init__(self, promises, client, address, request)
         message = broker_pb2.ListOffsetsRequest.FromString(request)
         self.parts = {
             LogId(topic.topic.topic_id, part.partition): part.spec
             for topic in message.topics
             for part in topic.partitions
         }
-        self.before = {key: told.of(key).as_of_now() for key in self.parts}
+        self.before = {key: promises.of(key).as_of_now() for key in self.parts}
 
     def arrived(self, answer: bytes) -> None:
         """Check the offsets that a client receives."""
         for topic in broker_pb2.ListOffsetsResponse.FromString(answer).topics:
             for part in topic.partitions:
                 key = LogId(topic.topic_id, part.partition)
-                if part.HasField("error") or not self.told.holds(key) or not self.is_leader_of(key, part.leader_epoch):
+                if (
+                    part.HasField("error")
+                    or not self.promises.holds(key)
+                    or not self.is_leader_of(key, part.leader_epoch)
+                ):
                     continue
                 if self.parts[key] == broker_pb2.OFFSET_SPEC_EARLIEST:
                     self.check_log_start(key, part.leader_epoch, part.offset)
@@ -341,16 +347,16 @@ class Listed(Fetched):
 
     def _check_end(self, key: LogId, epoch: int, end: int) -> None:
         """The end of the log as a leader tells it has all that was acknowledged or visible before."""
-        told, before, name = self.told, self.before[key], f"{self.address} {self.told.cluster.name_of(key)}"
+        promises, before, name = self.promises, self.before[key], f"{self.address} {self.promises.cluster.name_of(key)}"
         acknowledged, seen = _least(before.acknowledged, epoch), _least(before.seen, epoch)
-        told.checked("freshness", acknowledged > 0)
-        told.checked("high watermark", seen > 0)
+        promises.checked("freshness", acknowledged > 0)
+        promises.checked("high watermark", seen > 0)
         if end < acknowledged:
-            told.breaks("freshness", f"{name} ends at {end}; acknowledged was {acknowledged}")
+            promises.breaks("freshness", f"{name} ends at {end}; acknowledged was {acknowledged}")
         if end < seen:
-            told.breaks("high watermark", f"{name} ends at {end}; a client has seen {seen}")
-        _raise_to(told.of(key).seen, epoch, end)
-        _raise_to(told.of(key).watermark, epoch, end)
+            promises.breaks("high watermark", f"{name} ends at {end}; a client has seen {seen}")
+        _raise_to(promises.of(key).seen, epoch, end)
+        _raise_to(promises.of(key).watermark, epoch, end)
 
 
 _EXCHANGES: dict[str, type[Exchange]] = {"Produce": Produced, "Fetch": Fetched, "ListOffsets": Listed}

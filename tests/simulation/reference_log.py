@@ -44,7 +44,7 @@ def entry_of(header: BatchHeader, base: int, epoch: int, digest: int = 0) -> Ent
 
 
 @dataclass(slots=True)
-class Shadow:
+class ReferenceLog:
     """What a replica's log holds."""
 
     broker_id: int
@@ -94,7 +94,7 @@ class Partition:
         self.name = name
         self.is_deleted = False
         """Its topic is gone: nothing of it is promised any more."""
-        self.committed = Shadow(broker_id=-1)
+        self.committed = ReferenceLog(broker_id=-1)
         self.digests: dict[tuple[int, int], tuple[int, int]] = {}
         """(base, epoch): crc and digest, for ever (I7)."""
         self.appended_ms: dict[tuple[int, int], int] = {}
@@ -110,7 +110,7 @@ class Partition:
         self.resent: list[tuple[int, int]] = []
         """Offset ranges of what such producers sent before, and again."""
         self.state: PartitionState | None = None
-        self.replicas: dict[int, Shadow] = {}
+        self.replicas: dict[int, ReferenceLog] = {}
         self.unclean = False
         self.unclean_epoch = 0
         self.log_start = 0
