@@ -23,6 +23,7 @@ from headrace_server.metastore.api import Delete, DeletePrefix, Put
 from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.partition_state import PartitionState, Replica, change, decode, encode
 
+from tests.integration.metastore import connected
 from tests.integration.replicated import BROKER_SETTINGS, Replicated
 
 START_SECONDS = 30.0
@@ -129,8 +130,7 @@ class BrokerProcess:
 
     async def create_topic(self, name: str, partitions: int = 1, **configs: object) -> bytes:
         """Write a topic whose partitions this broker leads; its id."""
-        metastore = EtcdMetastore([self.etcd.endpoint])
-        try:
+        async with connected(self.etcd.endpoint) as metastore:
             keys = (await self._identity(metastore)).keyspace
             topic_id = secrets.token_bytes(16)
             live = (await metastore.get(keys.broker(self.broker_id))).key_value
@@ -147,26 +147,20 @@ class BrokerProcess:
             operations = [Put(keys.partition(topic_id, number), encode(state)) for number in range(partitions)]
             await metastore.txn([], [*operations, Put(keys.topic_by_id(topic_id), topic), Put(keys.topic(name), topic)])
             return topic_id
-        finally:
-            await metastore.close()
 
     async def set_configs(self, name: str, **configs: object) -> None:
         """Replace a topic's settings."""
-        metastore = EtcdMetastore([self.etcd.endpoint])
-        try:
+        async with connected(self.etcd.endpoint) as metastore:
             keys = (await self._identity(metastore)).keyspace
             found = (await metastore.get(keys.topic(name))).key_value
             topic = metadata_pb2.Topic.FromString(found.value)
             topic.configs.clear()
             topic.configs.update({key: str(value) for key, value in configs.items()})
             await metastore.txn([], [Put(keys.topic(name), topic.SerializeToString())])
-        finally:
-            await metastore.close()
 
     async def delete_topic(self, name: str, topic_id: bytes) -> None:
         """Delete a topic's keys and say that it was deleted, in one transaction."""
-        metastore = EtcdMetastore([self.etcd.endpoint])
-        try:
+        async with connected(self.etcd.endpoint) as metastore:
             keys = (await self._identity(metastore)).keyspace
             topic = metadata_pb2.Topic.FromString((await metastore.get(keys.topic(name))).key_value.value)
             evidence = metadata_pb2.DeletedTopic(topic=topic, deleted_ms=1)
@@ -177,13 +171,10 @@ class BrokerProcess:
                 DeletePrefix(keys.partition_prefix(topic_id)),
             ]
             await metastore.txn([], operations)
-        finally:
-            await metastore.close()
 
     async def elect(self, topic_id: bytes, number: int = 0) -> PartitionState:
         """Do what the controller does after a restart: the live session resumes the one that the key names."""
-        metastore = EtcdMetastore([self.etcd.endpoint])
-        try:
+        async with connected(self.etcd.endpoint) as metastore:
             keys = (await self._identity(metastore)).keyspace
             live = (await metastore.get(keys.broker(self.broker_id))).key_value
             found = (await metastore.get(keys.partition(topic_id, number))).key_value
@@ -196,16 +187,11 @@ class BrokerProcess:
             after = change(state, leader=me, in_sync=[me])
             await metastore.txn([], [Put(keys.partition(topic_id, number), encode(after))])
             return after
-        finally:
-            await metastore.close()
 
     async def partition_state(self, topic_id: bytes, number: int = 0) -> PartitionState:
-        metastore = EtcdMetastore([self.etcd.endpoint])
-        try:
+        async with connected(self.etcd.endpoint) as metastore:
             keys = (await self._identity(metastore)).keyspace
             return decode((await metastore.get(keys.partition(topic_id, number))).key_value.value)
-        finally:
-            await metastore.close()
 
 
 def wait_until(condition: Callable[[], bool], what: str, context: Callable[[], str] = str) -> None:

@@ -26,6 +26,7 @@ from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import PutEvent, WatchEvents
 from headrace_server.metastore.etcd import EtcdMetastore
 
+from tests.integration.metastore import connected
 from tests.integration.replicated import until
 
 MEMBER = """
@@ -265,11 +266,8 @@ class EtcdHistory:
         """Everything up to now."""
 
         async def revision() -> int:
-            metastore = EtcdMetastore([self._endpoint])
-            try:
+            async with connected(self._endpoint) as metastore:
                 return (await metastore.status()).revision
-            finally:
-                await metastore.close()
 
         self._wanted = asyncio.run(revision())
         self._thread.join(30)

@@ -39,6 +39,8 @@ from headrace_server.metastore.api import Delete, Put
 from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.partition_state import PartitionState, Replica, decode
 
+from tests.integration.metastore import connected
+
 Answer = TypeVar("Answer")
 
 SECONDS = 40.0
@@ -225,11 +227,8 @@ class Replicated:
         """Run `work(metastore, identity)` on the cluster's etcd."""
 
         async def run() -> Answer:
-            metastore = EtcdMetastore([self.cluster.etcd.endpoint])
-            try:
+            async with connected(self.cluster.etcd.endpoint) as metastore:
                 return await work(metastore, await read_or_create(metastore, "headrace", "unused"))
-            finally:
-                await metastore.close()
 
         return asyncio.run(run())
 

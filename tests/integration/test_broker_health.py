@@ -17,8 +17,8 @@ from headrace.v1 import broker_pb2 as pb
 from headrace.v1 import topics_pb2
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.metastore.api import Put
-from headrace_server.metastore.etcd import EtcdMetastore
 
+from tests.integration.metastore import connected
 from tests.integration.replicated import append, until
 
 HEALTH_NAMES = ("startup", "liveness", "readiness")
@@ -61,12 +61,9 @@ def drain(broker: Any) -> None:
     """What an administrator's word does: `drained_brokers/{broker_id}`."""
 
     async def put() -> None:
-        metastore = EtcdMetastore([broker.etcd.endpoint])
-        try:
+        async with connected(broker.etcd.endpoint) as metastore:
             keys = (await read_or_create(metastore, broker.cluster, "0" * 32)).keyspace
             await metastore.txn([], [Put(keys.drained_broker(broker.broker_id), b"")])
-        finally:
-            await metastore.close()
 
     asyncio.run(put())
 

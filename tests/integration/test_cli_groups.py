@@ -13,8 +13,8 @@ from headrace import TopicPartition, aio
 from headrace.wire.errors import GroupNotEmptyError, UnknownGroupError
 from headrace_devcluster.cluster import LocalCluster
 from headrace_server.keys import Keyspace
-from headrace_server.metastore.etcd import EtcdMetastore
 
+from tests.integration.metastore import connected
 from tests.integration.test_cli_replicas import CommandLine, Ended
 
 WAIT = 60.0
@@ -167,14 +167,11 @@ def test_the_registries_are_keys_of_etcd(
     named = json.loads(headrace.ok("describe", topic, "--verbose", "--output", "json"))["registries"]
 
     async def keys() -> tuple[set[str], set[str]]:
-        metastore = EtcdMetastore([headrace.cluster.etcd.endpoint])
-        try:
+        async with connected(headrace.cluster.etcd.endpoint) as metastore:
             keyspace = Keyspace(named[0]["key"].split("/")[2], int(named[0]["key"].split("/")[3]))
             of_group = await metastore.range(keyspace.group_prefix(topic))
             alive = await metastore.range(f"{keyspace.prefix}brokers/")
             return {each.key for each in of_group.key_values}, {each.key for each in alive.key_values}
-        finally:
-            await metastore.close()
 
     of_group, alive = asyncio.run(keys())
     by_registry: dict[str, set[str]] = {}

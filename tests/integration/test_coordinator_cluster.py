@@ -35,9 +35,9 @@ from headrace_devcluster.guarded_exec import guarded
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Delete, ModRevisionIs, Put
-from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.partition_state import decode, encode, hand_over
 
+from tests.integration.metastore import connected
 from tests.integration.replicated import until
 
 SECONDS = 30
@@ -180,12 +180,9 @@ class World:
         """Run `act(metastore, keyspace)`."""
 
         async def run():
-            metastore = EtcdMetastore([self.etcd.endpoint])
-            try:
+            async with connected(self.etcd.endpoint) as metastore:
                 identity = await read_or_create(metastore, self.cluster, secrets.token_hex(8))
                 return await act(metastore, identity.keyspace)
-            finally:
-                await metastore.close()
 
         return asyncio.run(run())
 

@@ -8,7 +8,8 @@ from headrace_devcluster.cluster import LocalCluster, describe_cluster
 from headrace_devcluster.etcd import Etcd
 from headrace_devcluster.service import ServiceProcess
 from headrace_server.keys import ROOT
-from headrace_server.metastore.etcd import EtcdMetastore
+
+from tests.integration.metastore import connected
 
 LEASE_MS = 600_000
 """So long that nothing leaves because its lease has ended."""
@@ -39,11 +40,8 @@ def registered(members: list[Etcd]) -> set[str]:
     """What is registered in etcd now: `live/ID` and `coord/ID`."""
 
     async def ask() -> set[str]:
-        store = EtcdMetastore([member.endpoint for member in members])
-        try:
+        async with connected(*[member.endpoint for member in members]) as store:
             found = await store.range(ROOT)
-        finally:
-            await store.close()
         names = ["/".join(each.key.split("/")[-2:]) for each in found.key_values]
         return {name for name in names if name.startswith(("brokers/", "coordinators/"))}
 

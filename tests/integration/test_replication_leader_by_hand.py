@@ -30,6 +30,7 @@ from headrace_server.metastore.api import Put
 from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.partition_state import PartitionState, Replica, encode
 
+from tests.integration.metastore import connected
 from tests.integration.replicated import REPLICA_FETCH, SECONDS, batch, until
 
 Answer = TypeVar("Answer")
@@ -95,11 +96,8 @@ class HandLeader:
 
     def in_etcd(self, work: Callable[[EtcdMetastore, ClusterIdentity], Awaitable[Answer]]) -> Answer:
         async def run() -> Answer:
-            metastore = EtcdMetastore([self.follower.etcd.endpoint])
-            try:
+            async with connected(self.follower.etcd.endpoint) as metastore:
                 return await work(metastore, await read_or_create(metastore, self.follower.cluster, "unused"))
-            finally:
-                await metastore.close()
 
         return asyncio.run(run())
 
