@@ -68,11 +68,11 @@ def write(log: PartitionLog, size_bytes: int, *, checkpoints: bool = True) -> No
     header = read_header(batch)
     since = 0
     for _ in range(size_bytes // len(batch)):
-        log.append(batch, header, leader_epoch=0, append_timestamp_ms=1)
+        log.append([(batch, header)], leader_epoch=0, append_timestamp_ms=1)
         since += len(batch)
         if checkpoints and since >= CHECKPOINT_BYTES:
             log.flush()
-            log.checkpoint(1, log.log_end_offset, force=True)
+            log.durability.checkpoint(1, log.log_end_offset, force=True)
             since = 0
 
 

@@ -58,7 +58,7 @@ def way_in(make: Callable[[], bytes], rounds: int) -> tuple[list[float], list[fl
             started = time.thread_time_ns()
             batch = make()
             header = check_batch(batch, **LIMITS)
-            log.append(batch, header, leader_epoch=0, append_timestamp_ms=1)
+            log.append([(batch, header)], leader_epoch=0, append_timestamp_ms=1)
             appended = time.thread_time_ns()
             check_columns(batch, header, max_payload_bytes=LIMITS["max_payload_bytes"])
             ways.append((appended - started) / 1000)

@@ -153,7 +153,7 @@ class HandLeader:
         """One batch at the end of the hand's log."""
         data = batch(*values)
         header = check_batch(data, max_batch_bytes=1 << 20, max_records=1_000, max_payload_bytes=1 << 20)
-        self.log.append(data, header, leader_epoch=self.epoch, append_timestamp_ms=time.time_ns() // 1_000_000)
+        self.log.append([(data, header)], leader_epoch=self.epoch, append_timestamp_ms=time.time_ns() // 1_000_000)
 
     def next_fetch(self) -> internal.PartitionReplicaFetch:
         """The next fetch that comes."""
@@ -168,7 +168,7 @@ class HandLeader:
 
     def batches(self, offset: int) -> bytes:
         """What the hand's log has from an offset on."""
-        with self.log.read(offset, 1 << 20, self.log.log_end_offset) as found:
+        with self.log.reader.read(offset, 1 << 20, self.log.log_end_offset) as found:
             return found.read()
 
     def give(self, fetch: internal.PartitionReplicaFetch) -> None:

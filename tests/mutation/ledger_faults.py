@@ -59,7 +59,7 @@ FAULT_RULES = (
         "high-watermark-not-noted",
         "I18",
         f"{BROKER}/runtime/partition.py",
-        "            partition_log.note_high_watermark(self.replica.high_watermark)\n",
+        "            partition_log.durability.note_high_watermark(self.replica.high_watermark)\n",
         "            pass\n",
         "A replica that is killed amid records knows of none of the last second that it was committed.",
         Scenario("test_guard_of_cuts.py::test_a_follower_that_is_killed_amid_records_knows_what_was_committed"),

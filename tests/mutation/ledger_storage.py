@@ -6,6 +6,7 @@ from tests.mutation.ledger_faults import CLOCKS
 from tests.mutation.mutants import BROKER, COORDINATOR, LOG_PACKAGE, SERVER, Mutant, Scenario, Simulation, Test
 
 LOG = f"{LOG_PACKAGE}/log.py"
+LOG_WRITER = f"{LOG_PACKAGE}/log_writer.py"
 LOG_TRUNCATION = f"{LOG_PACKAGE}/log_truncation.py"
 DURABILITY = f"{LOG_PACKAGE}/durability.py"
 RECOVERY = f"{LOG_PACKAGE}/recovery.py"
@@ -123,7 +124,7 @@ STORAGE_RULES = (
         "snapshot-beyond-the-end-stays",
         "H48",
         LOG,
-        "        self._snapshots.drop_above(end.offset)\n",
+        "        self.snapshots.drop_above(recovered.end.offset)\n",
         "",
         "After a loss of power a snapshot of the producers knows of records that are gone.",
         Test(
@@ -135,8 +136,8 @@ STORAGE_RULES = (
         "producers-from-unchecked-headers",
         "H33",
         f"{BROKER}/runtime/producer_state.py",
-        "partition_log.checked_headers(start)",
-        "partition_log.headers(start)",
+        "partition_log.reader.checked_headers(start)",
+        "partition_log.reader.headers(start)",
         "A flipped bit in a header makes a producer's sequences wrong.",
         Test(
             "tests/unit/broker/test_broker_maintenance.py::test_producers_are_not_taken_from_a_rotten_header",
@@ -147,7 +148,7 @@ STORAGE_RULES = (
         "corruption-before-the-log-start-not-looked-for",
         "H33",
         f"{BROKER}/runtime/corruption.py",
-        "        start = max(offset, self._partition.open_log.log_start_offset)",
+        "        start = max(offset, partition_log.log_start_offset)",
         "        start = offset",
         "A leader whose first batch is corrupt never finds it, and no new replica gets past it.",
         Test(
@@ -171,7 +172,7 @@ STORAGE_RULES = (
         "corrupt-batch-accepted",
         "I17",
         SCAN,
-        '    if crc32c(view[36:]) != header.crc:\n        return "the batch',
+        '    if crc32c(view[CRC_START:]) != header.crc:\n        return "the batch',
         '    if False:\n        return "the batch',
         "A follower takes a batch whose bytes were corrupt, and recovery takes a torn one.",
         Scenario("test_corruption.py::test_a_follower_refuses_what_its_leaders_disk_corrupt"),
@@ -191,7 +192,7 @@ STORAGE_RULES = (
     Mutant(
         "part-of-a-batch-stays",
         "H35",
-        LOG,
+        LOG_WRITER,
         "        with state.disk():\n            self._truncation.remove_rest()\n        raise storage_full",
         "        state.uncut = False\n        raise storage_full",
         "A batch that the disk had no room for stays in part, with the next one behind it.",
@@ -241,7 +242,7 @@ STORAGE_RULES = (
     Mutant(
         "full-disk-at-a-roll-takes-the-log-offline",
         "H35",
-        LOG,
+        LOG_WRITER,
         "            raise self._state.failed(error) from error\n        with",
         "            raise self._state.go_offline(error) from error\n        with",
         "No room for the file of a new segment takes the log out of service for good.",
@@ -265,7 +266,7 @@ STORAGE_RULES = (
     Mutant(
         "cut-forgotten-where-it-was-refused",
         "H35",
-        LOG,
+        LOG_WRITER,
         "        if state.uncut:\n            with state.disk():\n                self._truncation.remove_rest()\n",
         "",
         "After a cut that a full disk refused halfway, the log appends in front of what is left of its old end.",
@@ -556,7 +557,7 @@ STORAGE_RULES = (
         "epoch-not-persisted",
         "H2",
         LOG,
-        "            self._durability.epochs_due |= self._epochs.assign(leader_epoch, self._state.end.offset)\n",
+        "            self.durability.epochs_due |= self._epochs.assign(leader_epoch, self._state.end.offset)\n",
         "            self._epochs.assign(leader_epoch, self._state.end.offset)\n",
         "A leader serves before the start of its epoch is durable.",
         Test(

@@ -20,7 +20,7 @@ def directory(tmp_path):
 def fill(log, count, *, at_ms=1, size_bytes=200):
     for number in range(count):
         batch = encode_batch([b"%d" % number * size_bytes] * 2, base_timestamp_ms=at_ms)
-        log.append(batch, read_header(batch), leader_epoch=0, append_timestamp_ms=at_ms)
+        log.append([(batch, read_header(batch))], leader_epoch=0, append_timestamp_ms=at_ms)
 
 
 def test_section_3_1_a_log_is_segment_files_of_about_the_same_size(directory):
@@ -49,7 +49,7 @@ def test_section_3_1_a_message_is_addressed_by_its_logical_offset(directory):
     fill(log, 50)
     assert log.log_end_offset == 100
     for offset in range(100):
-        with log.read(offset, 1, 100) as found:
+        with log.reader.read(offset, 1, 100) as found:
             assert found.base_offset == offset // 2 * 2
 
 
@@ -66,26 +66,27 @@ def test_section_3_1_messages_are_not_cached_in_the_process(directory):
     """3.1: we avoid explicitly caching messages at the broker: bytes come from the file each time (row 12)."""
     log = directory.open_log(bytes(16), 0, LogSettings())
     fill(log, 3)
-    with log.read(0, 1 << 20, 6) as found:
+    with log.reader.read(0, 1 << 20, 6) as found:
         before = found.read()
         assert found.read() is not before
     assert b"1" * 200 in before
     with open(log._segments.active.path, "rb+") as file:  # what another writer changes is seen at once
         file.seek(len(before) - 1)
         file.write(b"#")
-    with log.read(0, 1 << 20, 6) as found:
+    with log.reader.read(0, 1 << 20, 6) as found:
         assert found.read() == before[:-1] + b"#"
 
 
 def test_section_3_1_retention_deletes_after_a_time_whether_read_or_not(directory):
     """3.1: a message is deleted if it has been retained longer than a certain period, typically 7 days (row 14)."""
     week_ms = 7 * 86_400_000
-    log = directory.open_log(bytes(16), 0, LogSettings(segment_bytes=5_000))
-    assert log.settings.retention_ms == week_ms
+    settings = LogSettings(segment_bytes=5_000)
+    assert settings.retention_ms == week_ms
+    log = directory.open_log(bytes(16), 0, settings)
     fill(log, 50, at_ms=1_000)
     fill(log, 50, at_ms=1_000 + week_ms)
-    assert log.plan_retention(1_000 + week_ms, 200) == 0
-    log.delete_records(log.plan_retention(1_001 + week_ms, 200), 200)
+    assert log.retention.plan(1_000 + week_ms, 200) == 0
+    log.retention.delete_records(log.retention.plan(1_001 + week_ms, 200), 200)
     assert 0 < log.log_start_offset <= 100
 
 
@@ -96,7 +97,7 @@ def test_section_3_1_a_consumer_can_rewind_to_an_old_offset(directory):
 
     def consume(offset):
         while offset < 100:
-            with log.read(offset, 2_000, 100) as found:
+            with log.reader.read(offset, 2_000, 100) as found:
                 yield from (bytes(view) for _, view in iter_batches(found.read()))
                 offset = found.end_offset
 

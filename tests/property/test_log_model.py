@@ -60,7 +60,7 @@ class LogModel(RuleBasedStateMachine):
             values = [f"{self.count}-{record}-".encode() * (size // 8 + 1) for record in range(records)]
             made.append(encode_batch(values, base_timestamp_ms=self.now_ms))
         self.now_ms += 10
-        base = self.log.append_all(
+        base = self.log.append(
             [(batch, read_header(batch)) for batch in made], leader_epoch=self.epoch, append_timestamp_ms=self.now_ms
         )
         assert base == self.end
@@ -80,16 +80,16 @@ class LogModel(RuleBasedStateMachine):
     @rule()
     def checkpoint(self) -> None:
         self.now_ms += 2_000
-        self.log.checkpoint(self.now_ms, self.end)
+        self.log.durability.checkpoint(self.now_ms, self.end)
 
     @rule(where=st.floats(0, 1), max_bytes=st.integers(1, 30_000), until=st.floats(0, 1), nowait=st.booleans())
     def read(self, where: float, max_bytes: int, until: float, nowait: bool) -> None:
         offset = self.start + int(where * (self.end - self.start))
         end_offset = offset + int(until * (self.end - offset) + 0.5)
         found = (
-            self.log.read_nowait(offset, max_bytes, end_offset)
+            self.log.reader.read_nowait(offset, max_bytes, end_offset)
             if nowait
-            else self.log.read(offset, max_bytes, end_offset)
+            else self.log.reader.read(offset, max_bytes, end_offset)
         )
         if found is None:
             return
@@ -124,15 +124,15 @@ class LogModel(RuleBasedStateMachine):
     @rule(where=st.floats(0, 1))
     def delete_records(self, where: float) -> None:
         self.start += int(where * (self.end - self.start))
-        assert self.log.delete_records(self.start, self.end) == self.start
+        assert self.log.retention.delete_records(self.start, self.end) == self.start
 
     @rule(delay=st.sampled_from([0, 120_000]))
     def retention(self, delay: int) -> None:
-        self.log.delete_records(self.log.plan_retention(self.now_ms, self.end), self.end)
+        self.log.retention.delete_records(self.log.retention.plan(self.now_ms, self.end), self.end)
         assert self.log.log_start_offset >= self.start
         self.start = self.log.log_start_offset
-        self.log.remove_deleted_files(self.now_ms)
-        self.log.remove_deleted_files(self.now_ms + delay)
+        self.log.retention.remove_deleted_files(self.now_ms)
+        self.log.retention.remove_deleted_files(self.now_ms + delay)
 
     @rule(offset=st.integers(0, 1000))
     def reset(self, offset: int) -> None:
@@ -143,7 +143,7 @@ class LogModel(RuleBasedStateMachine):
     def headers(self, where: float) -> None:
         offset = self.start + int(where * (self.end - self.start))
         expected = [batch[:2] for batch in self.batches if batch[1] > offset]
-        assert [(header.base_offset, header.end_offset) for header in self.log.headers(offset)] == expected
+        assert [(header.base_offset, header.end_offset) for header in self.log.reader.headers(offset)] == expected
 
     @rule()
     def restart_clean(self) -> None:
@@ -186,14 +186,14 @@ class LogModel(RuleBasedStateMachine):
         assert (log.log_start_offset, log.log_end_offset) == (self.start, self.end)
         assert log.flushed_offset <= self.end
         if self.batches:
-            assert log.verify() == self.end
+            assert log.reader.verify() == self.end
         for outside in (self.start - 1, self.end + 1):
             with pytest.raises(OffsetOutOfRangeError):
-                log.read(outside, 100, self.end)
+                log.reader.read(outside, 100, self.end)
         entries = log.epochs()
         assert all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(entries)), entries
         found = []
-        for header in log.headers(self.start):
+        for header in log.reader.headers(self.start):
             if not found or header.leader_epoch > found[-1]:
                 found.append(header.leader_epoch)
         assert set(found) <= {epoch for epoch, _ in entries}, "every epoch in the log is known"

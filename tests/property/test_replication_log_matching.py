@@ -84,10 +84,10 @@ class ReplicationModel(RuleBasedStateMachine):
     @rule(broker=BROKERS, snapshot=st.booleans())
     def checkpoint(self, broker: int, snapshot: bool) -> None:
         node = self.node(broker)
-        node.log.checkpoint(self.partition.at_ms, node.replica.high_watermark, force=True)
+        node.log.durability.checkpoint(self.partition.at_ms, node.replica.high_watermark, force=True)
         if snapshot:
             node.flush()
-            node.log.store_producer_snapshot(node.log.log_end_offset, node.replica.producers.snapshot())
+            node.log.snapshots.store(node.log.log_end_offset, node.replica.producers.snapshot())
 
     @rule(which=WHERE, where=st.floats(0, 1))
     def delete_records(self, which: int, where: float) -> None:

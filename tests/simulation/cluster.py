@@ -562,7 +562,7 @@ def _read(host: Host, broker_id: int) -> Final:
     start = int(log.log_start_offset)
     offset, end = start, host.replica.high_watermark
     while offset < end:
-        with log.read(offset, 1 << 20, end) as found:
+        with log.reader.read(offset, 1 << 20, end) as found:
             for header, _ in iter_batches(found.read()):
                 batch = entry_of(header, header.base_offset, header.leader_epoch)
                 named = enumerate(cluster.names_of(batch), batch.base)

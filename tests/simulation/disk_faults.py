@@ -80,7 +80,7 @@ class DiskFaults(Faults):
             return False
         host = chance.choice(hosts)
         try:
-            host.log.checkpoint(host.broker.clock.now_ms(), host.replica.high_watermark, force=True)
+            host.log.durability.checkpoint(host.broker.clock.now_ms(), host.replica.high_watermark, force=True)
         except REFUSED:
             return False
         mark, directory = host.log._state.flushed, host.log.directory

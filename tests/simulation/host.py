@@ -83,9 +83,10 @@ class Host:
         """The offsets that acknowledgements wait for, by token."""
         self._deletions: dict[int, int] = {}
         """The log starts that deletions wait for, by token."""
-        watched: Any = log
-        for name in ("append_all", "append_replicated", "truncate_to", "reset_to", "plan_retention", "update_settings"):
-            setattr(watched, name, partial(getattr(self, f"_{name}"), getattr(log, name)))
+        for name in ("append", "append_replicated", "truncate_to", "reset_to", "update_settings"):
+            setattr(log, name, partial(getattr(self, f"_{name}"), getattr(log, name)))
+        retention: Any = log.retention
+        retention.plan = partial(self._plan_retention, retention.plan)
         self._tell(self.checks.opened, self)
 
     @property
@@ -116,7 +117,7 @@ class Host:
 
     # --- the log: called in the moment, in whatever thread ---
 
-    def _append_all(self, append: Any, batches: Any, *, leader_epoch: int, append_timestamp_ms: int) -> Offset:
+    def _append(self, append: Any, batches: Any, *, leader_epoch: int, append_timestamp_ms: int) -> Offset:
         base: Offset = append(batches, leader_epoch=leader_epoch, append_timestamp_ms=append_timestamp_ms)
         offset, at_ms = int(base), self._stamp_clock().true_ms(append_timestamp_ms)
         for _, header in batches:

@@ -125,7 +125,7 @@ class Checks:
         """Take the reference from the disk."""
         log = host.log
         reference.bases, reference.entries, reference.start = [], [], int(log.log_start_offset)
-        for header in log.headers(reference.start) if reference.start < log.log_end_offset else ():
+        for header in log.reader.headers(reference.start) if reference.start < log.log_end_offset else ():
             if not reference.entries:
                 reference.start = min(reference.start, header.base_offset)
             self._add(host, reference, header, header.base_offset, header.leader_epoch)
@@ -587,7 +587,7 @@ class Checks:
         if log.offline:
             return
         if log.log_start_offset < log.log_end_offset:
-            log.verify()
+            log.reader.verify()
         read = ReferenceLog(reference.broker_id)
         self._read(host, read)
         self._check_bytes(host)
@@ -609,7 +609,7 @@ class Checks:
         """The payloads are what their headers say, by a checksum that the code under test did not compute (I17)."""
         log, offset = host.log, int(host.log.log_start_offset)
         while offset < log.log_end_offset:
-            with log.read(offset, 1 << 20, log.log_end_offset) as found:
+            with log.reader.read(offset, 1 << 20, log.log_end_offset) as found:
                 for header, view in iter_batches(found.read()):
                     self._checked("I17")
                     if google_crc32c.value(bytes(view[36:])) != header.crc:

@@ -129,7 +129,7 @@ class Scenario:
     def epochs(self, broker_id: int) -> list[int]:
         """The leader epoch of each batch of a log; none while it does not run."""
         host = self.cluster.host(broker_id, self.key)
-        return [] if host is None else [int(header.leader_epoch) for header in host.log.headers(0)]
+        return [] if host is None else [int(header.leader_epoch) for header in host.log.reader.headers(0)]
 
     # --- waiting ---
 
@@ -300,7 +300,7 @@ class Scenario:
     def corruption(self, broker_id: int) -> None:
         """Flip a bit in the last batch of a log that is one segment, below what its recovery point vouches for."""
         host = self.host(broker_id)
-        host.log.checkpoint(host.broker.clock.now_ms(), host.replica.high_watermark, force=True)
+        host.log.durability.checkpoint(host.broker.clock.now_ms(), host.replica.high_watermark, force=True)
         self.cluster.checks.corrupt(broker_id, self.key)
         path, disk = f"{host.log.directory}/{0:020d}.log", host.broker.node.filesystem
         disk.corrupt(path, len(disk.content(path)) - 100, 1)

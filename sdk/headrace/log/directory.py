@@ -240,12 +240,12 @@ class DataDirectory:
                 self._make_log_directory(directory)
         except OSError as error:
             raise storage_error(directory, error) from error
-        log = PartitionLog.open(
+        log = PartitionLog(
             self._environment,
             directory,
-            topic_id,
-            partition,
             settings,
+            topic_id=topic_id,
+            partition=partition,
             truncate_at_corruption=truncate_at_corruption,
         )
         self._logs[log_id] = log

@@ -2,9 +2,9 @@
 
 A call that fails because the disk is full or the machine is busy leaves its write pending for the next call.
 
-Belongs to a `PartitionLog`, which documents the methods it passes through. `flush` and `checkpoint` run in any thread;
-`round_lock` serialises them with whatever shortens the log, is held over fsyncs, and is taken before the segment
-list's lock.
+Belongs to a `PartitionLog`. The methods that document which HeadraceErrors they raise run in any thread: `round_lock`
+serialises them with `PartitionLog.flush` and with whatever shortens the log, is held over fsyncs, and is taken before
+the segment list's lock. Those that raise OSError are of the log's parts, which hold it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from headrace.log.open_files import OpenFile
 from headrace.log.scan import ChainPoint, write_again
 from headrace.log.segment import Segment
 from headrace.log.segments import SegmentList
-from headrace.wire.ids import Offset
 
 
 class LogDurability:
@@ -63,17 +62,6 @@ class LogDurability:
         if self._make_checkpoint() != stored:
             self.write_checkpoint(both=stored is None)
         self._last_checkpoint = self._make_checkpoint()
-
-    def flush(self) -> Offset:
-        """See `PartitionLog.flush`."""
-        state = self._state
-        wanted = state.end.offset
-        with self.round_lock:
-            state.check_online()
-            if state.flushed.offset < wanted:
-                with state.disk():
-                    self.flush_dirty()
-            return Offset(state.flushed.offset)
 
     def flush_dirty(self) -> None:
         """Fsync each dirty file, and the directory if a segment is new; then move the mark. Raises OSError.
@@ -122,7 +110,7 @@ class LogDurability:
 
     @property
     def holds_files(self) -> bool:
-        """See `PartitionLog.holds_files`."""
+        """Whether rolled segments wait for their fsync, each with an open descriptor: flush the log soon."""
         return self._held > 0
 
     def release(self, segment: Segment) -> None:
@@ -152,7 +140,7 @@ class LogDurability:
             segment.dirty = True
 
     def is_stale(self, high_watermark: int) -> bool:
-        """See `PartitionLog.checkpoint_is_stale`."""
+        """Whether `checkpoint` has anything to write; a hint that takes no lock and never blocks."""
         last, state = self._last_checkpoint, self._state
         return (
             last is None
@@ -162,8 +150,13 @@ class LogDurability:
             or last.mark != state.flushed
         )
 
-    def checkpoint(self, at_ms: int, high_watermark: int, *, force: bool) -> bool:
-        """See `PartitionLog.checkpoint`."""
+    def checkpoint(self, at_ms: int, high_watermark: int, *, force: bool = False) -> bool:
+        """Write recovery point, log start, high watermark and new index entries if due at `at_ms` (monotonic).
+
+        Return whether it wrote. Due when something changed and `checkpoint_interval_ms` has passed, or a segment was
+        rolled, or `force`. Fsyncs one small file. The broker calls it about every second for each log. Raises as
+        `PartitionLog.flush`.
+        """
         state = self._state
         with self.round_lock:
             state.check_online()
@@ -181,7 +174,10 @@ class LogDurability:
             return True
 
     def note_high_watermark(self, high_watermark: int) -> None:
-        """See `PartitionLog.note_high_watermark`."""
+        """Note the high watermark for the next process, in case this one is killed before the next checkpoint.
+
+        One small write without an fsync. Raises as `PartitionLog.flush`.
+        """
         state = self._state
         with self.round_lock:
             last = self._last_checkpoint

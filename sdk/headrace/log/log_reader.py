@@ -1,6 +1,6 @@
 """The read path of one log: whole batches by offset, headers, look-ups by time, verification. Changes nothing on disk.
 
-Belongs to a `PartitionLog`, which documents the methods it passes through. Any thread.
+Belongs to a `PartitionLog`. Any thread, concurrently with an append.
 """
 
 from __future__ import annotations
@@ -45,8 +45,21 @@ class LogReader:
         """Drop the cached positions of reads: the log was truncated."""
         self._cursors.clear()
 
-    def read(self, offset: int, max_bytes: int, end_offset: int, *, nowait: bool) -> Slice:
-        """Find and pin the batches; raises WouldBlockError if `nowait` and the read would block on the disk."""
+    def read_nowait(self, offset: int, max_bytes: int, end_offset: int) -> Slice | None:
+        """As `read`, but None where finding the batches would block on the disk: then `read` in a thread (H46)."""
+        try:
+            return self.read(offset, max_bytes, end_offset, nowait=True)
+        except WouldBlockError:
+            return None
+
+    def read(self, offset: int, max_bytes: int, end_offset: int, *, nowait: bool = False) -> Slice:
+        """Return whole batches starting with the one that holds `offset`, at least one, none past `end_offset`.
+
+        At most `max_bytes` except for the first batch, all of one segment. Empty where `offset` is at or after
+        `end_offset` but not after the log end, or where its batch goes past `end_offset`. May block on the disk;
+        `nowait` is for `read_nowait`. Close the slice. Raises OffsetOutOfRangeError outside log start .. log end,
+        CorruptLogError, StorageOfflineError.
+        """
         segments, state = self._segments, self._state
         if not segments.files.make_room(nowait=nowait):
             raise WouldBlockError
@@ -176,7 +189,10 @@ class LogReader:
             raise _cut_meanwhile()
 
     def headers(self, offset: int) -> Iterator[BatchHeader]:
-        """Walk segment by segment up to the log end at the time of the call."""
+        """Yield the headers from the batch that holds `offset` to the log end at the time of the first step.
+
+        The headers are not checked. Raises as `read`.
+        """
         with self._segments.lock:
             self._state.check_online()
             end_offset = self._state.end.offset
@@ -197,21 +213,46 @@ class LogReader:
                 raise _cut_meanwhile() from None
 
     def batch_before(self, offset: int) -> BatchHeader | None:
-        """The header of the batch that ends at `offset`."""
+        """The header of the batch that ends at `offset`; None at log start, or where no batch ends there."""
         if offset <= self._state.log_start_offset or offset > self._state.end.offset:
             return None
         header = self.batch_with(offset - 1)
         return header if header.end_offset == offset else None
 
     def batch_with(self, offset: int) -> BatchHeader:
-        """The header of the batch that holds `offset`."""
+        """The header of the batch that holds `offset`. May block; raises as `read`."""
         header = next(self.headers(offset), None)
         if header is None:
             raise OffsetOutOfRangeError(f"offset {offset} is the end of the log: no batch holds it")
         return header
 
+    def first_batch(self) -> tuple[Offset, int]:
+        """Return where a copy of this log begins: base offset and `previous_crc` of the batch that holds the log start.
+
+        The log end and its `crc` if the log is empty. May block; raises as `read`.
+        """
+        end = self._state.end  # read once: another thread may append a batch
+        if self._state.log_start_offset >= end.offset:
+            return Offset(end.offset), end.crc
+        header = self.batch_with(self._state.log_start_offset)
+        return Offset(header.base_offset), header.previous_crc
+
+    def newest_append_ms(self) -> int:
+        """When the last batch was appended, by the clock of its leader; -1 for an empty log. May block."""
+        active = self._segments.active
+        if active.size_bytes:
+            return active.index.max_append_ms
+        header = self.batch_before(self._state.end.offset)
+        return -1 if header is None else header.append_timestamp_ms
+
     def offset_for_timestamp(self, timestamp_ms: int, kind: TimestampKind) -> TimestampedOffset | None:
-        """Skip segments by their maxima, then batches by the time index, then walk headers."""
+        """The first record whose timestamp is `timestamp_ms` or later, None if there is none. May block.
+
+        By APPEND: the base offset of the first batch appended then or later. By RECORD: the first record of the first
+        batch whose largest record timestamp reaches it. Inside that batch the record is found where the batch carries
+        per-record timestamps uncompressed; of a compressed batch the broker inflates nothing, so the answer is its
+        base offset and its base timestamp, at or before the record sought.
+        """
         with self._segments.lock:
             self._state.check_online()
             parts = [(each, each.cuts) for each in self._segments.items if each.size_bytes]
@@ -248,10 +289,15 @@ class LogReader:
             return found._replace(offset=Offset(max(found.offset, self._state.log_start_offset)))
         return None
 
-    def verify(self, offset: int) -> Offset:
-        """Read and check every batch up to the log end at the time of the call; pins one segment at a time."""
+    def verify(self, offset: int | None = None) -> Offset:
+        """Check every CRC, chain, offset and epoch from the batch that holds `offset` (default: log start); the end.
+
+        The scrubber's and the operator's check; reads all, and pins one segment at a time. Raises CorruptLogError.
+        """
         with self._segments.lock:
             self._state.check_online()
+            if offset is None:
+                offset = self._state.log_start_offset
             self._check_range(offset, self._state.end.offset)
             if offset == self._state.end.offset:
                 return Offset(offset)
@@ -269,7 +315,10 @@ class LogReader:
         return Offset(end_offset)
 
     def checked_headers(self, offset: int) -> Iterator[BatchHeader]:
-        """Read and check every batch from the one that holds `offset` to the log end at the time of the call."""
+        """As `headers`, of batches that are read whole and checked, for rebuilding producer state (H48, H33).
+
+        Only the batch's checksum covers the producer's fields of a header. Raises as `verify`.
+        """
         end_offset = self._state.end.offset
         while offset < end_offset:
             offset, headers = self._check_slice(offset, CHECKED_BYTES)
@@ -278,7 +327,7 @@ class LogReader:
             yield from headers
 
     def verify_from(self, offset: int, max_bytes: int) -> tuple[Offset, int]:
-        """Read and check the batches of one slice; return the offset after it and its size in bytes."""
+        """As `verify`, of about `max_bytes` of the segment from the batch that holds `offset` on; where, how many."""
         end_offset, headers = self._check_slice(offset, max_bytes)
         return end_offset, sum(header.batch_bytes for header in headers)
 

@@ -1,6 +1,6 @@
 """The start of one log: retention and `delete_records` raise it and remove segments below it (paper 3.1, I18).
 
-Belongs to a `PartitionLog`, which documents the methods it passes through and calls them from its one thread.
+Belongs to a `PartitionLog`; its methods are called by the log's one thread.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ class LogRetention:
         self._durability = durability
         self._deleted = DeletedFiles(environment.files)
 
-    def plan_retention(self, now_ms: int | None, high_watermark: int) -> Offset:
-        """See `PartitionLog.plan_retention`."""
+    def plan(self, now_ms: int | None, high_watermark: int) -> Offset:
+        """Return the log start after retention removes closed segments below `high_watermark` that are past a limit.
+
+        `now_ms` is None while the clock is in doubt: then no segment is too old (H43).
+        """
         state, segments = self._state, self._segments
         state.check_online()
         total_bytes = segments.size_bytes()
@@ -66,7 +69,10 @@ class LogRetention:
         return segment.index.max_append_ms
 
     def delete_records(self, before: int, high_watermark: int) -> Offset:
-        """See `PartitionLog.delete_records`."""
+        """Raise the log start to `before` (persisted first), remove segments wholly below it; return the log start.
+
+        Raises OffsetOutOfRangeError if `before` is above `high_watermark`; a `before` below log start does nothing.
+        """
         state = self._state
         state.check_online()
         if before > min(high_watermark, state.end.offset):
@@ -108,7 +114,10 @@ class LogRetention:
             self._deleted.rename(state.directory)
 
     def remove_deleted_files(self, now_ms: int) -> int:
-        """See `PartitionLog.remove_deleted_files`."""
+        """Unlink files whose `file_delete_delay_ms` is over and that no slice pins; return how many segments are left.
+
+        `now_ms` is of a monotonic clock. The delay counts from the first call after the removal.
+        """
         state = self._state
         self._remove_below_start()
         with state.disk():

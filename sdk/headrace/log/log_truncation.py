@@ -1,6 +1,6 @@
 """Cutting the end of one log: truncation where a follower's log forked, and a start from nothing (H8, H32).
 
-Belongs to a `PartitionLog`, which documents the methods it passes through and calls them from its one thread.
+Belongs to a `PartitionLog`, which calls it under the round lock and within `LogState.disk`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from headrace.log.log_reader import LogReader
 from headrace.log.log_state import LogState
 from headrace.log.open_files import pin_empty
 from headrace.log.producer_snapshots import ProducerSnapshots
-from headrace.log.segment import LOG_SUFFIX, Segment
+from headrace.log.segment import LOG_SUFFIX, Segment, first_append_ms
 from headrace.log.segments import SegmentList
-from headrace.wire.batch import HEADER_BYTES
-from headrace.wire.ids import Offset
 
 
 class LogTruncation:
@@ -42,27 +40,13 @@ class LogTruncation:
         self._snapshots = snapshots
         self._discarded: list[Segment] = []  # out of the log, last first, their files not yet off the disk
 
-    def truncate_to(self, offset: int) -> Offset:
-        """See `PartitionLog.truncate_to`."""
-        state = self._state
-        self._files.make_room()
-        with self._durability.round_lock, state.disk():
-            state.check_online()
-            self.remove_rest()
-            if offset < state.log_start_offset:
-                self._reset_to(offset, 0)
-            elif offset < state.end.offset:
-                segment = self._segments.find(offset)
-                position, header = next(self._segments.walk(segment, offset, state.settings.index_interval_bytes))
-                cut = Mark(
-                    header.base_offset,
-                    segment.base_offset,
-                    position,
-                    header.previous_crc,
-                    self._epoch_before(header.base_offset),
-                )
-                self._cut_to(segment, cut)
-            return Offset(state.end.offset)
+    def truncate_to(self, offset: int) -> None:
+        """Cut the log before the batch that holds `offset`, which lies within it. Raises OSError."""
+        segment = self._segments.find(offset)
+        position, header = next(self._segments.walk(segment, offset, self._state.settings.index_interval_bytes))
+        base_offset = header.base_offset
+        epoch = self._epoch_before(base_offset)
+        self._cut_to(segment, Mark(base_offset, segment.base_offset, position, header.previous_crc, epoch))
 
     def _epoch_before(self, offset: int) -> int:
         """The epoch of the last batch below `offset`; -1 for none."""
@@ -80,7 +64,7 @@ class LogTruncation:
         try:
             read_at = segments.reader(file)
             index = segments.new_index(segment, read_at, state.settings.index_interval_bytes, cut.position)
-            first = read_at(HEADER_BYTES, 0) if cut.position else b""
+            append_ms = first_append_ms(read_at, cut.position)
             lowered = Checkpoint(
                 min(state.log_start_offset, cut.offset), min(state.high_watermark, cut.offset), min(state.flushed, cut)
             )
@@ -101,7 +85,7 @@ class LogTruncation:
             segment.size_bytes = cut.position
             segment.index.drop()
             segment.index, segment.index_ready = index, True
-            segment.first_append_ms = int.from_bytes(first[8:16], "little", signed=True) if first else -1
+            segment.first_append_ms = append_ms
             state.end = cut
             self._reader.forget_positions()
             durability.forget_removed()
@@ -141,14 +125,7 @@ class LogTruncation:
         state.uncut = False
 
     def reset_to(self, offset: int, previous_crc: int) -> None:
-        """See `PartitionLog.reset_to`."""
-        self._files.make_room()
-        with self._durability.round_lock, self._state.disk():
-            self._state.check_online()
-            self.remove_rest()
-            self._reset_to(offset, previous_crc)
-
-    def _reset_to(self, offset: int, previous_crc: int) -> None:
+        """Empty the log and let it start at `offset`. Raises OSError."""
         self._snapshots.drop_above(-1)
         # The first step is an empty log where it starts now, the second one where it shall start.
         first = self._segments.items[0]

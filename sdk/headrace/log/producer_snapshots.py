@@ -1,11 +1,12 @@
 """Snapshots of the producer windows of one log: `producers-<offset>.snapshot`, sealed, replaced atomically (H48).
 
-Belongs to a `PartitionLog`, which documents the methods it passes through. What is in a snapshot is the broker's.
+Belongs to a `PartitionLog`. What is in a snapshot is the broker's.
 """
 
 from __future__ import annotations
 
 from headrace.log.checkpoint import read_sealed, replace_file, seal
+from headrace.log.durability import LogDurability
 from headrace.log.environment import LogEnvironment
 from headrace.log.log_state import LogState
 from headrace.wire.ids import Offset
@@ -17,23 +18,27 @@ _KEPT = 2
 class ProducerSnapshots:
     """The snapshot files of one log, the newest two."""
 
-    def __init__(self, environment: LogEnvironment, state: LogState) -> None:
+    def __init__(self, environment: LogEnvironment, state: LogState, durability: LogDurability) -> None:
         self._filesystem = environment.filesystem
         self._space = environment.space
         self._state = state
+        self._round_lock = durability.round_lock
 
     def store(self, offset: int, snapshot: bytes) -> None:
-        """See `PartitionLog.store_producer_snapshot`."""
+        """Keep `snapshot` (the broker's encoding) as the producer state at `offset`: atomic, fsynced, CRC'd.
+
+        Two are kept. After a crash that lost those records, opening the log removes a snapshot beyond `flushed_offset`.
+        """
         state = self._state
-        state.check_online()
         name = f"{_PREFIX}{offset:020d}{_SUFFIX}"
-        with state.disk():
+        with self._round_lock, state.disk():
+            state.check_online()
             self._space.with_reserve(lambda: replace_file(self._filesystem, state.directory, name, seal(snapshot)))
             for old in self._offsets()[:-_KEPT]:
                 self._filesystem.unlink(self._path(old))
 
     def load(self) -> tuple[Offset, bytes] | None:
-        """See `PartitionLog.load_producer_snapshot`."""
+        """Return the newest valid snapshot at an offset within the log; rebuild from there with `checked_headers`."""
         state = self._state
         state.check_online()
         with state.disk():

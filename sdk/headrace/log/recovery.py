@@ -1,6 +1,6 @@
 """Recovery of a log on open: find its end and check that it holds exactly what was written.
 
-Called by `PartitionLog.open` only, before the log is shared. The batches past the recovery point are checked
+Called when a `PartitionLog` is made, before the log is shared. The batches past the recovery point are checked
 one by one; a torn tail beyond it is cut, anything else is corruption and changes nothing (I6, I17, H31, H33). After a
 clean stop the recovery point is the end of the last file, so nothing is read.
 """
@@ -16,7 +16,7 @@ from headrace.log.scan import BadBatch, ChainPoint, check_batches, find_valid_ba
 from headrace.log.segment import DELETED_SUFFIX, LOG_SUFFIX, Segment, segment_base_offsets
 from headrace.log.segments import SegmentList
 from headrace.log.settings import LogSettings
-from headrace.wire.batch import BatchHeader
+from headrace.wire.batch import HEADER_BYTES, BatchHeader, peek_header
 
 
 class RecoveryReport(NamedTuple):
@@ -180,7 +180,9 @@ class _Scan:
         try:
             read_at = self._segments.reader(file)
             if not self._chain_known:
-                self._take_first(read_at(80, position))
+                # Without a checkpoint the first batch of the log says what came before it.
+                self._chain_known = True
+                self.end = self.end._replace(crc=peek_header(read_at(HEADER_BYTES, position)).previous_crc)
             before = ChainPoint(self.end.offset, self.end.crc, self.end.epoch)
             if self.end.segment != segment.base_offset:
                 self.end = Mark(self.end.offset, segment.base_offset, 0, self.end.crc, self.end.epoch)
@@ -191,12 +193,6 @@ class _Scan:
             return None
         finally:
             self._segments.files.unpin(file)
-
-    def _take_first(self, head: bytes) -> None:
-        """Without a checkpoint the first batch of the log says what came before it."""
-        self._chain_known = True
-        if len(head) >= 28:
-            self.end = self.end._replace(crc=int.from_bytes(head[24:28], "little"))
 
     def _take(self, segment: Segment, position: int, header: BatchHeader) -> None:
         if header.leader_epoch > self.end.epoch:

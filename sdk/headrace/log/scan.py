@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.log.errors import CorruptLogError
 from headrace.log.filesystem import FileSystem
-from headrace.wire.batch import HEADER_BYTES, BatchHeader, read_header
+from headrace.wire.batch import (
+    CRC_START,
+    HEADER_BYTES,
+    HEADER_DTYPE,
+    MAGIC,
+    STAMP_CRC_START,
+    BatchHeader,
+    read_header,
+)
 from headrace.wire.crc import crc32c
 from headrace.wire.errors import CorruptBatchError
 
@@ -38,7 +47,7 @@ def walk_headers(
             window, window_position, at = read_at(min(WINDOW_BYTES, end_position - position), position), position, 0
         try:
             header = read_header(window, at)
-            if crc32c(window[at : at + 28]) != header.stamp_crc:
+            if crc32c(window[at : at + STAMP_CRC_START]) != header.stamp_crc:
                 raise CorruptBatchError("the stamp's checksum is wrong")
             if offset is not None and header.base_offset != offset:
                 raise CorruptBatchError(f"base offset {header.base_offset} where {offset} was expected")
@@ -62,9 +71,9 @@ class ChainPoint(NamedTuple):
 def check_next(batch: bytes | memoryview, header: BatchHeader, before: ChainPoint) -> str:
     """Check one whole batch: both CRCs, contiguous offset, chain, epoch. Says what is wrong, empty when nothing is."""
     view = memoryview(batch)
-    if crc32c(view[:28]) != header.stamp_crc:
+    if crc32c(view[:STAMP_CRC_START]) != header.stamp_crc:
         return "the stamp's checksum is wrong"
-    if crc32c(view[36:]) != header.crc:
+    if crc32c(view[CRC_START:]) != header.crc:
         return "the batch's checksum is wrong"
     if header.base_offset != before.offset:
         return f"base offset {header.base_offset} where {before.offset} was expected"
@@ -96,7 +105,7 @@ def check_batches(
         except CorruptBatchError as error:
             yield BadBatch(position, before.offset, error.message, position + 8)
             return
-        sound_stamp = crc32c(head[:28]) == header.stamp_crc
+        sound_stamp = crc32c(head[:STAMP_CRC_START]) == header.stamp_crc
         end = position + header.batch_bytes
         if header.batch_bytes > max_batch_bytes or end > size_bytes:
             reason = f"a batch of {header.batch_bytes} bytes cannot be here: {size_bytes - position} are left"
@@ -148,16 +157,15 @@ def find_valid_batch(read_at: ReadAt, position: int, size_bytes: int, offset: in
     position = -(-position // 8) * 8
     while position + HEADER_BYTES <= size_bytes:
         data = read_at(min(_SEARCH_BYTES + HEADER_BYTES, size_bytes - position), position)
-        words = np.frombuffer(data, "<i8", len(data) // 8)
-        starts = len(words) - HEADER_BYTES // 8 + 1
+        starts = (len(data) - HEADER_BYTES) // 8 + 1
         if starts <= 0:
             return None
-        batch_bytes = words[2 : 2 + starts] & 0xFFFFFFFF
-        magic = (words[4 : 4 + starts] >> 32) & 0xFF
-        fits = (magic == 1) & (batch_bytes > HEADER_BYTES) & (batch_bytes % 8 == 0) & (batch_bytes <= max_batch_bytes)
-        for index in np.flatnonzero(fits & (words[:starts] >= offset)).tolist():
+        headers: npt.NDArray[Any] = np.ndarray(starts, HEADER_DTYPE, data, strides=(8,))
+        sizes = headers["batch_bytes"]
+        fits = (headers["magic"] == MAGIC) & (sizes > HEADER_BYTES) & (sizes % 8 == 0) & (sizes <= max_batch_bytes)
+        for index in np.flatnonzero(fits & (headers["base_offset"] >= offset)).tolist():
             start = position + index * 8
-            size = int(batch_bytes[index])
+            size = int(sizes[index])
             if start + size <= size_bytes and _is_valid(read_at(size, start)):
                 return start
         position += starts * 8
@@ -169,4 +177,4 @@ def _is_valid(batch: bytes) -> bool:
         header = read_header(batch)
     except CorruptBatchError:
         return False
-    return crc32c(batch[:28]) == header.stamp_crc and crc32c(memoryview(batch)[36:]) == header.crc
+    return not check_next(batch, header, ChainPoint(header.base_offset, header.previous_crc, header.leader_epoch))

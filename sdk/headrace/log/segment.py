@@ -8,6 +8,8 @@ from __future__ import annotations
 from headrace.log.filesystem import FileSystem
 from headrace.log.index import IndexCache, SegmentIndex
 from headrace.log.open_files import OpenFile
+from headrace.log.scan import ReadAt
+from headrace.wire.batch import HEADER_BYTES, peek_header
 
 LOG_SUFFIX = ".log"
 DELETED_SUFFIX = ".deleted"
@@ -56,3 +58,8 @@ def segment_base_offsets(names: list[str]) -> list[int]:
     """Return the base offsets of the segment files among `names`, ascending."""
     stems = (name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX))
     return sorted(int(stem) for stem in stems if len(stem) == 20 and stem.isdigit())
+
+
+def first_append_ms(read_at: ReadAt, size_bytes: int) -> int:
+    """Return the append timestamp of a segment's first batch, unchecked; -1 if the segment is empty."""
+    return peek_header(read_at(HEADER_BYTES, 0)).append_timestamp_ms if size_bytes else -1

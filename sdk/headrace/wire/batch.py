@@ -30,6 +30,8 @@ from collections.abc import Iterator
 from enum import IntFlag
 from typing import NamedTuple
 
+import numpy as np
+
 from headrace.wire.compression import Codec
 from headrace.wire.crc import ReadableBuffer, crc32c
 from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, UnsupportedCodecError
@@ -68,10 +70,15 @@ MAX_TIMESTAMP_MS = 253_402_300_799_999
 PADDING_SHIFT = 13
 SEQUENCES = 2**31
 
-HEADER = struct.Struct("<qqIiIIIBBHIIqqqii")
-STAMP = struct.Struct("<qqIiI")
-assert HEADER.size == HEADER_BYTES
-assert STAMP.size + 4 == STAMP_BYTES
+_STAMPED_FIELDS, _CHECKED_FIELDS = "qqIiI", "BBHIIqqqii"
+STAMP = struct.Struct(f"<{_STAMPED_FIELDS}")
+"""The stamp without `stamp_crc`, which covers it."""
+CHECKED = struct.Struct(f"<{_CHECKED_FIELDS}")
+"""The header from CRC_START on, which `crc` covers."""
+HEADER = struct.Struct(f"<{_STAMPED_FIELDS}II{_CHECKED_FIELDS}")
+STAMP_CRC_START = STAMP.size
+assert STAMP_CRC_START + 4 == STAMP_BYTES
+assert CRC_START + CHECKED.size == HEADER.size == HEADER_BYTES
 
 
 class BatchFlags(IntFlag):
@@ -131,6 +138,15 @@ class BatchHeader(NamedTuple):
         return self.flags >> PADDING_SHIFT
 
 
+HEADER_DTYPE = np.dtype([(name, f"<{code}") for name, code in zip(BatchHeader._fields, HEADER.format[1:], strict=True)])
+"""The header for numpy."""
+
+
+def peek_header(head: bytes) -> BatchHeader:
+    """Read a header without any check; bytes that are missing count as zeros."""
+    return BatchHeader._make(HEADER.unpack_from(head.ljust(HEADER_BYTES, b"\0")))
+
+
 def read_header(buffer: ReadableBuffer, position: int = 0) -> BatchHeader:
     """Read the header at `position`; checks magic, size and count, no checksum, and not that the whole batch is there.
 
@@ -177,7 +193,7 @@ def check_batch(
         raise CorruptBatchError(f"batch_bytes is {header.batch_bytes}, but {len(view)} bytes came")
     if header.batch_bytes > max_batch_bytes:
         raise BatchTooLargeError(f"a batch of {header.batch_bytes} bytes is over the limit of {max_batch_bytes}")
-    if crc32c(view[: STAMP.size]) != header.stamp_crc:
+    if crc32c(view[:STAMP_CRC_START]) != header.stamp_crc:
         raise CorruptBatchError("the stamp's checksum is wrong")
     if crc32c(view[CRC_START:]) != header.crc:
         raise CorruptBatchError("the batch's checksum is wrong", base_offset=header.base_offset)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.wire.batch import (
-    CRC_START,
+    CHECKED,
     HEADER_BYTES,
     MAGIC,
     MAX_BATCH_HEADERS,
@@ -34,11 +34,8 @@ MAX_COLUMN_BYTES = 2**31 - 1
 SMALL_RECORDS = 16
 SMALL_BYTES = 16 * 1024
 _ZEROS = bytes(8)
-_CHECKED = struct.Struct("<BBHIIqqqii")
-"""The header from byte 36 on, which `crc` covers."""
 _SMALL_OFFSETS = [struct.Struct(f"<{count + 1}i{-4 * (count + 1) % 8}x") for count in range(SMALL_RECORDS + 1)]
 """By number of records: the value offsets and the gap behind them."""
-assert CRC_START + _CHECKED.size == HEADER_BYTES
 
 
 class ArrowBuffers(NamedTuple):
@@ -154,7 +151,7 @@ def _encode_small(values: Sequence[bytes | None], rest: tuple[int, ...], bits: i
     bits |= padding << PADDING_SHIFT
     checked = b"".join(
         (
-            _CHECKED.pack(MAGIC, Codec.NONE, bits, count, payload_bytes, *rest),
+            CHECKED.pack(MAGIC, Codec.NONE, bits, count, payload_bytes, *rest),
             offsets.pack(0, *accumulate(map(len, values))),  # type: ignore[arg-type]
             data,
             _ZEROS[:padding],
@@ -221,7 +218,7 @@ def column_parts(
     batch_bytes = HEADER_BYTES + stored + padding
     bits |= padding << PADDING_SHIFT
     producer = producer_id, producer_epoch, base_sequence
-    checked = _CHECKED.pack(MAGIC, codec, bits, count, payload.size, *times, *producer)
+    checked = CHECKED.pack(MAGIC, codec, bits, count, payload.size, *times, *producer)
     crc = crc32c(checked)
     for part in parts:
         crc = crc32c(part, crc)

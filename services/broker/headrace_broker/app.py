@@ -450,7 +450,7 @@ class BrokerServer:
             newest_ms = 0
             for partition in replica_manager.partitions:
                 with suppress(HeadraceError):  # What cannot be read has been reported, or will be when it is asked for.
-                    newest_ms = max(newest_ms, 0 if partition.log is None else partition.log.newest_append_ms())
+                    newest_ms = max(newest_ms, 0 if partition.log is None else partition.log.reader.newest_append_ms())
             return newest_ms
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, look)

@@ -197,7 +197,9 @@ def test_a_leader_with_corruption_sends_no_good_follower_back() -> None:
     partition = leader_with_epochs()
     node = partition[LEADER]
     request = asked(partition, offset=4, last_epoch=1, last_crc=crc_before(node, 4))
-    before, batch = (next(each for each in node.log.headers(offset) if each.base_offset == offset) for offset in (0, 2))
+    before, batch = (
+        next(each for each in node.log.reader.headers(offset) if each.base_offset == offset) for offset in (0, 2)
+    )
     path = f"{node.log.directory}/{0:020d}.log"
     noticed = 0
     for position in range(before.batch_bytes, before.batch_bytes + batch.batch_bytes):
@@ -303,7 +305,7 @@ def fetching_ahead() -> tuple[ThreeReplicas, FetchAnswer, FetchAnswer]:
     assert isinstance(next_step(node.replica, node.log, first), AppendBatches)
     token = node.replica.begin_fetch(ahead_offset=3)
     assert token is not None
-    with leader.log.read(3, 1, 4) as found:
+    with leader.log.reader.read(3, 1, 4) as found:
         return partition, first, FetchAnswer(token, request.leader_epoch, batches=found.read())
 
 
@@ -507,7 +509,7 @@ def after_an_unclean_election(log_start: int) -> ThreeReplicas:
     partition[LEADER].delete_records(log_start)
     partition.fetch(FOLLOWER, LEADER)
     assert partition[FOLLOWER].replica.log_start_offset == log_start
-    partition[FOLLOWER].log.checkpoint(0, partition[FOLLOWER].replica.high_watermark, force=True)
+    partition[FOLLOWER].log.durability.checkpoint(0, partition[FOLLOWER].replica.high_watermark, force=True)
     partition.kill(LEADER)
     partition.kill(FOLLOWER)
     partition.elect()
@@ -538,7 +540,7 @@ def test_a_cut_inside_the_batch_that_holds_the_log_start_is_a_start_from_nothing
     """Seed 407585: a cut takes whole batches, and the log would end at 2, before the start at 4."""
     partition = after_an_unclean_election(log_start=4)
     node = partition[FOLLOWER]
-    assert node.log.first_batch()[0] == 2
+    assert node.log.reader.first_batch()[0] == 2
     step = node.take(answer_to(asked(partition), decision=Diverged(epoch, end_offset)))
     assert step == ResetLog(offset, 0)
     node.replica.validate_state()

@@ -144,7 +144,7 @@ class Broker:
         assert partition is not None
         assert partition.log is not None
         batch = encode_batch([b"one", b"two"], base_timestamp_ms=1)
-        partition.log.append(batch, read_header(batch), leader_epoch=0, append_timestamp_ms=1)
+        partition.log.append([(batch, read_header(batch))], leader_epoch=0, append_timestamp_ms=1)
         partition.log.flush()
 
     def holds(self, topic_id: bytes, number: int = 0) -> bool:
@@ -375,7 +375,7 @@ def leave_log(path: Path, *, epoch: int = 0) -> None:
     if epoch:
         log.start_epoch(epoch)
     batch = encode_batch([b"one", b"two"], base_timestamp_ms=1)
-    log.append(batch, read_header(batch), leader_epoch=epoch, append_timestamp_ms=1)
+    log.append([(batch, read_header(batch))], leader_epoch=epoch, append_timestamp_ms=1)
     directory.close(clean=True, broker_epoch=1)
 
 

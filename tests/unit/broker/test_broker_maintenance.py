@@ -142,7 +142,7 @@ async def test_producers_are_kept_when_a_start_would_have_much_to_read(partition
     assert not await partition.producers.snapshot_if_due()
     clock.advance(SNAPSHOT_MS)
     assert await partition.producers.snapshot_if_due()
-    assert partition.open_log.load_producer_snapshot() == (1, partition.replica.producers.snapshot())
+    assert partition.open_log.snapshots.load() == (1, partition.replica.producers.snapshot())
     clock.advance(SNAPSHOT_MS)
     assert not await partition.producers.snapshot_if_due()
     assert partition.appender.append_now([batch(b"b", producer=(8, 0, 0))], -1, committed=True) is not None
@@ -170,7 +170,7 @@ async def test_what_the_disk_has_is_not_kept_again(partition: Partition) -> None
     clock = partition.context.clock
     assert isinstance(clock, ManualClock)
     assert partition.appender.append_now([batch(b"a", producer=(7, 0, 0))], -1, committed=True) is not None
-    partition.open_log.store_producer_snapshot(1, partition.replica.producers.snapshot())
+    partition.open_log.snapshots.store(1, partition.replica.producers.snapshot())
     partition.producers.note_snapshot(rebuild_producers(_rebuilt(partition), partition.open_log))
     clock.advance(SNAPSHOT_MS)
     assert not await partition.producers.snapshot_if_due()
@@ -216,7 +216,7 @@ async def test_only_a_leader_decides_what_retention_takes(partition: Partition) 
     for value in (b"a", b"b"):
         assert partition.appender.append_now([batch(value)], -1, committed=True) is not None
         await committed(partition, partition.replica.log_end_offset)
-        partition.open_log._roll()
+        partition.open_log._writer.roll()
     partition.config = dataclasses.replace(partition.config, retention_ms=1)
     await partition.update_log_settings()
     clock = partition.context.clock
@@ -229,7 +229,7 @@ async def test_only_a_leader_decides_what_retention_takes(partition: Partition) 
 
 async def test_a_refused_flush_is_tried_again_until_there_is_room(partition: Partition) -> None:
     """H35: an fsync that finds no room keeps its waiters waiting; with room back they are answered, and it leads on."""
-    disk = partition.open_log._filesystem
+    disk = partition.open_log._files.filesystem
     real_fsync, refusals = disk.fsync, [errno.ENOSPC, errno.ENOMEM]
 
     def fsync(descriptor: int) -> None:
@@ -248,7 +248,7 @@ async def test_a_refused_flush_is_tried_again_until_there_is_room(partition: Par
 async def test_a_refused_start_of_an_epoch_is_tried_again(partition: Partition) -> None:
     """H35: a leader that cannot write its epoch leads as soon as it can, and not only in the next epoch."""
     partition.context.metrics.leaderships_started._value.set(0)
-    disk = partition.open_log._filesystem
+    disk = partition.open_log._files.filesystem
     real_open, refusals = disk.open, [errno.EMFILE, errno.ENOSPC]
 
     def open_(path: str, *, create: bool = False) -> int:
@@ -276,7 +276,7 @@ async def test_a_clock_in_doubt_deletes_and_forgets_nothing(partition: Partition
     for number in range(3):
         partition.appender.append_now([batch(b"a", producer=(7, 0, number))], -1, committed=True)
         await committed(partition, partition.replica.log_end_offset)
-        partition.open_log._roll()
+        partition.open_log._writer.roll()
     partition.appender.append_now([batch(b"a", producer=(7, 0, 3))], -1, committed=True)
     await committed(partition, 4)
     segments = partition.open_log.segment_count
@@ -322,14 +322,14 @@ async def test_a_log_start_that_is_refused_is_tried_again(
     monkeypatch.setattr(log_start, "RETRY_AFTER_MS", 0)
     assert partition.appender.append_now([batch(b"a", b"b"), batch(b"c")], -1, committed=True) is not None
     await committed(partition, 3)
-    real_delete, refusals = partition.open_log.delete_records, iter([1, 2])
+    real_delete, refusals = partition.open_log.retention.delete_records, iter([1, 2])
 
     def delete(before: int, high_watermark: int) -> Offset:
         if next(refusals, None) is not None:
             raise StorageFullError("no room", outcome=Outcome.NOT_APPLIED)
         return real_delete(before, high_watermark)
 
-    partition.open_log.delete_records = delete  # type: ignore[method-assign]
+    partition.open_log.retention.delete_records = delete  # type: ignore[method-assign]
     assert await partition.log_start.delete_records(2, 20) == 2
     assert partition.replica.role is Role.LEADING
 
@@ -353,12 +353,12 @@ async def test_producers_that_a_refused_cut_left_are_not_kept(
     assert partition.replica.log_end_offset == partition.open_log.log_end_offset == 1
     partition.producers._last_snapshot = SnapshotClock(0, 10 * SNAPSHOT_BYTES, 0)
     await (partition.prepare_close() if writes == "stops" else partition.producers.snapshot_if_due())
-    assert partition.open_log.load_producer_snapshot() is None
+    assert partition.open_log.snapshots.load() is None
 
     monkeypatch.setattr(producer_state, "rebuild_producers", rebuild_producers)
     await partition.producers.rebuild()
     await partition.prepare_close()
-    assert partition.open_log.load_producer_snapshot() is not None
+    assert partition.open_log.snapshots.load() is not None
 
 
 def _follow(partition: Partition) -> None:
@@ -379,10 +379,10 @@ async def test_the_scrubber_finds_no_corruption_during_faults(
         for _ in range(3):
             partition.appender.append_now([batch(b"%d" % value * 100)], -1, committed=True)
             await committed(partition, partition.replica.log_end_offset)
-        partition_log._roll()
+        partition_log._writer.roll()
     monkeypatch.setattr("headrace_broker.runtime.maintenance.SCRUB_BYTES", 300)
     reads = 0
-    disk = partition_log._filesystem
+    disk = partition_log._files.filesystem
     real_pread = disk.pread
 
     def pread(descriptor: int, size_bytes: int, position: int) -> bytes:
@@ -391,7 +391,7 @@ async def test_the_scrubber_finds_no_corruption_during_faults(
         if reads == 3 * disturb_at:
             match what:
                 case "retention":
-                    partition_log.delete_records(3 * disturb_at, 24)
+                    partition_log.retention.delete_records(3 * disturb_at, 24)
                 case "truncation":
                     partition_log.truncate_to(2 * disturb_at)
                 case "no descriptor":
@@ -404,4 +404,4 @@ async def test_the_scrubber_finds_no_corruption_during_faults(
     assert partition.replica.role is Role.LEADING
     assert not partition_log.offline
     assert partition.context.metrics.corruptions_detected._value.get() == 0
-    assert partition_log.verify() == partition_log.log_end_offset
+    assert partition_log.reader.verify() == partition_log.log_end_offset

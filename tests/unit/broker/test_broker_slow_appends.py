@@ -61,10 +61,10 @@ async def test_followers_are_sent_what_the_core_knows(partition: Partition) -> N
     async with append_in_thread(partition, b"b", b"c"):
         assert (partition.open_log.log_end_offset, partition.replica.log_end_offset) == (3, 1)
         data, next_offset = await partition.reads.read_for_replica(0, 1 << 20)
-        assert (len(data), next_offset) == (partition.open_log.batch_with(0).batch_bytes, None)
+        assert (len(data), next_offset) == (partition.open_log.reader.batch_with(0).batch_bytes, None)
         assert await partition.reads.read_for_replica(1, 1 << 20) == (b"", None)
     data, next_offset = await partition.reads.read_for_replica(1, 1 << 20)
-    assert (len(data), next_offset) == (partition.open_log.batch_with(1).batch_bytes, None)
+    assert (len(data), next_offset) == (partition.open_log.reader.batch_with(1).batch_bytes, None)
 
 
 async def test_a_fetch_names_the_log_of_one_moment(partition: Partition) -> None:
@@ -79,7 +79,7 @@ async def test_a_fetch_names_the_log_of_one_moment(partition: Partition) -> None
         ((topic,),) = ([*fetcher._make_request().topics],)
         (entry,) = topic.partitions
         partition_log = partition.open_log
-        before = partition_log.batch_before(entry.offset)
+        before = partition_log.reader.batch_before(entry.offset)
         assert before is not None
         assert (entry.last_crc, entry.last_epoch) == (before.crc, before.leader_epoch)
         assert entry.durable_offset <= entry.offset
@@ -95,8 +95,8 @@ async def test_a_flush_that_is_told_after_a_cut_counts_no_further_than_the_cut(p
     replaced = partition.open_log.truncate_to(1)
     partition.handle(LogTruncated(replaced))
     made = batch(b"c")
-    partition.open_log.append(made, read_header(made), leader_epoch=1, append_timestamp_ms=1_700_000_000_001)
-    partition.handle(BatchesReplicated([partition.open_log.batch_with(1)]))
+    partition.open_log.append([(made, read_header(made))], leader_epoch=1, append_timestamp_ms=1_700_000_000_001)
+    partition.handle(BatchesReplicated([partition.open_log.reader.batch_with(1)]))
     partition.on_flushed(late)
     assert (late, partition.replica.log_end_offset, partition.replica.flushed_offset) == (2, 2, 1)
     partition.on_flushed(partition.flush_blocking())

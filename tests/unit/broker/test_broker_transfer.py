@@ -44,7 +44,7 @@ class FakeService:
     async def whole_log(self):
         response = broker_pb2.FetchResponse()
         response.topics.add(name="t").partitions.add(partition=0, high_watermark=int(self.log.log_end_offset))
-        return Located(response, [[self.log.read(0, 1 << 30, self.log.log_end_offset)]])
+        return Located(response, [[self.log.reader.read(0, 1 << 30, self.log.log_end_offset)]])
 
     async def never(self):
         try:
@@ -132,7 +132,7 @@ def log(tmp_path):
     log = directory.open_log(TOPIC_ID, 0, LogSettings())
     for number in range(40):
         batch = encode_batch([os.urandom(10_000)], base_timestamp_ms=number)
-        log.append(batch, read_header(batch), leader_epoch=0, append_timestamp_ms=number)
+        log.append([(batch, read_header(batch))], leader_epoch=0, append_timestamp_ms=number)
     yield log
     directory.close(clean=False, broker_epoch=1)
 
@@ -156,7 +156,7 @@ def bench(log, request):
 
 async def test_batches_are_sent_as_they_lie_in_the_file(bench, log):
     """One answer after the other on one connection; the body is what gRPC would have answered."""
-    with log.read(0, 1 << 30, log.log_end_offset) as found:
+    with log.reader.read(0, 1 << 30, log.log_end_offset) as found:
         stored = found.read()
     reader = await bench.connect()
     for client_id in ("one", "two"):
@@ -176,7 +176,7 @@ async def test_an_answer_whose_log_was_truncated_meanwhile_is_dropped(bench, log
         located = await bench.service.whole_log()
         log.truncate_to(39)
         batch = encode_batch([bytes(10_000)], base_timestamp_ms=1)
-        log.append(batch, read_header(batch), leader_epoch=1, append_timestamp_ms=50)
+        log.append([(batch, read_header(batch))], leader_epoch=1, append_timestamp_ms=50)
         return located
 
     bench.service.answer = cut
@@ -327,7 +327,7 @@ async def test_a_reader_that_takes_nothing_is_left(bench, log, monkeypatch):
         slices = []
         for number in range(64):
             topic.partitions.add(partition=number)
-            slices.append([log.read(0, 1 << 30, log.log_end_offset)])
+            slices.append([log.reader.read(0, 1 << 30, log.log_end_offset)])
         return Located(response, slices)
 
     bench.service.answer = much

@@ -127,7 +127,7 @@ class Node:
     def batches(self, start: int = 0) -> list[Batch]:
         """All that the log holds from the batch with `start` on."""
         first = max(start, self.log.log_start_offset)
-        found: Sequence[BatchHeader] = list(self.log.headers(first)) if first < self.log.log_end_offset else []
+        found: Sequence[BatchHeader] = list(self.log.reader.headers(first)) if first < self.log.log_end_offset else []
         return [Batch(each.base_offset, each.end_offset, each.leader_epoch, each.crc) for each in found]
 
     def handle(self, event: Event) -> list[Action]:
@@ -172,7 +172,9 @@ class Node:
         )
         replica = self.replica
         replica.check_leading(-1)
-        base = self.log.append(batch, read_header(batch), leader_epoch=replica.leader_epoch, append_timestamp_ms=at_ms)
+        base = self.log.append(
+            [(batch, read_header(batch))], leader_epoch=replica.leader_epoch, append_timestamp_ms=at_ms
+        )
         self.handle(Appended(base, Offset(base + records), *producer, at_ms=at_ms))
         if token >= 0:
             self.handle(AcknowledgementAwaited(token, Offset(base + records), replica.leader_epoch))
@@ -192,7 +194,7 @@ class Node:
         self.handle(Ticked(at_ms, {each: at_ms for each in live if each.broker_id in heard}, live))
 
     def delete_records(self, before: int) -> None:
-        start = self.log.delete_records(before, self.replica.high_watermark)
+        start = self.log.retention.delete_records(before, self.replica.high_watermark)
         self.handle(LogStartRaised(start))
 
     # --- replica fetch ---
@@ -237,7 +239,7 @@ class Node:
         data, more = b"", False
         start = max(request.offset, self.log.log_start_offset)
         if start < end_offset:
-            with self.log.read(start, max_bytes, end_offset) as found:
+            with self.log.reader.read(start, max_bytes, end_offset) as found:
                 data, more = found.read(), found.end_offset < end_offset
         return FetchAnswer(
             request.token,

@@ -60,7 +60,7 @@ class Bench:
         for _ in range(count):
             batch, header = self.batch(records, size_bytes)
             self.now_ms += 1
-            offset = self.log.append(batch, header, leader_epoch=epoch, append_timestamp_ms=self.now_ms)
+            offset = self.log.append([(batch, header)], leader_epoch=epoch, append_timestamp_ms=self.now_ms)
         return offset
 
     def path(self, base_offset: int, suffix: str = ".log") -> str:
@@ -70,7 +70,7 @@ class Bench:
         """All batches from log start to log end, read as a consumer does."""
         offset, parts = self.log.log_start_offset, []
         while offset < self.log.log_end_offset:
-            with self.log.read(offset, 4096, self.log.log_end_offset) as found:
+            with self.log.reader.read(offset, 4096, self.log.log_end_offset) as found:
                 parts.append(found.read())
                 offset = found.end_offset
         return b"".join(parts)

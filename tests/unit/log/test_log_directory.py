@@ -92,9 +92,9 @@ def test_logs_live_and_go_on_a_real_disk(tmp_path):
     log = directory.open_log(b"t" * 16, 7, LogSettings(segment_bytes=3_000))
     batch = encode_batch([b"x" * 100] * 10, base_timestamp_ms=1)
     for at_ms in range(10):
-        log.append(batch, read_header(batch), leader_epoch=0, append_timestamp_ms=at_ms)
+        log.append([(batch, read_header(batch))], leader_epoch=0, append_timestamp_ms=at_ms)
     assert log.flush() == 100
-    with log.read(55, 1 << 20, 100) as found:
+    with log.reader.read(55, 1 << 20, 100) as found:
         assert found.base_offset == 50
         data = found.read()
         assert found.try_read_nowait() in (None, data)

@@ -20,7 +20,7 @@ def partition(tmp_path):
     log = directory.open_log(bytes(16), 0, LogSettings(index_interval_bytes=100))
     for number in range(4):
         batch = encode_batch([b"value-%d" % number] * 3, keys=[b"key"] * 3, base_timestamp_ms=number)
-        log.append(batch, read_header(batch), leader_epoch=2, append_timestamp_ms=number)
+        log.append([(batch, read_header(batch))], leader_epoch=2, append_timestamp_ms=number)
     directory.close(clean=True)
     return tmp_path / "data" / log.directory.rpartition("/")[2]
 

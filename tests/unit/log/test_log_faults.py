@@ -26,7 +26,7 @@ def test_full_disk_mid_append_leaves_no_trace(bench):
     bench.disk.capacity_bytes = 1 << 30
     assert not bench.directory.check_space().refusing
     assert bench.append() == 3
-    assert log.verify() == 4
+    assert log.reader.verify() == 4
 
 
 def test_appends_are_refused_before_the_disk_is_full_and_again_taken(bench):
@@ -81,7 +81,12 @@ def test_io_error_takes_the_log_offline_for_ever(bench, operation):
         bench.append() if operation == "pwritev" else log.flush()
     assert log.offline
     flushed = log.flushed_offset
-    for again in (bench.append, log.flush, lambda: log.read(0, 10, 2), lambda: log.checkpoint(1, 1, force=True)):
+    for again in (
+        bench.append,
+        log.flush,
+        lambda: log.reader.read(0, 10, 2),
+        lambda: log.durability.checkpoint(1, 1, force=True),
+    ):
         with pytest.raises(StorageOfflineError):
             again()
     assert log.flushed_offset == flushed == 0
@@ -95,7 +100,7 @@ def test_io_error_of_a_range_that_was_found_takes_the_log_offline(bench, operati
     """What a fetch has located it reads later: the disk is then as broken as when the log reads itself."""
     log = bench.open()
     bench.append(2)
-    with log.read(0, 1 << 20, 2) as found:
+    with log.reader.read(0, 1 << 20, 2) as found:
         bench.disk.fail("pread", number, suffix=".log")
         with pytest.raises(StorageOfflineError if is_offline else StorageBusyError):
             found.read() if operation == "pread" else found.try_read_nowait()
@@ -128,7 +133,7 @@ def test_cut_back_that_is_refused_comes_before_the_next_append(bench):
     bench.directory.check_space()
     assert bench.append(size_bytes=10) == 1
     assert len(bench.disk.content(bench.path(0))) == log.size_bytes
-    assert log.verify() == 2
+    assert log.reader.verify() == 2
 
 
 def test_flush_syncs_each_dirty_file_once_and_nothing_that_is_clean(bench):
@@ -155,7 +160,7 @@ def test_full_disk_at_a_roll_is_refused_and_the_log_goes_on(bench, number):
     assert not bench.directory.check_space().refusing
     assert bench.append(2) == 6
     assert log.segment_count == 2
-    assert log.verify() == 7
+    assert log.reader.verify() == 7
 
 
 def test_closed_log_refuses_everything(bench):
@@ -169,20 +174,20 @@ def test_closed_log_refuses_everything(bench):
         bench.append,
         lambda: log.append_replicated(bench.batch()[0]),
         log.flush,
-        lambda: log.checkpoint(10**9, 3, force=True),
+        lambda: log.durability.checkpoint(10**9, 3, force=True),
         lambda: log.start_epoch(9),
-        lambda: log.store_producer_snapshot(3, b"late"),
-        lambda: log.delete_records(2, 3),
-        lambda: log.plan_retention(10**15, 3),
-        lambda: log.remove_deleted_files(1),
+        lambda: log.snapshots.store(3, b"late"),
+        lambda: log.retention.delete_records(2, 3),
+        lambda: log.retention.plan(10**15, 3),
+        lambda: log.retention.remove_deleted_files(1),
         lambda: log.roll_if_due(10**15),
         lambda: log.truncate_to(1),
         lambda: log.reset_to(50),
-        lambda: log.read(0, 100, 3),
-        lambda: log.batch_with(0),
-        lambda: log.verify(0),
-        lambda: log.offset_for_timestamp(1, TimestampKind.APPEND),
-        log.load_producer_snapshot,
+        lambda: log.reader.read(0, 100, 3),
+        lambda: log.reader.batch_with(0),
+        lambda: log.reader.verify(0),
+        lambda: log.reader.offset_for_timestamp(1, TimestampKind.APPEND),
+        log.snapshots.load,
     )
     for call in calls:
         with pytest.raises(LogClosedError):
@@ -190,7 +195,7 @@ def test_closed_log_refuses_everything(bench):
     log.close()
     after = {name: bench.disk.content(name) for name in bench.disk._names if bench.disk._names[name] is not None}
     assert after == before
-    assert reopened.verify() == 3
+    assert reopened.reader.verify() == 3
 
 
 def test_rolled_segment_keeps_its_descriptor_until_it_is_synced(bench):
@@ -200,14 +205,14 @@ def test_rolled_segment_keeps_its_descriptor_until_it_is_synced(bench):
     log = bench.open()
     bench.append(12)
     assert log.segment_count > 3
-    assert log.holds_files
+    assert log.durability.holds_files
     opened = bench.disk.calls["open"]
     written = {path for path, _ in bench.disk._descriptors.values() if path.endswith(".log")}
     assert len(written) == log.segment_count
     log.flush()
     assert bench.disk.calls["open"] == opened
-    assert not log.holds_files
-    log.read(0, 100, 12).close()
+    assert not log.durability.holds_files
+    log.reader.read(0, 100, 12).close()
     kept = {path for path, _ in bench.disk._descriptors.values() if path.endswith(".log")}
     assert len(kept) <= 2
 
@@ -220,7 +225,7 @@ def test_synced_segment_is_not_kept_open_when_it_is_rolled(bench):
         bench.append()
         log.flush()
     assert log.segment_count > 3
-    assert not log.holds_files
+    assert not log.durability.holds_files
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOMEM])
@@ -230,5 +235,5 @@ def test_look_at_the_free_space_that_fails_does_not_fail_the_append_before_it(be
     log = bench.open()
     bench.disk.fail("space", number)
     assert bench.append(2) == 1
-    assert log.verify() == 2
+    assert log.reader.verify() == 2
     assert not log.offline

@@ -39,13 +39,13 @@ def log_of_segments(bench):
 
 
 LOOK_UPS = {
-    "by append time": lambda log: log.offset_for_timestamp(1_000_055, TimestampKind.APPEND),
-    "by record time": lambda log: log.offset_for_timestamp(1_000_050, TimestampKind.RECORD),
-    "headers": lambda log: list(log.headers(0)),
-    "verification": lambda log: log.verify(0),
-    "the first batch": lambda log: log.first_batch(),
-    "checked headers": lambda log: list(log.checked_headers(0)),
-    "a slice": lambda log: log.read(0, 10_000, 60).close(),
+    "by append time": lambda log: log.reader.offset_for_timestamp(1_000_055, TimestampKind.APPEND),
+    "by record time": lambda log: log.reader.offset_for_timestamp(1_000_050, TimestampKind.RECORD),
+    "headers": lambda log: list(log.reader.headers(0)),
+    "verification": lambda log: log.reader.verify(0),
+    "the first batch": lambda log: log.reader.first_batch(),
+    "checked headers": lambda log: list(log.reader.checked_headers(0)),
+    "a slice": lambda log: log.reader.read(0, 10_000, 60).close(),
 }
 
 
@@ -54,7 +54,7 @@ LOOK_UPS = {
 def test_look_up_beside_retention_leaves_the_log_in_service(bench, log_of_segments, look_up, before):
     """Segments that retention took meanwhile are skipped, or the offset is out of range; the log stays online."""
     log = log_of_segments
-    bench.disk.meanwhile = lambda: log.delete_records(before, 60)
+    bench.disk.meanwhile = lambda: log.retention.delete_records(before, 60)
     try:
         found = look_up(log)
     except OffsetOutOfRangeError:
@@ -65,7 +65,7 @@ def test_look_up_beside_retention_leaves_the_log_in_service(bench, log_of_segmen
     if look_up is LOOK_UPS["by append time"] and before < 54:
         assert found.offset == 54
     assert bench.append() == 60
-    assert log.verify() == 61
+    assert log.reader.verify() == 61
 
 
 @pytest.mark.parametrize("look_up", LOOK_UPS.values(), ids=LOOK_UPS.keys())
@@ -85,9 +85,9 @@ def test_look_up_beside_a_truncation_finds_neither_corruption_nor_a_failed_disk(
     assert not log.offline
     assert log.log_end_offset == cut
     assert bench.append(20) == cut + 19
-    assert log.verify() == cut + 20
+    assert log.reader.verify() == cut + 20
     for offset in range(cut + 20):
-        assert log.batch_with(offset).base_offset == offset
+        assert log.reader.batch_with(offset).base_offset == offset
 
 
 def test_file_that_somebody_removed_is_corruption_and_no_failed_disk(bench, log_of_segments):
@@ -95,7 +95,7 @@ def test_file_that_somebody_removed_is_corruption_and_no_failed_disk(bench, log_
     log = log_of_segments
     bench.disk.unlink(bench.path(log.log_start_offset))
     with pytest.raises(CorruptLogError, match="the file is gone"):
-        log.batch_with(0)
+        log.reader.batch_with(0)
     assert not log.offline
 
 
@@ -117,4 +117,4 @@ def test_permission_taken_away_names_the_user(bench, log_of_segments):
     log = log_of_segments
     bench.disk.fail("open", errno.EACCES)
     with pytest.raises(StorageOfflineError, match="The broker runs as uid"):
-        log.batch_with(0)
+        log.reader.batch_with(0)

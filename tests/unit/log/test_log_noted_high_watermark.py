@@ -14,8 +14,8 @@ def fill(bench) -> None:
     log = bench.open()
     bench.append(9)
     log.flush()
-    log.checkpoint(1, 3, force=True)
-    log.note_high_watermark(7)
+    log.durability.checkpoint(1, 3, force=True)
+    log.durability.note_high_watermark(7)
 
 
 def again(bench, loss: Loss, seed: int = 0) -> int:
@@ -47,7 +47,7 @@ def test_a_note_of_an_earlier_process_is_synced_before_the_other_slot_is_written
     fsyncs = []
     for high_watermark in (8, 9):
         before = bench.disk.calls["fsync"]
-        bench.log.checkpoint(2, high_watermark, force=True)
+        bench.log.durability.checkpoint(2, high_watermark, force=True)
         fsyncs.append(bench.disk.calls["fsync"] - before)
     assert fsyncs == [2, 1]
     assert again(bench, Loss.ALL) == 9
@@ -57,9 +57,9 @@ def test_an_older_one_is_not_noted(bench) -> None:
     """Nothing is written where the checkpoint says as much."""
     fill(bench)
     written = bench.disk.calls["pwritev"]
-    bench.log.note_high_watermark(7)
-    bench.log.note_high_watermark(2)
+    bench.log.durability.note_high_watermark(7)
+    bench.log.durability.note_high_watermark(2)
     assert bench.disk.calls["pwritev"] == written
-    bench.log.checkpoint(3, 8, force=True)
-    bench.log.note_high_watermark(8)
+    bench.log.durability.checkpoint(3, 8, force=True)
+    bench.log.durability.note_high_watermark(8)
     assert again(bench, Loss.ALL) == 8

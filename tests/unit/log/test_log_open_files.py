@@ -107,13 +107,13 @@ class Logs:
     def append(self, number: int) -> None:
         value = b"%d of %d" % (len(self.values[number]), number)
         batch = encode_batch([value], base_timestamp_ms=1)
-        self.logs[number].append(batch, read_header(batch), leader_epoch=0, append_timestamp_ms=1)
+        self.logs[number].append([(batch, read_header(batch))], leader_epoch=0, append_timestamp_ms=1)
         self.values[number].append(value)
 
     def read(self, number: int) -> list[bytes]:
         log, offset, values = self.logs[number], 0, []
         while offset < log.log_end_offset:
-            with log.read(offset, 1 << 20, log.log_end_offset) as found:
+            with log.reader.read(offset, 1 << 20, log.log_end_offset) as found:
                 for _, batch in iter_batches(found.read()):
                     values += decode_batch(bytes(batch), max_payload_bytes=1 << 20).values()
                 offset = found.end_offset
@@ -171,12 +171,12 @@ def test_a_read_that_may_not_block_syncs_no_file_of_another_log() -> None:
         logs.append(number)
     assert [logs.is_open(number) for number in range(3)] == [False, True, True]
     assert logs.logs[0].is_closed_while_idle
-    assert logs.logs[0].read_nowait(0, 1 << 20, 1) is None
+    assert logs.logs[0].reader.read_nowait(0, 1 << 20, 1) is None
     assert [logs.is_open(number) for number in range(3)] == [False, True, True]
     assert logs.read(0) == logs.values[0]
     assert not logs.is_open(1)
     logs.logs[2].flush()
-    found = logs.logs[1].read_nowait(0, 1 << 20, 1)
+    found = logs.logs[1].reader.read_nowait(0, 1 << 20, 1)
     assert found is not None
     found.close()
 
@@ -186,14 +186,14 @@ def test_a_failed_fsync_before_a_close_takes_its_log_offline_and_no_other() -> N
     logs = Logs(2, 1)
     logs.append(0)
     logs.logs[0].flush()
-    logs.logs[0].checkpoint(0, 1, force=True)
+    logs.logs[0].durability.checkpoint(0, 1, force=True)
     logs.append(0)
-    assert not logs.logs[0].checkpoint_is_stale(1)
+    assert not logs.logs[0].durability.is_stale(1)
     logs.disk.fail("fsync", errno.EIO, suffix=".log", drops=random.Random(1))
     logs.append(1)
     assert logs.logs[0].offline
-    assert logs.logs[0].checkpoint_is_stale(1), "maintenance calls checkpoint"
-    for call in (logs.logs[0].flush, lambda: logs.logs[0].checkpoint(10**9, 0), lambda: logs.append(0)):
+    assert logs.logs[0].durability.is_stale(1), "maintenance calls checkpoint"
+    for call in (logs.logs[0].flush, lambda: logs.logs[0].durability.checkpoint(10**9, 0), lambda: logs.append(0)):
         with pytest.raises(StorageOfflineError, match="Input/output error"):
             call()
     assert logs.logs[0].flushed_offset == 1
@@ -220,15 +220,15 @@ def test_a_refused_fsync_before_a_close_leaves_the_file_open() -> None:
 def test_a_closed_file_is_opened_again_for_whatever_needs_it() -> None:
     """Appends, reads, rolls, truncation, a reset and a close work on a log whose file was closed while it was idle."""
     calls = (
-        lambda log: log.verify(),
+        lambda log: log.reader.verify(),
         lambda log: log.flush(),
         lambda log: log.roll_if_due(10**15),
         lambda log: log.truncate_to(2),
         lambda log: log.truncate_to(0),
         lambda log: log.reset_to(50),
-        lambda log: log.checkpoint(10**9, 1, force=True),
-        lambda log: log.offset_for_timestamp(1, TimestampKind.APPEND),
-        lambda log: log.delete_records(log.log_end_offset, log.log_end_offset),
+        lambda log: log.durability.checkpoint(10**9, 1, force=True),
+        lambda log: log.reader.offset_for_timestamp(1, TimestampKind.APPEND),
+        lambda log: log.retention.delete_records(log.log_end_offset, log.log_end_offset),
         lambda log: log.close(),
     )
     for call in calls:
@@ -241,7 +241,7 @@ def test_a_closed_file_is_opened_again_for_whatever_needs_it() -> None:
         logs.append(1)
         if call is not calls[-1]:
             logs.append(0)
-            logs.logs[0].verify()
+            logs.logs[0].reader.verify()
             logs.logs[0].flush()
         logs.append(1)
         assert len(logs.disk.open_segments()) == 1
@@ -265,12 +265,12 @@ def test_files_in_use_beyond_the_limit_are_refused() -> None:
     logs = Logs(EXCESS + 2, 1)
     for number in range(EXCESS + 2):
         logs.append(number)
-    slices = [log.read(0, 1000, 1) for log in logs.logs[: EXCESS + 1]]
+    slices = [log.reader.read(0, 1000, 1) for log in logs.logs[: EXCESS + 1]]
     with pytest.raises(StorageBusyError, match="Too many open files"):
-        logs.logs[-1].read(0, 1000, 1)
+        logs.logs[-1].reader.read(0, 1000, 1)
     assert len(logs.disk.open_segments()) == EXCESS + 1
     slices.pop().close()
-    logs.logs[-1].read(0, 1000, 1).close()
+    logs.logs[-1].reader.read(0, 1000, 1).close()
 
 
 def test_a_file_stays_open_while_it_is_written_to() -> None:
@@ -317,15 +317,15 @@ def test_appends_flushes_and_reads_of_many_threads_share_few_files(tmp_path: Pat
     def work(number: int) -> None:
         log, batch = logs[number], batches[number]
         for step in range(150):
-            log.append(batch, read_header(batch), leader_epoch=0, append_timestamp_ms=1)
+            log.append([(batch, read_header(batch))], leader_epoch=0, append_timestamp_ms=1)
             if step % 3 == number % 3:
                 log.flush()
             if step % 50 == 49:
                 log.truncate_to(log.log_end_offset - 3)
-            with log.read(log.log_end_offset - 1, 1000, log.log_end_offset) as found:
+            with log.reader.read(log.log_end_offset - 1, 1000, log.log_end_offset) as found:
                 assert bytes(found.read())[STAMP_BYTES:] == batch[STAMP_BYTES:]
 
     with ThreadPoolExecutor(6) as threads:
         assert list(threads.map(work, range(6))) == [None] * 6
-    assert [log.verify() for log in logs] == [141] * 6
+    assert [log.reader.verify() for log in logs] == [141] * 6
     directory.close(clean=True)

@@ -36,7 +36,7 @@ def test_crash_scans_only_past_the_recovery_point(bench):
     log = bench.open()
     bench.append(50)
     log.flush()
-    log.checkpoint(5_000, 50)
+    log.durability.checkpoint(5_000, 50)
     marked = log.size_bytes
     bench.append(5)
     total = log.size_bytes
@@ -50,7 +50,7 @@ def test_torn_tail_is_cut_and_appends_go_on(bench):
     bench.open()
     bench.append(3)
     bench.log.flush()
-    bench.log.checkpoint(5_000, 3)
+    bench.log.durability.checkpoint(5_000, 3)
     bench.append()
     bench.disk.cut(bench.path(0), bench.log.size_bytes - 10)
     crash(bench)
@@ -59,7 +59,7 @@ def test_torn_tail_is_cut_and_appends_go_on(bench):
     assert "cannot be here" in log.recovery.cut_reason
     assert log.log_end_offset == 3
     assert bench.append() == 3
-    assert log.verify() == 4
+    assert log.reader.verify() == 4
 
 
 def test_every_byte_flip_below_the_mark_is_reported_and_none_is_cut(bench):
@@ -74,7 +74,7 @@ def test_every_byte_flip_below_the_mark_is_reported_and_none_is_cut(bench):
         log = bench.open()
         assert log.log_end_offset == 3
         with pytest.raises(CorruptLogError) as caught:
-            log.verify()
+            log.reader.verify()
         assert caught.value.file == bench.path(0)
         assert caught.value.offset == position // batch_bytes
         crash(bench)
@@ -86,11 +86,11 @@ def test_every_byte_flip_of_the_last_batch_is_found_where_it_is(bench):
     bench.open()
     bench.append(2, records=3, size_bytes=20)
     batch_bytes = bench.log.size_bytes // 2
-    assert bench.log.verify_from(3, 1) == (6, batch_bytes)
+    assert bench.log.reader.verify_from(3, 1) == (6, batch_bytes)
     for position in range(batch_bytes, 2 * batch_bytes):
         bench.disk.corrupt(bench.path(0), position, 0x10)
         with pytest.raises(CorruptLogError) as caught:
-            bench.log.verify_from(3, 1)
+            bench.log.reader.verify_from(3, 1)
         assert caught.value.file == bench.path(0)
         bench.disk.corrupt(bench.path(0), position, 0x10)
 
@@ -117,7 +117,7 @@ def test_after_a_loss_of_power_anything_past_the_mark_may_be_torn(bench):
     bench.open()
     bench.append(2)
     bench.log.flush()
-    bench.log.checkpoint(bench.now_ms, 2, force=True)
+    bench.log.durability.checkpoint(bench.now_ms, 2, force=True)
     size_bytes = bench.log.size_bytes
     bench.append(3)
     bench.disk.corrupt(bench.path(0), size_bytes + 100, 1)
@@ -125,13 +125,13 @@ def test_after_a_loss_of_power_anything_past_the_mark_may_be_torn(bench):
     bench.boot_id = "two"
     log = bench.open()
     assert (log.log_end_offset, log.recovery.cut_bytes > 0) == (2, True)
-    assert log.verify() == 2
+    assert log.reader.verify() == 2
     bench.disk.corrupt(bench.path(0), size_bytes - 1, 1)
     crash(bench)
     bench.boot_id = "three"
     assert bench.open().log_end_offset == 2
     with pytest.raises(CorruptLogError):
-        bench.log.verify()
+        bench.log.reader.verify()
 
 
 def test_a_torn_tail_is_one_until_it_was_recovered(bench):
@@ -139,7 +139,7 @@ def test_a_torn_tail_is_one_until_it_was_recovered(bench):
     bench.open()
     bench.append(2)
     bench.log.flush()
-    bench.log.checkpoint(bench.now_ms, 2, force=True)
+    bench.log.durability.checkpoint(bench.now_ms, 2, force=True)
     size_bytes = bench.log.size_bytes
     bench.append(3)
     bench.disk.corrupt(bench.path(0), size_bytes + 100, 1)
@@ -199,7 +199,7 @@ def test_one_bad_checkpoint_slot_costs_only_work(bench, slot):
     for round_ in range(4):
         bench.append(2)
         bench.log.flush()
-        bench.log.checkpoint(round_ * 5_000, 1)
+        bench.log.durability.checkpoint(round_ * 5_000, 1)
     before = bench.content()
     bench.disk.corrupt(f"{bench.log.directory}/checkpoint", slot * 4096 + 33, 0xFF)
     crash(bench)
@@ -247,9 +247,9 @@ def test_corrupt_index_is_built_again(bench, suffix, how):
             bench.disk.unlink(path)
     log = bench.open()
     for offset in range(0, 200, 7):
-        with log.read(offset, 1, 200) as found:
+        with log.reader.read(offset, 1, 200) as found:
             assert (found.base_offset, found.end_offset) == (offset, offset + 1)
-        by_time = log.offset_for_timestamp(1_000_001 + offset, TimestampKind.APPEND)
+        by_time = log.reader.offset_for_timestamp(1_000_001 + offset, TimestampKind.APPEND)
         assert by_time is not None
         assert by_time.offset == offset
 
@@ -267,9 +267,9 @@ def test_flip_anywhere_in_an_index_file_misleads_nobody(bench):
             bench.disk.corrupt(bench.path(0, suffix), position, 0x42)
             log = bench.open()
             for offset in (0, 31, 59):
-                with log.read(offset, 1, 60) as found:
+                with log.reader.read(offset, 1, 60) as found:
                     assert (found.base_offset, found.end_offset) == (offset, offset + 1)
-                assert log.offset_for_timestamp(1_000_001 + offset, TimestampKind.APPEND) == (
+                assert log.reader.offset_for_timestamp(1_000_001 + offset, TimestampKind.APPEND) == (
                     offset,
                     1_000_001 + offset,
                 )
@@ -286,7 +286,7 @@ def test_recovery_point_never_lies_in_a_segment_that_is_removed(bench):
     bench.open()
     bench.append(20)
     assert bench.log.flushed_offset == 0
-    bench.log.delete_records(10, 20)
+    bench.log.retention.delete_records(10, 20)
     crash(bench, Loss.ALL)
     log = bench.open()
     assert log.log_start_offset == 10
@@ -299,7 +299,7 @@ def test_mark_at_the_end_of_a_removed_segment_is_the_start_of_the_next(bench):
     bench.settings = LogSettings(segment_bytes=700)
     bench.open()
     bench.append()
-    bench.log.delete_records(1, 1)
+    bench.log.retention.delete_records(1, 1)
     bench.append(size_bytes=9_000)
     crash(bench)
     log = bench.open()
@@ -315,7 +315,7 @@ def test_truncate_at_corruption_keeps_what_is_sound_before_a_missing_mark(bench)
     bench.disk.cut(bench.path(0), bench.log.size_bytes - 8)
     log = bench.open(truncate_at_corruption=True)
     assert log.log_end_offset == 4
-    assert log.verify() == 4
+    assert log.reader.verify() == 4
     assert bench.append() == 4
 
 
@@ -340,7 +340,7 @@ def test_crash_between_truncation_steps_leaves_a_whole_log(bench):
             log = bench.open()
             bench.append(20)
             log.flush()
-            log.checkpoint(1, 5)
+            log.durability.checkpoint(1, 5)
             bench.disk.fail(operation, errno.EIO, after=after)
             with contextlib.suppress(StorageOfflineError):
                 log.truncate_to(7)
@@ -348,7 +348,7 @@ def test_crash_between_truncation_steps_leaves_a_whole_log(bench):
                 crash(bench, loss, seed=after)
                 bench.open()
                 assert 7 <= bench.log.log_end_offset <= 20
-                assert bench.log.verify() == bench.log.log_end_offset
+                assert bench.log.reader.verify() == bench.log.log_end_offset
                 assert bench.log.truncate_to(7) == 7
                 assert bench.append() == 7
 
@@ -359,13 +359,13 @@ def test_truncation_leaves_no_index_of_what_is_gone(bench):
     log = bench.open()
     bench.append(100)
     log.flush()
-    log.checkpoint(1, 0)
+    log.durability.checkpoint(1, 0)
     log.truncate_to(0)
     bench.now_ms = 5_000_000
     bench.append(100)
     crash(bench)
-    assert bench.open().offset_for_timestamp(1_000_090, TimestampKind.APPEND) == (0, 5_000_001)
-    assert bench.log.offset_for_timestamp(5_000_090, TimestampKind.APPEND) == (89, 5_000_090)
+    assert bench.open().reader.offset_for_timestamp(1_000_090, TimestampKind.APPEND) == (0, 5_000_001)
+    assert bench.log.reader.offset_for_timestamp(5_000_090, TimestampKind.APPEND) == (89, 5_000_090)
 
 
 def test_truncation_forgets_the_epochs_it_cuts(bench):
@@ -384,14 +384,14 @@ def test_producer_snapshot_survives_and_a_corrupt_one_gives_way(bench):
     """Newest valid within the log; after corruption the one before; none past a truncation (H48)."""
     log = bench.open()
     bench.append(10)
-    log.store_producer_snapshot(4, b"four")
-    log.store_producer_snapshot(6, b"six")
-    log.store_producer_snapshot(8, b"eight")
-    assert log.load_producer_snapshot() == (8, b"eight")
+    log.snapshots.store(4, b"four")
+    log.snapshots.store(6, b"six")
+    log.snapshots.store(8, b"eight")
+    assert log.snapshots.load() == (8, b"eight")
     bench.disk.corrupt(f"{log.directory}/producers-{8:020d}.snapshot", 20, 1)
-    assert log.load_producer_snapshot() == (6, b"six")
+    assert log.snapshots.load() == (6, b"six")
     log.truncate_to(5)
-    assert log.load_producer_snapshot() is None
+    assert log.snapshots.load() is None
 
 
 def test_a_snapshot_beyond_what_a_crash_left_is_removed_for_good(bench):
@@ -399,17 +399,17 @@ def test_a_snapshot_beyond_what_a_crash_left_is_removed_for_good(bench):
     log = bench.open()
     bench.append(4)
     log.flush()
-    log.store_producer_snapshot(4, b"four")
+    log.snapshots.store(4, b"four")
     bench.append(2)
-    log.store_producer_snapshot(6, b"six")
+    log.snapshots.store(6, b"six")
     crash(bench, Loss.ALL)
-    assert bench.open().load_producer_snapshot() == (4, b"four")
+    assert bench.open().snapshots.load() == (4, b"four")
     bench.append(4)
     bench.log.flush()
-    assert bench.log.load_producer_snapshot() == (4, b"four")
+    assert bench.log.snapshots.load() == (4, b"four")
     crash(bench, Loss.ALL)
     assert bench.open().log_end_offset == 8
-    assert bench.log.load_producer_snapshot() == (4, b"four")
+    assert bench.log.snapshots.load() == (4, b"four")
 
 
 def test_checkpoint_write_that_failed_is_tried_again_in_its_own_slot(bench):
@@ -417,14 +417,14 @@ def test_checkpoint_write_that_failed_is_tried_again_in_its_own_slot(bench):
     log = bench.open()
     bench.append(3)
     log.flush()
-    log.checkpoint(5_000, 2, force=True)
+    log.durability.checkpoint(5_000, 2, force=True)
     slots = bench.disk.content(f"{log.directory}/checkpoint")
     whole = []
     for high_watermark in (3, 3):
         bench.disk.fail("fsync", errno.ENOSPC, suffix="checkpoint")
         bench.disk.fail("fsync", errno.ENOSPC, suffix="checkpoint")
         with pytest.raises(StorageFullError):
-            log.checkpoint(9_000, high_watermark, force=True)
+            log.durability.checkpoint(9_000, high_watermark, force=True)
         now = bench.disk.content(f"{log.directory}/checkpoint")
         whole.append([now[at : at + 4096] == slots[at : at + 4096] for at in (0, 4096)])
     assert whole[0] == whole[1]
@@ -436,12 +436,12 @@ def test_retention_of_a_log_just_opened_knows_the_age_of_its_segments(bench):
     bench.settings = LogSettings(segment_bytes=700, retention_ms=1_000)
     bench.open()
     bench.append(8)
-    first_roll = bench.log.plan_retention(10**12, 8)
+    first_roll = bench.log.retention.plan(10**12, 8)
     bench.directory.close(clean=True)
     log = bench.open()
     assert log.segment_count > 2
-    assert log.plan_retention(bench.now_ms, 8) == 0
-    assert log.plan_retention(bench.now_ms + 1_001, 8) == first_roll > 0
+    assert log.retention.plan(bench.now_ms, 8) == 0
+    assert log.retention.plan(bench.now_ms + 1_001, 8) == first_roll > 0
 
 
 def test_records_above_the_high_watermark_are_not_deleted(bench):
@@ -449,6 +449,6 @@ def test_records_above_the_high_watermark_are_not_deleted(bench):
     log = bench.open()
     bench.append(5)
     with pytest.raises(OffsetOutOfRangeError, match="offset 4 is above the high watermark 3"):
-        log.delete_records(4, 3)
-    assert log.delete_records(2, 3) == 2
-    assert log.delete_records(1, 3) == 2
+        log.retention.delete_records(4, 3)
+    assert log.retention.delete_records(2, 3) == 2
+    assert log.retention.delete_records(1, 3) == 2

@@ -48,21 +48,21 @@ class Life:
         self.do(self.open_log)
         self.do(lambda: self.directory.note_boot())
         self.append(12)
-        self.do(lambda: self.log.checkpoint(10_000, 12, force=True))
+        self.do(lambda: self.log.durability.checkpoint(10_000, 12, force=True))
         self.do(self.flush)
         self.epoch = 1
         self.do(lambda: self.log.start_epoch(1))
         self.append(10)
-        self.do(lambda: self.log.store_producer_snapshot(self.log.log_end_offset, b"producers"))
-        self.do(lambda: self.log.checkpoint(20_000, 15, force=True))
+        self.do(lambda: self.log.snapshots.store(self.log.log_end_offset, b"producers"))
+        self.do(lambda: self.log.durability.checkpoint(20_000, 15, force=True))
         self.do(lambda: self.delete(9))
-        self.do(lambda: self.log.remove_deleted_files(10**15))
+        self.do(lambda: self.log.retention.remove_deleted_files(10**15))
         self.append(3)
         self.do(self.flush)
         self.do(lambda: self.truncate(17))
         self.append(6)
-        self.do(lambda: self.delete(int(self.log.plan_retention(10**12, 18))))
-        self.do(lambda: self.log.remove_deleted_files(10**15))
+        self.do(lambda: self.delete(int(self.log.retention.plan(10**12, 18))))
+        self.do(lambda: self.log.retention.remove_deleted_files(10**15))
         self.do(self.flush)
         self.do(lambda: self.reset(100))
         self.append(5)
@@ -126,7 +126,7 @@ class Life:
                 end = self.log.log_end_offset
                 try:
                     self.log.append(
-                        data, read_header(data), leader_epoch=self.epoch, append_timestamp_ms=len(self.values)
+                        [(data, read_header(data))], leader_epoch=self.epoch, append_timestamp_ms=len(self.values)
                     )
                 except HeadraceError:
                     assert self.log.log_end_offset == end
@@ -140,7 +140,7 @@ class Life:
         self.flushed = int(self.log.log_end_offset)
 
     def delete(self, before: int) -> None:
-        assert self.log.delete_records(before, int(self.log.log_end_offset)) == before
+        assert self.log.retention.delete_records(before, int(self.log.log_end_offset)) == before
         self.start = before
 
     def truncate(self, offset: int) -> None:
@@ -170,7 +170,7 @@ class Life:
         """What was acknowledged is there, and nothing else."""
         found = dict(read_all(self.log))
         assert found == {offset: self.values[offset] for offset in range(self.start, len(self.values))}
-        assert self.log.verify() == self.log.log_end_offset
+        assert self.log.reader.verify() == self.log.log_end_offset
 
     def check_after(self, loss: Loss) -> None:
         """After a loss of power: everything that was flushed, and of the rest a beginning."""
@@ -189,7 +189,7 @@ class Life:
 def read_all(log: PartitionLog) -> Iterator[tuple[int, bytes]]:
     offset = int(log.log_start_offset)
     while offset < log.log_end_offset:
-        with log.read(offset, 1_000, int(log.log_end_offset)) as found:
+        with log.reader.read(offset, 1_000, int(log.log_end_offset)) as found:
             data, offset = found.read(), found.end_offset
         position = 0
         while position < len(data):

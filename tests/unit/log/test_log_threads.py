@@ -26,7 +26,7 @@ READ_BYTES = 2_000
 def append_all(log: PartitionLog) -> None:
     for number in range(APPENDS):
         data = encode_batch([b"%d" % number], base_timestamp_ms=1)
-        log.append(data, read_header(data), leader_epoch=0, append_timestamp_ms=number)
+        log.append([(data, read_header(data))], leader_epoch=0, append_timestamp_ms=number)
 
 
 def follow(log: PartitionLog) -> list[int]:
@@ -34,7 +34,7 @@ def follow(log: PartitionLog) -> list[int]:
     found: list[int] = []
     while len(found) < APPENDS:
         end_offset = int(log.log_end_offset)
-        with log.read(len(found), READ_BYTES, end_offset) as part:
+        with log.reader.read(len(found), READ_BYTES, end_offset) as part:
             data = part.read()
             assert part.end_offset <= end_offset
         position = 0
@@ -73,7 +73,7 @@ def test_flush_checkpoint_and_reads_beside_appends(tmp_path: Path) -> None:
     with ThreadPoolExecutor(5) as threads:
         background = [
             threads.submit(repeat, flush, done),
-            threads.submit(repeat, lambda: log.checkpoint(0, log.flushed_offset, force=True) and None, done),
+            threads.submit(repeat, lambda: log.durability.checkpoint(0, log.flushed_offset, force=True) and None, done),
         ]
         readers = [threads.submit(follow, log) for _ in range(2)]
         appending = threads.submit(append_all, log)
@@ -89,7 +89,7 @@ def test_flush_checkpoint_and_reads_beside_appends(tmp_path: Path) -> None:
     directory.close(clean=False)
     again = DataDirectory.open(str(tmp_path), cluster_id="c", generation=1, broker_id=1, new_storage_id=bytes(16))
     reopened = again.open_log(bytes(16), 0, LogSettings())
-    assert reopened.verify() == APPENDS
+    assert reopened.reader.verify() == APPENDS
     again.close(clean=False)
 
 
@@ -97,27 +97,27 @@ def change_all(log: PartitionLog) -> None:
     """Append, and now and then remove what is old, or cut the end: what a log's one thread does."""
     for number in range(APPENDS):
         data = encode_batch([b"%d" % number], base_timestamp_ms=number)
-        log.append(data, read_header(data), leader_epoch=0, append_timestamp_ms=number)
+        log.append([(data, read_header(data))], leader_epoch=0, append_timestamp_ms=number)
         if number % 20 == 19:
-            log.delete_records(max(int(log.log_end_offset) - 100, 0), int(log.log_end_offset))
-            log.remove_deleted_files(number)
+            log.retention.delete_records(max(int(log.log_end_offset) - 100, 0), int(log.log_end_offset))
+            log.retention.remove_deleted_files(number)
         if number % 50 == 49:
             log.truncate_to(int(log.log_end_offset) - 30)
-            log.delete_records(log.plan_retention(number, int(log.log_end_offset)), log.log_end_offset)
+            log.retention.delete_records(log.retention.plan(number, int(log.log_end_offset)), log.log_end_offset)
 
 
 def look_up(log: PartitionLog, step: int) -> None:
     """One look-up of each kind; retention and truncation may have taken what it looks at, and that is all."""
     for call in (
-        lambda: log.offset_for_timestamp(step % APPENDS, TimestampKind.APPEND),
-        lambda: log.offset_for_timestamp(step % APPENDS, TimestampKind.RECORD),
-        lambda: log.batch_with(log.log_start_offset),
-        lambda: log.batch_before(log.log_end_offset),
-        log.first_batch,
-        lambda: list(log.headers(log.log_start_offset)),
-        lambda: list(log.checked_headers(log.log_start_offset)),
-        log.verify,
-        lambda: log.verify_from(log.log_start_offset, READ_BYTES),
+        lambda: log.reader.offset_for_timestamp(step % APPENDS, TimestampKind.APPEND),
+        lambda: log.reader.offset_for_timestamp(step % APPENDS, TimestampKind.RECORD),
+        lambda: log.reader.batch_with(log.log_start_offset),
+        lambda: log.reader.batch_before(log.log_end_offset),
+        log.reader.first_batch,
+        lambda: list(log.reader.headers(log.log_start_offset)),
+        lambda: list(log.reader.checked_headers(log.log_start_offset)),
+        log.reader.verify,
+        lambda: log.reader.verify_from(log.log_start_offset, READ_BYTES),
     ):
         with suppress(OffsetOutOfRangeError, SliceCutError):
             call()
@@ -141,7 +141,7 @@ def test_look_ups_beside_retention_and_truncation(tmp_path: Path) -> None:
         background = [threads.submit(repeat, lambda: look_up(log, next(steps)), done) for _ in range(3)]
         background += [
             threads.submit(repeat, lambda: log.flush() and None, done),
-            threads.submit(repeat, lambda: log.checkpoint(0, log.flushed_offset, force=True) and None, done),
+            threads.submit(repeat, lambda: log.durability.checkpoint(0, log.flushed_offset, force=True) and None, done),
         ]
         changing = threads.submit(change_all, log)
         try:
@@ -151,11 +151,11 @@ def test_look_ups_beside_retention_and_truncation(tmp_path: Path) -> None:
         assert all(each.result(60) for each in background)
     assert not log.offline
     end = log.log_end_offset
-    assert log.verify() == end
+    assert log.reader.verify() == end
     directory.close(clean=True)
     again = DataDirectory.open(str(tmp_path), cluster_id="c", generation=1, broker_id=1, new_storage_id=bytes(16))
     reopened = again.open_log(bytes(16), 0, LogSettings())
-    assert reopened.verify() == reopened.log_end_offset == end
+    assert reopened.reader.verify() == reopened.log_end_offset == end
     again.close(clean=False)
 
 
@@ -188,7 +188,7 @@ def test_close_waits_for_the_append_under_way(tmp_path: Path) -> None:
     data = encode_batch([b"late"], base_timestamp_ms=1)
     with ThreadPoolExecutor(2) as threads:
         disk.holding.set()
-        appending = threads.submit(log.append, data, read_header(data), leader_epoch=0, append_timestamp_ms=1)
+        appending = threads.submit(log.append, [(data, read_header(data))], leader_epoch=0, append_timestamp_ms=1)
         assert disk.held.wait(60)
         closing = threads.submit(directory.close_log, log)
         try:

@@ -16,12 +16,12 @@ def test_sequential_reads_search_nothing(bench):
     offset = 0
     while offset < 100:
         before = bench.disk.calls.get("pread", 0)
-        with bench.log.read(offset, 1 << 20, 100) as found:
+        with bench.log.reader.read(offset, 1 << 20, 100) as found:
             found.read()
             assert bench.disk.calls["pread"] - before == (2 if offset == 0 else 1)
             offset = found.end_offset
         bench.append()
-        bench.log.read(offset, 1 << 20, 100).close()
+        bench.log.reader.read(offset, 1 << 20, 100).close()
 
 
 def test_read_nowait_gives_up_where_the_disk_must_be_waited_for(bench):
@@ -29,8 +29,8 @@ def test_read_nowait_gives_up_where_the_disk_must_be_waited_for(bench):
     bench.open()
     bench.append(3)
     bench.disk.cached = False
-    assert bench.log.read_nowait(1, 100, 3) is None
-    with bench.log.read(1, 100, 3) as found:
+    assert bench.log.reader.read_nowait(1, 100, 3) is None
+    with bench.log.reader.read(1, 100, 3) as found:
         assert found.try_read_nowait() is None
         bench.disk.cached = True
         assert found.try_read_nowait() == found.read()
@@ -40,9 +40,9 @@ def test_batch_that_passes_the_end_asked_for_is_held_back(bench):
     """A consumer never sees past the high watermark, not even the rest of a batch."""
     bench.open()
     bench.append(2, records=10)
-    with bench.log.read(12, 1 << 20, 15) as found:
+    with bench.log.reader.read(12, 1 << 20, 15) as found:
         assert found.size_bytes == 0
-    with bench.log.read(5, 1 << 20, 15) as found:
+    with bench.log.reader.read(5, 1 << 20, 15) as found:
         assert (found.base_offset, found.end_offset) == (0, 10)
 
 
@@ -67,14 +67,14 @@ def test_retention_by_time_takes_whole_old_segments_below_the_high_watermark(ben
     log = bench.open()
     bench.append(30)
     high = log._segments._bases[2]
-    assert log.plan_retention(bench.now_ms + 11_000, high) == high
+    assert log.retention.plan(bench.now_ms + 11_000, high) == high
     assert log.log_start_offset == 0
-    log.delete_records(high, high)
+    log.retention.delete_records(high, high)
     last = log._segments._bases[-1]
-    assert log.plan_retention(bench.now_ms + 12_000, 30) == last
-    log.delete_records(last, 30)
+    assert log.retention.plan(bench.now_ms + 12_000, 30) == last
+    log.retention.delete_records(last, 30)
     assert log.segment_count == 1
-    assert log.plan_retention(bench.now_ms + 12_000, 30) == last
+    assert log.retention.plan(bench.now_ms + 12_000, 30) == last
 
 
 def test_retention_by_size_keeps_at_least_the_bytes_asked_for(bench):
@@ -82,7 +82,7 @@ def test_retention_by_size_keeps_at_least_the_bytes_asked_for(bench):
     bench.settings = LogSettings(segment_bytes=1_000, retention_bytes=2_500, retention_ms=-1)
     log = bench.open()
     bench.append(60)
-    log.delete_records(log.plan_retention(bench.now_ms, 60), 60)
+    log.retention.delete_records(log.retention.plan(bench.now_ms, 60), 60)
     assert 2_500 <= log.size_bytes < 3_500
 
 
@@ -91,10 +91,10 @@ def test_a_clock_in_doubt_makes_nothing_too_old(bench):
     bench.settings = LogSettings(segment_bytes=1_000, retention_ms=10_000)
     log = bench.open()
     bench.append(30)
-    assert log.plan_retention(bench.now_ms + 365 * 86_400_000, 30) > 0
-    assert log.plan_retention(None, 30) == 0
+    assert log.retention.plan(bench.now_ms + 365 * 86_400_000, 30) > 0
+    assert log.retention.plan(None, 30) == 0
     log.update_settings(LogSettings(segment_bytes=1_000, retention_ms=10_000, retention_bytes=2_500))
-    assert log.plan_retention(None, 30) > 0
+    assert log.retention.plan(None, 30) > 0
 
 
 def test_slice_outlives_the_deletion_of_its_segment(bench):
@@ -102,17 +102,17 @@ def test_slice_outlives_the_deletion_of_its_segment(bench):
     bench.settings = LogSettings(segment_bytes=1_000, file_delete_delay_ms=60_000)
     log = bench.open()
     bench.append(30)
-    found = log.read(0, 500, 30)
+    found = log.reader.read(0, 500, 30)
     before = found.read()
-    log.delete_records(20, 30)
+    log.retention.delete_records(20, 30)
     with pytest.raises(OffsetOutOfRangeError):
-        log.read(0, 500, 30)
-    log.remove_deleted_files(0)
-    left = log.remove_deleted_files(60_000)
+        log.reader.read(0, 500, 30)
+    log.retention.remove_deleted_files(0)
+    left = log.retention.remove_deleted_files(60_000)
     assert left == 1
     assert found.read() == before
     found.close()
-    assert log.remove_deleted_files(60_000) == 0
+    assert log.retention.remove_deleted_files(60_000) == 0
     assert not [name for name in bench.disk.list_directory(log.directory) if name.endswith(".deleted")]
 
 
@@ -120,7 +120,7 @@ def test_slice_over_a_cut_range_raises_and_gives_no_bytes_of_another_epoch(bench
     """Truncated and appended anew under a slice: an error, not a splice."""
     bench.open()
     bench.append(4)
-    with bench.log.read(0, 1 << 20, 4) as found:
+    with bench.log.reader.read(0, 1 << 20, 4) as found:
         bench.log.truncate_to(2)
         bench.append(2, epoch=1)
         with pytest.raises(SliceCutError):
@@ -175,13 +175,13 @@ def test_offset_by_record_time_looks_into_a_plain_batch(bench):
     plain = encode_batch([b"a", b"b", b"c"], timestamps_ms=[100, 300, 200], base_timestamp_ms=100)
     later = encode_batch([b"d", b"e"], base_timestamp_ms=500)
     for batch in (plain, later):
-        log.append(batch, read_header(batch), leader_epoch=0, append_timestamp_ms=9_000)
-    assert log.offset_for_timestamp(50, TimestampKind.RECORD) == (0, 100)
-    assert log.offset_for_timestamp(150, TimestampKind.RECORD) == (1, 300)
-    assert log.offset_for_timestamp(301, TimestampKind.RECORD) == (3, 500)
-    assert log.offset_for_timestamp(501, TimestampKind.RECORD) is None
-    assert log.offset_for_timestamp(9_000, TimestampKind.APPEND) == (0, 9_000)
-    assert log.offset_for_timestamp(9_001, TimestampKind.APPEND) is None
+        log.append([(batch, read_header(batch))], leader_epoch=0, append_timestamp_ms=9_000)
+    assert log.reader.offset_for_timestamp(50, TimestampKind.RECORD) == (0, 100)
+    assert log.reader.offset_for_timestamp(150, TimestampKind.RECORD) == (1, 300)
+    assert log.reader.offset_for_timestamp(301, TimestampKind.RECORD) == (3, 500)
+    assert log.reader.offset_for_timestamp(501, TimestampKind.RECORD) is None
+    assert log.reader.offset_for_timestamp(9_000, TimestampKind.APPEND) == (0, 9_000)
+    assert log.reader.offset_for_timestamp(9_001, TimestampKind.APPEND) is None
 
 
 @pytest.mark.parametrize("kind", [TimestampKind.RECORD, TimestampKind.APPEND])
@@ -193,10 +193,10 @@ def test_a_time_that_later_batches_are_before_is_found(bench, kind, interval_byt
     times = [200, 900, *range(100, 180)]
     for time_ms in times:
         batch = encode_batch([b"a"], base_timestamp_ms=time_ms)
-        log.append(batch, read_header(batch), leader_epoch=0, append_timestamp_ms=time_ms)
-    assert log.offset_for_timestamp(500, kind) == (1, 900)
-    assert log.offset_for_timestamp(150, kind) == (0, 200)
-    assert log.offset_for_timestamp(901, kind) is None
+        log.append([(batch, read_header(batch))], leader_epoch=0, append_timestamp_ms=time_ms)
+    assert log.reader.offset_for_timestamp(500, kind) == (1, 900)
+    assert log.reader.offset_for_timestamp(150, kind) == (0, 200)
+    assert log.reader.offset_for_timestamp(901, kind) is None
 
 
 def test_empty_segment_file_that_a_crash_left_is_used_again(bench):
@@ -207,7 +207,7 @@ def test_empty_segment_file_that_a_crash_left_is_used_again(bench):
     bench.disk.close(bench.disk.open(bench.path(1), create=True))
     assert bench.append() == 1
     assert bench.log.segment_count == 2
-    assert bench.log.verify() == 2
+    assert bench.log.reader.verify() == 2
 
 
 def test_an_epoch_without_records_gives_way_to_the_leaders(bench):
@@ -232,11 +232,11 @@ def test_a_log_that_starts_over_continues_the_leaders_chain(bench):
     size = len(data) // 3
     leader = bench.log
     follower = bench.directory.open_log(b"f" * 16, 0, bench.settings)
-    before = leader.batch_before(2)
+    before = leader.reader.batch_before(2)
     assert before is not None
     follower.reset_to(2, before.crc)
     bench.directory.close_log(follower)
     follower = bench.directory.open_log(b"f" * 16, 0, bench.settings)
     assert (follower.log_start_offset, follower.log_end_offset, follower.last_batch_epoch) == (2, 2, -1)
     assert [header.base_offset for header in follower.append_replicated(data[2 * size :])] == [2]
-    assert follower.first_batch() == (2, before.crc)
+    assert follower.reader.first_batch() == (2, before.crc)

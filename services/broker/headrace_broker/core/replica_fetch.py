@@ -26,8 +26,33 @@ from headrace_server.partition_state import Replica
 from headrace_broker.core.replica import PartitionReplica, Role
 
 
+class ReplicaReader(Protocol):
+    """What the protocol reads of a log; `headrace.log.log_reader.LogReader`."""
+
+    def batch_before(self, offset: int) -> BatchHeader | None:
+        """The header of the batch that ends at `offset`; None where none does."""
+        ...
+
+    def batch_with(self, offset: int) -> BatchHeader:
+        """The header of the batch that holds `offset`."""
+        ...
+
+    def verify_from(self, offset: int, max_bytes: int) -> tuple[Offset, int]:
+        """Check at least the batch that holds `offset`; raises where it is corrupt."""
+        ...
+
+    def first_batch(self) -> tuple[Offset, int]:
+        """Base offset and `previous_crc` of the batch that holds the log start."""
+        ...
+
+
 class ReplicaLog(Protocol):
-    """What the protocol asks of a log; `storage.log.PartitionLog`."""
+    """What the protocol asks of a log; `headrace.log.log.PartitionLog`."""
+
+    @property
+    def reader(self) -> ReplicaReader:
+        """What reads its batches."""
+        ...
 
     @property
     def log_start_offset(self) -> Offset:
@@ -51,22 +76,6 @@ class ReplicaLog(Protocol):
 
     def epoch_end(self, leader_epoch: int) -> tuple[LeaderEpoch, Offset]:
         """The largest known epoch <= `leader_epoch` and where it ends; (-1, log start) for none."""
-        ...
-
-    def batch_before(self, offset: int) -> BatchHeader | None:
-        """The header of the batch that ends at `offset`; None where none does."""
-        ...
-
-    def batch_with(self, offset: int) -> BatchHeader:
-        """The header of the batch that holds `offset`."""
-        ...
-
-    def verify_from(self, offset: int, max_bytes: int) -> tuple[Offset, int]:
-        """Check at least the batch that holds `offset`; raises where it is corrupt."""
-        ...
-
-    def first_batch(self) -> tuple[Offset, int]:
-        """Base offset and `previous_crc` of the batch that holds the log start."""
         ...
 
 
@@ -166,23 +175,23 @@ def compare_logs(log: ReplicaLog, request: FetchRequest) -> FetchDecision | None
     """
     offset = request.offset
     if offset < log.log_start_offset:
-        start, previous_crc = log.first_batch()
+        start, previous_crc = log.reader.first_batch()
         if offset < start:
             return Restart(start, previous_crc)
     if request.last_epoch >= 0:
         epoch, end_offset = log.epoch_end(request.last_epoch)
         if epoch < 0:  # All that is left here is of later epochs.
-            return Restart(*log.first_batch())
+            return Restart(*log.reader.first_batch())
         if epoch != request.last_epoch or end_offset < offset:
             return Diverged(epoch, end_offset)
     elif offset > log.log_end_offset:
         return Diverged(-1, log.log_end_offset)
     if offset <= log.log_start_offset:
-        is_copy = (offset, request.last_crc) == log.first_batch()
+        is_copy = (offset, request.last_crc) == log.reader.first_batch()
     elif offset == log.log_end_offset and request.last_crc == log.last_crc:
         is_copy = True
     else:  # Also where a thread appends concurrently and the end has just moved: what lies before `offset` stays.
-        before = log.batch_before(offset)
+        before = log.reader.batch_before(offset)
         is_copy = before is not None and before.crc == request.last_crc
     return None if is_copy else _one_batch_back(log, request)
 
@@ -193,10 +202,10 @@ def _one_batch_back(log: ReplicaLog, request: FetchRequest) -> FetchDecision:
     One of the two logs is corrupt. Raises where it is this one: a good follower must not be sent back (I17).
     """
     if request.offset <= log.log_start_offset:
-        return Restart(*log.first_batch())
-    base_offset = log.batch_with(request.offset - 1).base_offset
-    log.verify_from(max(base_offset, log.log_start_offset), 1)
-    return Restart(*log.first_batch()) if request.last_epoch < 0 else Diverged(request.last_epoch, base_offset)
+        return Restart(*log.reader.first_batch())
+    base_offset = log.reader.batch_with(request.offset - 1).base_offset
+    log.reader.verify_from(max(base_offset, log.log_start_offset), 1)
+    return Restart(*log.reader.first_batch()) if request.last_epoch < 0 else Diverged(request.last_epoch, base_offset)
 
 
 # --- the follower's side ---
@@ -268,7 +277,7 @@ def _truncated_end(log: ReplicaLog, target: int) -> int:
     """Where the log ends when it is cut to `target`: at the batch before it, where that lies inside one."""
     if not log.log_start_offset <= target < log.log_end_offset:
         return target
-    return log.batch_with(target).base_offset
+    return log.reader.batch_with(target).base_offset
 
 
 def _check_cut(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer, target: int) -> None:

@@ -39,9 +39,10 @@ class CorruptionCheck:
         if self._replica.role in (Role.OFFLINE, Role.DELETED):
             return
         # The log start may lie inside a batch, which replicas copy whole.
-        start = max(offset, self._partition.open_log.log_start_offset)
+        partition_log = self._partition.open_log
+        start = max(offset, partition_log.log_start_offset)
         try:
-            await self._partition.in_thread(lambda: self._partition.open_log.verify_from(start, _LOOK_BYTES))
+            await self._partition.in_thread(lambda: partition_log.reader.verify_from(start, _LOOK_BYTES))
         except OffsetOutOfRangeError:
             return
         except HeadraceError as error:

@@ -71,7 +71,8 @@ class LogStart:
 
     async def apply(self, offset: Offset) -> None:
         """Raise the start of the log, under its lock. Raises HeadraceError."""
-        high_watermark, segments = self._replica.high_watermark, self._partition.open_log.segment_count
-        start = await self._partition.in_thread(lambda: self._partition.open_log.delete_records(offset, high_watermark))
-        self._context.metrics.deleted_segments.inc(max(0, segments - self._partition.open_log.segment_count))
+        high_watermark, partition_log = self._replica.high_watermark, self._partition.open_log
+        segments = partition_log.segment_count
+        start = await self._partition.in_thread(lambda: partition_log.retention.delete_records(offset, high_watermark))
+        self._context.metrics.deleted_segments.inc(max(0, segments - partition_log.segment_count))
         self._partition.handle(LogStartRaised(start))

@@ -112,7 +112,7 @@ async def _maintain_partition(partition: Partition, now_ms: int | None) -> None:
         return
     if now_ms is not None:
         partition.replica.producers.expire(now_ms)
-    if partition_log.holds_files:
+    if partition_log.durability.holds_files:
         partition.flush_policy.flush_soon()
     await partition.checkpoint(force=False)
 
@@ -141,10 +141,10 @@ async def _retain_partition(partition: Partition, now_ms: int | None) -> Offset 
             if now_ms is not None:
                 partition_log.roll_if_due(now_ms)
         with suppress(*REFUSALS):
-            partition_log.remove_deleted_files(partition.context.clock.monotonic_ms())
+            partition_log.retention.remove_deleted_files(partition.context.clock.monotonic_ms())
         if partition.replica.role is not Role.LEADING:
             return None
-        return partition_log.plan_retention(now_ms, partition.replica.high_watermark)
+        return partition_log.retention.plan(now_ms, partition.replica.high_watermark)
 
     async with partition.log_lock:
         try:
@@ -179,7 +179,9 @@ async def _scrub_partition(partition: Partition) -> None:
             return
         before = offset
         try:
-            offset, size_bytes = await partition.in_thread(partial(partition_log.verify_from, before, SCRUB_BYTES))
+            offset, size_bytes = await partition.in_thread(
+                partial(partition_log.reader.verify_from, before, SCRUB_BYTES)
+            )
         except OffsetOutOfRangeError:
             continue  # Retention has taken it meanwhile.
         except SliceCutError:

@@ -256,7 +256,7 @@ class Partition:
         partition_log = self.open_log
         offset = partition_log.flush()
         with suppress(*REFUSALS):  # The next round notes more.
-            partition_log.note_high_watermark(self.replica.high_watermark)
+            partition_log.durability.note_high_watermark(self.replica.high_watermark)
         return offset
 
     def on_flushed(self, offset: Offset) -> None:
@@ -311,11 +311,11 @@ class Partition:
         partition_log, high_watermark = self._log, self.replica.high_watermark
         if partition_log is None or self.replica.role in (Role.OFFLINE, Role.DELETED):
             return
-        if not partition_log.checkpoint_is_stale(high_watermark):
+        if not partition_log.durability.is_stale(high_watermark):
             return
         at_ms = self.context.clock.monotonic_ms()
         try:
-            await self.in_thread(lambda: partition_log.checkpoint(at_ms, high_watermark, force=force))
+            await self.in_thread(lambda: partition_log.durability.checkpoint(at_ms, high_watermark, force=force))
         except HeadraceError as error:
             self.fail_unless_refused(error)
 

@@ -153,11 +153,7 @@ class PartitionAppender:
 
     def _write(self, pairs: list[tuple[bytes, BatchHeader]], at_ms: int, leader_epoch: int) -> Offset:
         started_ms = self._context.clock.monotonic_ms()
-        if len(pairs) == 1:
-            batch, header = pairs[0]
-            base = self._partition.open_log.append(batch, header, leader_epoch=leader_epoch, append_timestamp_ms=at_ms)
-        else:
-            base = self._partition.open_log.append_all(pairs, leader_epoch=leader_epoch, append_timestamp_ms=at_ms)
+        base = self._partition.open_log.append(pairs, leader_epoch=leader_epoch, append_timestamp_ms=at_ms)
         self.is_slow = self._context.clock.monotonic_ms() - started_ms >= self._context.settings.slow_append_ms
         return base
 

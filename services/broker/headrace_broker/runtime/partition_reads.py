@@ -42,7 +42,7 @@ class PartitionReads:
         replica.check_read(offset)
         if offset >= replica.high_watermark:
             return None, False
-        found = self._partition.open_log.read_nowait(offset, max_bytes, replica.high_watermark)
+        found = self._partition.open_log.reader.read_nowait(offset, max_bytes, replica.high_watermark)
         return found, found is None
 
     def check_reader(self, known_epoch: int, *, from_follower: bool) -> None:
@@ -60,7 +60,8 @@ class PartitionReads:
         """As `locate_now`, in a thread."""
         self._context.metrics.blocking_reads.inc()
         high_watermark = self._replica.high_watermark
-        return await self._partition.in_thread(lambda: self._partition.open_log.read(offset, max_bytes, high_watermark))
+        reader = self._partition.open_log.reader
+        return await self._partition.in_thread(lambda: reader.read(offset, max_bytes, high_watermark))
 
     async def read(self, found: Slice) -> bytes:
         """The bytes of a slice, from the page cache at once, else from the disk in a thread; closes it."""
@@ -74,7 +75,7 @@ class PartitionReads:
     async def offset_for_timestamp(self, timestamp_ms: int, kind: TimestampKind) -> TimestampedOffset | None:
         """The first visible record at or after `timestamp_ms`; None if there is none."""
         found = await self._partition.in_thread(
-            lambda: self._partition.open_log.offset_for_timestamp(timestamp_ms, kind)
+            lambda: self._partition.open_log.reader.offset_for_timestamp(timestamp_ms, kind)
         )
         return None if found is None or found.offset >= self._replica.high_watermark else found
 
@@ -83,7 +84,7 @@ class PartitionReads:
         wanted = max(offset, self._replica.log_start_offset)
         if wanted >= self._replica.high_watermark:
             return None
-        header = await self._partition.in_thread(lambda: self._partition.open_log.batch_with(wanted))
+        header = await self._partition.in_thread(lambda: self._partition.open_log.reader.batch_with(wanted))
         return TimestampedOffset(Offset(wanted), header.append_timestamp_ms)
 
     async def read_for_replica(self, offset: int, max_bytes: int) -> tuple[bytes, Offset | None]:
@@ -98,9 +99,9 @@ class PartitionReads:
         if start >= end_offset:
             return b"", None
         try:
-            found = partition_log.read_nowait(start, max_bytes, end_offset)
+            found = partition_log.reader.read_nowait(start, max_bytes, end_offset)
             if found is None:
-                found = await self._partition.in_thread(lambda: partition_log.read(start, max_bytes, end_offset))
+                found = await self._partition.in_thread(lambda: partition_log.reader.read(start, max_bytes, end_offset))
             next_offset = Offset(found.end_offset) if found.end_offset < self._replica.log_end_offset else None
             return await self.read(found), next_offset
         except HeadraceError as error:

@@ -43,11 +43,11 @@ def rebuild_producers(producers: ProducerWindows, partition_log: PartitionLog) -
 
     Blocks: call it in a thread, before the first use. Raises CorruptLogError, StorageOfflineError.
     """
-    snapshot = partition_log.load_producer_snapshot()
+    snapshot = partition_log.snapshots.load()
     start = int(partition_log.log_start_offset)
     if snapshot is not None and producers.restore(snapshot[1]):
         start = max(start, snapshot[0])
-    for header in partition_log.checked_headers(start) if start < partition_log.log_end_offset else ():
+    for header in partition_log.reader.checked_headers(start) if start < partition_log.log_end_offset else ():
         if header.base_offset >= start:
             producers.record_batch(header)
     return start
@@ -109,6 +109,5 @@ class ProducerState:
 
     def snapshot(self) -> None:
         """Write a snapshot. Blocks, under the lock of the log."""
-        self._partition.open_log.store_producer_snapshot(
-            self._partition.open_log.log_end_offset, self._replica.producers.snapshot()
-        )
+        partition_log = self._partition.open_log
+        partition_log.snapshots.store(partition_log.log_end_offset, self._replica.producers.snapshot())

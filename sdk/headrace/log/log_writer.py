@@ -1,0 +1,171 @@
+"""The write path of one log: its active segment, appends at the end, the roll to the next segment.
+
+Belongs to a `PartitionLog`, which makes the stamps or checks those of the leader, and calls it while it holds its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from headrace.log.checkpoint import Mark
+from headrace.log.durability import LogDurability
+from headrace.log.environment import LogEnvironment
+from headrace.log.errors import is_no_room, is_refused, storage_full
+from headrace.log.log_state import LogState
+from headrace.log.log_truncation import LogTruncation
+from headrace.log.open_files import OpenFile, pin_empty
+from headrace.log.segment import LOG_SUFFIX, Segment, first_append_ms
+from headrace.log.segments import SegmentList
+from headrace.wire.batch import BatchHeader
+
+_MAX_BUFFERS = 1024  # IOV_MAX of Linux
+_MAX_RELATIVE_OFFSET = 0xFFFF_FFFF
+
+
+class LogWriter:
+    """Writes whole batches at the log end; an append that fails leaves none of its bytes."""
+
+    def __init__(
+        self,
+        environment: LogEnvironment,
+        state: LogState,
+        segments: SegmentList,
+        durability: LogDurability,
+        truncation: LogTruncation,
+    ) -> None:
+        self._files = environment.files
+        self._filesystem = environment.filesystem
+        self._space = environment.space
+        self._state = state
+        self._segments = segments
+        self._lock = segments.lock
+        self._durability = durability
+        self._truncation = truncation
+
+    def open_active(self) -> OpenFile:
+        """Pin the file of the segment that ends the recovered log; make one where there is none. Raises OSError."""
+        segments, end = self._segments, self._state.end
+        if not segments.items or segments.active.base_offset != end.segment:
+            return self._create_segment(end.offset)
+        active = segments.active
+        file = self._files.pin(active.path)
+        read_at = segments.reader(file)
+        segments.ready_index(active, read_at, self._state.settings.index_interval_bytes)
+        active.first_append_ms = first_append_ms(read_at, active.size_bytes)
+        return file
+
+    def check_writable(self) -> None:
+        """Raise as `PartitionLog.append`; first remove what an earlier call left beyond the log end."""
+        state = self._state
+        if state.closed or state.offline_error is not None:
+            state.check_online()
+        if self._space.refusing:
+            raise storage_full(state.directory)
+        if state.uncut:
+            with state.disk():
+                self._truncation.remove_rest()
+
+    def segment_for(self, size_bytes: int, records: int, at_ms: int) -> Segment:
+        """Return the segment for the next append: the active one, or a new one if that is full or old."""
+        segment, settings = self._segments.active, self._state.settings
+        if segment.size_bytes and (
+            segment.size_bytes + size_bytes > settings.segment_bytes
+            or at_ms - segment.first_append_ms >= settings.segment_ms
+            or self._state.end.offset + records - segment.base_offset > _MAX_RELATIVE_OFFSET
+        ):
+            self.roll()
+            return self._segments.active
+        return segment
+
+    def write(
+        self,
+        segment: Segment,
+        buffers: list[bytes | memoryview],
+        headers: Sequence[BatchHeader],
+        *,
+        size_bytes: int,
+        leader_epoch: int,
+        at_ms: int | None = None,
+    ) -> None:
+        """Write batches at the log end, undo a short write (H35), then move the log end and the index.
+
+        `headers` are those that the batches came with. `leader_epoch` is of the last batch as it is written; `at_ms` is
+        the time of their new stamps, None where they have their own.
+        """
+        if len(buffers) > _MAX_BUFFERS:
+            buffers = [b"".join(buffers)]
+        state, refusal = self._state, None
+        file = self._segments.active_file or self._open_again()
+        try:
+            written = self._filesystem.pwritev(file.descriptor, buffers, segment.size_bytes)
+        except OSError as error:
+            if not is_refused(error):
+                raise state.go_offline(error) from error
+            refusal, written = error, -1
+        if written != size_bytes:
+            self._refuse(refusal)
+        self._space.note_appended(size_bytes)
+        offset, interval = state.end.offset, state.settings.index_interval_bytes
+        with self._lock:
+            if segment.size_bytes == 0:
+                segment.first_append_ms = headers[0].append_timestamp_ms if at_ms is None else at_ms
+            for header in headers:
+                end_offset = offset + header.record_count
+                segment.index.note(
+                    offset,
+                    end_offset,
+                    header.batch_bytes,
+                    append_ms=header.append_timestamp_ms if at_ms is None else at_ms,
+                    record_ms=header.max_timestamp_ms,
+                    interval_bytes=interval,
+                )
+                offset = end_offset
+            segment.size_bytes += size_bytes
+            segment.dirty = True
+            state.end = Mark(offset, segment.base_offset, segment.size_bytes, headers[-1].crc, leader_epoch)
+
+    def _open_again(self) -> OpenFile:
+        """Open the active segment's file, which was closed while the log was idle."""
+        self._files.make_room()
+        with self._state.disk():
+            return self._segments.open_active()
+
+    def _refuse(self, refusal: OSError | None) -> NoReturn:
+        """Roll back a failed append; None: it was written in part."""
+        state = self._state
+        state.uncut = True
+        if refusal is None or is_no_room(refusal):
+            self._space.note_full()
+        with state.disk():
+            self._truncation.remove_rest()
+        raise storage_full(state.directory) if refusal is None else state.failed(refusal)
+
+    def roll(self) -> None:
+        """Close the active segment and start the next at the log end; `flush` fsyncs the closed one later."""
+        old = self._segments.active
+        self._files.make_room()
+        try:
+            file = self._create_segment(self._state.end.offset)
+        except OSError as error:
+            if is_no_room(error):
+                self._space.note_full()
+            raise self._state.failed(error) from error
+        with self._lock:
+            old_file = self._segments.take_active_file()
+            self._segments.hold_active(file)
+            self._durability.note_rolled(old, old_file)
+
+    def _create_segment(self, base_offset: int) -> OpenFile:
+        """Create the file of an empty segment and add it to the list. Raises OSError."""
+        stem = f"{self._state.directory}/{base_offset:020d}"
+        file = pin_empty(self._files, stem + LOG_SUFFIX)
+        try:
+            self._segments.drop_index_files(stem)
+        except OSError:
+            self._files.unpin(file)
+            raise
+        with self._lock:
+            self._segments.add(base_offset, 0)
+            self._durability.directory_dirty = True
+        return file
