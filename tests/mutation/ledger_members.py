@@ -109,10 +109,9 @@ MEMBERS = (
     Mutant(
         "torn-before-it-was-recovered",
         "H31",
-        f"{LOG_PACKAGE}/directory.py",
-        "        if self.same_boot or not self._boot_id or any(log.offline for log in self._logs.values()):\n"
-        "            return\n",
-        "        return\n",
+        f"{LOG_PACKAGE}/boot_note.py",
+        "        if not self.same_boot and self._boot_id:\n",
+        "        if False:\n",
         "Nobody notes that the logs were recovered in this boot, so that whoever was killed comes back as nobody.",
         Test(
             "tests/unit/log/test_log_recovery.py::test_a_torn_tail_is_one_until_it_was_recovered",

@@ -4,7 +4,7 @@
     <data_dir>/clean                          sealed JSON: broker epoch of a clean stop; read, then removed
     <data_dir>/session                        sealed JSON: how new the directory is; see `session_note`
     <data_dir>/metadata                       sealed JSON: how far the metadata in etcd was seen; see `seen_metadata`
-    <data_dir>/boot                           sealed: the boot of the machine that wrote last
+    <data_dir>/boot                           sealed JSON: the boot of the machine that wrote last; see `boot_note`
     <data_dir>/lock                           empty; flock'ed while a process owns the directory
     <data_dir>/reserve                        room kept back for checkpoints on a full disk
     <data_dir>/<topic_id hex>-<partition>/    a log
@@ -19,19 +19,21 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from headrace.log.boot_note import BootNote
 from headrace.log.checkpoint import read_sealed, replace_file, seal
 from headrace.log.environment import LogEnvironment
 from headrace.log.errors import (
     REFUSALS,
     DirectoryInUseError,
-    WrongDirectoryError,
     directory_error,
     is_refused,
     storage_error,
 )
 from headrace.log.filesystem import FileSystem
+from headrace.log.identity import FILE as IDENTITY_FILE
+from headrace.log.identity import DirectoryIdentity, wrong_directory
 from headrace.log.index import IndexCache
 from headrace.log.log import PartitionLog
 from headrace.log.open_files import OpenFiles
@@ -43,7 +45,6 @@ from headrace.log.space import DiskSpaceGuard, DiskUsage
 
 __all__ = ["DataDirectory", "DiskUsage", "LogId"]
 
-FORMAT_VERSION = 1
 _LOG_NAME = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]{0,8})\Z")
 _DELETED_NAME = re.compile(r"[0-9a-f]{32}-[0-9]+\.deleted-[0-9]+\Z")
 
@@ -68,31 +69,23 @@ class DataDirectory:
         path: str,
         environment: LogEnvironment,
         lock: int,
-        storage_id: bytes,
-        clean_broker_epoch: int | None,
+        identity: DirectoryIdentity,
+        boot: BootNote,
         *,
-        same_boot: bool,
-        boot_id: str,
-        incarnation: bytes,
+        clean_broker_epoch: int | None,
         seen: SeenMetadata,
         session: SessionNote,
-        identity: dict[str, Any],
     ) -> None:
         """Used by `open` only."""
         self.path = path
-        # Drawn once for this directory; part of the broker's session key (H42).
-        self.storage_id = storage_id
+        self.boot = boot
         # Broker epoch given to the last `close(clean=True)`; None if the last process did not stop cleanly.
         self.clean_broker_epoch = clean_broker_epoch
-        # The machine has not rebooted since the last process: everything that process wrote, flushed or not, is there.
-        self.same_boot = same_boot
-        # Names the period since the last reboot or I/O error; empty if the boot is not known.
-        self.incarnation = incarnation
         # How far the metadata in etcd has been seen.
         self.seen = seen
-        self._session = session
+        # How new the directory is.
+        self.session = session
         self._identity = identity
-        self._boot_id = boot_id
         self._environment = environment
         self._filesystem = environment.filesystem
         self._lock = lock
@@ -127,101 +120,67 @@ class DataDirectory:
             lock = _lock(filesystem, path)
             try:
                 wanted = {"cluster_id": cluster_id, "generation": generation, "broker_id": broker_id}
-                storage_id = _check_identity(filesystem, path, wanted, new_storage_id, adopts)
+                if not filesystem.exists(f"{path}/{IDENTITY_FILE}") and _log_ids(filesystem, path):
+                    raise wrong_directory(f"{path} holds logs but no identity file")
+                identity = DirectoryIdentity(filesystem, path, wanted, new_storage_id, adopts)
                 clean_broker_epoch = _take_clean_marker(filesystem, path)
-                noted_boot_id, incarnation = _read_boot(filesystem, path)
-                same_boot = bool(boot_id) and noted_boot_id == boot_id
-                if not same_boot:
-                    incarnation = new_storage_id if boot_id else b""
-                if not same_boot and filesystem.exists(f"{path}/boot"):
-                    filesystem.unlink(f"{path}/boot")
-                    filesystem.fsync_directory(path)
+                boot = BootNote(filesystem, path, boot_id, new_storage_id)
+                space = DiskSpaceGuard(filesystem, path, limits)
                 environment = LogEnvironment(
                     filesystem,
                     OpenFiles(filesystem, limits.max_open_files),
                     IndexCache(limits.max_index_bytes),
-                    DiskSpaceGuard(filesystem, path, limits),
-                    same_boot,
-                    lambda: _forget_boot(filesystem, path),
+                    space,
+                    boot.same_boot,
+                    boot.forget,
                 )
-                environment.space.check()
+                space.check()
                 seen = SeenMetadata(filesystem, path, generation)
-                session = SessionNote(filesystem, path, generation)
+                session = SessionNote(filesystem, space, path, generation)
             except BaseException:
                 filesystem.close(lock)
                 raise
         except OSError as error:
             raise directory_error(path, error) from error
         return cls(
-            path,
-            environment,
-            lock,
-            storage_id,
-            clean_broker_epoch,
-            same_boot=same_boot,
-            boot_id=boot_id,
-            incarnation=incarnation,
-            seen=seen,
-            session=session,
-            identity=wanted,
-        )
+            path, environment, lock, identity, boot,
+            clean_broker_epoch=clean_broker_epoch, seen=seen, session=session,
+        )  # fmt: skip
 
     @property
-    def version(self) -> int:
-        """A number that only grows; see `session_note`."""
-        return self._session.version
-
-    @property
-    def broker_epoch(self) -> int:
-        """The broker epoch of the last session that served from this directory in this generation; 0 for none."""
-        return self._session.broker_epoch
-
-    @property
-    def announced(self) -> int:
-        """etcd's revision at the last version that it is known to have; see `session_note`."""
-        return self._session.announced
-
-    def note_session(self, version: int, broker_epoch: int, announced: int) -> None:
-        """Note how new the directory is, synced. Raises as `storage_error` says."""
-        try:
-            self._environment.space.with_reserve(lambda: self._session.write(version, broker_epoch, announced))
-        except OSError as error:
-            raise storage_error(self.path, error) from error
+    def storage_id(self) -> bytes:
+        """Drawn once for this directory, or by `become`; part of the broker's session key (H42)."""
+        return self._identity.storage_id
 
     def become(self, storage_id: bytes) -> None:
         """Replace the storage id, synced: the cluster no longer counts on the earlier content of this directory.
 
         Raises as `storage_error` says.
         """
-        identity = {"format": FORMAT_VERSION, **self._identity, "storage_id": storage_id.hex()}
-        payload = seal(json.dumps(identity).encode())
         try:
-            self._environment.space.with_reserve(lambda: replace_file(self._filesystem, self.path, "identity", payload))
+            self._environment.space.with_reserve(lambda: self._identity.write(storage_id))
         except OSError as error:
             raise storage_error(self.path, error) from error
-        self.storage_id, self.clean_broker_epoch = storage_id, None
+        self.clean_broker_epoch = None
 
     def note_boot(self) -> None:
         """Note that every log was recovered since the reboot: no log has a tail that an earlier boot may have torn.
 
         From now on a killed process leaves all of its writes to the next one (H31). Raises StorageOfflineError.
         """
-        if self.same_boot or not self._boot_id or any(log.offline for log in self._logs.values()):
+        if any(log.offline for log in self._logs.values()):
             return
         try:
-            note = json.dumps({"boot_id": self._boot_id, "incarnation": self.incarnation.hex()}).encode()
-            replace_file(self._filesystem, self.path, "boot", seal(note))
+            self.boot.write()
         except OSError as error:
             raise storage_error(self.path, error) from error
 
     def log_ids(self) -> list[LogId]:
         """The logs on disk, sorted."""
         try:
-            names = self._filesystem.list_directory(self.path)
+            return _log_ids(self._filesystem, self.path)
         except OSError as error:
             raise storage_error(self.path, error) from error
-        matches = [match for name in names if (match := _LOG_NAME.match(name))]
-        return sorted(LogId(bytes.fromhex(match[1]), int(match[2])) for match in matches)
 
     def open_log(
         self, topic_id: bytes, partition: int, settings: LogSettings, *, truncate_at_corruption: bool = False
@@ -350,6 +309,11 @@ class DataDirectory:
         return target
 
 
+def _log_ids(filesystem: FileSystem, path: str) -> list[LogId]:
+    matches = [match for name in filesystem.list_directory(path) if (match := _LOG_NAME.match(name))]
+    return sorted(LogId(bytes.fromhex(match[1]), int(match[2])) for match in matches)
+
+
 def _make_directories(filesystem: FileSystem, path: str) -> None:
     """Make `path` and its missing parents, each synced into its parent."""
     if not path or filesystem.is_directory(path):
@@ -376,66 +340,6 @@ def _lock(filesystem: FileSystem, path: str) -> int:
     return descriptor
 
 
-def read_identity(path: str, filesystem: FileSystem | None = None) -> dict[str, Any]:
-    """Return the directory's identity: format, cluster_id, generation, broker_id, storage_id (in hexadecimal).
-
-    Raises WrongDirectoryError if the identity file is absent or corrupt; StorageOfflineError.
-    """
-    filesystem = filesystem or OsFileSystem()
-    try:
-        return _read_identity(filesystem, path)
-    except OSError as error:
-        raise storage_error(path, error) from error
-
-
-def _read_identity(filesystem: FileSystem, path: str) -> dict[str, Any]:
-    identity_path = f"{path}/identity"
-    if not filesystem.exists(identity_path):
-        raise _wrong(f"{path} holds no identity file")
-    payload = read_sealed(filesystem, identity_path)
-    if payload is None:
-        raise _wrong(f"{identity_path} is corrupt")
-    identity: dict[str, Any] = json.loads(payload)
-    if identity["format"] != FORMAT_VERSION:
-        raise WrongDirectoryError(
-            f"{path} has format {identity['format']}, and this release knows {FORMAT_VERSION}: it was written by a "
-            f"{'newer' if identity['format'] > FORMAT_VERSION else 'much older'} release",
-            action="Start that release; the data are left as they are.",
-            retriable=False,
-        )
-    return identity
-
-
-def _check_identity(
-    filesystem: FileSystem, path: str, wanted: dict[str, Any], new_storage_id: bytes, adopts: bytes
-) -> bytes:
-    """Return the storage id of a directory with the identity `wanted`, or write that identity: new or continued."""
-    identity_path = f"{path}/identity"
-    if not filesystem.exists(identity_path):
-        strangers = [name for name in filesystem.list_directory(path) if _LOG_NAME.match(name)]
-        if strangers:
-            raise _wrong(f"{path} holds logs but no identity file")
-        identity = {"format": FORMAT_VERSION, **wanted, "storage_id": new_storage_id.hex()}
-        replace_file(filesystem, path, "identity", seal(json.dumps(identity).encode()))
-        return new_storage_id
-    identity = _read_identity(filesystem, path)
-    is_earlier = identity["generation"] < wanted["generation"]
-    if is_earlier and identity == {**identity, **wanted, "generation": identity["generation"]}:
-        if identity["storage_id"] != adopts.hex():
-            raise WrongDirectoryError(
-                f"{path} is of generation {identity['generation']}, and generation {wanted['generation']} began "
-                "without it: etcd was restored from a backup",
-                action="Set it aside and start with an empty data directory; the other replicas have the records.",
-                retriable=False,
-            )
-        identity["generation"] = wanted["generation"]
-        replace_file(filesystem, path, "identity", seal(json.dumps(identity).encode()))
-    for name, value in wanted.items():
-        if identity[name] != value:
-            raise _wrong(f"{path} belongs to {name} {identity[name]}, not {value}")
-    return bytes.fromhex(identity["storage_id"])
-
-
 def _take_clean_marker(filesystem: FileSystem, path: str) -> int | None:
     marker_path = f"{path}/clean"
     payload = read_sealed(filesystem, marker_path)
@@ -443,26 +347,3 @@ def _take_clean_marker(filesystem: FileSystem, path: str) -> int | None:
         filesystem.unlink(marker_path)
         filesystem.fsync_directory(path)
     return None if payload is None else int(json.loads(payload)["broker_epoch"])
-
-
-def _read_boot(filesystem: FileSystem, path: str) -> tuple[str, bytes]:
-    payload = read_sealed(filesystem, f"{path}/boot")
-    if payload is None:
-        return "", b""
-    note = json.loads(payload)
-    return note["boot_id"], bytes.fromhex(note["incarnation"])
-
-
-def _forget_boot(filesystem: FileSystem, path: str) -> None:
-    """Remove the boot note: after an I/O error the kernel may have dropped writes, so the next start scans all."""
-    try:
-        filesystem.unlink(f"{path}/boot")
-        filesystem.fsync_directory(path)
-    except OSError:
-        pass  # The note stays on a disk that takes no writes: a member that returns on it is checked by its leader.
-
-
-def _wrong(message: str) -> WrongDirectoryError:
-    return WrongDirectoryError(
-        message, action="Give this broker the data directory that is its own, or an empty one.", retriable=False
-    )

@@ -85,11 +85,7 @@ class PartitionLog:
             raise
 
     def _make_parts(
-        self,
-        environment: LogEnvironment,
-        settings: LogSettings,
-        checkpoint_file: CheckpointFile,
-        recovered: Recovered,
+        self, environment: LogEnvironment, settings: LogSettings, checkpoint_file: CheckpointFile, recovered: Recovered
     ) -> None:
         state = LogState(self.directory, settings, recovered.end, environment.on_io_error)
         state.log_start_offset = recovered.log_start_offset

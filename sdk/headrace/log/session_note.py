@@ -13,7 +13,9 @@ from __future__ import annotations
 import json
 
 from headrace.log.checkpoint import read_sealed, replace_file, seal
+from headrace.log.errors import storage_error
 from headrace.log.filesystem import FileSystem
+from headrace.log.space import DiskSpaceGuard
 
 FILE = "session"
 
@@ -21,9 +23,10 @@ FILE = "session"
 class SessionNote:
     """Read at the start; each change is synced before it is relied on. One thread at a time."""
 
-    def __init__(self, filesystem: FileSystem, path: str, generation: int) -> None:
+    def __init__(self, filesystem: FileSystem, space: DiskSpaceGuard, path: str, generation: int) -> None:
         """Read what `path` holds; a file that is missing or corrupt counts as the oldest. Raises OSError."""
         self._filesystem = filesystem
+        self._space = space
         self._path = path
         self._generation = generation
         self.version = 0
@@ -37,9 +40,12 @@ class SessionNote:
                 self.announced = int(noted.get("announced", self.broker_epoch))
 
     def write(self, version: int, broker_epoch: int, announced: int) -> None:
-        """Note all three, synced. Raises OSError."""
+        """Note all three, synced. Raises as `storage_error` says."""
         assert version >= self.version, (version, self.version)
         numbers = {"version": version, "broker_epoch": broker_epoch, "announced": announced}
-        noted = json.dumps({"generation": self._generation, **numbers})
-        replace_file(self._filesystem, self._path, FILE, seal(noted.encode()))
+        noted = seal(json.dumps({"generation": self._generation, **numbers}).encode())
+        try:
+            self._space.with_reserve(lambda: replace_file(self._filesystem, self._path, FILE, noted))
+        except OSError as error:
+            raise storage_error(f"{self._path}/{FILE}", error) from error
         self.version, self.broker_epoch, self.announced = version, broker_epoch, announced

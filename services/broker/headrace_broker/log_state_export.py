@@ -10,9 +10,10 @@ import json
 import secrets
 from typing import Any
 
-from headrace.log.directory import DataDirectory, LogId, read_identity
+from headrace.log.directory import DataDirectory, LogId
 from headrace.log.errors import CorruptLogError
 from headrace.log.filesystem import FileSystem
+from headrace.log.identity import read_identity
 from headrace.log.settings import LogSettings
 from headrace_server.clock import read_boot_id
 
@@ -57,8 +58,8 @@ def look_at(data_dir: str, broker_id: int, *, boot_id: str, filesystem: FileSyst
         "generation": identity["generation"],
         "broker_id": broker_id,
         "storage_id": directory.storage_id.hex(),
-        "storage_incarnation": directory.incarnation.hex(),
-        "directory_version": directory.version,
+        "storage_incarnation": directory.boot.incarnation.hex(),
+        "directory_version": directory.session.version,
         "logs": logs,
     }
 

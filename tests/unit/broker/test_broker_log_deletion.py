@@ -485,10 +485,10 @@ async def test_an_etcd_that_lacks_the_last_session_is_refused(tmp_path: Path) ->
     etcd = Etcd()
     session = await etcd.write(Put(KEYS.broker_session(1), b""))
     async with started(etcd, tmp_path) as broker:
-        broker.directory.note_session(7, session, session)
+        broker.directory.session.write(7, session, session)
     async with started(etcd, tmp_path) as broker:
-        assert (broker.directory.version, broker.directory.broker_epoch) == (7, session)
-        broker.directory.note_session(8, session + 1, session + 1)
+        assert (broker.directory.session.version, broker.directory.session.broker_epoch) == (7, session)
+        broker.directory.session.write(8, session + 1, session + 1)
     with pytest.raises(InvalidConfigError, match=f"broker epoch {session} as this broker's last"):
         async with started(etcd, tmp_path):
             pass

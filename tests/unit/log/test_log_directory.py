@@ -8,8 +8,8 @@ import json
 import pytest
 from headrace.log import DataDirectory, DirectoryInUseError, DiskLimits, LogSettings, WrongDirectoryError
 from headrace.log.checkpoint import read_sealed, seal
-from headrace.log.directory import read_identity
 from headrace.log.errors import storage_offline
+from headrace.log.identity import read_identity
 from headrace.log.os_filesystem import OsFileSystem
 from headrace.wire.batch import read_header
 from headrace.wire.columns import encode_batch
@@ -67,7 +67,7 @@ def test_a_directory_knows_whether_the_machine_was_started_anew(tmp_path):
         directory = DataDirectory.open(str(tmp_path / "data"), **OWNER, **boot)
         directory.note_boot()
         directory.close(clean=False)
-        return directory.same_boot
+        return directory.boot.same_boot
 
     assert [opened(boot_id="a"), opened(boot_id="a"), opened(boot_id="b"), opened(boot_id="b")] == [
         False,
@@ -177,7 +177,7 @@ def test_a_volume_on_which_nothing_fits_says_so():
         ("make_directory", "-1", lambda directory, log, _: directory.open_log(b"u" * 16, 1, LogSettings())),
         ("rename", "", lambda directory, log, _: directory.delete_log(log)),
         ("pwritev", "", lambda directory, log, _: directory.become(b"v" * 16)),
-        ("pwritev", "", lambda directory, log, _: directory.note_session(1, 1, 1)),
+        ("pwritev", "", lambda directory, log, _: directory.session.write(1, 1, 1)),
         ("pwritev", "", lambda directory, log, _: directory.note_boot()),
         ("open", "identity", lambda directory, log, disk: read_identity("/data", disk)),
     ],

@@ -145,26 +145,26 @@ def test_a_torn_tail_is_one_until_it_was_recovered(bench):
     bench.disk.corrupt(bench.path(0), size_bytes + 100, 1)
     crash(bench)
     bench.boot_id = "two"
-    assert not bench.open_directory().same_boot
+    assert not bench.open_directory().boot.same_boot
     crash(bench)
     assert bench.open().log_end_offset == 2
     crash(bench)
-    assert bench.open_directory().same_boot
+    assert bench.open_directory().boot.same_boot
 
 
 def test_an_io_error_takes_back_what_the_boot_promises(bench):
     """After a failed fsync nobody knows what the kernel has kept, so the next start in the same boot is not clean."""
-    assert not bench.open_directory().same_boot
+    assert not bench.open_directory().boot.same_boot
     bench.directory.note_boot()
     bench.directory.close(clean=False)
-    assert bench.open_directory().same_boot
+    assert bench.open_directory().boot.same_boot
     bench.log = bench.directory.open_log(bytes(range(16)), 0, bench.settings)
     bench.append(1)
     bench.disk.fail("fsync", errno.EIO, suffix=".log")
     with pytest.raises(StorageOfflineError):
         bench.log.flush()
     crash(bench)
-    assert not bench.open_directory().same_boot
+    assert not bench.open_directory().boot.same_boot
 
 
 def test_log_shorter_than_its_mark_is_corruption(bench):

@@ -39,7 +39,7 @@ class StoredSessions:
     @property
     def incarnation(self) -> bytes:
         """See `Storage`."""
-        return self._directory.incarnation
+        return self._directory.boot.incarnation
 
     @property
     def clean_broker_epoch(self) -> int | None:
@@ -49,19 +49,19 @@ class StoredSessions:
     @property
     def version(self) -> int:
         """See `Storage`."""
-        return self._directory.version
+        return self._directory.session.version
 
     @property
     def announced(self) -> int:
         """See `Storage`."""
-        return self._directory.announced
+        return self._directory.session.announced
 
     async def note_session(self, version: int, broker_epoch: int | None = None, announced: int | None = None) -> None:
         """See `Storage`."""
         directory = self._directory
-        epoch = directory.broker_epoch if broker_epoch is None else broker_epoch
-        revision = directory.announced if announced is None else announced
-        await self._calls.run(lambda: directory.note_session(version, epoch, revision))
+        epoch = directory.session.broker_epoch if broker_epoch is None else broker_epoch
+        revision = directory.session.announced if announced is None else announced
+        await self._calls.run(lambda: directory.session.write(version, epoch, revision))
 
     async def become_another(self) -> None:
         """See `Storage`."""
