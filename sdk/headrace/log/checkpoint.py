@@ -34,8 +34,8 @@ SLOT_STRIDE = 4096
 VERSION = 1
 _MAGIC, _NOTED_MAGIC = b"HRCP", b"HRCN"
 _SLOT = struct.Struct("<4sIqqqqqqIi")
-_SLOT_BYTES = 68
-assert _SLOT.size + 4 == _SLOT_BYTES
+_SLOT_BYTES = _SLOT.size + 4
+assert _SLOT_BYTES == 68
 _SMALL_FILE_LIMIT = 64 * 1024 * 1024
 
 

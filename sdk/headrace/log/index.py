@@ -39,14 +39,29 @@ from headrace.log.filesystem import FileSystem
 from headrace.wire.crc import crc32c
 
 HEADER = struct.Struct("<4sIqqqqqIII")
-HEADER_BYTES = 64
-assert HEADER.size + 4 == HEADER_BYTES
+HEADER_BYTES = HEADER.size + 4
+assert HEADER_BYTES == 64
 VERSION = 1
 NO_RECORD_TIMESTAMP = -(2**63)
 TIME_STRIDE = 16
 
 assert sys.byteorder == "little", "the index files are written as they lie in memory"
 assert array("I").itemsize == 4
+
+
+class IndexHeader(NamedTuple):
+    """The header without its checksum, field by field; the module's table says what each one means."""
+
+    magic: bytes
+    version: int
+    base_offset: int
+    covered_offset: int
+    covered_position: int
+    max_append_ms: int
+    max_record_ms: int
+    entry_count: int
+    entries_crc: int
+    last_position: int
 
 
 class IndexCache:
@@ -116,8 +131,11 @@ class IndexFile:
         self._cache.used(self, len(body) * body.itemsize)
         return body
 
-    def write(self, filesystem: FileSystem, header: bytes) -> None:
-        """Append the tail to the file and write the header; raises OSError, and the tail stays."""
+    def write(self, filesystem: FileSystem, covered: tuple[int, ...], last_position: int) -> None:
+        """Append the tail to the file and write the header; raises OSError, and the tail stays.
+
+        `covered`: the header's fields from base_offset to max_record_ms.
+        """
         data = self.tail.tobytes()
         if filesystem.exists(self.path):
             descriptor = filesystem.open(self.path)
@@ -128,8 +146,8 @@ class IndexFile:
             crc = crc32c(data, crc)
             count = written + len(self.tail) // self.width
             _write_all(filesystem, descriptor, data, HEADER_BYTES + written * self.entry_bytes)
-            head = header[:48] + struct.pack("<II", count, crc) + header[56:60]
-            _write_all(filesystem, descriptor, head + struct.pack("<I", crc32c(head)), 0)
+            head = HEADER.pack(self.magic, VERSION, *covered, count, crc, last_position)
+            _write_all(filesystem, descriptor, head + crc32c(head).to_bytes(4, "little"), 0)
         finally:
             filesystem.close(descriptor)
         if self.body is not None:
@@ -229,13 +247,11 @@ class SegmentIndex:
         """Write new entries and headers if there are any; raises OSError."""
         if self._written_position == self.covered_position:
             return
-        for entries in (self.offsets, self.times):
-            last = self._last_position if entries is self.offsets else self._last_time_position
-            header = HEADER.pack(
-                entries.magic, VERSION, self.base_offset, self.covered_offset, self.covered_position,
-                self.max_append_ms, self.max_record_ms, 0, 0, last,
-            )  # fmt: skip
-            entries.write(self._filesystem, header)
+        covered = (
+            self.base_offset, self.covered_offset, self.covered_position, self.max_append_ms, self.max_record_ms
+        )  # fmt: skip
+        self.offsets.write(self._filesystem, covered, self._last_position)
+        self.times.write(self._filesystem, covered, self._last_time_position)
         self._written_position = self.covered_position
 
     def load_headers(self, size_bytes: int) -> bool:
@@ -244,15 +260,15 @@ class SegmentIndex:
         Else stay reset.
         """
         self.reset()
-        found = [_read_index_header(self._filesystem, entries) for entries in (self.offsets, self.times)]
-        first, second = found
-        if first is None or second is None or first[2:7] != second[2:7]:
+        first = _read_index_header(self._filesystem, self.offsets)
+        second = _read_index_header(self._filesystem, self.times)
+        if first is None or second is None or _covered(first) != _covered(second):
             return False
-        if first[2] != self.base_offset or not 0 <= first[4] <= size_bytes:
+        if first.base_offset != self.base_offset or not 0 <= first.covered_position <= size_bytes:
             return False
-        self.covered_offset, self.covered_position, self.max_append_ms, self.max_record_ms = first[3:7]
-        self.offsets.written, self._last_position = (first[7], first[8]), first[9]
-        self.times.written, self._last_time_position = (second[7], second[8]), second[9]
+        _, self.covered_offset, self.covered_position, self.max_append_ms, self.max_record_ms = _covered(first)
+        self.offsets.written, self._last_position = (first.entry_count, first.entries_crc), first.last_position
+        self.times.written, self._last_time_position = (second.entry_count, second.entries_crc), second.last_position
         self._written_position = self.covered_position
         return True
 
@@ -281,21 +297,25 @@ def read_index_file(filesystem: FileSystem, path: str) -> IndexContent | None:
     header = _read_index_header(filesystem, file)
     if header is None:
         return None
-    file.written = (header[7], header[8])
+    file.written = (header.entry_count, header.entries_crc)
     items = file.load(filesystem, load=True)
     if items is None:
         return None
     entries = [tuple(items[at : at + file.width]) for at in range(0, len(items), file.width)]
-    base_offset, covered_offset, covered_position, max_append_ms, max_record_ms = header[2:7]
-    return IndexContent(base_offset, covered_offset, covered_position, max_append_ms, max_record_ms, entries)
+    return IndexContent(*_covered(header), entries)
 
 
-def _read_index_header(filesystem: FileSystem, entries: IndexFile) -> tuple[int, ...] | None:
+def _covered(header: IndexHeader) -> tuple[int, int, int, int, int]:
+    """Return what both files of a segment have in common: the fields from base_offset to max_record_ms."""
+    return header[2:7]
+
+
+def _read_index_header(filesystem: FileSystem, entries: IndexFile) -> IndexHeader | None:
     data = _read(filesystem, entries.path, HEADER_BYTES, 0)
-    if data is None or crc32c(data[:60]) != int.from_bytes(data[60:64], "little"):
+    if data is None or crc32c(data[: HEADER.size]) != int.from_bytes(data[HEADER.size :], "little"):
         return None
-    fields = HEADER.unpack_from(data)
-    return fields if fields[0] == entries.magic and fields[1] == VERSION else None
+    header = IndexHeader._make(HEADER.unpack_from(data))
+    return header if header.magic == entries.magic and header.version == VERSION else None
 
 
 def _read(filesystem: FileSystem, path: str, size_bytes: int, position: int) -> bytes | None:
