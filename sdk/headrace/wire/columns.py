@@ -24,17 +24,14 @@ max_timestamp_ms, both within the years 1 to 9999. A record has at most 1,000 he
 payload inflates to at most 1,000 times its stored bytes.
 
 Producers encode; a leader checks the columns of a batch before it appends it (`check_columns`); readers decode, and
-check the same again. `encode_batch` is in `headrace.wire.encoding`, re-exported here.
+check the same again. `encode_batch` is in `headrace.wire.encoding`, what `decode_batch` returns in
+`headrace.wire.decoded`; both are re-exported here.
 """
 
 import codecs
-import io
 import struct
-import sys
-from dataclasses import dataclass
-from itertools import pairwise
 from operator import le
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -51,23 +48,17 @@ from headrace.wire.batch import (
 )
 from headrace.wire.compression import MAX_RATIO, Codec, decompress
 from headrace.wire.crc import ReadableBuffer
+from headrace.wire.decoded import BinaryColumn, Columns, HeaderColumns, Int32s
 from headrace.wire.encoding import encode_batch, encode_columns
 from headrace.wire.errors import CorruptBatchError
 
 __all__ = [
-    "BinaryColumn",
     "Columns",
-    "HeaderColumns",
     "check_columns",
     "decode_batch",
     "encode_batch",
     "encode_columns",
 ]
-
-Int32s: TypeAlias = npt.NDArray[np.int32]
-Int64s: TypeAlias = npt.NDArray[np.int64]
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Headers: TypeAlias = tuple[tuple[str, bytes], ...]
 
 _FEW_RECORDS = 16
 """Up to this number of records a loop over the offsets is faster than numpy."""
@@ -81,185 +72,10 @@ _HEADERS = int(BatchFlags.HEADERS)
 _COLUMN_FLAGS = _KEYS | _NULL_VALUES | _NULL_KEYS | _RECORD_TIMESTAMPS | _HEADERS
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BinaryColumn:
-    """A column of byte strings; views into the payload, immutable, any thread."""
-
-    offsets: Int32s
-    """int32[n + 1], from 0, ascending."""
-    data: memoryview
-    """offsets[n] bytes."""
-    validity: Bytes | None
-    """uint8[(n + 7) // 8], least significant bit first; None: nothing is null."""
-
-    def part(self, start: int, end: int) -> "BinaryColumn":
-        """Return the entries `start` to `end` as a column of their own; offsets and bitmap are small copies."""
-        first, last = int(self.offsets[start]), int(self.offsets[end])
-        validity = self.validity
-        if validity is not None:
-            bits = np.unpackbits(validity, bitorder="little")[start:end]
-            validity = np.packbits(bits, bitorder="little")
-        return BinaryColumn(self.offsets[start : end + 1] - np.int32(first), self.data[first:last], validity)
-
-    def to_list(self) -> list[Any]:
-        """Return the entries as bytes, None where null."""
-        count = len(self.offsets) - 1
-        if "pyarrow" in sys.modules:
-            entries: list[Any] = self.to_arrow().to_pylist()
-            return entries
-        entries = _split(self.offsets, self.data, count)
-        if self.validity is not None:
-            valid = np.unpackbits(self.validity, count=count, bitorder="little")
-            for index in np.flatnonzero(valid == 0).tolist():
-                entries[index] = None
-        return entries
-
-    def to_arrow(self, arrow_type: Any = None) -> Any:
-        """Return a pyarrow array over the same memory; `arrow_type` is binary unless told, or string."""
-        import pyarrow as pa
-
-        validity = None if self.validity is None else pa.py_buffer(self.validity)
-        buffers = [validity, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
-        return pa.Array.from_buffers(arrow_type or pa.binary(), len(self.offsets) - 1, buffers)
-
-
-def _split(offsets: Int32s, data: memoryview, count: int) -> list[Any]:
-    """Cut `data` at `offsets` into a list of bytes; where all are of one size, numpy cuts fastest."""
-    lengths = np.diff(offsets)
-    size = int(lengths[0]) if count else 0
-    if size and (lengths == size).all():
-        entries: list[Any] = np.frombuffer(data, f"V{size}", count).tolist()
-        return entries
-    return list(map(io.BytesIO(data).read, lengths.tolist()))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeaderColumns:
-    """The records' headers; views into the payload, immutable, any thread."""
-
-    list_offsets: Int32s
-    """int32[n + 1]: record i has the headers list_offsets[i] .. list_offsets[i + 1]."""
-    keys: BinaryColumn
-    """The header keys, UTF-8, never null."""
-    values: BinaryColumn
-    """The header values, never null."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Columns:
-    """A decoded batch: views into its bytes or into the inflated payload, immutable, any thread."""
-
-    header: BatchHeader
-    value_column: BinaryColumn
-    key_column: BinaryColumn | None
-    timestamps_ms: Int64s | None
-    """int64[n], or None: all records carry header.base_timestamp_ms."""
-    header_columns: HeaderColumns | None
-
-    @property
-    def record_count(self) -> int:
-        """How many records; at least 1."""
-        return self.header.record_count
-
-    @property
-    def base_offset(self) -> int:
-        """The offset of the first record."""
-        return self.header.base_offset
-
-    @property
-    def value_offsets(self) -> Int32s:
-        """int32[n + 1]."""
-        return self.value_column.offsets
-
-    @property
-    def value_data(self) -> memoryview:
-        """The values, one behind the other."""
-        return self.value_column.data
-
-    @property
-    def value_validity(self) -> Bytes | None:
-        """The values' validity bitmap, or None: no value is null."""
-        return self.value_column.validity
-
-    def values(self) -> list[bytes | None]:
-        """Return the values in order."""
-        return self.value_column.to_list()
-
-    def keys(self) -> list[bytes | None]:
-        """Return the keys in order; all None where the batch has no keys."""
-        return [None] * self.record_count if self.key_column is None else self.key_column.to_list()
-
-    def timestamps(self) -> list[int]:
-        """Return the records' timestamps in ms since 1970, in order."""
-        if self.timestamps_ms is None:
-            return [self.header.base_timestamp_ms] * self.record_count
-        times: list[int] = self.timestamps_ms.tolist()
-        return times
-
-    def offsets(self) -> range:
-        """Return the records' offsets."""
-        return range(self.header.base_offset, self.header.end_offset)
-
-    def headers(self, start: int = 0, end: int | None = None) -> list[Headers]:
-        """Return the headers of each record from `start` to `end` in order, `()` where it has none."""
-        end = self.record_count if end is None else end
-        if self.header_columns is None:
-            return [()] * (end - start)
-        cuts = self.header_columns.list_offsets[start : end + 1].tolist()
-        first, last = cuts[0], cuts[-1]
-        names: list[bytes] = self.header_columns.keys.part(first, last).to_list()
-        values = self.header_columns.values.part(first, last).to_list()
-        pairs = list(zip([str(name, "utf-8") for name in names], values, strict=True))
-        return [tuple(pairs[one - first : other - first]) for one, other in pairwise(cuts)]
-
-    def to_arrow_values(self) -> Any:
-        """Return a pyarrow binary array over the same memory."""
-        return self.value_column.to_arrow()
-
-    def to_arrow_keys(self) -> Any:
-        """Return a pyarrow binary array over the same memory; all null where the batch has no keys."""
-        import pyarrow as pa
-
-        return pa.nulls(self.record_count, pa.binary()) if self.key_column is None else self.key_column.to_arrow()
-
-    def to_arrow_timestamps(self) -> Any:
-        """Return a pyarrow timestamp(ms, UTC) array; over the same memory where the batch has the column."""
-        import pyarrow as pa
-
-        times = self.timestamps_ms
-        if times is None:
-            times = np.full(self.record_count, self.header.base_timestamp_ms, np.int64)
-        return pa.Array.from_buffers(pa.timestamp("ms", tz="UTC"), len(times), [None, pa.py_buffer(times)])
-
-    def to_arrow_offsets(self) -> Any:
-        """Return a pyarrow int64 array of the records' offsets."""
-        import pyarrow as pa
-
-        offsets = np.arange(self.header.base_offset, self.header.end_offset, dtype=np.int64)
-        return pa.Array.from_buffers(pa.int64(), len(offsets), [None, pa.py_buffer(offsets)])
-
-    def to_arrow_headers(self) -> Any:
-        """Return a pyarrow list<struct<key: string, value: binary>> array over the same memory."""
-        import pyarrow as pa
-
-        struct_type = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
-        columns = self.header_columns
-        if columns is None:
-            cuts: Int32s = np.zeros(self.record_count + 1, np.int32)
-            entries = pa.nulls(0, struct_type)
-        else:
-            cuts = columns.list_offsets
-            children = [columns.keys.to_arrow(pa.string()), columns.values.to_arrow()]
-            entries = pa.StructArray.from_buffers(struct_type, int(cuts[-1]), [None], children=children)
-        return pa.Array.from_buffers(
-            pa.list_(struct_type), self.record_count, [None, pa.py_buffer(cuts)], children=[entries]
-        )
-
-
 def decode_batch(batch: ReadableBuffer, *, max_payload_bytes: int) -> Columns:
     """Inflate a batch under the limit and check its columns; no loop over records.
 
-    `check_batch` checks checksums; without it the result may have wrong bytes, but never bytes out of range.
+    Checksums are `check_batch`'s; without it the bytes may be wrong, but are never out of range.
 
     Args:
         batch: one whole batch, 8-aligned.

@@ -17,7 +17,7 @@ def crc32c(buffer: ReadableBuffer, crc: int = 0) -> int:
 
     Args:
         buffer: the bytes, contiguous.
-        crc: the CRC of the bytes before these; 0 at the start.
+        crc: the CRC of the bytes before these, which this one continues; 0 at the start.
     """
     view = buffer if isinstance(buffer, bytes) else np.frombuffer(buffer, np.uint8)
     return int(google_crc32c.extend(crc, view))

@@ -50,7 +50,7 @@ class ArrowBuffers(NamedTuple):
 
 
 class BatchFields(TypedDict, total=False):
-    """The fields of a batch other than its values; see `batch_parts`."""
+    """What a batch has besides its values; see `batch_parts`."""
 
     base_timestamp_ms: Required[int]
     headers: Sequence[RecordHeaders | None] | None
@@ -161,7 +161,7 @@ def _encode_small(values: Sequence[bytes | None], rest: tuple[int, ...], bits: i
 
 
 def _head(batch_bytes: int, crc: int) -> bytes:
-    """Return the bytes before those that `crc` covers."""
+    """The bytes of a batch before those that `crc` covers."""
     return _stamped(batch_bytes) + crc.to_bytes(4, "little")
 
 

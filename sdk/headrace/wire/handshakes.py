@@ -31,14 +31,14 @@ _KNOWN = (
         "Hostname Verification Check failed",
         Explanation(
             "the server's certificate is not for this address",
-            "Use one of its names, set ssl_server_name to one, or have it issued for this address.",
+            "Use a name that the certificate has, set ssl_server_name to one, or issue it for this address.",
         ),
     ),
     (
         "is not in peer certificate",
         Explanation(
             "the server's certificate is not for this address",
-            "Use one of its names, set ssl_server_name to one, or have it issued for this address.",
+            "Use a name that the certificate has, set ssl_server_name to one, or issue it for this address.",
         ),
     ),
     (

@@ -18,7 +18,7 @@ OWN_PRODUCER_IDS = 2**62
 """From here on coordinators give no producer ids: these are made by who uses them."""
 
 PRODUCER_FAMILY_BITS = 20
-"""Number of lowest bits. Own producer ids that differ only in these are a family: the parts of one writer."""
+"""Own producer ids that differ only in this number of lowest bits are a family: the parts of one writer."""
 
 TopicId = NewType("TopicId", bytes)
 """Sixteen random bytes that name one life of a topic: a topic deleted and created again has another id."""

@@ -208,7 +208,7 @@ def fetch_response_bytes(spliced: SplicedMessage) -> bytes:
 def fetch_response_buffers(
     message: broker_pb2.FetchResponse, batches: Sequence[Sequence[Sized]]
 ) -> tuple[list[Any], int]:
-    """Return the bytes of a FetchResponse with placeholders for its batches in their places; and the size in bytes."""
+    """Return the bytes of a FetchResponse with the buffers of its batches in their places; and the size in bytes."""
     return _FETCH.buffers(message, batches)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.client.base.serializers import Deserializer, deserialize
-from headrace.wire.columns import BinaryColumn, Columns, Headers
+from headrace.wire.decoded import BinaryColumn, Columns, Headers
 from headrace.wire.ids import TopicPartition
 
 __all__ = ["DecodedBatch", "Deserializers", "Record", "RecordBatch", "RecordMetadata", "TopicPartition"]

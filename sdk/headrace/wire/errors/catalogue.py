@@ -1,7 +1,8 @@
 """Every error that crosses the wire: one class a code, with its gRPC status, defaults and next step.
 
 An exception class of its own exists only where a caller acts differently. An unspecified outcome is UNKNOWN: a record
-whose outcome is UNKNOWN may be read later (PROTOCOL H52).
+whose outcome is UNKNOWN may be read later (PROTOCOL H52). The module is one table, longer than others because a row is
+a class: its length is the number of errors.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class OffsetOutOfRangeError(
     HeadraceError,
     code=ErrorCode.OFFSET_OUT_OF_RANGE,
     status="OUT_OF_RANGE",
-    action="Continue at the log's start or end, as auto_offset_reset says, or seek.",
+    action="Continue from the log's start or end, as auto_offset_reset says, or seek.",
 ):
     """The offset lies before the log's start or behind its end: choose a new position."""
 
@@ -295,7 +296,7 @@ class StorageFullError(
     code=ErrorCode.STORAGE_FULL,
     status="RESOURCE_EXHAUSTED",
     retriable=True,
-    action="Free disk space or shorten retention; then it continues by itself.",
+    action="Free disk space or shorten retention; then writes succeed again.",
 ):
     """The broker's disk is full; reads continue."""
 
