@@ -13,27 +13,18 @@ import threading
 from functools import partial
 
 from headrace.log.checkpoint import Checkpoint, CheckpointFile, Mark, replace_file, seal
-from headrace.log.environment import LogEnvironment
-from headrace.log.epochs import EPOCHS_FILE, EpochHistory
+from headrace.log.epochs import EPOCHS_FILE
 from headrace.log.errors import is_no_room, is_refused
 from headrace.log.log_state import LogState
 from headrace.log.open_files import OpenFile
 from headrace.log.scan import ChainPoint, write_again
 from headrace.log.segment import Segment
-from headrace.log.segments import SegmentList
 
 
 class LogDurability:
     """Moves the durable mark, and writes the files from which a restart recovers."""
 
-    def __init__(
-        self,
-        environment: LogEnvironment,
-        state: LogState,
-        segments: SegmentList,
-        epochs: EpochHistory,
-        checkpoint_file: CheckpointFile,
-    ) -> None:
+    def __init__(self, state: LogState, checkpoint_file: CheckpointFile) -> None:
         self.round_lock = threading.RLock()
         # A file was made or renamed in the log's directory since it was last fsynced.
         self.directory_dirty = False
@@ -42,13 +33,12 @@ class LogDurability:
         # An fsync failed: pages that are clean in the page cache may be missing on the disk.
         self._in_doubt = False
         self._held = 0  # rolled segments with a pinned file
-        self._files = environment.files
-        self._filesystem = environment.filesystem
-        self._space = environment.space
+        self._files = state.environment.files
+        self._filesystem = state.environment.filesystem
+        self._space = state.environment.space
         self._state = state
-        self._segments = segments
-        self._lock = segments.lock
-        self._epochs = epochs
+        self._segments = state.segments
+        self._lock = state.segments.lock
         self._checkpoint_file = checkpoint_file
         self._checkpoint_due = False
         self._last_checkpoint: Checkpoint | None = None
@@ -223,7 +213,7 @@ class LogDurability:
     def write_epochs(self) -> None:
         """Replace the epoch file if it is due. Raises OSError."""
         if self.epochs_due:
-            content = seal(self._epochs.encode())
+            content = seal(self._state.epochs.encode())
             replace = partial(replace_file, self._filesystem, self._state.directory, EPOCHS_FILE, content)
             self._space.with_reserve(replace)
             self.epochs_due = False

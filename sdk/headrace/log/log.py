@@ -76,30 +76,20 @@ class PartitionLog:
                 truncate_at_corruption=truncate_at_corruption,
                 same_boot=environment.same_boot,
             )
-            self._make_parts(environment, settings, checkpoint_file, recovered)
+            self._state = state = LogState(environment, self._segments, settings, recovered)
+            self._epochs = recovered.epochs
+            self.reader = LogReader(state)
+            self.durability = LogDurability(state, checkpoint_file)
+            self.snapshots = ProducerSnapshots(state, self.durability)
+            self.retention = LogRetention(state, self.durability)
+            self._truncation = LogTruncation(state, self.durability, self.reader, self.snapshots)
+            self._writer = LogWriter(state, self.durability, self._truncation)
             self._start(recovered)
         except (OSError, CorruptLogError) as error:
             self._files.drop_all(directory)
             if isinstance(error, OSError):
                 raise storage_error(directory, error) from error
             raise
-
-    def _make_parts(
-        self, environment: LogEnvironment, settings: LogSettings, checkpoint_file: CheckpointFile, recovered: Recovered
-    ) -> None:
-        state = LogState(self.directory, settings, recovered.end, environment.on_io_error)
-        state.log_start_offset = recovered.log_start_offset
-        state.high_watermark = recovered.high_watermark
-        segments, epochs = self._segments, recovered.epochs
-        self._state, self._epochs = state, epochs
-        self.reader = LogReader(state, segments)
-        self.durability = LogDurability(environment, state, segments, epochs, checkpoint_file)
-        self.snapshots = ProducerSnapshots(environment, state, self.durability)
-        self.retention = LogRetention(environment, state, segments, epochs, self.durability)
-        self._truncation = LogTruncation(
-            environment, state, segments, epochs, self.durability, self.reader, self.snapshots
-        )
-        self._writer = LogWriter(environment, state, segments, self.durability, self._truncation)
 
     def _start(self, recovered: Recovered) -> None:
         """Make the active segment ready for appends, and the recovered state durable."""

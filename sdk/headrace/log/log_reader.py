@@ -14,7 +14,7 @@ from headrace.log.log_state import LogState
 from headrace.log.open_files import OpenFile
 from headrace.log.scan import BadBatch, ChainPoint, ReadAt, check_batches, check_next, walk_headers
 from headrace.log.segment import Segment
-from headrace.log.segments import SegmentGoneError, SegmentList, WouldBlockError
+from headrace.log.segments import SegmentGoneError, WouldBlockError
 from headrace.log.slices import Slice
 from headrace.log.timestamps import (
     TimestampedOffset,
@@ -35,9 +35,9 @@ CHECKED_BYTES = 1 << 20
 class LogReader:
     """Finds batches. Keeps where the last reads ended, so that sequential readers need no search."""
 
-    def __init__(self, state: LogState, segments: SegmentList) -> None:
+    def __init__(self, state: LogState) -> None:
         self._state = state
-        self._segments = segments
+        self._segments = state.segments
         # Offset of a batch start -> (segment, its cuts, position); under the segments' lock, oldest out first.
         self._cursors: OrderedDict[int, tuple[Segment, int, int]] = OrderedDict()
 

@@ -10,13 +10,10 @@ from itertools import pairwise
 
 from headrace.log.checkpoint import Checkpoint
 from headrace.log.durability import LogDurability
-from headrace.log.environment import LogEnvironment
-from headrace.log.epochs import EpochHistory
 from headrace.log.errors import REFUSALS
 from headrace.log.log_state import LogState
 from headrace.log.removal import DeletedFiles, SegmentAge, expired
 from headrace.log.segment import Segment
-from headrace.log.segments import SegmentList
 from headrace.wire.errors import OffsetOutOfRangeError
 from headrace.wire.ids import Offset
 
@@ -24,20 +21,12 @@ from headrace.wire.ids import Offset
 class LogRetention:
     """Raises the log start, never lowers it."""
 
-    def __init__(
-        self,
-        environment: LogEnvironment,
-        state: LogState,
-        segments: SegmentList,
-        epochs: EpochHistory,
-        durability: LogDurability,
-    ) -> None:
-        self._files = environment.files
+    def __init__(self, state: LogState, durability: LogDurability) -> None:
+        self._files = state.environment.files
         self._state = state
-        self._segments = segments
-        self._epochs = epochs
+        self._segments = state.segments
         self._durability = durability
-        self._deleted = DeletedFiles(environment.files)
+        self._deleted = DeletedFiles(self._files)
 
     def plan(self, now_ms: int | None, high_watermark: int) -> Offset:
         """Return the log start after retention removes closed segments below `high_watermark` that are past a limit.
@@ -93,7 +82,7 @@ class LogRetention:
                 durability.write_checkpoint(Checkpoint(offset, high_watermark, state.flushed), both=True)
                 with self._segments.lock:
                     state.log_start_offset, state.high_watermark = offset, high_watermark
-                    durability.epochs_due |= self._epochs.cut_start(offset)
+                    durability.epochs_due |= state.epochs.cut_start(offset)
         with suppress(*REFUSALS):  # The log start counts; a later round removes the segments still below it.
             self._remove_below_start()
 

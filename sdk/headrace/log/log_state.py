@@ -1,12 +1,14 @@
-"""What the parts of one log share: its bounds, whether its disk has failed, and whether it is closed."""
+"""What the parts of one log share: its segments, epochs and bounds, and whether it has failed or is closed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headrace.log.checkpoint import Mark
+from headrace.log.environment import LogEnvironment
 from headrace.log.errors import LogClosedError, is_refused, storage_error, storage_offline
+from headrace.log.recovery import Recovered
+from headrace.log.segments import SegmentList
 from headrace.log.settings import LogSettings
 from headrace.wire.errors import HeadraceError, Outcome, StorageOfflineError
 
@@ -15,30 +17,37 @@ class LogState:
     """Bounds of a log. Changed by its `PartitionLog` under the lock of its segment list; read by any thread."""
 
     __slots__ = (
-        "_on_io_error",
         "closed",
         "directory",
         "end",
+        "environment",
+        "epochs",
         "flushed",
         "high_watermark",
         "log_start_offset",
         "offline_error",
+        "segments",
         "settings",
         "truncations",
         "uncut",
     )
 
-    def __init__(self, directory: str, settings: LogSettings, end: Mark, on_io_error: Callable[[], None]) -> None:
-        self.directory = directory
-        self._on_io_error = on_io_error
+    def __init__(
+        self, environment: LogEnvironment, segments: SegmentList, settings: LogSettings, recovered: Recovered
+    ) -> None:
+        self.environment = environment
+        self.segments = segments
+        self.directory = segments.directory
         self.settings = settings
-        self.log_start_offset = 0
+        # Guarded by the segment list's lock.
+        self.epochs = recovered.epochs
+        self.log_start_offset = recovered.log_start_offset
         # Where the next batch goes.
-        self.end = end
+        self.end = recovered.end
         # Everything below is fsynced.
-        self.flushed = end
+        self.flushed = recovered.end
         # As last given to `checkpoint`.
-        self.high_watermark = 0
+        self.high_watermark = recovered.high_watermark
         # The first I/O error; after it the log does nothing any more (H34).
         self.offline_error: StorageOfflineError | None = None
         # Set by `close`, under the round lock; the log does nothing any more.
@@ -65,7 +74,7 @@ class LogState:
         failure = storage_offline(self.directory, error)
         if self.offline_error is None:
             self.offline_error = failure
-            self._on_io_error()
+            self.environment.on_io_error()
         return failure
 
     def failed(self, error: OSError) -> HeadraceError:

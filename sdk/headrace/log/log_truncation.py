@@ -7,34 +7,24 @@ from __future__ import annotations
 
 from headrace.log.checkpoint import Checkpoint, Mark
 from headrace.log.durability import LogDurability
-from headrace.log.environment import LogEnvironment
-from headrace.log.epochs import EpochHistory
 from headrace.log.log_reader import LogReader
 from headrace.log.log_state import LogState
 from headrace.log.open_files import pin_empty
 from headrace.log.producer_snapshots import ProducerSnapshots
 from headrace.log.segment import LOG_SUFFIX, Segment, first_append_ms
-from headrace.log.segments import SegmentList
 
 
 class LogTruncation:
     """Lowers the log end; whatever describes records above it goes too."""
 
     def __init__(
-        self,
-        environment: LogEnvironment,
-        state: LogState,
-        segments: SegmentList,
-        epochs: EpochHistory,
-        durability: LogDurability,
-        reader: LogReader,
-        snapshots: ProducerSnapshots,
+        self, state: LogState, durability: LogDurability, reader: LogReader, snapshots: ProducerSnapshots
     ) -> None:
-        self._files = environment.files
-        self._filesystem = environment.filesystem
+        self._files = state.environment.files
+        self._filesystem = state.environment.filesystem
         self._state = state
-        self._segments = segments
-        self._epochs = epochs
+        self._segments = state.segments
+        self._epochs = state.epochs
         self._durability = durability
         self._reader = reader
         self._snapshots = snapshots

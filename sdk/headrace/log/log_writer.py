@@ -10,13 +10,11 @@ from typing import NoReturn
 
 from headrace.log.checkpoint import Mark
 from headrace.log.durability import LogDurability
-from headrace.log.environment import LogEnvironment
 from headrace.log.errors import is_no_room, is_refused, storage_full
 from headrace.log.log_state import LogState
 from headrace.log.log_truncation import LogTruncation
 from headrace.log.open_files import OpenFile, pin_empty
 from headrace.log.segment import LOG_SUFFIX, Segment, first_append_ms
-from headrace.log.segments import SegmentList
 from headrace.wire.batch import BatchHeader
 
 _MAX_BUFFERS = 1024  # IOV_MAX of Linux
@@ -26,20 +24,13 @@ _MAX_RELATIVE_OFFSET = 0xFFFF_FFFF
 class LogWriter:
     """Writes whole batches at the log end; an append that fails leaves none of its bytes."""
 
-    def __init__(
-        self,
-        environment: LogEnvironment,
-        state: LogState,
-        segments: SegmentList,
-        durability: LogDurability,
-        truncation: LogTruncation,
-    ) -> None:
-        self._files = environment.files
-        self._filesystem = environment.filesystem
-        self._space = environment.space
+    def __init__(self, state: LogState, durability: LogDurability, truncation: LogTruncation) -> None:
+        self._files = state.environment.files
+        self._filesystem = state.environment.filesystem
+        self._space = state.environment.space
         self._state = state
-        self._segments = segments
-        self._lock = segments.lock
+        self._segments = state.segments
+        self._lock = state.segments.lock
         self._durability = durability
         self._truncation = truncation
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from headrace.log.checkpoint import read_sealed, replace_file, seal
 from headrace.log.durability import LogDurability
-from headrace.log.environment import LogEnvironment
 from headrace.log.log_state import LogState
 from headrace.wire.ids import Offset
 
@@ -18,9 +17,9 @@ _KEPT = 2
 class ProducerSnapshots:
     """The snapshot files of one log, the newest two."""
 
-    def __init__(self, environment: LogEnvironment, state: LogState, durability: LogDurability) -> None:
-        self._filesystem = environment.filesystem
-        self._space = environment.space
+    def __init__(self, state: LogState, durability: LogDurability) -> None:
+        self._filesystem = state.environment.filesystem
+        self._space = state.environment.space
         self._state = state
         self._round_lock = durability.round_lock
 

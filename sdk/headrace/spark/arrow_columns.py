@@ -121,7 +121,7 @@ def keys_of(decoded_batches: list[DecodedBatch]) -> Any:
 def _bytes(decoded: DecodedBatch) -> int:
     """How many bytes keys and values have."""
     columns, start, end = decoded.columns, decoded.start, decoded.end
-    size = int(columns.value_offsets[end]) - int(columns.value_offsets[start])
+    size = int(columns.value_column.offsets[end]) - int(columns.value_column.offsets[start])
     if columns.key_column is not None:
         size += int(columns.key_column.offsets[end]) - int(columns.key_column.offsets[start])
     return size

@@ -105,21 +105,6 @@ class Columns:
         """The offset of the first record."""
         return self.header.base_offset
 
-    @property
-    def value_offsets(self) -> Int32s:
-        """int32[n + 1]."""
-        return self.value_column.offsets
-
-    @property
-    def value_data(self) -> memoryview:
-        """The values, one behind the other."""
-        return self.value_column.data
-
-    @property
-    def value_validity(self) -> Bytes | None:
-        """The values' validity bitmap, or None: no value is null."""
-        return self.value_column.validity
-
     def values(self) -> list[bytes | None]:
         """Return the values in order."""
         return self.value_column.to_list()

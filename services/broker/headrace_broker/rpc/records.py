@@ -127,7 +127,7 @@ def _decode(header: BatchHeader, batch: memoryview) -> Columns:
 
 def _fitting(columns: Columns, start: int, max_bytes: int, max_entries: int, *, first: bool) -> tuple[int, int, int]:
     """How far the records from `start` on fit: the end, their bytes, their records and headers together."""
-    sizes = np.diff(columns.value_offsets[start:]).astype(np.int64) + _OVERHEAD_BYTES
+    sizes = np.diff(columns.value_column.offsets[start:]).astype(np.int64) + _OVERHEAD_BYTES
     counts = np.ones(len(sizes), np.int64)
     if columns.key_column is not None:
         sizes += np.diff(columns.key_column.offsets[start:])
