@@ -581,9 +581,9 @@ STORAGE_RULES = (
     Mutant(
         "other-directory-taken",
         "H42",
-        f"{LOG_PACKAGE}/directory.py",
-        "        if identity[name] != value:\n",
-        "        if False:\n",
+        f"{LOG_PACKAGE}/identity.py",
+        "            if stored[name] != value:\n",
+        "            if False:\n",
         "A broker serves the data directory of another cluster or broker.",
         Test(
             "tests/unit/log/test_log_directory.py::test_directory_of_another_is_refused_and_left_alone",
