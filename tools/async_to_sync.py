@@ -7,7 +7,7 @@ imports, drops those that are not used, and formats the result.
 - `async` and `await` go, and the parentheses that only an `await` needed.
 - Names lose their mark: `AsyncAdmin`, `aexecute`, `__aenter__`, `admin_async`, `headrace.aio`, `grpc.aio`.
 - `for x in y: yield x` of an asynchronous generator, which has no `yield from`, becomes one.
-- `if ASYNC and ...:` goes; of `if not ASYNC:` its one statement stays.
+- `ashielded(x)` becomes `x`; `if ASYNC and ...:` goes; of `if not ASYNC:` its one statement stays.
 - Docstrings and comments: the words of `WORDING`.
 
 Anything that exists in asyncio only is an error, and belongs in a module that both classes import.
@@ -29,6 +29,7 @@ SOURCES = (
     "sdk/headrace/client/admin/admin_async.py",
     "sdk/headrace/client/consumer/consumer_async.py",
     "sdk/headrace/client/consumer/reader_async.py",
+    "sdk/headrace/client/fetch/fetching_async.py",
     "tests/unit/client/admin/test_admin_async.py",
     "tests/unit/client/consumer/test_reader_async.py",
 )
@@ -154,6 +155,9 @@ def _tree_edits(text: Text, tree: ast.Module) -> Iterator[Edit]:
                     yield Edit(end, end + 1, "")
             case ast.ImportFrom(module="asyncio"):
                 raise ConversionError(f"line {node.lineno}: asyncio has no blocking twin")
+            case ast.Call(func=ast.Name(id="ashielded"), args=[only]):
+                yield Edit(text.start(node), text.start(only), "")
+                yield Edit(text.end(only), text.end(node), "")
             case ast.For(
                 target=ast.Name(id=item), body=[ast.Expr(value=ast.Yield(value=ast.Name(id=yielded)))], orelse=[]
             ) if item == yielded:

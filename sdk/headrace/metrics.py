@@ -176,7 +176,7 @@ def _core(client: Any) -> Any:
 
 
 def _is_closed(core: Producer | Consumer | AsyncConsumer | Reader | AsyncReader) -> bool:
-    return core._closed if isinstance(core, Producer) else not core._fetcher.is_usable()
+    return core._closed if isinstance(core, Producer) else not core._core.fetcher.is_usable
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -116,7 +116,7 @@ BATCHES = (
     Mutant(
         "letter-not-awaited",
         "H147",
-        f"{CLIENT}/fetch/fetching.py",
+        f"{CLIENT}/fetch/dead_letter_producer.py",
         "        for future in futures:\n            future.result()\n",
         "",
         "A batch is passed before its dead letter is stored.",

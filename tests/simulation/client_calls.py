@@ -22,8 +22,7 @@ from unittest import mock
 import grpc
 from headrace.client.admin import operations as admin_operations
 from headrace.client.consumer import consumer_core
-from headrace.client.fetch import fetching
-from headrace.client.fetch import fetching_async as aio_fetching
+from headrace.client.fetch import fetch_manager
 from headrace.client.net import bootstrap_client, security, transfer
 from headrace.client.net import connection_async as connection
 from headrace.client.producer import producer, sender
@@ -196,14 +195,13 @@ def clients_in_virtual_time() -> Iterator[None]:
     logger, handler = logging.getLogger("headrace"), _Failures(logging.WARNING)
     with ExitStack() as stack:
         for module in (
-            admin_operations, bootstrap_client, sender, producer, fetching, aio_fetching, aio_producer, security,
-            transfer,
+            admin_operations, bootstrap_client, sender, producer, fetch_manager, aio_producer, security, transfer,
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(module, "time", clock))
         stack.enter_context(mock.patch.object(consumer_core, "monotonic", _seconds))
-        for module in (sender, producer, fetching, aio_fetching, consumer_core):
+        for module in (sender, producer, fetch_manager, consumer_core):
             stack.enter_context(mock.patch.object(module, "monotonic_ms", _milliseconds))
-        for module in (admin_operations, sender, fetching):
+        for module in (admin_operations, sender, fetch_manager):
             stack.enter_context(mock.patch.object(module, "random", chance))
         stack.enter_context(mock.patch.object(connection, "grpc", SimpleNamespace(aio=channels)))
         before = logger.propagate

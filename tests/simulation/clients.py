@@ -232,12 +232,12 @@ class _Reading(Client):
         self._moved = True
 
     def _cluster_metadata(self) -> ClusterMetadata | None:
-        return None if self._core is None else self._core._fetcher._cluster_metadata
+        return None if self._core is None else self._core.fetcher.engine.cluster_metadata
 
     def _watch(self, core: Any) -> None:
         """Note where the shipped engine continues by itself."""
         self.cluster.promises.begins(self.name)
-        self._core, positions = core, core._fetcher.positions
+        self._core, positions = core, core.fetcher.positions
         positions.seek = partial(self._seek, positions, positions.seek)
         positions.assign = partial(self._assign, positions.assign)
 
@@ -269,7 +269,7 @@ class _Reading(Client):
         """Note what came, in the moment in which it came."""
         if not records:
             return
-        key = LogId(self._core._fetcher.positions.topic_id(self.where), self.where.partition)
+        key = LogId(self._core.fetcher.positions.topic_id(self.where), self.where.partition)
         self.world.count(CHECKED + "H26 in positions", key != self._key)
         if key != self._key and not self._moved:
             self.cluster.promises.breaks(
@@ -293,7 +293,7 @@ class Consumer(_Reading):
 
     def is_at(self, offset: int) -> bool:
         """Whether it has received all below `offset` of the topic as it is now."""
-        positions = None if self._core is None else self._core._fetcher.positions
+        positions = None if self._core is None else self._core.fetcher.positions
         if positions is None or self.where not in positions:
             return False
         same_life: bool = positions.topic_id(self.where) == self.cluster.topic.topic_id
@@ -316,7 +316,7 @@ class Consumer(_Reading):
             client_rack=rack,
             **FETCHING,
         )
-        self._watch(consumer)
+        self._watch(consumer._core)
         async with consumer:
             while not consumer.assignment():
                 with suppress(HeadraceError):
@@ -335,7 +335,7 @@ class Consumer(_Reading):
         except LogTruncationError as error:
             self.truncated += 1
             self.world.count("truncations that readers learnt of")
-            key = LogId(self._core._fetcher.positions.topic_id(self.where), self.where.partition)
+            key = LogId(self._core.fetcher.positions.topic_id(self.where), self.where.partition)
             if not self.cluster.checks.partitions[key].unclean:
                 self.cluster.promises.breaks("I1", f"{self.name} {self.cluster.name_of(key)}: {error.message}")
             consumer.seek(self.where, error.diverging_offset)
@@ -358,7 +358,7 @@ class Reader(_Reading):
             part: dict[str, Any] = {"last_per_partition": 5} if self._chance.random() < 0.7 else {}
             partitions = [self.where.partition]
             reader = aio.Reader(TOPIC, partitions=partitions, bootstrap_servers=self._servers, **part, **FETCHING)
-            self._watch(reader)
+            self._watch(reader._core)
             try:
                 async with reader:
                     async for batch in reader.batches(timeout=2.0):

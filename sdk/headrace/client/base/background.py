@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import grpc
 
 from headrace.client.base.errors import ClosedError
-from headrace.client.base.operations import Call, Changes, Operation, Pause
+from headrace.client.base.operations import Call, Changes, Operation, Pause, StartCall, execute_loop
+from headrace.client.base.unclosed import close_in_thread
 
 log = logging.getLogger("headrace.client")
 
@@ -69,6 +70,9 @@ class Background(Protocol):
 
     def spawn(self, operation: Operation[None]) -> Spawned:
         """Begin an operation."""
+
+    def spawn_blocking(self, operation: Operation[None]) -> object:
+        """Begin an operation whose steps may block; it ends by itself when its owner is closed."""
 
 
 class _LoopSignal:
@@ -124,10 +128,10 @@ class _Task:
 class BackgroundLoop:
     """Owned by one client. The thread runs from the first `spawn` until `close`."""
 
-    def __init__(self, name: str, start_call: Callable[[Call], "grpc.Future[Any]"]) -> None:
-        """`name` is the thread's; `start_call` raises `ClosedError` once the connections are closed."""
+    def __init__(self, name: str, run_step: Callable[[Any], Any]) -> None:
+        """`name` is the thread's; `run_step` raises `ClosedError` once the connections are closed."""
         self._name = name
-        self._start_call = start_call
+        self._run_step = run_step
         self._tasks: dict[_Task, None] = {}
         self._resumed: deque[tuple[_Task, int, Any, BaseException | None]] = deque()
         self.lock = threading.RLock()
@@ -135,6 +139,7 @@ class BackgroundLoop:
         self._changed = threading.Condition(self.lock)
         self.endings = threading.Condition(self.lock)
         self._thread: threading.Thread | None = None
+        self._blocking_threads: list[threading.Thread] = []
         self._is_closed = False
 
     def make_signal(self) -> _LoopSignal:
@@ -156,6 +161,24 @@ class BackgroundLoop:
                 self._thread.start()
         return task
 
+    def spawn_blocking(self, operation: Operation[None]) -> None:
+        """See `Background`. The operation has a thread of its own."""
+        thread = threading.Thread(target=self._execute, args=(operation,), name=f"{self._name}-fetch", daemon=True)
+        self._blocking_threads.append(thread)
+        thread.start()
+
+    def _execute(self, operation: Operation[None]) -> None:
+        try:
+            execute_loop(operation, self._run_step)
+        except ClosedError:
+            return
+        except Exception:
+            log.exception("%s: an operation has failed", self._name)
+
+    def close_unclosed(self, client: object, close: Callable[[], object]) -> None:
+        """Close a client that was collected and left connections open."""
+        close_in_thread(client, close)
+
     def has(self, task: _Task) -> bool:
         """Return whether a task has not ended."""
         return task in self._tasks
@@ -165,13 +188,18 @@ class BackgroundLoop:
         self._resumed.append((task, turn, outcome, error))
         self._changed.notify()
 
-    def close(self, timeout: float) -> None:
-        """Close all operations and wait until the thread has ended, up to `timeout` seconds. Again: nothing."""
+    def close(self) -> None:
+        """Close the operations of the thread. Calling it again does nothing."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout)
+
+    def join(self, timeout: float) -> None:
+        """Wait until all operations have ended, up to `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        for thread in (self._thread, *self._blocking_threads):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         try:
@@ -246,7 +274,7 @@ class BackgroundLoop:
     def _call(self, task: _Task, call: Call) -> None:
         turn = task.turn
         try:
-            future = task.call = task.context.run(self._start_call, call)
+            future = task.call = task.context.run(self._run_step, StartCall(call))
         except Exception as error:
             with self.lock:
                 self.resume(task, turn, error=error)

@@ -1,12 +1,13 @@
 """Operations that run side by side on an event loop: what an asyncio consumer or reader does in the background."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from headrace.client.base.background import LongPollCall, WaitSignal
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import Operation, aexecute_loop
+from headrace.client.base.unclosed import close_in_loop
 
 
 class LoopChanges:
@@ -15,8 +16,12 @@ class LoopChanges:
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
+    def notify(self, n: int = 1) -> None:
+        """See `Changes`; lets all check, as that costs little on a loop."""
+        self._event.set()
+
     def notify_all(self) -> None:
-        """Let everyone who waits look at their condition again."""
+        """See `Changes`."""
         self._event.set()
 
     async def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
@@ -31,7 +36,7 @@ class LoopChanges:
         return True
 
 
-class AsyncBackground:
+class AsyncBackgroundLoop:
     """Owned by one client. Its operations are tasks of the loop that it was made on."""
 
     def __init__(self, name: str, run_step: Callable[[Any], Awaitable[Any]]) -> None:
@@ -57,14 +62,24 @@ class AsyncBackground:
         task.add_done_callback(self._ended)
         return task
 
+    spawn_blocking = spawn
+    """See `Background`; no step of a task blocks another one."""
+
+    def close_unclosed(self, client: object, close: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Close a client that was collected and left connections open."""
+        close_in_loop(client, self._loop, close)
+
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         self.endings.notify_all()
 
-    async def close(self) -> None:
-        """Close all operations. Again: nothing."""
+    def close(self) -> None:
+        """Close all operations. Calling it again does nothing."""
         for task in self._tasks:
             task.cancel()
+
+    async def join(self, timeout: float) -> None:
+        """Wait until all operations have ended; closed ones do at once."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -34,6 +34,12 @@ class Call(NamedTuple):
     """In seconds."""
 
 
+class StartCall(NamedTuple):
+    """Begin an RPC. Answered with its future; for blocking clients alone."""
+
+    call: Call
+
+
 class Pause(NamedTuple):
     """Wait; answered with None."""
 
@@ -50,8 +56,11 @@ class InvokeCallback(NamedTuple):
 class Changes(Protocol):
     """What tells those who wait in `WaitUntil`: a `threading.Condition`, or its like on an event loop."""
 
+    def notify(self, n: int = 1) -> None:
+        """Let at least `n` of those who wait check their condition again; called with the lock."""
+
     def notify_all(self) -> None:
-        """Let everyone who waits look at their condition again; called with the lock."""
+        """Let all who wait check their condition again; called with the lock."""
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> Any:
         """Wait until the predicate holds; return whether it does."""
@@ -63,21 +72,27 @@ class WaitUntil(NamedTuple):
     changes: Any
     """`Changes`, which are told whenever the condition may have changed."""
     condition: Callable[[], bool]
-    seconds: float
+    seconds: float | None
+    """`None` disables the limit."""
 
 
 def execute(operation: Operation[Result], run_step: Callable[[Any], Any]) -> Result:
     """Run an operation to its end, under one request id; `run_step` does one step and blocks."""
+    with request_id_scope():
+        return execute_loop(operation, run_step)
+
+
+def execute_loop(operation: Operation[Result], run_step: Callable[[Any], Any]) -> Result:
+    """Run an operation without end as `execute` does, with a request id for each of its calls."""
     try:
-        with request_id_scope():
-            step = next(operation)
-            while True:
-                try:
-                    outcome = run_step(step)
-                except Exception as error:
-                    step = operation.throw(error)
-                else:
-                    step = operation.send(outcome)
+        step = next(operation)
+        while True:
+            try:
+                outcome = run_step(step)
+            except Exception as error:
+                step = operation.throw(error)
+            else:
+                step = operation.send(outcome)
     except StopIteration as done:
         result: Result = done.value
         return result

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from headrace.client.base.call_counts import CallStats
+from headrace.client.base.config import ConsumerConfig, build
 from headrace.client.base.operations import Operation, execute
 from headrace.client.base.records import RecordBatch
 from headrace.client.base.settings_types import ConsumerSettings
@@ -42,9 +43,9 @@ class Consumer(RecordStream):
             NoBrokersAvailableError: no address answered.
             UnknownTopicError: one of the topics is not there; a group waits for it.
         """
-        self._core = ConsumerCore(topics, settings, Fetcher)
-        assert isinstance(self._core.fetcher, Fetcher)
-        self._fetcher = self._core.fetcher
+        config = build(ConsumerConfig, settings)
+        self._fetcher = Fetcher(config, "Consumer", config.auto_offset_reset)
+        self._core = ConsumerCore(topics, config, self._fetcher.manager)
         self._runner: Runner | None = None
         self._is_open = False
         self._open()
@@ -235,7 +236,7 @@ class Consumer(RecordStream):
 
     def calls(self) -> CallStats:
         """Return statistics of the fetch calls, waits for data included; cheap, any thread."""
-        return self._fetcher.calls()
+        return self._core.fetcher.positions.counts.stats()
 
     def health(self) -> ConsumerHealth:
         """Say whether this consumer can work; cheap, any thread."""
@@ -243,7 +244,7 @@ class Consumer(RecordStream):
 
     def wakeup(self) -> None:
         """End the current or the next wait of whoever reads with a WakeupError."""
-        self._fetcher.wakeup()
+        self._core.fetcher.wakeup()
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """End fetching and close the connections; returns within seconds. Again: nothing. Any thread.

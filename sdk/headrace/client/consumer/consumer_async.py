@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 from headrace.client.base.acompat import ASYNC
 from headrace.client.base.call_counts import CallStats
+from headrace.client.base.config import ConsumerConfig, build
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Operation, aexecute
 from headrace.client.base.records import RecordBatch
@@ -43,9 +44,9 @@ class AsyncConsumer(AsyncRecordStream):
             NoBrokersAvailableError: no address answered.
             UnknownTopicError: one of the topics is not there; a group waits for it.
         """
-        self._core = ConsumerCore(topics, settings, AsyncFetcher)
-        assert isinstance(self._core.fetcher, AsyncFetcher)
-        self._fetcher = self._core.fetcher
+        config = build(ConsumerConfig, settings)
+        self._fetcher = AsyncFetcher(config, "Consumer", config.auto_offset_reset)
+        self._core = ConsumerCore(topics, config, self._fetcher.manager)
         self._runner: AsyncRunner | None = None
         self._is_open = False
         if not ASYNC:
@@ -239,7 +240,7 @@ class AsyncConsumer(AsyncRecordStream):
 
     def calls(self) -> CallStats:
         """Return statistics of the fetch calls, waits for data included; cheap, any thread."""
-        return self._fetcher.calls()
+        return self._core.fetcher.positions.counts.stats()
 
     def health(self) -> ConsumerHealth:
         """Say whether this consumer can work; cheap, any thread."""
@@ -247,7 +248,7 @@ class AsyncConsumer(AsyncRecordStream):
 
     def wakeup(self) -> None:
         """End the current or the next wait of whoever reads with a WakeupError."""
-        self._fetcher.wakeup()
+        self._core.fetcher.wakeup()
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """End fetching and close the connections; returns within seconds. Again: nothing. Any thread.
@@ -269,6 +270,6 @@ class AsyncConsumer(AsyncRecordStream):
         """Execute an operation of the core."""
         if ASYNC and not self._is_open:
             operation.close()
-            self._fetcher.check()
+            self._core.fetcher.check()
             raise ConfigError("this Consumer is not open", action="Write `async with Consumer(...) as consumer:`.")
         return await aexecute(operation, self._fetcher.arun_step)

@@ -11,13 +11,13 @@ from time import monotonic
 from typing import Any
 
 from headrace.client.base.clock import monotonic_ms
-from headrace.client.base.config import ConsumerConfig, build, client_repr
+from headrace.client.base.config import ConsumerConfig, client_repr
 from headrace.client.base.errors import ConfigError, WakeupError
 from headrace.client.base.operations import Operation
 from headrace.client.base.records import DecodedBatch, Record, RecordBatch
 from headrace.client.consumer.record_cursor import RecordCursor
 from headrace.client.fetch.corrupt_batches import pass_corrupt_batch
-from headrace.client.fetch.fetching import Fetcher, NextFetch
+from headrace.client.fetch.fetch_manager import FetchManager
 from headrace.client.fetch.open_fetch import OpenFetch
 from headrace.client.fetch.partition_fetch_state import NO_EPOCH, CompletedFetch
 from headrace.client.group.consumer_health import ConsumerHealth
@@ -37,24 +37,21 @@ from headrace.wire.ids import TopicPartition
 class ConsumerCore:
     """Owned by one consumer, which executes its operations; one at a time."""
 
-    def __init__(self, topics: Sequence[str], settings: Mapping[str, Any], make_fetcher: type[Fetcher]) -> None:
-        """Check the settings; asks nobody yet."""
-        self.config = build(ConsumerConfig, settings)
+    def __init__(self, topics: Sequence[str], config: ConsumerConfig, fetcher: FetchManager) -> None:
+        """Check the settings; connect to no server yet."""
+        self.config = config
+        self.fetcher = fetcher
         if not all(isinstance(topic, str) and topic for topic in topics):
             raise ConfigError("a topic is not a name", action='Write Consumer("clicks", "views", ...).')
         self._topics = frozenset(topics)
         self._open_fetch = OpenFetch(self.config)
-        self.fetcher = make_fetcher(
-            self.config,
-            "Consumer",
-            auto_offset_reset=self.config.auto_offset_reset,
-            grows_with=() if self.config.group_id else topics,
-        )
         self.group: GroupMember | None = None
         if self.config.group_id:
             if not topics and not self.config.topic_pattern:
                 raise ConfigError("a consumer of a group names no topic", action="Name topics or set topic_pattern.")
             self.group = GroupMember(self.config, topics, self.fetcher, self._open_fetch)
+        else:
+            fetcher.engine.grows_with = self._topics
 
     def open(self) -> Operation[None]:
         """Find where to start."""
@@ -270,14 +267,14 @@ class ConsumerCore:
     def health(self) -> ConsumerHealth:
         """Say whether this consumer can work; cheap, any thread."""
         fetcher = self.fetcher
-        problem = "" if fetcher.last_error is None else str(fetcher.last_error)
+        problem = "" if fetcher.engine.last_error is None else str(fetcher.engine.last_error)
         try:
             fetcher.check()
             with fetcher.changing() as positions:
                 assigned = len(positions.assigned())
         except Exception as error:  # a closed or forked consumer is unhealthy, and saying so is this method's work
             return ConsumerHealth(False, str(error), 0, 0)
-        silent_ms = monotonic_ms() - fetcher.last_answer_ms
+        silent_ms = monotonic_ms() - fetcher.engine.last_answer_ms
         limit_ms = self.config.request_timeout_ms + self.config.fetch_max_wait_ms
         if not problem and assigned and silent_ms > limit_ms and len(self.paused()) < assigned:
             problem = f"no broker has answered a fetch for {silent_ms} ms"
@@ -327,21 +324,19 @@ class ConsumerCore:
             elif self.fetcher.positions.is_empty():
                 raise ConfigError("this consumer reads nothing", action="Name topics, or assign partitions first.")
             else:
-                completed = yield NextFetch(timeout)
+                completed = yield from self.fetcher.next_fetch(timeout)
             if completed is None:
                 return None
             self._open_fetch.begin(completed)
 
-    @staticmethod
-    def _next_fetch_of_group(timeout: float | None, delivery_paused: bool) -> Operation[CompletedFetch | None]:
+    def _next_fetch_of_group(self, timeout: float | None, delivery_paused: bool) -> Operation[CompletedFetch | None]:
         """The next completed fetch; None: not yet, and the group may have news. A deleted topic is taken away by the
         group.
         """
         try:
-            completed: CompletedFetch | None = yield NextFetch(timeout, delivery_paused)
+            return (yield from self.fetcher.next_fetch(timeout, delivery_paused=delivery_paused))
         except (UnknownTopicError, UnknownTopicIdError):
             return None
-        return completed
 
     def _poll_begins(self) -> None:
         if self.group is not None:
@@ -362,7 +357,7 @@ class ConsumerCore:
         try:
             return self._open_fetch.decode()
         except CorruptBatchError as error:
-            if not self.fetcher.ask_again(completed, error):
+            if not self.fetcher.retries_corrupt(completed, error):
                 passed = yield from pass_corrupt_batch(
                     self.fetcher, self.config, completed, error, self.config.group_id
                 )

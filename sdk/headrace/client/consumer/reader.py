@@ -51,8 +51,8 @@ class Reader:
         self._config = config = build(ReaderConfig, settings)
         if last_per_partition is not None and (last_per_partition < 1 or start != "earliest"):
             raise ConfigError("last_per_partition is at least 1 and goes without start")
-        self._fetcher = Fetcher(config, "Reader", auto_offset_reset="error")
-        self._core = ReaderCore(config, self._fetcher)
+        self._fetcher = Fetcher(config, "Reader", "error")
+        self._core = ReaderCore(config, self._fetcher.manager)
         self._range = (topic, start, end, last_per_partition, partitions)
         self._is_open = False
         self._open()
@@ -60,7 +60,7 @@ class Reader:
     def _open(self) -> None:
         try:
             execute(self._core.open(*self._range), self._fetcher.run_step)
-            self._fetcher.start()
+            self._core.fetcher.start()
         except BaseException:
             self.close()
             raise
@@ -131,7 +131,7 @@ class Reader:
 
     def calls(self) -> CallStats:
         """Return statistics of the fetch calls, waits for data included; cheap, any thread."""
-        return self._fetcher.calls()
+        return self._core.fetcher.positions.counts.stats()
 
     def close(self) -> None:
         """End fetching and close the connections within seconds; what waits raises ClosedError. Again: nothing."""

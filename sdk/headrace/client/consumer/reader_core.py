@@ -11,7 +11,7 @@ from headrace.client.base.operations import Operation
 from headrace.client.base.records import DecodedBatch
 from headrace.client.fetch.corrupt_batches import pass_corrupt_batch
 from headrace.client.fetch.decoding import decoded_batches_of, deserializers_of
-from headrace.client.fetch.fetching import Fetcher, NextFetch
+from headrace.client.fetch.fetch_manager import FetchManager
 from headrace.client.fetch.partition_fetch_state import CompletedFetch
 from headrace.wire.errors import CorruptBatchError, HeadraceError, TimedOutError, UnknownPartitionError
 from headrace.wire.ids import TopicPartition
@@ -23,9 +23,9 @@ OffsetPoint: TypeAlias = str | int | datetime | timedelta
 class ReaderCore:
     """The range of one reader and the completed fetch that it decodes. Owned by the reader, whose caller runs it."""
 
-    def __init__(self, config: ReaderConfig, fetcher: Fetcher) -> None:
+    def __init__(self, config: ReaderConfig, fetcher: FetchManager) -> None:
         self._config = config
-        self._fetcher = fetcher
+        self.fetcher = fetcher
         self._deserializers = deserializers_of(config)
         self._completed: CompletedFetch | None = None
         self._decoded_batches: Iterator[DecodedBatch] = iter(())
@@ -51,7 +51,7 @@ class ReaderCore:
             ConfigError: a bad offset point, or `start` and `last_per_partition` together.
             UnknownTopicError, UnknownPartitionError: there is none such.
         """
-        count = (yield from self._fetcher.read_metadata({topic}))[topic]
+        count = (yield from self.fetcher.read_metadata({topic}))[topic]
         numbers = list(range(count)) if partitions is None else list(dict.fromkeys(partitions))
         if not numbers:
             raise ConfigError("partitions is empty", action="Leave it out to read all.")
@@ -66,9 +66,9 @@ class ReaderCore:
         while True:
             completed = self._completed
             if completed is None:
-                completed = yield NextFetch(timeout)
+                completed = yield from self.fetcher.next_fetch(timeout)
                 if completed is None:
-                    with self._fetcher.changing() as positions:
+                    with self.fetcher.changing() as positions:
                         finished = positions.is_finished()
                     if finished:
                         return None
@@ -83,14 +83,14 @@ class ReaderCore:
             except CorruptBatchError as error:
                 self._completed = None
                 if (
-                    not self._fetcher.ask_again(completed, error) and not decoded_batches
+                    not self.fetcher.retries_corrupt(completed, error) and not decoded_batches
                 ):  # What is before it comes first.
-                    passed = yield from pass_corrupt_batch(self._fetcher, self._config, completed, error)
+                    passed = yield from pass_corrupt_batch(self.fetcher, self._config, completed, error)
                     if not passed:
                         raise
             except HeadraceError:
                 self._completed = None
-                with self._fetcher.changing() as positions:
+                with self.fetcher.changing() as positions:
                     if positions.generation(completed.where) == completed.generation:
                         positions.rewind(completed.where)
                 if not decoded_batches:
@@ -107,7 +107,7 @@ class ReaderCore:
             if decoded_batches and size > self._config.max_poll_bytes:
                 self._rest = (decoded,)
                 return
-            with self._fetcher.changing() as positions:
+            with self.fetcher.changing() as positions:
                 if not positions.deliver(
                     completed.where, completed.generation, decoded.end_offset, decoded.leader_epoch
                 ):
@@ -130,8 +130,8 @@ class ReaderCore:
             starts = {where: self.ends[where] - last_per_partition for where in self.ends}
         else:
             starts = yield from self._resolve(topic, numbers, start, "start")
-        self.topic_id = topic_id = self._fetcher.topic_id(topic)
-        with self._fetcher.changing() as positions:
+        self.topic_id = topic_id = self.fetcher.topic_id(topic)
+        with self.fetcher.changing() as positions:
             for where in sorted(starts):
                 self.starts[where] = max(starts[where], earliest[where])
                 self.ends[where] = max(self.ends[where], self.starts[where])
@@ -175,7 +175,7 @@ class ReaderCore:
         return (yield from self._offsets(topic, numbers, point))
 
     def _offsets(self, topic: str, numbers: Sequence[int], at: str | datetime) -> Operation[dict[TopicPartition, int]]:
-        _, found = yield from self._fetcher.admin.find_offsets(
-            topic, at, partitions=numbers, topic_id=self._fetcher.topic_id(topic)
+        _, found = yield from self.fetcher.admin.find_offsets(
+            topic, at, partitions=numbers, topic_id=self.fetcher.topic_id(topic)
         )
         return {where: answer.offset for where, answer in found.items()}

@@ -16,7 +16,7 @@ from headrace.client.fetch.partition_fetch_state import CompletedFetch
 from headrace.wire.errors import CorruptBatchError
 
 if TYPE_CHECKING:
-    from headrace.client.fetch.fetching import Fetcher
+    from headrace.client.fetch.fetch_manager import FetchManager
 
 log = logging.getLogger("headrace.consumer")
 
@@ -29,7 +29,11 @@ class WriteLetters(NamedTuple):
 
 
 def pass_corrupt_batch(
-    fetcher: "Fetcher", config: FetchConfig, completed: CompletedFetch, error: CorruptBatchError, group_id: str = ""
+    fetcher: "FetchManager",
+    config: FetchConfig,
+    completed: CompletedFetch,
+    error: CorruptBatchError,
+    group_id: str = "",
 ) -> Operation[bool]:
     """Go on behind a corrupt batch where `on_corrupt_batch` says so; False: the error is the application's.
 

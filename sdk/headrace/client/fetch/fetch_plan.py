@@ -36,6 +36,15 @@ class FetchPlan:
     request: broker_pb2.FetchRequest
 
 
+class TransferFetch(NamedTuple):
+    """A step: fetch over a transfer port. Answered with the response, or with `None` where gRPC must be used."""
+
+    address: str
+    request: broker_pb2.FetchRequest
+    timeout: float
+    """In seconds."""
+
+
 def fetch_plan(
     config: FetchConfig,
     broker_id: int,

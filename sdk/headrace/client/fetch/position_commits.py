@@ -6,14 +6,21 @@ replaces it. After a refusal for good, as of a group with members, there are no 
 
 import logging
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.client.admin.groups import OffsetResult, commit_requests, commit_results
 from headrace.client.base.config import FetchConfig
 from headrace.client.base.errors import ClosedError
-from headrace.client.base.operations import Operation
+from headrace.client.base.operations import Operation, Pause
+from headrace.client.base.records import DecodedBatch
+from headrace.client.base.request_ids import request_id_scope
+from headrace.client.fetch.subscription_state import SubscriptionState
 from headrace.client.net.bootstrap_client import BootstrapClient
-from headrace.wire.errors import GroupNotEmptyError, HeadraceError, InvalidRequestError
+from headrace.wire.errors import GroupNotEmptyError, HeadraceError, InternalError, InvalidRequestError
 from headrace.wire.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from headrace.client.fetch.fetch_manager import FetchManager
 
 log = logging.getLogger("headrace.consumer")
 
@@ -22,6 +29,20 @@ INTERVAL_S = 5.0
 UNCHANGED_INTERVALS = 720
 """Positions that have not moved are committed again after this many intervals, an hour, or they would expire."""
 CALL_TIMEOUT_S = 5.0
+
+
+class Iterated(Protocol):
+    """A decoded batch under iteration: its position is ahead of that in `SubscriptionState`."""
+
+    @property
+    def decoded(self) -> DecodedBatch:
+        """The batch."""
+
+    def is_current(self, positions: SubscriptionState) -> bool:
+        """Return whether nothing else has moved the partition's position since."""
+
+    def position(self) -> int:
+        """Return the offset behind the last record that was delivered."""
 
 
 class CommittedPositions:
@@ -91,3 +112,31 @@ class PositionCommits:
         except HeadraceError as error:
             problem = error
         self._committed.end_round(problem)
+
+
+def commit_positions(fetcher: "FetchManager", config: FetchConfig) -> Operation[None]:
+    """Commit until the reader is closed; a failure here does not stop reading."""
+    commits = PositionCommits(config)
+    try:
+        while not commits.is_over:
+            with fetcher.changing() as positions:
+                now = _current(positions, fetcher.cursor)
+            with request_id_scope():
+                yield from commits.commit(*now)
+            yield Pause(INTERVAL_S)
+    except (ClosedError, InternalError):  # The reader is closed or has failed.
+        return
+    except Exception:
+        log.exception("the positions for group %r are no longer committed", config.commit_group)
+
+
+def _current(
+    positions: SubscriptionState, cursor: Iterated | None
+) -> tuple[dict[TopicPartition, int], dict[str, bytes]]:
+    """Return the application's positions, and the ids of the topics that are known."""
+    offsets = {where: positions.position(where) for where in positions.assigned()}
+    if cursor is not None and cursor.is_current(positions):
+        offsets[cursor.decoded.source] = cursor.position()
+    offsets = {where: offset for where, offset in offsets.items() if not positions.replaced(where)}
+    ids = {where.topic: positions.topic_id(where) for where in offsets}
+    return offsets, {name: topic_id for name, topic_id in ids.items() if topic_id}

@@ -394,6 +394,10 @@ class SubscriptionState:
             partition.is_ready = True
             self._ready.append(partition.where)
 
+    def is_ready(self) -> bool:
+        """Return whether `pop` may have something to return or to raise."""
+        return bool(self._problems or self._ready) or any(self._is_truncation_due(where) for where in self._diverged)
+
     def has_completed_fetches(self) -> bool:
         """Whether `pop` would give a completed fetch, and no error."""
         if self._problems or any(self._is_truncation_due(where) for where in self._diverged):

@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.client.base.config import ConsumerConfig
 from headrace.client.base.operations import InvokeCallback, Operation
-from headrace.client.fetch.fetching import Fetcher
+from headrace.client.fetch.fetch_manager import FetchManager
 from headrace.client.fetch.open_fetch import OpenFetch
 from headrace.client.group.consumer_health import ConsumerHealth
 from headrace.client.group.membership import Membership, OwnedPartition, Phase
@@ -30,7 +30,9 @@ CLOSE_TIMEOUT_S = 10.0
 class GroupMember:
     """Owned by one consumer."""
 
-    def __init__(self, config: ConsumerConfig, topics: Iterable[str], fetcher: Fetcher, open_fetch: OpenFetch) -> None:
+    def __init__(
+        self, config: ConsumerConfig, topics: Iterable[str], fetcher: FetchManager, open_fetch: OpenFetch
+    ) -> None:
         """`open_fetch` is what the application is in the middle of receiving."""
         self._config = config
         self._fetcher = fetcher
@@ -39,7 +41,7 @@ class GroupMember:
         self.session = GroupSession(config, topics, fetcher)
         self._progress = self.session.progress
         fetcher.gate = self
-        fetcher.raise_on_unknown_topic = False
+        fetcher.engine.raise_on_unknown_topic = False
 
     @property
     def work(self) -> Work | None:
@@ -308,7 +310,7 @@ class GroupMember:
     def begins_to_close(self) -> bool:
         """Whether it is to be closed now: it was not before, and this process made it."""
         is_first, self._is_closing = not self._is_closing, True
-        return is_first and self._fetcher.is_usable()
+        return is_first and self._fetcher.is_usable
 
     def health(self, problem: str, assigned: int, silent_ms: int) -> ConsumerHealth:
         """Say how this consumer is; `problem` is what its fetching says."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from headrace.client.base.config import ConsumerConfig
-from headrace.client.fetch.fetching import Fetcher
+from headrace.client.fetch.fetch_manager import FetchManager
 from headrace.client.group.membership import InitialPosition, OwnedPartition
 from headrace.client.group.offsets import OffsetAndMetadata
 from headrace.wire.ids import TopicPartition
@@ -45,7 +45,7 @@ class Work(Protocol):
 class Progress:
     """Owned by one consumer; its session reads it."""
 
-    def __init__(self, config: ConsumerConfig, fetcher: Fetcher, now_ms: int) -> None:
+    def __init__(self, config: ConsumerConfig, fetcher: FetchManager, now_ms: int) -> None:
         """All times are milliseconds of the boot-time clock."""
         self._fetcher = fetcher
         self._timeout_ms = config.processing_timeout_ms

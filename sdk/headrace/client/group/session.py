@@ -2,8 +2,8 @@
 
 Three loops, written as operations that the background of the consumer runs: one sends heartbeats, one commits, one
 finds the initial offsets of what was assigned. Each clears its signal, looks at what there is to do, and waits for the
-signal. `Fetcher.interrupt` brings the application's thread to what waits for it: `Membership.pending_events`, commits
-that are done, failures.
+signal. `FetchManager.interrupt` wakes the application's thread for `Membership.pending_events`, completed commits and
+failures.
 """
 
 import logging
@@ -20,7 +20,7 @@ from headrace.client.base.config import ConsumerConfig
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import Operation, Pause, WaitUntil
 from headrace.client.base.retry import Backoff
-from headrace.client.fetch.fetching import Fetcher
+from headrace.client.fetch.fetch_manager import FetchManager
 from headrace.client.group.coordinator_calls import CoordinatorSelector
 from headrace.client.group.initial_offsets import InitialOffsets
 from headrace.client.group.membership import Membership, Phase
@@ -48,7 +48,7 @@ IDLE_S = 60.0
 class GroupSession:
     """Owned by one consumer. Its parts are used under `lock`."""
 
-    def __init__(self, config: ConsumerConfig, topics: Iterable[str], fetcher: Fetcher) -> None:
+    def __init__(self, config: ConsumerConfig, topics: Iterable[str], fetcher: FetchManager) -> None:
         """Make the session; nothing is sent before `start`."""
         self._config = config
         self._fetcher = fetcher

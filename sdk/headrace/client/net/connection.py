@@ -2,13 +2,13 @@
 
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
 from headrace.client.base.config import MAX_MESSAGE_BYTES, ClientConfig
 from headrace.client.base.errors import ClosedError
-from headrace.client.base.operations import Call, InvokeCallback, Pause, WaitUntil
+from headrace.client.base.operations import Call, InvokeCallback, Pause, StartCall, WaitUntil
 from headrace.client.base.request_ids import operation_metadata
 from headrace.client.net.security import ChannelSecurity, ClientCertificates, Options, credentials_of
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc, process_pb2_grpc
@@ -38,7 +38,7 @@ FETCH = "/headrace.v1.BrokerService/Fetch"
 class Endpoint:
     """One address: its channel and its stubs."""
 
-    __slots__ = ("address", "broker", "certificates", "channel", "cluster", "fetch", "groups", "process", "produce")
+    __slots__ = ("address", "broker", "certificates", "channel", "cluster", "groups", "process", "produce")
 
     def __init__(self, address: str, certificates: ClientCertificates | None, options: Options) -> None:
         """`certificates`: speak TLS with these; None: plain text."""
@@ -48,7 +48,13 @@ class Endpoint:
             self.channel = grpc.insecure_channel(address, options=options)
         else:
             self.channel = grpc.secure_channel(address, credentials_of(certificates), options=options)
-        self.broker = broker_pb2_grpc.BrokerServiceStub(self.channel)
+        self.broker = cast(Any, broker_pb2_grpc.BrokerServiceStub(self.channel))
+        """`FetchZeroCopy` is a Fetch that returns a `SplicedMessage`: the batches are not copied."""
+        self.broker.FetchZeroCopy = self.channel.unary_unary(
+            FETCH,
+            request_serializer=broker_pb2.FetchRequest.SerializeToString,
+            response_deserializer=parse_fetch_response,
+        )
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
         self.groups = groups_pb2_grpc.GroupServiceStub(self.channel)
         self.process = process_pb2_grpc.ProcessServiceStub(self.channel)
@@ -56,12 +62,6 @@ class Endpoint:
             PRODUCE, response_deserializer=broker_pb2.ProduceResponse.FromString
         )
         """Takes a request that is serialised already; see `produce_rpc`."""
-        self.fetch: Any = self.channel.unary_unary(
-            FETCH,
-            request_serializer=broker_pb2.FetchRequest.SerializeToString,
-            response_deserializer=parse_fetch_response,
-        )
-        """Returns a `SplicedMessage`: the batches are not copied."""
 
 
 class Connections:
@@ -129,6 +129,8 @@ class Connections:
         match step:
             case Call():
                 return self._send(step, starts=False)
+            case StartCall():
+                return self._send(step.call, starts=True)
             case Pause():
                 time.sleep(step.seconds)
                 return None
@@ -138,15 +140,6 @@ class Connections:
                 with step.changes:
                     return step.changes.wait_for(step.condition, step.seconds)
         raise AssertionError(f"no such step: {step!r}")
-
-    def start(self, call: Call) -> "grpc.Future[Any]":
-        """Begin a call.
-
-        Raises:
-            ClosedError: the client is closed.
-        """
-        future: grpc.Future[Any] = self._send(call, starts=True)
-        return future
 
     def _send(self, call: Call, *, starts: bool) -> Any:
         method = getattr(getattr(self.endpoint(call.address), call.service), call.method)

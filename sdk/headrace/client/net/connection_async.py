@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -19,7 +19,7 @@ from headrace.wire.zero_copy import parse_fetch_response
 class AsyncEndpoint:
     """One address: its channel and its stubs, as `headrace.client.net.connection.Endpoint` has them."""
 
-    __slots__ = ("address", "broker", "certificates", "channel", "cluster", "fetch", "groups", "process", "produce")
+    __slots__ = ("address", "broker", "certificates", "channel", "cluster", "groups", "process", "produce")
 
     def __init__(self, address: str, certificates: ClientCertificates | None, options: Options) -> None:
         """`certificates`: speak TLS with these; None: plain text."""
@@ -29,17 +29,17 @@ class AsyncEndpoint:
             self.channel = grpc.aio.insecure_channel(address, options=options)
         else:
             self.channel = grpc.aio.secure_channel(address, credentials_of(certificates), options=options)
-        self.broker = broker_pb2_grpc.BrokerServiceStub(self.channel)
+        self.broker = cast(Any, broker_pb2_grpc.BrokerServiceStub(self.channel))
+        self.broker.FetchZeroCopy = self.channel.unary_unary(
+            FETCH,
+            request_serializer=broker_pb2.FetchRequest.SerializeToString,
+            response_deserializer=parse_fetch_response,
+        )
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
         self.groups = groups_pb2_grpc.GroupServiceStub(self.channel)
         self.process = process_pb2_grpc.ProcessServiceStub(self.channel)
         self.produce: Any = self.channel.unary_unary(
             PRODUCE, response_deserializer=broker_pb2.ProduceResponse.FromString
-        )
-        self.fetch: Any = self.channel.unary_unary(
-            FETCH,
-            request_serializer=broker_pb2.FetchRequest.SerializeToString,
-            response_deserializer=parse_fetch_response,
         )
 
 

@@ -22,7 +22,7 @@ from headrace.wire.zero_copy import SplicedMessage
 class AsyncTransfers:
     """The connections of one client. Owned by its fetcher, whose tasks are over when it is closed."""
 
-    def __init__(self, config: FetchConfig) -> None:
+    def __init__(self, _: str, config: FetchConfig) -> None:
         self._ports = TransferPorts(config)
         self._idle: dict[str, list[socket.socket]] = {}
 

@@ -43,7 +43,8 @@ def calls():
 def loop(calls):
     loop = BackgroundLoop("headrace-test", calls.start)
     yield loop
-    loop.close(WAIT)
+    loop.close()
+    loop.join(WAIT)
     assert not any(thread.name == "headrace-test" for thread in threading.enumerate())
 
 
@@ -234,8 +235,10 @@ def test_closing_the_loop_closes_every_operation(loop):
         loop.spawn(waiting(name))
     assert begun.acquire(timeout=WAIT)
     assert begun.acquire(timeout=WAIT)
-    loop.close(WAIT)
-    loop.close(WAIT)
+    loop.close()
+    loop.join(WAIT)
+    loop.close()
+    loop.join(WAIT)
     assert sorted(closed) == ["a", "b"]
 
 
@@ -279,4 +282,5 @@ def test_a_call_that_cannot_be_started_raises_in_its_operation():
     loop.spawn(asking())
     assert wait()
     assert raised
-    loop.close(WAIT)
+    loop.close()
+    loop.join(WAIT)

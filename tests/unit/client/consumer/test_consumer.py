@@ -85,7 +85,7 @@ def test_an_error_in_the_middle_of_a_batch_repeats_nothing(clicks, consume, by_p
     consumer = consume()
     consumer.assign({P0: 0})
     seen = [record.offset for record in (consumer.poll(5, max_records=3) if by_poll else take(consumer, 3))]
-    with consumer._fetcher.changing() as positions:
+    with consumer._core.fetcher.changing() as positions:
         positions.fail(P0, InternalError("odd"), 0)
     fill(clicks, 5, start=20)
     while len(seen) < 25:
@@ -100,7 +100,7 @@ def test_an_open_batch_of_a_deleted_topic_is_dropped_where_the_engine_goes_on_in
     consumer = consume()
     consumer.assign({P0: 0})
     assert len(consumer.poll(5, max_records=3)) == 3
-    with consumer._fetcher.changing() as positions:
+    with consumer._core.fetcher.changing() as positions:
         positions.seek(P0, 15)
     assert [record.offset for record in consumer.poll(5, max_records=2)] == [15, 16]
 
@@ -296,7 +296,7 @@ def test_a_bug_in_a_background_thread_reaches_the_application(clicks, consume, m
     def bug(*args):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(consumer._fetcher.positions, broken, bug)
+    monkeypatch.setattr(consumer._core.fetcher.positions, broken, bug)
     with pytest.raises(InternalError, match="a bug") as caught:
         consumer.poll(30)
     assert caught.value.fatal

@@ -196,7 +196,7 @@ def test_a_loop_ends_between_two_records_when_its_partition_is_to_be_given_up(cl
         seen = [next(records) for _ in range(5)]
         given_up, stays = seen[-1].partition, 1 - seen[-1].partition
         groups.assign(("clicks", stays))
-        has_news = consumer._fetcher.interrupts
+        has_news = consumer._core.fetcher.interrupts
         groups.wait_for(lambda: bool(has_news), "the news")
         assert next(records).partition == stays
         assert ("on_revoked", [TopicPartition("clicks", given_up)]) in calls.calls
@@ -209,10 +209,10 @@ def test_what_stays_is_not_fetched_again(clicks, groups):
     groups.assign(("clicks", 0), ("clicks", 1))
     with consumer_for(clicks) as consumer:
         records = list(consumer.poll(WAIT, 10))
-        generation = consumer._fetcher.positions.generation(P0)
+        generation = consumer._core.fetcher.positions.generation(P0)
         groups.assign(("clicks", 0))
         poll_until(consumer, lambda: consumer.assignment() == [P0], records)
-        assert consumer._fetcher.positions.generation(P0) == generation
+        assert consumer._core.fetcher.positions.generation(P0) == generation
 
 
 def test_a_fenced_member_hears_what_it_lost_and_joins_again(clicks, groups):
@@ -533,7 +533,7 @@ def test_what_is_left_of_a_fetch_is_not_lost_where_room_comes_while_nothing_is_t
     with consumer_for(clicks) as consumer:
         records = []
         deadline = time.monotonic() + WAIT
-        while not records or not consumer._fetcher.positions.has_completed_fetches():
+        while not records or not consumer._core.fetcher.positions.has_completed_fetches():
             if not records:
                 records.extend(consumer.poll(0.02, max_records=5))
             assert time.monotonic() < deadline, "it did not come"

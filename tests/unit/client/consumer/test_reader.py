@@ -130,7 +130,7 @@ def test_retention_that_overtakes_a_reader_is_an_error(clicks, read):
 def test_a_broker_that_falls_silent_is_a_time_out(clicks, read):
     """With a timeout, waiting for records that do not come ends with a typed error."""
     with read(partitions=[1]) as reader:
-        with reader._fetcher.changing() as positions:
+        with reader._core.fetcher.changing() as positions:
             positions.assign(P1, 0, 99)
         with pytest.raises(TimedOutError):
             reader.read(timeout=0.3)

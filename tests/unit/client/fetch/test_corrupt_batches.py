@@ -11,6 +11,7 @@ import pytest
 from headrace import TopicPartition
 from headrace.client.admin.record_times import timestamp_of
 from headrace.client.base.errors import ConfigError
+from headrace.client.base.operations import execute
 from headrace.metrics import ClientCollector
 from headrace.wire import compression
 from headrace.wire.batch import Codec
@@ -357,9 +358,9 @@ def test_age_of_a_record_in_a_bomb_is_not_known():
 def test_prefetch_counts_what_headers_state(bombs):
     """What waits is counted as it will be, so that one fetch of bombs fills the room for all."""
     with headrace.Reader("clicks", bootstrap_servers=bombs.address, **SETTINGS) as reader:
-        completed = reader._fetcher.next_fetch(WAIT)
+        completed = execute(reader._core.fetcher.next_fetch(WAIT), reader._fetcher.run_step)
         assert completed.inflated_bytes == 12 * 8 * MIB
-        assert reader._fetcher.positions.buffered_bytes == 0
+        assert reader._core.fetcher.positions.buffered_bytes == 0
 
 
 def test_headers_of_a_bomb_are_made_a_few_at_a_time(fake_cluster):

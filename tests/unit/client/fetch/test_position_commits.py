@@ -188,7 +188,7 @@ class Receiver(groups_pb2_grpc.GroupServiceServicer):
 @pytest.fixture
 def clicks(fake_cluster, monkeypatch):
     """Two partitions, three batches of ten records in the first; commits follow each other at once."""
-    monkeypatch.setattr("headrace.client.fetch.fetching.INTERVAL_S", 0.01)
+    monkeypatch.setattr("headrace.client.fetch.position_commits.INTERVAL_S", 0.01)
     fake_cluster.create_topic("clicks", 2)
     for _ in range(3):
         fake_cluster.append("clicks", encode_batch([b"v"] * 10, base_timestamp_ms=1_000))
@@ -263,11 +263,11 @@ def test_a_coordinator_that_hangs_holds_up_no_record_and_no_close(clicks, receiv
 
 def test_a_close_waits_for_no_commit(clicks, receiver, monkeypatch):
     """What waits for the time of the next commit ends with the reader."""
-    monkeypatch.setattr("headrace.client.fetch.fetching.INTERVAL_S", 3_600)
+    monkeypatch.setattr("headrace.client.fetch.position_commits.INTERVAL_S", 3_600)
     pause = threading.Event()
     with headrace.Reader("clicks", **settings(clicks)) as reader:
         receiver.wait_for({("clicks", 0): 0, ("clicks", 1): 0})
-        background = reader._fetcher.background
+        background = reader._core.fetcher.background
         while not all(task.deadline for task in list(background._tasks)):
             pause.wait(0.001)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("headrace-reader")]

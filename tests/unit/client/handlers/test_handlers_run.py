@@ -173,17 +173,18 @@ def test_what_ends_a_handlers_thread_ends_the_run(clicks, groups):
 
 def test_a_partition_that_is_given_up_is_finished_first(clicks, groups):
     fill(clicks, 50)
-    begun, goes_on = threading.Event(), threading.Event()
+    begun, goes_on = threading.Semaphore(0), threading.Event()
     with consumer_for(clicks) as consumer:
         handled = []
 
         def handle(record):
-            begun.set()
+            begun.release()
             assert goes_on.wait(WAIT)
             handled.append(record.offset)
 
         def take_away():
-            assert begun.wait(WAIT)
+            assert begun.acquire(timeout=WAIT)
+            assert begun.acquire(timeout=WAIT)
             groups.assign()
             deadline = threading.Event()
             while not consumer._core.group.work._revoking:

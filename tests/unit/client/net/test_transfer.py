@@ -92,7 +92,7 @@ class Blocking:
 class Looping:
     def __init__(self, config):
         self.loop = asyncio.new_event_loop()
-        self.transfers = AsyncTransfers(config)
+        self.transfers = AsyncTransfers("Reader", config)
 
     def fetch(self, address, timeout=SECONDS):
         return self.loop.run_until_complete(self.transfers.fetch(address, REQUEST, timeout))

@@ -1,0 +1,388 @@
+"""What the blocking and the asyncio reader share: the background that fetches, the queue that the application empties.
+
+`FetchEngine` decides; here are the lock and the operations. One operation plans fetches, reads metadata that is stale
+or old, and looks up positions that are lost. Each fetch in flight is a step of an operation of its own, which takes the
+response in and continues with the next fetch at once; in a blocking reader that operation has a thread. (gRPC's futures
+would be simpler to read; but gRPC starts a thread for the first one in flight and ends it with the last, so with one
+fetch at a time every fetch costs a new thread.) A response is only queued, with its batches' headers walked; checksums
+and columns are the work of the application's thread, so that the two overlap.
+"""
+
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+import grpc
+
+from headrace.client.admin.operations import AdminOperations
+from headrace.client.admin.rpc import by_name
+from headrace.client.base.background import Background, WaitSignal
+from headrace.client.base.clock import monotonic_ms
+from headrace.client.base.config import FetchConfig
+from headrace.client.base.errors import ClosedError, ForkedError, WakeupError
+from headrace.client.base.forking import ForkGuard
+from headrace.client.base.operations import Call, Operation, Pause, WaitUntil
+from headrace.client.base.request_ids import request_id_scope
+from headrace.client.base.retry import Backoff
+from headrace.client.fetch.fetch_engine import FetchEngine
+from headrace.client.fetch.fetch_plan import FetchPlan, TransferFetch
+from headrace.client.fetch.offset_resets import log_bounds
+from headrace.client.fetch.partition_fetch_state import CompletedFetch
+from headrace.client.fetch.position_commits import Iterated, commit_positions
+from headrace.client.fetch.subscription_state import SubscriptionState
+from headrace.client.net.bootstrap_client import BootstrapClient, error_of_call
+from headrace.v1 import cluster_pb2
+from headrace.wire.errors import CorruptBatchError, HeadraceError, InternalError
+from headrace.wire.ids import TopicPartition
+
+log = logging.getLogger("headrace.consumer")
+
+
+class Gate(Protocol):
+    """The owner of a reader that can pause the delivery of fetched records."""
+
+    def delivery_paused(self) -> bool:
+        """Return whether nothing is delivered now. Under the manager's lock, any thread."""
+
+
+class FetchManager:
+    """Owned by one consumer or reader, whose thread or task calls it; `wakeup`, `wake` and `interrupt` are for any."""
+
+    def __init__(self, config: FetchConfig, what: str, background: Background, auto_offset_reset: str) -> None:
+        """`what` names the owner in errors; `auto_offset_reset` is earliest, latest or error."""
+        self._config = config
+        self._what = what
+        self._lock = threading.Lock()
+        self._ready = background.make_changes(self._lock)
+        self._planned = background.make_changes(self._lock)
+        self._work = background.make_signal()
+        self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
+        self._bootstrap = BootstrapClient(config)
+        self._plans: deque[FetchPlan] = deque()
+        self._idle_fetchers = 0
+        self._failure: Exception | None = None
+        self._wakeup = False
+        self._woken = False
+        self._is_closed = False
+        self._is_forked = False
+        self._fork_guard = ForkGuard(self._after_fork)
+        self.background = background
+        self.engine = FetchEngine(config, self._backoff, auto_offset_reset, monotonic_ms())
+        self.positions = self.engine.positions
+        self.admin = AdminOperations(config, self._bootstrap)
+        self.gate: Gate | None = None
+        self.cursor: Iterated | None = None
+        """The batch under iteration."""
+        self.interrupts: list[None] = []
+        """Not empty while something besides records waits for the application."""
+
+    # --- for the application's thread ---
+
+    def read_metadata(self, topics: set[str]) -> Operation[dict[str, int]]:
+        """Read metadata of `topics`; return their numbers of partitions.
+
+        Raises:
+            NoBrokersAvailableError: no server has responded.
+            UnknownTopicError: one of them does not exist.
+        """
+        self.check()
+        answer = yield from self._request_metadata(topics)
+        with self._lock:
+            self.engine.cluster_metadata.update(answer)
+            self.engine.topics = set(topics)
+            return {name: self.engine.cluster_metadata.require(name).partitions for name in sorted(topics)}
+
+    def topic_id(self, topic: str) -> bytes:
+        """Return the id of a topic in the newest metadata; empty if the topic is unknown."""
+        with self._lock:
+            leaders = self.engine.cluster_metadata.topic(topic)
+            return b"" if leaders is None else leaders.topic_id
+
+    def read_topics(self, topics: set[str]) -> None:
+        """Keep the metadata of these topics fresh from now on; that of new ones is read soon."""
+        with self._lock:
+            self.positions.stale_topics.update(topics - self.engine.topics)
+            self.engine.topics = set(topics)
+            self._work.set()
+
+    def start(self) -> None:
+        """Begin to fetch."""
+        self.engine.metadata_at_ms = monotonic_ms() + self._config.metadata_max_age_ms
+        self.background.spawn(self._guarded(self._run()))
+        if self._config.commit_group:
+            self.background.spawn(commit_positions(self, self._config))
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[SubscriptionState]:
+        """Hold the lock around a change of `positions`; then wake the background where the change concerns it."""
+        self.check()
+        with self._lock:
+            yield self.positions
+            if self.positions.has_news:
+                self._work.set()
+
+    def retries_corrupt(self, completed: CompletedFetch, error: CorruptBatchError) -> bool:
+        """Return whether a batch that failed its checksum is fetched again; if not, the application gets the error."""
+        with self.changing() as positions:
+            return positions.corruption_detected(completed, error, monotonic_ms())
+
+    def next_fetch(self, timeout: float | None, *, delivery_paused: bool = False) -> Operation[CompletedFetch | None]:
+        """Wait for the next completed fetch, up to `timeout` seconds; `None` disables the limit.
+
+        Returns `None` when the time is up, after a `wake`, or when all partitions have reached their end. Where
+        `delivery_paused`, takes no fetch, and returns `None` also when the gate is open again. Nothing is awaited
+        between taking a fetch and returning it, so a cancelled wait loses none.
+
+        Raises:
+            WakeupError: another thread called `wakeup`.
+            ClosedError, ForkedError: the owner cannot be used any more.
+            HeadraceError: an error of one partition.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._lock:
+                completed = self._pop(delivery_paused)
+                if completed is not None:
+                    return completed
+                woken, self._woken = self._woken, False
+                if woken or self._ends_wait(delivery_paused):
+                    return None
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            yield WaitUntil(self._ready, lambda: self._is_ready(delivery_paused), left)
+
+    def _pop(self, delivery_paused: bool) -> CompletedFetch | None:
+        """Return the next completed fetch if there is one now. Under the lock."""
+        self.check()
+        if self._wakeup:
+            self._wakeup = False
+            raise WakeupError
+        if delivery_paused or self._is_paused():
+            return None
+        completed = self.positions.pop(monotonic_ms())
+        if self.positions.has_news:
+            self._work.set()
+        return completed
+
+    def _is_paused(self) -> bool:
+        return self.gate is not None and self.gate.delivery_paused()
+
+    def _ends_wait(self, delivery_paused: bool) -> bool:
+        """Return whether nothing more will come, or the gate that was closed is open. Under the lock."""
+        return (delivery_paused and not self._is_paused()) or self.positions.is_finished()
+
+    def _is_ready(self, delivery_paused: bool) -> bool:
+        """Return whether `next_fetch` has something to do. Under the lock."""
+        if self._wakeup or self._woken or self._is_over() or self._ends_wait(delivery_paused):
+            return True
+        return not delivery_paused and self.positions.is_ready() and not self._is_paused()
+
+    def wakeup(self) -> None:
+        """End the application's wait, now or the next, with a WakeupError."""
+        with self._lock:
+            self._wakeup = True
+            self._ready.notify_all()
+
+    def wake(self) -> None:
+        """End the application's wait, now or the next, without an error."""
+        with self._lock:
+            self._woken = True
+            self._ready.notify_all()
+
+    def interrupt(self) -> None:
+        """Report to the application that something besides records waits for it; any thread."""
+        if not self.interrupts:
+            self.interrupts.append(None)
+        self.wake()
+
+    def check(self) -> None:
+        """Raise where the owner is closed, was forked away, or has failed."""
+        if self._is_forked:
+            raise ForkedError(self._what)
+        if self._is_closed:
+            raise ClosedError(self._what)
+        if self._failure is not None:
+            raise InternalError(f"the {self._what} has failed: {self._failure!r}", fatal=True) from self._failure
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the owner is neither closed nor forked away."""
+        return not self._is_closed and not self._is_forked
+
+    def begin_close(self) -> bool:
+        """End all waits; return whether the owner must close its connections: once, and not in a forked process."""
+        with self._lock:
+            if not self.is_usable:
+                return False
+            self._is_closed = True
+            self._ready.notify_all()
+            self._planned.notify_all()
+            return True
+
+    def _after_fork(self) -> None:
+        self._is_forked = True
+
+    # --- the background ---
+
+    def _guarded(self, operation: Operation[None]) -> Operation[None]:
+        """Run an operation without end; report an unforeseen error to the application, which would wait for ever."""
+        try:
+            yield from operation
+        except ClosedError:
+            return
+        except Exception as error:
+            log.error("the %s has failed", self._what, exc_info=error)
+            with self._lock:
+                self._failure = error
+                self._ready.notify_all()
+                self._planned.notify_all()
+
+    def _is_over(self) -> bool:
+        return self._is_closed or self._failure is not None
+
+    def _run(self) -> Operation[None]:
+        """Start what is due, until the end."""
+        while True:
+            self._work.clear()
+            with self._lock:
+                if self._is_over():
+                    return
+                turn = self.engine.turn(monotonic_ms())
+                self._start_fetches(turn.plans)
+                if turn.is_ready:
+                    self._ready.notify_all()
+            if not turn.refreshes and not turn.lost:
+                yield WaitSignal(self._work, turn.idle_seconds)
+                continue
+            with request_id_scope():
+                if turn.refreshes:
+                    yield from self._refresh()
+                for where in turn.lost[:1]:  # Between two of them other work is done.
+                    yield from self._with_back_off(self._reset(where), where)
+
+    def _with_back_off(self, operation: Operation[None], where: TopicPartition | None = None) -> Operation[None]:
+        """Run `operation`; back off on retriable errors, report others to the application."""
+        try:
+            yield from operation
+        except ClosedError:
+            raise
+        except HeadraceError as error:
+            with self._lock:
+                self.engine.last_error = error
+                if where is not None:
+                    if not error.retriable:
+                        self.positions.fail(where, error, monotonic_ms())
+                        self._ready.notify_all()
+                    elif where in self.positions:
+                        self.positions.rewind(where, monotonic_ms())
+                    return
+            yield Pause(self._backoff.delay_ms(1, error.retry_after_ms) / 1000)
+
+    def _request_metadata(self, topics: set[str]) -> Operation[cluster_pb2.GetMetadataResponse]:
+        request = cluster_pb2.GetMetadataRequest(
+            topics=[by_name(name) for name in sorted(topics)], brokers_only=not topics
+        )
+        return self._bootstrap.metadata(request, self._config.request_timeout_ms / 1000)
+
+    def _refresh(self) -> Operation[None]:
+        """Read metadata, then the beginning of partitions that were added."""
+        with self._lock:
+            topics = set(self.engine.topics)
+        try:
+            answer = yield from self._request_metadata(topics)
+        except ClosedError:
+            raise
+        except HeadraceError as error:
+            with self._lock:
+                self.engine.metadata_failed(error, monotonic_ms())
+            return
+        with self._lock:
+            if self.engine.take_metadata(answer, topics, monotonic_ms()):
+                self._ready.notify_all()
+            added = self.engine.added_partitions()
+        for topic, partitions in added.items():
+            yield from self._with_back_off(self._read_added(topic, partitions))
+
+    def _read_added(self, topic: str, partitions: list[int]) -> Operation[None]:
+        """Read partitions that were added to a topic, from their beginning: no record in them is skipped."""
+        topic_id, found = yield from self.admin.find_offsets(topic, "earliest", partitions=partitions)
+        with self._lock:
+            for where, answer in found.items():
+                self.positions.assign(where, answer.offset, topic_id=topic_id)
+
+    def _reset(self, where: TopicPartition) -> Operation[None]:
+        """Move the position of a partition that is not in its log."""
+        with self._lock:
+            reset = self.engine.begin_reset(where, monotonic_ms())
+            if reset is None:
+                self._ready.notify_all()
+                return
+        timeout = self._config.request_timeout_ms / 1000
+        earliest, latest = yield from log_bounds(self.admin, where, timeout, reset.topic_id)
+        with self._lock:
+            moved = self.engine.end_reset(reset, earliest, latest, monotonic_ms())
+            if moved is None:
+                self._ready.notify_all()
+                return
+        if reset.replaced is None:
+            log.warning(
+                "%s: offset %d is not in the log (%d to %d); the position is now %d",
+                where, moved[0], earliest, latest, moved[1],
+            )  # fmt: skip
+        else:
+            old_id, new_id = reset.replaced
+            log.warning(
+                "%s: the topic was deleted and created again: offset %d belongs to the topic with id %s; the position "
+                "is now %d in the topic with id %s",
+                where, moved[0], old_id.hex(), moved[1], new_id.hex(),
+            )  # fmt: skip
+
+    # --- fetches ---
+
+    def _start_fetches(self, plans: list[FetchPlan]) -> None:
+        """Queue fetches, with enough operations that make them. Under the lock."""
+        self._plans.extend(plans)
+        for _ in range(len(self._plans) - self._idle_fetchers):
+            self._idle_fetchers += 1
+            self.background.spawn_blocking(self._guarded(self._fetch()))
+        self._planned.notify(len(self._plans))
+
+    def _fetch(self) -> Operation[None]:
+        """Make one planned fetch after the other. It counts in `_idle_fetchers` while it waits and before it starts."""
+        timeout = (self._config.fetch_max_wait_ms + self._config.request_timeout_ms) / 1000
+        while True:
+            with self._lock:
+                if self._is_over():
+                    return
+                plan = self._plans.popleft() if self._plans else None
+                self._idle_fetchers -= plan is not None
+            if plan is None:
+                yield WaitUntil(self._planned, lambda: bool(self._plans) or self._is_over(), None)
+                continue
+            answer, error, started = None, None, time.monotonic()
+            try:
+                if plan.transfer_address:
+                    answer = yield TransferFetch(plan.transfer_address, plan.request, timeout)
+                if answer is None:
+                    answer = yield Call(plan.address, "broker", "FetchZeroCopy", plan.request, timeout)
+            except ClosedError:
+                raise
+            except HeadraceError as failure:
+                error = failure
+            except grpc.RpcError as failure:
+                error = error_of_call(failure)
+            with self._lock:
+                self.positions.counts.took(time.monotonic() - started)
+                plans, is_ready = self.engine.land(plan, answer, error, monotonic_ms())
+                self._idle_fetchers += 1  # It takes the next plan itself.
+                self._start_fetches(plans)
+                if is_ready:
+                    self._ready.notify_all()
+                if self.positions.stale_topics or self.positions.has_news or self.positions.resets():
+                    self._work.set()
