@@ -12,7 +12,7 @@ ZERO_COPY = "sdk/headrace/wire/zero_copy.py"
 HTTP = f"{SERVER}/http_endpoint.py"
 WAITERS = f"{BROKER}/runtime/waiters.py"
 TRANSFER = f"{BROKER}/rpc/transfer.py"
-POSITIONS = "sdk/headrace/client/fetch/subscription_state.py"
+FETCHES = "sdk/headrace/client/fetch/fetch_planner.py"
 VIEW = f"{SERVER}/metadata_view.py"
 PROCESS = f"{SERVER}/process_service.py"
 REPLICA_FETCHER = f"{BROKER}/runtime/replica_fetcher.py"
@@ -197,13 +197,11 @@ ADMISSION = (
     Mutant(
         "throttle-ignored",
         "A5",
-        POSITIONS,
+        FETCHES,
         "                    if answer.message.throttle_ms > 0 and not data:\n",
         "                    if False:\n",
         "A reader whose fetch found no place to wait asks again at once, and again.",
-        Test(
-            "tests/unit/client/fetch/test_subscription_state.py::test_a_reader_that_is_told_to_wait_waits", NO_STRANGER
-        ),
+        Test("tests/unit/client/fetch/test_fetch_planner.py::test_a_reader_that_is_told_to_wait_waits", NO_STRANGER),
     ),
     Mutant(
         "silent-readers-keep-their-places",

@@ -11,6 +11,7 @@ from headrace.client.base.config import FetchConfig
 from headrace.client.base.errors import TopicRecreatedError
 from headrace.client.base.retry import OVERDUE_MS, Backoff
 from headrace.client.fetch.fetch_plan import FetchPlan
+from headrace.client.fetch.fetch_planner import FetchPlanner
 from headrace.client.fetch.offset_resets import position_after
 from headrace.client.fetch.subscription_state import SubscriptionState
 from headrace.client.net.cluster_metadata import ClusterMetadata
@@ -64,6 +65,7 @@ class FetchEngine:
         self.raise_on_unknown_topic = True
         """Whether the deletion of a topic is an error of the application."""
         self.positions = SubscriptionState(config, backoff)
+        self.fetches = FetchPlanner(config, self.positions, self.cluster_metadata)
         self.last_error: HeadraceError | None = None
         """The error of the last attempt to read metadata, or `None` if it succeeded."""
         self.last_answer_ms = now_ms
@@ -72,11 +74,11 @@ class FetchEngine:
         """Return what is due now."""
         positions = self.positions
         positions.has_news = False
-        is_ready = positions.give_up_overdue(self.cluster_metadata, now_ms)
-        plans = positions.plan(self.cluster_metadata, now_ms)
+        is_ready = self.fetches.give_up_overdue(now_ms)
+        plans = self.fetches.plan(now_ms)
         lost = positions.resets()
         waits = [self.metadata_at_ms - now_ms, OVERDUE_MS // 2]  # Calls in flight are checked in between.
-        if positions.stale_topics:
+        if self.fetches.stale_topics:
             waits.append(self._look_at_ms - now_ms)
         retry_ms = positions.next_retry_ms(now_ms)
         if retry_ms is not None:
@@ -84,30 +86,30 @@ class FetchEngine:
         return Turn(plans, self._refreshes(now_ms), lost, max(1, min(waits)) / 1000, is_ready)
 
     def _refreshes(self, now_ms: int) -> bool:
-        return now_ms >= self.metadata_at_ms or (bool(self.positions.stale_topics) and now_ms >= self._look_at_ms)
+        return now_ms >= self.metadata_at_ms or (bool(self.fetches.stale_topics) and now_ms >= self._look_at_ms)
 
     def land(
         self, plan: FetchPlan, answer: Any, error: HeadraceError | None, now_ms: int
     ) -> tuple[list[FetchPlan], bool]:
         """Take in the end of a fetch; return the fetches to start, and whether the application has something to do."""
         if error is not None:
-            is_ready = self.positions.take_failure(plan, error, self.cluster_metadata, now_ms)
+            is_ready = self.fetches.take_failure(plan, error, now_ms)
         else:
             self.last_answer_ms = now_ms
-            is_ready = self.positions.take_answer(plan, answer, self.cluster_metadata, now_ms)
-        return self.positions.plan(self.cluster_metadata, now_ms), is_ready
+            is_ready = self.fetches.take_answer(plan, answer, now_ms)
+        return self.fetches.plan(now_ms), is_ready
 
     # --- metadata ---
 
     def take_metadata(self, answer: cluster_pb2.GetMetadataResponse, topics: set[str], now_ms: int) -> bool:
         """Take in the periodic answer on `topics`; return whether there is something for the application."""
         self.cluster_metadata.update(answer)
-        self.positions.stale_topics.clear()
+        self.fetches.stale_topics.clear()
         self._metadata_failures = 0
         self.metadata_at_ms = now_ms + self._config.metadata_max_age_ms
         self._look_at_ms = now_ms + self._backoff.look_delay_ms()
         self.last_error = None
-        has_ended = self.positions.give_up_overdue(self.cluster_metadata, now_ms)
+        has_ended = self.fetches.give_up_overdue(now_ms)
         return self._fail_missing(topics, now_ms) or has_ended
 
     def metadata_failed(self, error: HeadraceError, now_ms: int) -> None:

@@ -106,7 +106,7 @@ class FetchManager:
     def read_topics(self, topics: set[str]) -> None:
         """Keep the metadata of these topics fresh from now on; that of new ones is read soon."""
         with self._lock:
-            self.positions.stale_topics.update(topics - self.engine.topics)
+            self.engine.fetches.stale_topics.update(topics - self.engine.topics)
             self.engine.topics = set(topics)
             self._work.set()
 
@@ -384,5 +384,5 @@ class FetchManager:
                 self._start_fetches(plans)
                 if is_ready:
                     self._ready.notify_all()
-                if self.positions.stale_topics or self.positions.has_news or self.positions.resets():
+                if self.engine.fetches.stale_topics or self.positions.has_news or self.positions.resets():
                     self._work.set()

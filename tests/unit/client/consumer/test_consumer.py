@@ -296,7 +296,7 @@ def test_a_bug_in_a_background_thread_reaches_the_application(clicks, consume, m
     def bug(*args):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(consumer._core.fetcher.positions, broken, bug)
+    monkeypatch.setattr(consumer._core.fetcher.engine.fetches, broken, bug)
     with pytest.raises(InternalError, match="a bug") as caught:
         consumer.poll(30)
     assert caught.value.fatal

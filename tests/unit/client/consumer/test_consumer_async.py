@@ -245,6 +245,6 @@ async def test_a_bug_in_a_background_task_reaches_the_application(clicks, monkey
         raise RuntimeError("a bug")
 
     async with consumer_for(clicks, "clicks") as consumer:
-        monkeypatch.setattr(consumer._core.fetcher.positions, broken, bug)
+        monkeypatch.setattr(consumer._core.fetcher.engine.fetches, broken, bug)
         with pytest.raises(InternalError, match="a bug"):
             await consumer.poll(WAIT)

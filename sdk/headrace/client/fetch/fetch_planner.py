@@ -1,0 +1,293 @@
+"""Which broker is asked for which partitions, and what its responses mean. Pure: no I/O, no clock, no thread.
+
+Only a leader decides what becomes of a position: a response of a nearer replica that is not data sends the partition
+back to its leader. A fetch without a response is given up when metadata names a newer leader.
+"""
+
+from typing import NamedTuple
+
+from headrace.client.base.config import FetchConfig
+from headrace.client.base.retry import Overdue
+from headrace.client.fetch.fetch_plan import FetchPlan, Wanted, fetch_plan
+from headrace.client.fetch.partition_fetch_state import NO_EPOCH, Divergence, PartitionFetchState
+from headrace.client.fetch.subscription_state import SubscriptionState
+from headrace.client.net.cluster_metadata import ClusterMetadata
+from headrace.v1 import broker_pb2
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.errors import (
+    CorruptBatchError,
+    HeadraceError,
+    OffsetNotAvailableError,
+    OffsetOutOfRangeError,
+    TimedOutError,
+    UnknownTopicIdError,
+    from_detail,
+)
+from headrace.wire.ids import TopicPartition
+from headrace.wire.zero_copy import SplicedMessage
+
+FETCHES_PER_BROKER = 8
+"""Maximum number of fetches in flight to one broker."""
+PARTITIONS_BEHIND = 64
+"""A fetch of more partitions asks first for this many that are known to have more: a response has room for few, and the
+broker would look at all of them each time."""
+FETCHES_BEHIND = 2
+"""Number of such fetches planned at once for a broker: one is answered while another is on its way."""
+
+MAX_THROTTLE_MS = 60_000
+"""No broker makes a reader wait for longer."""
+
+
+class FetchPlanner:
+    """Owned by one `FetchEngine`. A partition is in at most one fetch at a time; an idle long poll delays no other."""
+
+    def __init__(self, config: FetchConfig, positions: SubscriptionState, cluster_metadata: ClusterMetadata) -> None:
+        self._config = config
+        self._positions = positions
+        self._cluster_metadata = cluster_metadata
+        self._flying: dict[FetchPlan, Overdue] = {}
+        self._in_flight: dict[int, int] = {}
+        """Number of fetches by broker."""
+        self.stale_topics: set[str] = set()
+        """Topics whose metadata must be read again; the engine clears it afterwards."""
+
+    # --- which fetches start ---
+
+    def plan(self, now_ms: int) -> list[FetchPlan]:
+        """Say which fetches to start now; their partitions are in flight from here on."""
+        if self._positions.buffered_bytes >= self._config.prefetch_bytes:
+            return []
+        share = self._positions.share()
+        enough = PARTITIONS_BEHIND * FETCHES_BEHIND * self._cluster_metadata.broker_count()
+        behind = seen = 0
+        by_target: dict[tuple[int, bool], tuple[str, list[_Candidate]]] = {}
+        for where in self._positions.turn:
+            if behind >= enough:  # The next plan looks on from here.
+                break
+            seen += 1
+            partition = self._positions.partitions[where]
+            if not partition.is_wanted(share):
+                continue
+            target = self._target(partition, now_ms)
+            if target is None or self._in_flight.get(target[0], 0) >= FETCHES_PER_BROKER:
+                continue
+            broker_id, address, epoch, from_leader = target
+            names_rack = bool(self._config.client_rack) and partition.near.may_be_asked_for(now_ms)
+            candidate = _Candidate(partition, epoch, from_leader)
+            by_target.setdefault((broker_id, names_rack), (address, []))[1].append(candidate)
+            behind += partition.is_behind
+        self._positions.turn.rotate(-1 if seen == len(self._positions.turn) else -seen)
+        plans = []
+        for (broker_id, names_rack), (address, candidates) in by_target.items():
+            for chosen in _fetches_of(candidates):
+                if self._in_flight.get(broker_id, 0) >= FETCHES_PER_BROKER:
+                    break
+                self._in_flight[broker_id] = self._in_flight.get(broker_id, 0) + 1
+                plan = fetch_plan(
+                    self._config,
+                    broker_id,
+                    address,
+                    [candidate.take_off() for candidate in chosen],
+                    names_rack=names_rack,
+                    transfer_address=self._cluster_metadata.transfer_address(broker_id),
+                )
+                self._flying[plan] = Overdue(now_ms, self._config.fetch_max_wait_ms)
+                plans.append(plan)
+        return plans
+
+    def give_up_overdue(self, now_ms: int) -> bool:
+        """Drop overdue fetches from a nearer replica, or where there is a newer leader; see `pop`.
+
+        For the others metadata is to be read. What a fetch that was given up brings later is dropped.
+        """
+        news = False
+        for plan, overdue in list(self._flying.items()):
+            if not overdue.is_due(now_ms):
+                continue
+            if all(part.from_leader and not self._has_newer_leader(part) for part in plan.partitions):
+                if overdue.takes_look(now_ms):
+                    self.stale_topics.update(part.where.topic for part in plan.partitions)
+                continue
+            error = TimedOutError(f"broker {plan.broker_id} does not answer")
+            news = self.take_failure(plan, error, now_ms) or news
+        return news
+
+    def _target(self, partition: PartitionFetchState, now_ms: int) -> tuple[int, str, int, bool] | None:
+        """Whom to ask: broker id, address, the leader epoch to name, whether it leads; None: nobody now."""
+        topic_leaders = self._cluster_metadata.topic(partition.where.topic)
+        leader = self._cluster_metadata.leader(partition.where)
+        if partition.is_waiting(NO_EPOCH if leader is None else leader[2], now_ms):
+            if partition.seeks_leader or leader is None:
+                self.stale_topics.add(partition.where.topic)
+            return None
+        if topic_leaders is not None and partition.was_replaced(topic_leaders.topic_id, topic_leaders.answer):
+            self._positions.lose(partition)
+            return None
+        if leader is None or topic_leaders is None or partition.topic_id != topic_leaders.topic_id:
+            self.stale_topics.add(partition.where.topic)
+            return None
+        broker_id, address, epoch = leader
+        if partition.fetch_epoch > epoch:  # That one led before what was read was written: its log may lack it.
+            self.stale_topics.add(partition.where.topic)
+            return None
+        near = partition.near
+        if near.broker_id == broker_id:
+            near.leave()  # It leads by now.
+        if near.is_read(now_ms):
+            near_address = self._cluster_metadata.address(near.broker_id)
+            if near_address:
+                return near.broker_id, near_address, epoch, False
+            near.refused(now_ms)
+        return broker_id, address, epoch, True
+
+    def _has_newer_leader(self, part: Wanted) -> bool:
+        leader = self._cluster_metadata.leader(part.where)
+        return leader is not None and leader[2] > part.leader_epoch
+
+    # --- what responses mean ---
+
+    def take_answer(self, plan: FetchPlan, answer: SplicedMessage, now_ms: int) -> bool:
+        """Take in what a fetch brought, a FetchResponse; whether there is something for the application."""
+        if not self._end_flight(plan):
+            return False
+        batches = iter(answer.batches)
+        wanted = {part.where: part for part in plan.partitions}
+        names = {part.topic_id: part.where.topic for part in plan.partitions}
+        news = False
+        for topic in answer.message.topics:
+            name = topic.name or names.get(topic.topic_id, "")
+            for result in topic.partitions:
+                (data,) = next(batches)
+                part = wanted.get(TopicPartition(name, result.partition))
+                partition = self._positions.partitions.get(part.where) if part is not None else None
+                if part is None or partition is None or partition.generation != part.generation:
+                    continue
+                if result.HasField("error"):
+                    news = self._take_error(partition, part, from_detail(result.error), now_ms) or news
+                elif result.HasField("diverged"):
+                    news = self._take_diverged(partition, part, result.diverged, now_ms) or news
+                else:
+                    news = self._take_data(partition, plan, part, result, data, now_ms) or news
+                    if answer.message.throttle_ms > 0 and not data:
+                        until_ms = now_ms + min(answer.message.throttle_ms, MAX_THROTTLE_MS)
+                        self._positions.hold_off(partition, part.leader_epoch, until_ms)
+        return news
+
+    def take_failure(self, plan: FetchPlan, error: HeadraceError, now_ms: int) -> bool:
+        """Take in that a fetch failed as a whole; whether there is something for the application."""
+        if not self._end_flight(plan):
+            return False
+        news = False
+        for part in plan.partitions:
+            partition = self._positions.partitions.get(part.where)
+            if partition is not None and partition.generation == part.generation:
+                if error.retriable and part.from_leader:
+                    self._cluster_metadata.forget_leader(part.where, part.leader_epoch)
+                news = self._take_error(partition, part, error, now_ms) or news
+        return news
+
+    def _end_flight(self, plan: FetchPlan) -> bool:
+        """Take a fetch out of those in flight; whether it was there: one that was given up lands once more."""
+        if self._flying.pop(plan, None) is None:
+            return False
+        self._in_flight[plan.broker_id] -= 1
+        for part in plan.partitions:
+            partition = self._positions.partitions.get(part.where)
+            if partition is not None and partition.generation == part.generation:
+                partition.in_flight = False
+        return True
+
+    def _take_data(
+        self,
+        partition: PartitionFetchState,
+        plan: FetchPlan,
+        part: Wanted,
+        result: broker_pb2.PartitionFetchResult,
+        data: ReadableBuffer,
+        now_ms: int,
+    ) -> bool:
+        partition.succeeded()
+        partition.high_watermark = result.high_watermark
+        partition.log_start_offset = result.log_start_offset
+        if not part.from_leader:
+            partition.near.answered(now_ms, data=bool(data))
+        elif plan.request.rack and result.preferred_replica not in (-1, plan.broker_id):
+            partition.near.offered(result.preferred_replica, now_ms, self._config.metadata_max_age_ms)
+        if not data:
+            return False
+        self._positions.receive(partition, data, plan.broker_id)
+        return True
+
+    def _take_diverged(
+        self, partition: PartitionFetchState, part: Wanted, diverged: broker_pb2.EpochEnd, now_ms: int
+    ) -> bool:
+        if not part.from_leader:
+            partition.near.refused(now_ms)
+            return False
+        self._positions.diverge(partition, Divergence(part.offset, diverged.leader_epoch, diverged.end_offset))
+        return True
+
+    def _take_error(self, partition: PartitionFetchState, part: Wanted, error: HeadraceError, now_ms: int) -> bool:
+        near = partition.near
+        self._positions.counts.errors[error.code] += 1
+        if not part.from_leader:
+            self._positions.counts.retries += 1
+            if isinstance(error, OffsetNotAvailableError) and near.lags():
+                self._positions.back_off(partition, NO_EPOCH, now_ms, failures=near.tries)
+            else:
+                near.refused(now_ms)
+            return False
+        corruption = partition.corruption
+        if corruption is not None and (error.retriable or isinstance(error, CorruptBatchError)):
+            if corruption.is_hopeless(now_ms):
+                partition.corruption = None
+                self._positions.fail(partition.where, corruption.error, now_ms)
+                return True
+        elif isinstance(error, OffsetOutOfRangeError):
+            self._positions.lose(partition)
+            return False
+        elif not error.retriable or (isinstance(error, UnknownTopicIdError) and partition.failures >= 3):
+            self._positions.fail(partition.where, error, now_ms)
+            return True
+        self._positions.counts.retries += 1
+        learned = error.leader is not None and self._cluster_metadata.learn_leader(partition.where, error.leader)
+        if not learned:
+            self.stale_topics.add(partition.where.topic)
+        self._positions.back_off(partition, part.leader_epoch, now_ms, at_least_ms=error.retry_after_ms)
+        partition.seeks_leader = not learned
+        return False
+
+
+class _Candidate(NamedTuple):
+    """A partition that a fetch may ask for."""
+
+    partition: PartitionFetchState
+    leader_epoch: int
+    from_leader: bool
+
+    def take_off(self) -> Wanted:
+        """Put it in flight, and say what is asked for."""
+        partition = self.partition
+        partition.in_flight = True
+        return Wanted(
+            partition.where,
+            partition.topic_id,
+            partition.generation,
+            partition.fetch_offset,
+            self.leader_epoch,
+            partition.fetch_epoch,
+            partition.corruption is not None and partition.fetch_offset == partition.position,
+            self.from_leader,
+        )
+
+
+def _fetches_of(candidates: list[_Candidate]) -> list[list[_Candidate]]:
+    """Part what is wanted of one broker: some that have more, whose fetches are answered at once, and idle ones."""
+    if len(candidates) <= PARTITIONS_BEHIND:
+        return [candidates]
+    behind: list[_Candidate] = []
+    idle: list[_Candidate] = []
+    for candidate in candidates:
+        (behind if candidate.partition.is_behind else idle).append(candidate)
+    fetches = [behind[PARTITIONS_BEHIND * n : PARTITIONS_BEHIND * (n + 1)] for n in range(FETCHES_BEHIND)]
+    return [fetch for fetch in (*fetches, idle) if fetch]
