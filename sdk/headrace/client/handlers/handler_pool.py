@@ -7,6 +7,7 @@ and what runs has `drain_timeout_ms`. Nothing of a partition is begun before `po
 
 import contextlib
 import dataclasses
+import logging
 import random
 import threading
 import time
@@ -21,7 +22,8 @@ from headrace.client.base.errors import ConfigError, HandlerError
 from headrace.client.base.operations import Operation
 from headrace.client.base.records import DecodedBatch, Deserializers, Record, RecordBatch
 from headrace.client.base.serializers import deserialize
-from headrace.client.fetch.dead_letters import DeadLetter, dead_letter
+from headrace.client.fetch.corrupt_batches import WriteLetters
+from headrace.client.fetch.dead_letters import dead_letter
 from headrace.client.fetch.decoding import deserializers_of
 from headrace.client.group.member import GroupMember
 from headrace.client.group.membership import InitialPosition, OwnedPartition
@@ -30,6 +32,8 @@ from headrace.client.handlers.poison_records import PREFIX, PoisonRecordDetector
 from headrace.client.handlers.work_queue import RetryDecision, RetryPolicy, Task, WorkQueue
 from headrace.wire.errors import HeadraceError, NotOwnerError, UnknownMemberError
 from headrace.wire.ids import TopicPartition
+
+log = logging.getLogger("headrace.consumer")
 
 TURN_S = 0.2
 """How long the reading thread waits for records before it looks after what else is due."""
@@ -113,6 +117,7 @@ class HandlerPool:
         self._started_ms = monotonic_ms()
         self._revoking: dict[TopicPartition, int] = {}
         self._was_full = False
+        self._paused: set[TopicPartition] = set()
         self.lock = threading.RLock()
         self.queue = WorkQueue(options.ordering, options.retry, random.Random())
         self._poison_records = PoisonRecordDetector(
@@ -173,15 +178,23 @@ class HandlerPool:
         if batch.decoded_batches:
             self._wake_workers()
 
-    def turn(self) -> tuple[list[TopicPartition], list[TopicPartition]]:
-        """Look after what is due; gives the partitions that are to be paused, and those that may go on."""
+    def turn(self, assigned: list[TopicPartition]) -> tuple[list[TopicPartition], list[TopicPartition]]:
+        """Do what is due; return the partitions to pause, and those to resume."""
         with self.lock:
             if self._revoking:
                 self._group.wake()
             self._advance()
             spans = {where: self.queue.span(where) for where in self.queue.partitions()}
         most = self.options.window_records
-        return [w for w, n in spans.items() if n >= most], [w for w, n in spans.items() if n <= most // 2]
+        paused = {where for where in assigned if where in self._paused}
+        pause = [where for where in assigned if where not in paused and spans.get(where, 0) >= most]
+        resume = [where for where in sorted(paused) if spans.get(where, most) <= most // 2]
+        self._paused = paused.union(pause).difference(resume)
+        return pause, resume
+
+    def paused(self, assigned: list[TopicPartition]) -> list[TopicPartition]:
+        """Return the partitions that the run has paused."""
+        return [where for where in assigned if where in self._paused]
 
     # --- poison records ---
 
@@ -266,12 +279,26 @@ class HandlerPool:
             wrong.__cause__ = task.error
             self.fail(wrong)
 
-    def letter(self, task: Task) -> DeadLetter:
-        """Return the dead letter of a record."""
-        return dead_letter(task.record, task.error, task.attempts, self._config.group_id, time.time_ns() // 1_000_000)
+    def send_to_dead_letter_topic(self, task: Task) -> Operation[None]:
+        """Write the dead letter of a record."""
+        topic, now_ms = self.options.dead_letter, time.time_ns() // 1_000_000
+        if topic is None:
+            self._letter_failed(task)  # The run is ending because of it.
+            return
+        try:
+            letter = dead_letter(task.record, task.error, task.attempts, self._config.group_id, now_ms)
+            yield WriteLetters(topic, (letter,))
+        except HeadraceError as error:
+            log.warning("%s offset %d: no dead letter yet: %s", task.where, task.record.offset, error)
+            self._letter_failed(task)
+        except BaseException:
+            self._letter_failed(task)
+            raise
+        else:
+            self.succeeded(task)
 
-    def letter_failed(self, task: Task) -> None:
-        """The dead letter is not written yet."""
+    def _letter_failed(self, task: Task) -> None:
+        """Note that the dead letter is not written yet."""
         with self.lock:
             self._given_up(task)
             self.queue.not_sent(task, monotonic_ms())

@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING
 
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.errors import HandlerTimeoutError, WakeupError
-from headrace.client.fetch.dead_letters import producer_settings
 from headrace.client.handlers.handler_pool import TURN_S, Handler, HandlerPool, RunOptions, RunSummary
 from headrace.client.handlers.work_queue import Task
-from headrace.client.producer.producer import Producer
-from headrace.wire.errors import HeadraceError
-from headrace.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
     from headrace.client.consumer.consumer import Consumer
@@ -34,11 +30,9 @@ class Runner:
         self._handler = handler
         self._at_work: dict[int, tuple[Task, int]] = {}
         self._threads: dict[int, threading.Thread] = {}
-        self._producer: Producer | None = None
         self._ends = False
         self._started = 0
         self._abandoned = 0
-        self._held_back: set[TopicPartition] = set()
         self.pool = HandlerPool(
             options,
             consumer._core.config,
@@ -55,39 +49,27 @@ class Runner:
     def run(self) -> RunSummary:
         """Read and handle until `stop`, a signal, or an error."""
         pool, consumer = self.pool, self._consumer
-        if pool.options.dead_letter is not None:
-            self._producer = Producer(**producer_settings(consumer._core.config))
-        try:
-            with self._signals():
-                consumer._do(pool.begin())
-                for _ in range(pool.options.concurrency):
-                    self._start_worker()
-                try:
-                    while not pool.stops:
-                        pool.take(consumer.poll(TURN_S, pool.room()))
-                        self._turn()
-                except WakeupError:
-                    pool.stop()
-                except BaseException as error:
-                    pool.fail(error)
-                summary: RunSummary = self._end()
-        finally:
-            if self._producer is not None:
-                with contextlib.suppress(HeadraceError):  # What failed was told where it was sent.
-                    self._producer.close()
+        with self._signals():
+            consumer._do(pool.begin())
+            for _ in range(pool.options.concurrency):
+                self._start_worker()
+            try:
+                while not pool.stops:
+                    pool.take(consumer.poll(TURN_S, pool.room()))
+                    self._turn()
+            except WakeupError:
+                pool.stop()
+            except BaseException as error:
+                pool.fail(error)
+            summary = self._end()
         if pool.error is not None:
             raise pool.error
         return summary
 
     def _turn(self) -> None:
-        full, free = self.pool.turn()
-        assigned = set(self._consumer.assignment())
-        self._held_back &= assigned
-        hold = (assigned & set(full)) - self._held_back
-        go_on = self._held_back & set(free)
-        self._consumer.pause(*sorted(hold))
-        self._consumer.resume(*sorted(go_on))
-        self._held_back = (self._held_back | hold) - go_on
+        pause, resume = self.pool.turn(self._consumer.assignment())
+        self._consumer.pause(*pause)
+        self._consumer.resume(*resume)
         limit_ms = self.pool.options.handler_timeout_ms
         if limit_ms is not None:
             self._abandon_late(limit_ms)
@@ -117,7 +99,7 @@ class Runner:
             self._changed.wait_for(pool.drained, max(0.0, deadline - time.monotonic()))
             self._ends = True
             self._changed.notify_all()
-        self._consumer.resume(*(where for where in self._consumer.assignment() if where in self._held_back))
+        self._consumer.resume(*pool.paused(self._consumer.assignment()))
         for thread in list(self._threads.values()):
             thread.join(max(0.0, deadline - time.monotonic()))
         summary: RunSummary = self._consumer._do(pool.finish())
@@ -141,7 +123,7 @@ class Runner:
             if task.is_given_up:
                 with self.pool.lock:
                     self._at_work.pop(ident, None)
-                self._send_to_dead_letter_topic(task)
+                self._consumer._do(self.pool.send_to_dead_letter_topic(task))
                 continue
             error: BaseException | None = None
             try:
@@ -169,20 +151,6 @@ class Runner:
                 due_ms = self.pool.queue.next_due_ms()
                 self._changed.wait(None if due_ms is None else max(1, due_ms - now) / 1000)
         return None
-
-    def _send_to_dead_letter_topic(self, task: Task) -> None:
-        topic = self.pool.options.dead_letter
-        if topic is None or self._producer is None:
-            self.pool.letter_failed(task)  # The run is ending because of it.
-            return
-        letter = self.pool.letter(task)
-        try:
-            self._producer.send(topic, letter.value, letter.key, headers=letter.headers).result()
-        except HeadraceError as error:
-            log.warning("%s offset %d: no dead letter yet: %s", task.where, task.record.offset, error)
-            self.pool.letter_failed(task)
-        else:
-            self.pool.succeeded(task)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING
 
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.errors import HandlerTimeoutError, WakeupError
-from headrace.client.fetch.dead_letters import producer_settings
 from headrace.client.handlers.handler_pool import TURN_S, AsyncHandler, HandlerPool, RunOptions, RunSummary
 from headrace.client.handlers.runner import SIGNALS
 from headrace.client.handlers.work_queue import Task
-from headrace.client.producer.producer_async import Producer
-from headrace.wire.errors import HeadraceError
-from headrace.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
     from headrace.client.consumer.consumer_async import AsyncConsumer
@@ -31,8 +27,6 @@ class AsyncRunner:
         self._consumer = consumer
         self._handler = handler
         self._waiters: set[asyncio.Future[None]] = set()
-        self._held_back: set[TopicPartition] = set()
-        self._producer: Producer | None = None
         core = consumer._core
         self.pool = HandlerPool(options, core.config, core.in_group(), wake_workers=self._wake, wake=core.fetcher.wake)
 
@@ -43,8 +37,6 @@ class AsyncRunner:
     async def run(self) -> RunSummary:
         """Read and handle until `stop`, a signal, or an error. Cancelled, it cancels the handlers at work."""
         pool, consumer = self.pool, self._consumer
-        if pool.options.dead_letter is not None:
-            self._producer = Producer(**producer_settings(consumer._core.config))
         workers: list[asyncio.Task[None]] = []
         try:
             with self._signals():
@@ -65,22 +57,14 @@ class AsyncRunner:
             if workers:
                 await asyncio.wait(workers)
             summary: RunSummary = await consumer._do(pool.finish())
-            if self._producer is not None:
-                with contextlib.suppress(HeadraceError):  # What failed was told where it was sent.
-                    await self._producer.close()
         if pool.error is not None:
             raise pool.error
         return summary
 
     def _turn(self) -> None:
-        full, free = self.pool.turn()
-        assigned = set(self._consumer.assignment())
-        self._held_back &= assigned
-        hold = (assigned & set(full)) - self._held_back
-        go_on = self._held_back & set(free)
-        self._consumer.pause(*sorted(hold))
-        self._consumer.resume(*sorted(go_on))
-        self._held_back = (self._held_back | hold) - go_on
+        pause, resume = self.pool.turn(self._consumer.assignment())
+        self._consumer.pause(*pause)
+        self._consumer.resume(*resume)
 
     async def _drain(self) -> None:
         """Let handlers finish, within bounds."""
@@ -91,7 +75,7 @@ class AsyncRunner:
                     await self._wait(None)
         except TimeoutError:
             log.warning("handlers are at work still, and are cancelled")
-        self._consumer.resume(*(where for where in self._consumer.assignment() if where in self._held_back))
+        self._consumer.resume(*self.pool.paused(self._consumer.assignment()))
 
     # --- workers ---
 
@@ -120,7 +104,7 @@ class AsyncRunner:
                 due_ms = self.pool.queue.next_due_ms()
                 await self._wait(None if due_ms is None else max(1, due_ms - now) / 1000)
             elif task.is_given_up:
-                await self._send_to_dead_letter_topic(task)
+                await self._consumer._do(self.pool.send_to_dead_letter_topic(task))
             else:
                 await self._handle(task)
 
@@ -138,23 +122,6 @@ class AsyncRunner:
         except Exception as error:
             is_late = limit_ms is not None and limit.expired()
             self.pool.handler_failed(task, HandlerTimeoutError(limit_ms or 0) if is_late else error)
-        else:
-            self.pool.succeeded(task)
-
-    async def _send_to_dead_letter_topic(self, task: Task) -> None:
-        topic = self.pool.options.dead_letter
-        if topic is None or self._producer is None:
-            self.pool.letter_failed(task)  # The run is ending because of it.
-            return
-        letter = self.pool.letter(task)
-        try:
-            await self._producer.send_and_wait(topic, letter.value, letter.key, headers=letter.headers)
-        except HeadraceError as error:
-            log.warning("%s offset %d: no dead letter yet: %s", task.where, task.record.offset, error)
-            self.pool.letter_failed(task)
-        except BaseException:
-            self.pool.letter_failed(task)
-            raise
         else:
             self.pool.succeeded(task)
 
