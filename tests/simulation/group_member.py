@@ -282,7 +282,7 @@ class _Found:
 
 
 class _Fetcher:
-    """What of `headrace.client.fetch.fetching` a `GroupMember` uses."""
+    """What of `headrace.client.fetch.fetch_manager` a `GroupMember` uses."""
 
     def __init__(self, life: MemberLife) -> None:
         self._life = life
@@ -292,7 +292,7 @@ class _Fetcher:
         self.gate: Any = None
         self.cursor = None
         self.interrupts: list[None] = []
-        self.raise_on_unknown_topic = True
+        self.engine = SimpleNamespace(raise_on_unknown_topic=True)
 
     def interrupt(self) -> None:
         """Wake the application."""
@@ -311,6 +311,7 @@ class _Fetcher:
     def check(self) -> None:
         """Nothing is wrong with it."""
 
+    @property
     def is_usable(self) -> bool:
         """Yes."""
         return True

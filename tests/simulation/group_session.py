@@ -15,6 +15,7 @@ from unittest import mock
 
 from headrace.client.base.background import LongPollCall, WaitSignal
 from headrace.client.base.operations import Call, InvokeCallback, Operation, Pause, WaitUntil
+from headrace.client.group import coordinator_calls
 from headrace.client.group import member as group_member
 from headrace.client.group import session as group_session
 from headrace.client.net import bootstrap_client
@@ -250,7 +251,7 @@ def virtual_time(world: World) -> Iterator[None]:
 
     clock = SimpleNamespace(monotonic=seconds)
     with contextlib.ExitStack() as stack:
-        for module in (bootstrap_client, group_session, group_member):
+        for module in (bootstrap_client, coordinator_calls, group_session, group_member):
             stack.enter_context(mock.patch.object(module, "time", clock))
         for module in (group_session, group_member):
             stack.enter_context(mock.patch.object(module, "boot_ms", now_ms))

@@ -230,7 +230,7 @@ class Consumer(RecordStream):
         Raises:
             NotOwnerError: this consumer does not read it.
         """
-        return self._core.assignment_epoch(where)
+        return self._core.in_group().assignment_epoch(where)
 
     # --- life ---
 

@@ -234,7 +234,7 @@ class AsyncConsumer(AsyncRecordStream):
         Raises:
             NotOwnerError: this consumer does not read it.
         """
-        return self._core.assignment_epoch(where)
+        return self._core.in_group().assignment_epoch(where)
 
     # --- life ---
 

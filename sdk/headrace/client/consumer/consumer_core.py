@@ -18,15 +18,15 @@ from headrace.client.base.records import DecodedBatch, Record, RecordBatch
 from headrace.client.consumer.record_cursor import RecordCursor
 from headrace.client.fetch.corrupt_batches import pass_corrupt_batch
 from headrace.client.fetch.fetch_manager import FetchManager
+from headrace.client.fetch.offset_resets import offsets_at
 from headrace.client.fetch.open_fetch import OpenFetch
-from headrace.client.fetch.partition_fetch_state import NO_EPOCH, CompletedFetch
+from headrace.client.fetch.partition_fetch_state import NO_EPOCH
 from headrace.client.group.consumer_health import ConsumerHealth
 from headrace.client.group.member import GroupMember
 from headrace.client.group.offsets import CommitCallback, OffsetAndMetadata
 from headrace.wire.errors import (
     CorruptBatchError,
     HeadraceError,
-    NotOwnerError,
     UnknownPartitionError,
     UnknownTopicError,
     UnknownTopicIdError,
@@ -82,7 +82,8 @@ class ConsumerCore:
     def next_records(self) -> Operation[Iterator[Record]]:
         """Wait for the next records; the iterator is at their first, and `position` moves with it."""
         self.settle()  # Also what an earlier loop was left in the middle of.
-        self._poll_begins()
+        if self.group is not None:
+            self.group.on_poll_begin()
         while True:
             decoded = yield from self._next_decoded_batch(None, None)
             assert decoded is not None, "a wait without end ends with a decoded batch or an error"
@@ -90,7 +91,8 @@ class ConsumerCore:
                 break
         stopper = None if self.group is None else self.group.stopper()
         cursor = self.fetcher.cursor = RecordCursor(decoded, self._open_fetch.generation_of(decoded), stopper)
-        self._poll_ends()
+        if self.group is not None:
+            self.group.on_poll_end()
         return cursor.records()
 
     def poll(self, timeout: float | None, max_records: int | None) -> Operation[RecordBatch]:
@@ -98,7 +100,8 @@ class ConsumerCore:
         if max_records is not None and max_records < 1:
             raise ConfigError(f"max_records={max_records} is not at least 1")
         self.settle()
-        self._poll_begins()
+        if self.group is not None:
+            self.group.on_poll_begin()
         decoded_batches: list[DecodedBatch] = []
         size = 0
         left = max_records
@@ -126,12 +129,9 @@ class ConsumerCore:
             if left is not None:
                 left -= decoded.end - decoded.start
             wait = 0
-        self._poll_ends()
+        if self.group is not None:
+            self.group.on_poll_end()
         return RecordBatch(decoded_batches)
-
-    def is_iterating(self) -> bool:
-        """Whether an iteration is in the middle of a decoded batch."""
-        return self.fetcher.cursor is not None
 
     # --- positions ---
 
@@ -167,14 +167,10 @@ class ConsumerCore:
                 return current.position()
             return int(positions.position(where))
 
-    def seek(self, where: TopicPartition, offset: int) -> None:
-        """Go on from `offset` in one partition."""
+    def seek(self, where: TopicPartition, offset: int, topic_id: bytes = b"") -> None:
+        """Continue at `offset` of the topic with this id; empty means the newest one known."""
         if offset < 0:
             raise ConfigError(f"offset {offset} is negative", action="Use seek_to_end or seek_to_beginning.")
-        self._seek(where, offset, b"")
-
-    def _seek(self, where: TopicPartition, offset: int, topic_id: bytes) -> None:
-        """Go on from an offset of the topic with this id; empty: of the newest one known."""
         self.settle()
         self._open_fetch.forget(where)
         with self.fetcher.changing() as positions:
@@ -228,19 +224,6 @@ class ConsumerCore:
         group = self.in_group()
         self.settle()
         group.queue(offsets, callback)
-
-    def assignment_epoch(self, where: TopicPartition) -> int:
-        """Return the fencing token of a partition: it is larger for every later owner.
-
-        Raises:
-            NotOwnerError: this consumer does not read it.
-        """
-        group = self.in_group()
-        with group.session.lock:
-            holding = group.membership.owned_partition(where)
-        if holding is None:
-            raise NotOwnerError(f"{where} is not this consumer's")
-        return holding.assignment_epoch
 
     def commit(self, offsets: Mapping[TopicPartition, Any] | None, timeout: float) -> Operation[None]:
         """Store offsets and wait until they are; see `Consumer.commit`."""
@@ -316,35 +299,20 @@ class ConsumerCore:
                 return decoded
             if not first and (most is None or not self._has_completed_fetches()):
                 return None  # What one fetch brought is given; more is another poll's.
-            if group is not None:
-                left = None if deadline is None else max(0.0, deadline - monotonic())
-                completed = yield from self._next_fetch_of_group(left, delivery_paused)
-                if completed is None and left != 0:
-                    continue
-            elif self.fetcher.positions.is_empty():
+            if group is None and self.fetcher.positions.is_empty():
                 raise ConfigError("this consumer reads nothing", action="Name topics, or assign partitions first.")
-            else:
-                completed = yield from self.fetcher.next_fetch(timeout)
+            left = None if deadline is None else max(0.0, deadline - monotonic())
+            try:
+                completed = yield from self.fetcher.next_fetch(left, delivery_paused=delivery_paused)
+            except (UnknownTopicError, UnknownTopicIdError):
+                if group is None:
+                    raise
+                completed = None  # The group ends the assignment of a topic that was deleted.
             if completed is None:
+                if group is not None and left != 0:  # The group may have changed the assignment.
+                    continue
                 return None
             self._open_fetch.begin(completed)
-
-    def _next_fetch_of_group(self, timeout: float | None, delivery_paused: bool) -> Operation[CompletedFetch | None]:
-        """The next completed fetch; None: not yet, and the group may have news. A deleted topic is taken away by the
-        group.
-        """
-        try:
-            return (yield from self.fetcher.next_fetch(timeout, delivery_paused=delivery_paused))
-        except (UnknownTopicError, UnknownTopicIdError):
-            return None
-
-    def _poll_begins(self) -> None:
-        if self.group is not None:
-            self.group.on_poll_begin()
-
-    def _poll_ends(self) -> None:
-        if self.group is not None:
-            self.group.on_poll_end()
 
     def _has_completed_fetches(self) -> bool:
         with self.fetcher.changing() as positions:
@@ -412,30 +380,17 @@ class ConsumerCore:
         missing = [where for where in wanted if where not in starts]
         if missing:
             at = "earliest" if self.config.auto_offset_reset == "earliest" else "latest"
-            starts.update((yield from self._look_up(missing, at)))
-        self._read_from({where: starts[where] for where in wanted})
-
-    def _read_from(self, starts: Mapping[TopicPartition, tuple[int, bytes]]) -> None:
-        """Read partitions from offsets, each in the life of its topic that goes with it."""
+            starts.update((yield from offsets_at(self.fetcher.admin, missing, at)))
         with self.fetcher.changing() as positions:
-            for where, (offset, topic_id) in starts.items():
+            for where in wanted:
+                offset, topic_id = starts[where]
                 positions.assign(where, offset, topic_id=topic_id)
-
-    def _look_up(
-        self, partitions: Sequence[TopicPartition], at: str | float | datetime
-    ) -> Operation[dict[TopicPartition, tuple[int, bytes]]]:
-        """Find offsets, each with the id of the topic that it is of."""
-        found: dict[TopicPartition, tuple[int, bytes]] = {}
-        for topic in dict.fromkeys(where.topic for where in partitions):
-            numbers = [where.partition for where in partitions if where.topic == topic]
-            topic_id, answers = yield from self.fetcher.admin.find_offsets(topic, at, partitions=numbers)
-            found.update({where: (answer.offset, topic_id) for where, answer in answers.items()})
-        return found
 
     def seek_to(self, at: str | float | datetime, partitions: Sequence[TopicPartition]) -> Operation[None]:
         """Go on from where a time, or the begin or the end of the log is, in some partitions, or in all."""
-        for where, (offset, topic_id) in (yield from self._look_up(partitions or self.assignment(), at)).items():
-            self._seek(where, offset, topic_id)
+        found = yield from offsets_at(self.fetcher.admin, partitions or self.assignment(), at)
+        for where, (offset, topic_id) in found.items():
+            self.seek(where, offset, topic_id)
 
     @staticmethod
     def _require(positions: Any, where: TopicPartition) -> None:

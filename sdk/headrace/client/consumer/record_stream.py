@@ -55,7 +55,7 @@ class AsyncRecordStream:
 
     async def __anext__(self) -> Record:
         """Return the next record; waits where there is none."""
-        if self._core.is_iterating():
+        if self._core.fetcher.cursor is not None:
             try:
                 record = next(self._records, None)
             except Exception:

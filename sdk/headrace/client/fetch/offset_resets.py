@@ -1,5 +1,8 @@
 """Where to go on in a partition whose position is not in its log. Used by the engines of readers; no I/O."""
 
+from collections.abc import Sequence
+from datetime import datetime
+
 from headrace.client.admin.operations import AdminOperations
 from headrace.client.base.errors import LogTruncationError
 from headrace.client.base.operations import Operation
@@ -31,6 +34,18 @@ def log_bounds(
         )
         found.append(answer[where].offset)
     return found[0], found[1]
+
+
+def offsets_at(
+    admin: AdminOperations, partitions: Sequence[TopicPartition], at: str | float | datetime
+) -> Operation[dict[TopicPartition, tuple[int, bytes]]]:
+    """Look offsets up; return each with the id of its topic. `at` is earliest, latest or a time."""
+    found: dict[TopicPartition, tuple[int, bytes]] = {}
+    for topic in dict.fromkeys(where.topic for where in partitions):
+        numbers = [where.partition for where in partitions if where.topic == topic]
+        topic_id, answers = yield from admin.find_offsets(topic, at, partitions=numbers)
+        found.update({where: (answer.offset, topic_id) for where, answer in answers.items()})
+    return found
 
 
 def position_after(

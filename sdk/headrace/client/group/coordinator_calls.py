@@ -1,23 +1,29 @@
-"""Which coordinator a group's member asks. No I/O.
+"""The coordinator that a member of a group calls. No I/O.
 
-All members of a group prefer the same coordinator (`group_routing`); another one is asked when it fails.
+All members of a group prefer the same coordinator (`group_routing`); they call another one when it fails.
 """
 
+import time
 from typing import Any
 
 import grpc
 
 from headrace.client.base.background import LongPollCall, Signal
 from headrace.client.base.config import ClientConfig
-from headrace.client.base.errors import NoBrokersAvailableError
-from headrace.client.base.operations import Call, Operation
+from headrace.client.base.errors import ClosedError, NoBrokersAvailableError
+from headrace.client.base.operations import Call, Operation, Pause
+from headrace.client.base.retry import Backoff
 from headrace.client.net.bootstrap_client import BootstrapClient, error_of_call
 from headrace.client.net.group_routing import coordinators_for
 from headrace.v1 import cluster_pb2
+from headrace.wire.errors import HeadraceError
+
+TRY_TIMEOUT_S = 3.0
+"""For one try of a call that another coordinator can answer: one that has vanished with its machine never does."""
 
 
 class CoordinatorSelector:
-    """Owned by one of a session's loops. A failure moves on to the next coordinator, an answer stays with it."""
+    """Owned by one of a session's loops. A failure moves on to the next coordinator."""
 
     def __init__(self, config: ClientConfig, group_id: str, bootstrap: BootstrapClient) -> None:
         self._config = config
@@ -28,10 +34,10 @@ class CoordinatorSelector:
         """In a row."""
 
     def ask(self, method: str, request: Any, timeout: float, *, until: Signal | None = None) -> Operation[Any]:
-        """Call the coordinator whose turn it is; None where `until` was set first.
+        """Call the coordinator whose turn it is; return `None` if `until` was set first.
 
         Raises:
-            HeadraceError: why there is no answer.
+            HeadraceError: the reason for which there is no response.
         """
         call = yield from self._next_call(method, request, timeout)
         try:
@@ -39,11 +45,30 @@ class CoordinatorSelector:
         except grpc.RpcError as error:
             raise error_of_call(error) from error
 
-    def _next_call(self, method: str, request: Any, timeout: float) -> Operation[Call]:
-        """Make the call to be sent next; asks for the coordinators where they are not known or have all failed.
+    def ask_until(self, method: str, request: Any, seconds: float, backoff: Backoff) -> Operation[Any]:
+        """Make a call that may be repeated, until a coordinator responds or the time is up.
 
         Raises:
-            NoBrokersAvailableError: nobody knows a coordinator.
+            HeadraceError: the error that a coordinator returned, or the last failure when the time was up.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            left = max(0.1, deadline - time.monotonic())
+            try:
+                return (yield from self.ask(method, request, min(left, TRY_TIMEOUT_S)))
+            except ClosedError:
+                raise
+            except HeadraceError as error:
+                if not error.retriable or time.monotonic() >= deadline:
+                    raise
+                self.failed()
+            yield Pause(backoff.delay_ms(self.failures) / 1000)
+
+    def _next_call(self, method: str, request: Any, timeout: float) -> Operation[Call]:
+        """Make the next call; look the coordinators up where they are unknown or have all failed.
+
+        Raises:
+            NoBrokersAvailableError: no server has a coordinator in its metadata.
         """
         known = self._bootstrap.coordinators
         if not known or (self.failures and self.failures % len(known) == 0):
@@ -60,10 +85,10 @@ class CoordinatorSelector:
         return Call(ranked[self._turn % len(ranked)], "groups", method, request, timeout)
 
     def answered(self) -> None:
-        """Note an answer, also one that refuses."""
+        """Note a response, an error of the coordinator included."""
         self.failures = 0
 
     def failed(self) -> None:
-        """Note that there was none: the next one is asked."""
+        """Note that there was no response: call the next coordinator."""
         self.failures += 1
         self._turn += 1

@@ -276,6 +276,18 @@ class GroupMember:
         if failure is not None:
             raise failure
 
+    def assignment_epoch(self, where: TopicPartition) -> int:
+        """Return the fencing token of a partition.
+
+        Raises:
+            NotOwnerError: this consumer does not read it.
+        """
+        with self.session.lock:
+            holding = self.membership.owned_partition(where)
+        if holding is None:
+            raise NotOwnerError(f"{where} is not this consumer's")
+        return holding.assignment_epoch
+
     # --- life ---
 
     def closing(self, timeout: float, *, finish: bool) -> Operation[None]:

@@ -21,7 +21,7 @@ from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import Operation, Pause, WaitUntil
 from headrace.client.base.retry import Backoff
 from headrace.client.fetch.fetch_manager import FetchManager
-from headrace.client.group.coordinator_calls import CoordinatorSelector
+from headrace.client.group.coordinator_calls import TRY_TIMEOUT_S, CoordinatorSelector
 from headrace.client.group.initial_offsets import InitialOffsets
 from headrace.client.group.membership import Membership, Phase
 from headrace.client.group.offsets import CommitQueue, CommitTicket, OffsetAndMetadata
@@ -38,8 +38,6 @@ from headrace.wire.ids import TopicPartition
 
 log = logging.getLogger("headrace.consumer")
 
-TRY_TIMEOUT_S = 3.0
-"""For one try of a call that another coordinator may answer: one that has vanished with its machine never does."""
 LEAVE_TIMEOUT_S = 3.0
 STOP_TIMEOUT_S = 5.0
 IDLE_S = 60.0
@@ -352,34 +350,16 @@ class GroupSession:
             client_id=self._config.client_id, group_id=self._config.group_id, member_id=member_id
         )
         try:
-            yield from self._ask(selector, "LeaveGroup", request, seconds)
+            yield from selector.ask_until("LeaveGroup", request, seconds, self._backoff)
         except ClosedError:
             return
         except HeadraceError as error:
             log.info("group %s: left without an answer: %s", self._config.group_id, error)
 
     def ask(self, method: str, request: Any, seconds: float) -> Operation[Any]:
-        """Make a call that may be repeated, of whichever coordinator answers in time.
-
-        Raises:
-            HeadraceError: what one answered, or the last failure when the time was up.
-        """
+        """Call any coordinator that responds; see `CoordinatorSelector.ask_until`."""
         selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
-        return (yield from self._ask(selector, method, request, seconds))
-
-    def _ask(self, selector: CoordinatorSelector, method: str, request: Any, seconds: float) -> Operation[Any]:
-        deadline = time.monotonic() + seconds
-        while True:
-            left = max(0.1, deadline - time.monotonic())
-            try:
-                return (yield from selector.ask(method, request, min(left, TRY_TIMEOUT_S)))
-            except ClosedError:
-                raise
-            except HeadraceError as error:
-                if not error.retriable or time.monotonic() >= deadline:
-                    raise
-                selector.failed()
-            yield Pause(self._backoff.delay_ms(selector.failures) / 1000)
+        return selector.ask_until(method, request, seconds, self._backoff)
 
     # --- its end ---
 
