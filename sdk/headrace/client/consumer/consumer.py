@@ -68,7 +68,7 @@ class Consumer(RecordStream):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it; leaving the block without an error says that everything received was dealt with."""
+        """Close it; without an error in the block, all received records count as processed."""
         self._close(CLOSE_TIMEOUT_S, finish=kind is None)
 
     def __repr__(self) -> str:
@@ -86,11 +86,11 @@ class Consumer(RecordStream):
 
         Args:
             timeout: in seconds; 0 only looks.
-            max_records: at most so many; None: what one fetch brought. Never more than `max_poll_bytes`.
+            max_records: maximum number; `None` means what one fetch brought. Never more than `max_poll_bytes`.
 
         Raises:
-            CorruptBatchError: a batch is corrupt wherever it can be read; `next_offset` says where to seek to go on.
-            LogTruncationError: records that were received were lost or replaced; `diverging_offset` says from where on.
+            CorruptBatchError: a batch is corrupt wherever it can be read; `next_offset` is the one to seek to.
+            LogTruncationError: records that were received were lost or replaced, from `diverging_offset` on.
             OffsetOutOfRangeError: the position is gone, and auto_offset_reset is `error`.
             TopicRecreatedError: the topic was deleted and created again, and auto_offset_reset is `error`.
             WakeupError: someone called `wakeup`.
@@ -118,19 +118,19 @@ class Consumer(RecordStream):
         return self._core.position(where)
 
     def seek(self, where: TopicPartition, offset: int) -> None:
-        """Go on from `offset` in one partition."""
+        """Continue at `offset` in one partition."""
         self._core.seek(where, offset)
 
     def seek_to_timestamp(self, when: datetime | float, *partitions: TopicPartition) -> None:
-        """Go on from the first record at or after `when` (a datetime, or ms since 1970) in some partitions, or all."""
+        """Seek to the first record at or after `when` (a datetime, or ms since 1970) in some partitions, or all."""
         self._do(self._core.seek_to(when, partitions))
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Go on from the log start of some partitions, or of all."""
+        """Seek to the log start of some partitions, or of all."""
         self._do(self._core.seek_to("earliest", partitions))
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Go on from what comes next in some partitions, or in all."""
+        """Seek to the next record that is written, in some partitions or in all."""
         self._do(self._core.seek_to("latest", partitions))
 
     def pause(self, *partitions: TopicPartition) -> None:
@@ -158,7 +158,7 @@ class Consumer(RecordStream):
 
         Args:
             handler: called on threads of the run. A record at which it raises is given to it again, as `retry` says,
-                while others go on; then it is written to `dead_letter` with the cause in its headers.
+                while others continue; then it is written to `dead_letter` with the cause in its headers.
             options: see `RunOptions`: `concurrency=8` handlers at a time; `ordering="key"`: records of a key one by one
                 and in order, those without a key in none, or `"partition"`; `retry=RetryPolicy(...)`;
                 `dead_letter`, a topic; `handler_timeout_ms`: a handler that takes longer is left behind and its record
@@ -167,7 +167,7 @@ class Consumer(RecordStream):
                 `handle_signals`: SIGINT and SIGTERM end the run, on the main thread.
 
         Returns:
-            What was done. The consumer stands at the first record that is not finished, in each partition.
+            What was done. The position of the consumer is the first record that is not finished, in each partition.
 
         Raises:
             HandlerError: a record was given up, and there is no dead-letter topic.
@@ -210,13 +210,13 @@ class Consumer(RecordStream):
         offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None,
         callback: CommitCallback | None = None,
     ) -> None:
-        """Store offsets in the background; `callback(offsets, error or None)` is called when records are asked for."""
+        """Store offsets in the background; `callback(offsets, error or None)` is called by the next poll."""
         self._core.commit_async(offsets, callback)
 
     def committed(
         self, *partitions: TopicPartition, timeout: float = 30.0
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Ask what the group has stored of some partitions, or of all that are read; None: nothing.
+        """Return the committed offsets of some partitions, or of all that are read; `None` means that there is none.
 
         Raises:
             HeadraceError: no coordinator answered in time.
@@ -239,19 +239,19 @@ class Consumer(RecordStream):
         return self._core.fetcher.positions.counts.stats()
 
     def health(self) -> ConsumerHealth:
-        """Say whether this consumer can work; cheap, any thread."""
+        """Return whether this consumer can work; cheap, any thread."""
         return self._core.health()
 
     def wakeup(self) -> None:
-        """End the current or the next wait of whoever reads with a WakeupError."""
+        """End the current or the next wait for records with a WakeupError."""
         self._core.fetcher.wakeup()
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """End fetching and close the connections; returns within seconds. Again: nothing. Any thread.
 
-        A consumer of a group commits what it has finished with, which what was received last is not (`commit` before,
-        or leave the `with` block, says that it is), calls on_revoked and leaves, within `timeout` seconds; call it from
-        the thread that reads.
+        A consumer of a group commits the records that it has finished, calls on_revoked and leaves, within `timeout`
+        seconds; call it from the thread that reads. The records that it received last do not count as finished: call
+        `commit` before, or leave the `with` block instead.
         """
         self._close(timeout, finish=False)
 

@@ -1,6 +1,6 @@
 """What the blocking and the asyncio `Consumer` decide: positions, what is received next, the group. No waiting.
 
-Fetching goes on in the background, bounded in bytes; the position is that of the records which the application has
+Fetching continues in the background, bounded in bytes; the position is that of the records which the application has
 received, exactly, also in the middle of an iteration.
 """
 
@@ -74,7 +74,7 @@ class ConsumerCore:
 
     @property
     def _current(self) -> RecordCursor | None:
-        """What the iteration is in the middle of."""
+        """The batch under iteration."""
         cursor = self.fetcher.cursor
         assert cursor is None or isinstance(cursor, RecordCursor)
         return cursor
@@ -112,7 +112,7 @@ class ConsumerCore:
             except WakeupError:
                 if not decoded_batches:
                     raise
-                self.fetcher.wakeup()  # What has been received is given; the next wait ends.
+                self.fetcher.wakeup()  # What has been received is returned; the next wait ends.
                 break
             if decoded is None:
                 break
@@ -232,7 +232,7 @@ class ConsumerCore:
         yield from group.commit(offsets, timeout)
 
     def committed(self, partitions: Sequence[TopicPartition], timeout: float) -> Operation[Any]:
-        """Ask what the group has stored; see `Consumer.committed`."""
+        """Read the committed offsets; see `Consumer.committed`."""
         return (yield from self.in_group().committed(partitions or self.assignment(), timeout))
 
     def in_group(self) -> GroupMember:
@@ -248,7 +248,7 @@ class ConsumerCore:
     # --- life ---
 
     def health(self) -> ConsumerHealth:
-        """Say whether this consumer can work; cheap, any thread."""
+        """Return whether this consumer can work; cheap, any thread."""
         fetcher = self.fetcher
         problem = "" if fetcher.engine.last_error is None else str(fetcher.engine.last_error)
         try:
@@ -291,14 +291,14 @@ class ConsumerCore:
                 except HeadraceError:
                     if first:
                         raise
-                    return None  # What is before the batch is given; the next call comes upon it again.
+                    return None  # What is before the batch is returned; the next call meets the error again.
             if decoded is not None:
                 if most is not None and decoded.end - decoded.start > most:
                     self._open_fetch.rest = decoded.cut(most, decoded.end - decoded.start)
                     decoded = decoded.cut(0, most)
                 return decoded
             if not first and (most is None or not self._has_completed_fetches()):
-                return None  # What one fetch brought is given; more is another poll's.
+                return None  # One poll returns what one fetch brought.
             if group is None and self.fetcher.positions.is_empty():
                 raise ConfigError("this consumer reads nothing", action="Name topics, or assign partitions first.")
             left = None if deadline is None else max(0.0, deadline - monotonic())
@@ -343,8 +343,8 @@ class ConsumerCore:
     def _receive(self, decoded: DecodedBatch, position: int) -> bool:
         """Note that the application receives a decoded batch up to `position`.
 
-        False, and the rest of its completed fetch is dropped: the engine goes on elsewhere, such as in another life of
-        the topic.
+        `False` means that the rest of its completed fetch is dropped: the position has moved, such as to another life
+        of the topic.
         """
         with self.fetcher.changing() as positions:
             generation = self._open_fetch.generation_of(decoded)
@@ -354,7 +354,7 @@ class ConsumerCore:
         return False
 
     def settle(self) -> None:
-        """Write down what the iteration has delivered, end it, and keep what it has not."""
+        """Note what the iteration has delivered, end it, and keep the rest."""
         current = self._current
         if current is None:
             return
@@ -387,7 +387,7 @@ class ConsumerCore:
                 positions.assign(where, offset, topic_id=topic_id)
 
     def seek_to(self, at: str | float | datetime, partitions: Sequence[TopicPartition]) -> Operation[None]:
-        """Go on from where a time, or the begin or the end of the log is, in some partitions, or in all."""
+        """Seek to a time, or to the beginning or the end of the log, in some partitions, or in all."""
         found = yield from offsets_at(self.fetcher.admin, partitions or self.assignment(), at)
         for where, (offset, topic_id) in found.items():
             self.seek(where, offset, topic_id)

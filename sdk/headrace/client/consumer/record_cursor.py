@@ -1,4 +1,4 @@
-"""What `for record in consumer` is in the middle of: how many records were delivered, without counting them."""
+"""The batch that `for record in consumer` is in: how many records were delivered, without counting them."""
 
 from collections.abc import Iterator
 from operator import itemgetter, length_hint
@@ -34,7 +34,7 @@ class RecordCursor:
         return self.decoded.records(map(itemgetter(1), zip(self._stopper, self._iterator, strict=False)))
 
     def delivered(self) -> int:
-        """How many were delivered."""
+        """Return how many records were delivered."""
         left = length_hint(self._iterator)
         return self.decoded.end - self.decoded.start - left if self._ended is None else self._ended
 
@@ -57,11 +57,11 @@ class RecordCursor:
         return self.decoded.source, OffsetAndMetadata(position, self.decoded.leader_epoch)
 
     def is_current(self, positions: Any) -> bool:
-        """Whether nobody has moved the position meanwhile."""
+        """Return whether the position was not moved meanwhile."""
         return bool(positions.generation(self.decoded.source) == self.generation)
 
     def end(self) -> int:
-        """End the loop, and say how many were delivered."""
-        self._ended = delivered = self.delivered()  # Before the list is empty: others may ask meanwhile.
+        """End the loop; return how many records were delivered."""
+        self._ended = delivered = self.delivered()  # Before the list is empty: other threads may read it meanwhile.
         self._offsets.clear()
         return delivered

@@ -59,7 +59,7 @@ class AsyncRecordStream:
             try:
                 record = next(self._records, None)
             except Exception:
-                self._core.settle()  # The next call goes on behind the record that could not be read.
+                self._core.settle()  # The next call continues behind the record that could not be read.
                 raise
             if record is not None:
                 self._core.fetcher.check()

@@ -1,8 +1,8 @@
-"""What becomes of a batch that cannot be decoded: `on_corrupt_batch` is fail, skip or dead_letter. No I/O.
+"""Batches that cannot be decoded: `on_corrupt_batch` is fail, skip or dead_letter. No I/O.
 
-A batch whose checksum is wrong is asked for again first, from whoever has a sound copy
+A batch whose checksum is wrong is fetched again first, from a replica with a sound copy
 (`SubscriptionState.corruption_detected`). One whose checksums are right was written so: every replica has it, and
-asking again changes nothing.
+fetching it again changes nothing.
 """
 
 import logging
@@ -22,7 +22,7 @@ log = logging.getLogger("headrace.consumer")
 
 
 class WriteLetters(NamedTuple):
-    """A step: write dead letters and wait until they are stored."""
+    """A step: write dead letters and wait until they are stored. Answered with `None`."""
 
     topic: str
     letters: tuple[DeadLetter, ...]
@@ -35,7 +35,7 @@ def pass_corrupt_batch(
     error: CorruptBatchError,
     group_id: str = "",
 ) -> Operation[bool]:
-    """Go on behind a corrupt batch where `on_corrupt_batch` says so; False: the error is the application's.
+    """Continue behind a corrupt batch if `on_corrupt_batch` allows it; `False` means to raise the error.
 
     Raises:
         HeadraceError: the dead letter could not be written; the position is before the batch still.

@@ -1,6 +1,6 @@
 """From fetched bytes to records: batches checked, decoded and cut to what was asked for. Pure.
 
-Used by the thread that the application reads with. Every checksum is looked at here, whatever way the bytes came.
+Used by the thread that the application reads with. Every checksum is verified here, whatever way the bytes came.
 """
 
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def _decoded(batch: memoryview, max_payload_bytes: int) -> Columns:
 
 
 def _at(completed: CompletedFetch, offset: int, position: int, error: CorruptBatchError) -> CorruptBatchError:
-    """Say where the corruption is, what to do about it, and where a reader may go on."""
+    """Return the error with the place of the corruption, what to do about it, and where a reader can continue."""
     next_offset, written_so = error.next_offset, error.next_offset > offset
     following = _header_after(completed.data, position)
     if not written_so:
@@ -95,12 +95,12 @@ def _at(completed: CompletedFetch, offset: int, position: int, error: CorruptBat
         cause = error.action
     else:
         cause = "It was written so, and every replica has it: its records cannot be read."
-    go_on = f"Seek to {next_offset}" if next_offset > offset else "Seek to an offset behind it"
+    seek = f"Seek to {next_offset}" if next_offset > offset else "Seek to an offset behind it"
     found = CorruptBatchError(
         f"{completed.where} at offset {offset}: {error.message}",
         base_offset=error.base_offset,
         next_offset=next_offset,
-        action=f"{cause} {go_on} to go on behind it, or set on_corrupt_batch.",
+        action=f"{cause} {seek} to continue behind it, or set on_corrupt_batch.",
     )
     size = None if following is None and not written_so else read_header(completed.data, position).batch_bytes
     found.batch = bytes(memoryview(completed.data)[position : None if size is None else position + size])
@@ -109,7 +109,7 @@ def _at(completed: CompletedFetch, offset: int, position: int, error: CorruptBat
 
 
 def _header_after(data: ReadableBuffer, position: int) -> BatchHeader | None:
-    """The header of the batch behind the corrupt one, where the corrupt one's length can still be believed."""
+    """Return the header of the batch behind the corrupt one, where the corrupt one's length is plausible."""
     try:
         corrupt = read_header(data, position)
         return read_header(data, position + corrupt.batch_bytes)

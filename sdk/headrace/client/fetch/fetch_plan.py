@@ -1,4 +1,4 @@
-"""One fetch to start: whom to ask for what, and the request that says so. Pure."""
+"""One fetch to start: the broker, the partitions and the request. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Wanted(NamedTuple):
     offset: int
     leader_epoch: int
     last_epoch: int
-    """Of the batch before `offset`; -1: not known."""
+    """Of the batch before `offset`; -1 means unknown."""
     corruption_detected: bool
     from_leader: bool
 
@@ -31,7 +31,7 @@ class FetchPlan:
     broker_id: int
     address: str
     transfer_address: str
-    """Of its transfer port; empty: it has none."""
+    """Of its transfer port; empty means that it has none."""
     partitions: tuple[Wanted, ...]
     request: broker_pb2.FetchRequest
 
@@ -56,7 +56,7 @@ def fetch_plan(
 ) -> FetchPlan:
     """Make the plan for one fetch of some partitions from one broker.
 
-    `names_rack` asks the leader for nearer replicas, and is what lets another replica serve.
+    `names_rack` requests the name of a nearer replica from the leader, and allows another replica to serve.
     """
     request = broker_pb2.FetchRequest(
         client_id=config.client_id,

@@ -1,4 +1,4 @@
-"""Which broker is asked for which partitions, and what its responses mean. Pure: no I/O, no clock, no thread.
+"""Fetches: which partitions from which broker, and what its responses mean. Pure: no I/O, no clock, no thread.
 
 Only a leader decides what becomes of a position: a response of a nearer replica that is not data sends the partition
 back to its leader. A fetch without a response is given up when metadata names a newer leader.
@@ -29,7 +29,7 @@ from headrace.wire.zero_copy import SplicedMessage
 FETCHES_PER_BROKER = 8
 """Maximum number of fetches in flight to one broker."""
 PARTITIONS_BEHIND = 64
-"""A fetch of more partitions asks first for this many that are known to have more: a response has room for few, and the
+"""A fetch of more partitions names first this many that are known to have more: a response has room for few, and the
 broker would look at all of them each time."""
 FETCHES_BEHIND = 2
 """Number of such fetches planned at once for a broker: one is answered while another is on its way."""
@@ -54,7 +54,7 @@ class FetchPlanner:
     # --- which fetches start ---
 
     def plan(self, now_ms: int) -> list[FetchPlan]:
-        """Say which fetches to start now; their partitions are in flight from here on."""
+        """Return the fetches to start now; their partitions are in flight from here on."""
         if self._positions.buffered_bytes >= self._config.prefetch_bytes:
             return []
         share = self._positions.share()
@@ -62,7 +62,7 @@ class FetchPlanner:
         behind = seen = 0
         by_target: dict[tuple[int, bool], tuple[str, list[_Candidate]]] = {}
         for where in self._positions.turn:
-            if behind >= enough:  # The next plan looks on from here.
+            if behind >= enough:  # The next plan continues from here.
                 break
             seen += 1
             partition = self._positions.partitions[where]
@@ -98,7 +98,7 @@ class FetchPlanner:
     def give_up_overdue(self, now_ms: int) -> bool:
         """Drop overdue fetches from a nearer replica, or where there is a newer leader; see `pop`.
 
-        For the others metadata is to be read. What a fetch that was given up brings later is dropped.
+        For the others, metadata must be read. A late response to a fetch that was given up is dropped.
         """
         news = False
         for plan, overdue in list(self._flying.items()):
@@ -113,7 +113,7 @@ class FetchPlanner:
         return news
 
     def _target(self, partition: PartitionFetchState, now_ms: int) -> tuple[int, str, int, bool] | None:
-        """Whom to ask: broker id, address, the leader epoch to name, whether it leads; None: nobody now."""
+        """Return a broker id, its address, the leader epoch to send, whether it leads; `None` means no broker now."""
         topic_leaders = self._cluster_metadata.topic(partition.where.topic)
         leader = self._cluster_metadata.leader(partition.where)
         if partition.is_waiting(NO_EPOCH if leader is None else leader[2], now_ms):
@@ -127,7 +127,7 @@ class FetchPlanner:
             self.stale_topics.add(partition.where.topic)
             return None
         broker_id, address, epoch = leader
-        if partition.fetch_epoch > epoch:  # That one led before what was read was written: its log may lack it.
+        if partition.fetch_epoch > epoch:  # It led before the fetched records were written: its log may lack them.
             self.stale_topics.add(partition.where.topic)
             return None
         near = partition.near
@@ -147,7 +147,7 @@ class FetchPlanner:
     # --- what responses mean ---
 
     def take_answer(self, plan: FetchPlan, answer: SplicedMessage, now_ms: int) -> bool:
-        """Take in what a fetch brought, a FetchResponse; whether there is something for the application."""
+        """Take in a FetchResponse; return whether there is something for the application."""
         if not self._end_flight(plan):
             return False
         batches = iter(answer.batches)
@@ -174,7 +174,7 @@ class FetchPlanner:
         return news
 
     def take_failure(self, plan: FetchPlan, error: HeadraceError, now_ms: int) -> bool:
-        """Take in that a fetch failed as a whole; whether there is something for the application."""
+        """Take in that a fetch failed as a whole; return whether there is something for the application."""
         if not self._end_flight(plan):
             return False
         news = False
@@ -187,7 +187,7 @@ class FetchPlanner:
         return news
 
     def _end_flight(self, plan: FetchPlan) -> bool:
-        """Take a fetch out of those in flight; whether it was there: one that was given up lands once more."""
+        """Take a fetch out of those in flight; return whether it was there: it may have been given up."""
         if self._flying.pop(plan, None) is None:
             return False
         self._in_flight[plan.broker_id] -= 1
@@ -266,7 +266,7 @@ class _Candidate(NamedTuple):
     from_leader: bool
 
     def take_off(self) -> Wanted:
-        """Put it in flight, and say what is asked for."""
+        """Put it in flight; return what to fetch."""
         partition = self.partition
         partition.in_flight = True
         return Wanted(
@@ -282,7 +282,7 @@ class _Candidate(NamedTuple):
 
 
 def _fetches_of(candidates: list[_Candidate]) -> list[list[_Candidate]]:
-    """Part what is wanted of one broker: some that have more, whose fetches are answered at once, and idle ones."""
+    """Divide the candidates of one broker: some that have more, whose fetches return at once, and idle ones."""
     if len(candidates) <= PARTITIONS_BEHIND:
         return [candidates]
     behind: list[_Candidate] = []

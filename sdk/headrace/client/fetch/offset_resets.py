@@ -1,4 +1,4 @@
-"""Where to go on in a partition whose position is not in its log. Used by the engines of readers; no I/O."""
+"""Look-ups of offsets, and the position after one that is not in its log. No I/O."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -10,15 +10,15 @@ from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError
 from headrace.wire.ids import TopicPartition
 
 LOOK_UP_TIMEOUT_S = 5.0
-"""For one question for an offset: what waits behind it is other partitions' work."""
+"""For one look-up of an offset: other partitions wait behind it."""
 
 
 def log_bounds(
     admin: AdminOperations, where: TopicPartition, timeout: float, topic_id: bytes = b""
 ) -> Operation[tuple[int, int]]:
-    """Ask for the log start and for where the next visible record will be; `timeout` is seconds for each.
+    """Look up the log start and the offset of the next visible record; `timeout` is seconds for each.
 
-    `topic_id` is that of the life of the topic that is asked about; empty: any.
+    `topic_id` is that of the life of the topic in which to look; empty means any.
 
     Raises:
         UnknownTopicIdError: the topic has another id.
@@ -51,7 +51,7 @@ def offsets_at(
 def position_after(
     where: TopicPartition, position: int, earliest: int, latest: int, auto_offset_reset: str
 ) -> int | HeadraceError:
-    """Return the offset to go on from, the position itself where it is in the log after all, or why there is none."""
+    """Return the offset to continue from, which is the position itself where it is in the log, or why there is none."""
     if earliest <= position <= latest:
         return position
     if auto_offset_reset != "error":

@@ -1,4 +1,4 @@
-"""The completed fetch that a consumer's application is in the middle of: decoded one batch at a time. No waiting."""
+"""The completed fetch that a consumer is delivering: decoded one batch at a time. No waiting."""
 
 from collections.abc import Iterator
 
@@ -21,10 +21,10 @@ class OpenFetch:
         self._max_payload_bytes = config.max_payload_bytes
         self._deserializers = deserializers_of(config)
         self.completed: CompletedFetch | None = None
-        """It; None: nothing is open."""
+        """The completed fetch; `None` means that nothing is open."""
         self._decoded_batches: Iterator[DecodedBatch] = iter(())
         self.rest: DecodedBatch | None = None
-        """What of the last decoded batch was not delivered."""
+        """The part of the last decoded batch that was not delivered."""
 
     def begin(self, completed: CompletedFetch) -> None:
         """Decode this one from now on."""
@@ -42,12 +42,12 @@ class OpenFetch:
         return completed.generation if completed is not None and completed.where == decoded.source else -1
 
     def take_rest(self) -> DecodedBatch | None:
-        """Return what of the last decoded batch was not delivered, once."""
+        """Return the part of the last decoded batch that was not delivered, once."""
         rest, self.rest = self.rest, None
         return rest
 
     def decode(self) -> DecodedBatch | None:
-        """Decode the next batch; None: nothing is left. After an error nothing is open.
+        """Decode the next batch; `None` means that none is left. After an error nothing is open.
 
         Raises:
             CorruptBatchError, UnsupportedCodecError: it cannot be decoded.

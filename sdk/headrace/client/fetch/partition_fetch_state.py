@@ -1,8 +1,8 @@
-"""One partition that is read: where it stands, what was fetched, whom to ask. Pure; owned by `SubscriptionState`.
+"""One partition that is read: its position, its fetched batches, its broker. Pure; owned by `SubscriptionState`.
 
 Two leader epochs go with the two offsets. `epoch` is that of the last batch that the application has received a record
-of, `fetch_epoch` that of the last batch fetched: a fetch names it, and a broker whose log has other data there says so
-(KIP-320). A position that was chosen has none, so it is not checked until a batch has been read there.
+of, `fetch_epoch` that of the last batch fetched: a fetch names it, and a broker whose log has other data there reports
+that (KIP-320). A position that was chosen has none, so it is not checked until a batch has been read there.
 """
 
 from collections import deque
@@ -19,17 +19,17 @@ NO_ANSWER = -1
 ANY_EPOCH = 2**31
 """Above every leader epoch: a back-off that a newer leader does not end."""
 EPOCHS_KEPT = 64
-"""Of so many leader epochs it is known where they began; more in one reading are few and old."""
+"""Maximum number of leader epochs whose beginning is kept; a reader that meets more drops the oldest."""
 SILENT_REPLICA_MS = 5_000
-"""A nearer replica that brings nothing for so long may have been left behind: the leader is asked again."""
+"""A nearer replica that returns no data for this long may have fallen behind: the leader is read again."""
 REFUSED_REPLICA_MS = 10_000
-"""So long the leader is read where a nearer replica could not serve."""
+"""Time for which the leader is read after a nearer replica could not serve."""
 LAGGING_TRIES = 5
-"""So often a nearer replica is asked again, after a back-off, that has not heard yet of what the leader has given."""
+"""Number of tries, after a back-off, of a nearer replica that lacks the records which the leader has returned."""
 CORRUPT_COPIES = 3
-"""So many corrupt copies of a batch from one broker are the application's error."""
+"""After this many corrupt copies of a batch from one broker the application gets the error."""
 CORRUPTION_PATIENCE_MS = 30_000
-"""So long is a sound copy of a corrupt batch waited for while brokers refuse to serve it."""
+"""Time to wait for a sound copy of a corrupt batch while brokers refuse to serve it."""
 
 
 class CompletedFetch(NamedTuple):
@@ -40,19 +40,19 @@ class CompletedFetch(NamedTuple):
     offset: int
     """The first offset wanted; the first batch may start before it."""
     end_offset: int | None
-    """Records from here on are not wanted; None: no bound."""
+    """Records from here on are not read; `None` means no bound."""
     data: ReadableBuffer
     broker_id: int = -1
-    """Who sent it."""
+    """The broker that sent it."""
     inflated_bytes: int = 0
     """What it counts for while it waits: its payloads before compression, as their headers state."""
 
 
 class Divergence(NamedTuple):
-    """A leader's word that the log which was read ends earlier than it was read."""
+    """The leader's report that the log which was read ends earlier."""
 
     offset: int
-    """What was asked for."""
+    """The offset of the fetch."""
     leader_epoch: int
     """The largest epoch of the leader's log that is not above the one named; -1: none."""
     end_offset: int
@@ -66,9 +66,9 @@ class NearReplica:
 
     def __init__(self) -> None:
         self.broker_id = -1
-        """-1: the leader is read."""
+        """-1 means that the leader is read."""
         self.tries = 0
-        """How often it has said that it does not have the offset yet."""
+        """How often it has reported that it does not have the offset yet."""
         self._until_ms = 0
         self._heard_ms = 0
         self._not_before_ms = 0
@@ -80,7 +80,7 @@ class NearReplica:
         return self.broker_id >= 0
 
     def may_be_asked_for(self, now_ms: int) -> bool:
-        """Whether a fetch from the leader may name the rack: none has refused it recently."""
+        """Return whether a fetch from the leader may name the rack: no replica has refused it recently."""
         return now_ms >= self._not_before_ms
 
     def leave(self) -> None:
@@ -88,14 +88,14 @@ class NearReplica:
         self.broker_id = -1
 
     def offered(self, broker_id: int, now_ms: int, term_ms: int) -> None:
-        """Read from this broker for `term_ms`, as the leader says."""
+        """Read from this broker, which the leader has named, for `term_ms`."""
         self.broker_id = broker_id
         self.tries = 0
         self._until_ms = now_ms + term_ms
         self._heard_ms = now_ms
 
     def answered(self, now_ms: int, *, data: bool) -> None:
-        """Note an answer of it: one that brought nothing for long is asked about again."""
+        """Note a response; after a long time without data the leader must name a replica again."""
         self.tries = 0
         if data:
             self._heard_ms = now_ms
@@ -103,18 +103,18 @@ class NearReplica:
             self.broker_id = -1
 
     def lags(self) -> bool:
-        """Note that it does not have the offset yet; whether to ask it again, as the leader says that it follows."""
+        """Note that it does not have the offset yet; return whether to try it again."""
         self.tries += 1
         return self.tries <= LAGGING_TRIES
 
     def refused(self, now_ms: int) -> None:
-        """Read from the leader, for a while whatever it offers."""
+        """Read from the leader, and ignore for a while which replica it names."""
         self.broker_id = -1
         self._not_before_ms = now_ms + REFUSED_REPLICA_MS
 
 
 class Corruption:
-    """A batch whose checksum failed here: asked for again, from whoever has a sound copy (PROTOCOL I17)."""
+    """A batch that failed its checksum here: it is fetched again from a replica with a sound copy (PROTOCOL I17)."""
 
     __slots__ = ("broker_id", "copies", "error", "since_ms")
 
@@ -132,7 +132,7 @@ class Corruption:
         self.copies += 1
 
     def is_hopeless(self, now_ms: int) -> bool:
-        """Whether to ask no more."""
+        """Return whether to give up."""
         return self.copies >= CORRUPT_COPIES or now_ms - self.since_ms >= CORRUPTION_PATIENCE_MS
 
 
@@ -162,7 +162,7 @@ class PartitionFetchState:
     paused: bool = False
     in_flight: bool = False
     is_ready: bool = False
-    """Whether it stands in the line of those that have something for the application, or had."""
+    """Whether it is in the queue of partitions with something for the application."""
     needs_reset: bool = False
     divergence: Divergence | None = None
     corruption: Corruption | None = None
@@ -174,7 +174,7 @@ class PartitionFetchState:
     failed_epoch: int = NO_EPOCH
     """The leader epoch that the back-off is for; the leader of a newer one is tried at once."""
     seeks_leader: bool = False
-    """Whether metadata is asked for a newer leader while it waits."""
+    """Whether metadata is read for a newer leader while it waits."""
     high_watermark: int = -1
     log_start_offset: int = -1
 
@@ -195,7 +195,7 @@ class PartitionFetchState:
         return self.divergence is not None and self.position >= self.fetch_offset
 
     def is_wanted(self, share_bytes: int) -> bool:
-        """Whether more of it is to be fetched."""
+        """Return whether more of it should be fetched."""
         return not (
             self.in_flight
             or self.paused
@@ -210,7 +210,7 @@ class PartitionFetchState:
         return self.retry_at_ms > now_ms and leader_epoch <= self.failed_epoch
 
     def was_replaced(self, topic_id: bytes, answer: int) -> bool:
-        """Return whether the topic's name belongs to another life by now, as metadata of this number says.
+        """Return whether the topic's name belongs to another life by now, in metadata of this number.
 
         A position may be of a newer life than the metadata that is here: that decides only with its next answer.
         """
@@ -224,7 +224,7 @@ class PartitionFetchState:
         return bool(self.replaced_by)
 
     def seek(self, offset: int, topic_id: bytes = b"") -> None:
-        """Stand at an offset of which nothing is known; `topic_id`: in this life, else in the newest one known."""
+        """Move to an offset without known epochs, in the life with `topic_id`, or in the newest one known."""
         if topic_id or self.replaced_by:
             self.topic_id = topic_id or self.replaced_by
             self.compared_answer, self.replaced_by = NO_ANSWER, b""
@@ -233,12 +233,12 @@ class PartitionFetchState:
         self.forget_epochs()
 
     def forget_epochs(self) -> None:
-        """Say nothing of what was read before."""
+        """Forget the epochs of what was read before."""
         self.epoch = self.fetch_epoch = NO_EPOCH
         self.epochs.clear()
 
     def deliver(self, position: int, leader_epoch: int) -> None:
-        """The application has received the records below `position`; the last one's batch has this epoch."""
+        """Note that the application has received the records below `position`; the last one's batch has this epoch."""
         if position <= self.position:
             return
         if leader_epoch != self.epoch:
@@ -248,7 +248,7 @@ class PartitionFetchState:
         self.corruption = None
 
     def diverging_offset(self) -> int:
-        """Where the leader's log and what was read part, as far as epochs tell: never above the position.
+        """Return where the leader's log and the one that was read diverge, as far as epochs show; at most the position.
 
         The leader named the largest of its epochs that is not above ours, and its end there. What we have of later
         epochs it does not have; what both have of an epoch is the same (PROTOCOL I7).
@@ -265,7 +265,7 @@ class PartitionFetchState:
         self.seeks_leader = False
 
     def take(self, data: ReadableBuffer, broker_id: int) -> int:
-        """Keep what was fetched; the bytes that it counts for."""
+        """Keep fetched batches; return the bytes for which they count."""
         offset = self.fetch_offset
         end, epoch, inflated_bytes = _end_of(data)
         inflated_bytes = max(inflated_bytes, len(data))
@@ -278,7 +278,7 @@ class PartitionFetchState:
         return inflated_bytes
 
     def rewind(self, generation: int) -> None:
-        """Drop what was fetched and begin again at the position, in a new generation."""
+        """Drop fetched batches and begin again at the position, in a new generation."""
         self.generation = generation
         self.buffered_bytes = 0
         self.completed_fetches.clear()
@@ -289,8 +289,8 @@ class PartitionFetchState:
 
 
 def _end_of(data: ReadableBuffer) -> tuple[int, int, int]:
-    """The offset behind the last batch whose header can be read, its epoch, and the bytes of all payloads; the reader
-    finds what is wrong with the rest. (-1, -1, 0): there is none.
+    """Return the offset behind the last batch whose header can be read, its epoch, and the bytes of all payloads; the
+    reader finds what is wrong with the rest. (-1, -1, 0) means that there is none.
     """
     end, epoch, inflated_bytes = -1, NO_EPOCH, 0
     try:

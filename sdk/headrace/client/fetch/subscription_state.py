@@ -1,14 +1,10 @@
 """The position of a reader in each partition, and what was fetched there. Pure: no I/O, no clock, no thread.
 
-Shared by the blocking and the asyncio classes, whose owner holds a lock around every call. A partition is in at most
-one fetch at a time, so an idle one, waiting in a long poll, holds up no other. Whatever changes a partition's position
-from outside (a seek, a pause, an error) raises its generation: an answer of an older generation is dropped whole.
-
-Only a leader's word decides what becomes of a position: whatever a nearer replica says that is not data sends the
-partition back to its leader. A fetch that nobody answers is given up when metadata names a newer leader.
+`FetchManager` holds a lock around every call, `FetchPlanner` plans the fetches. Whatever changes a partition's position
+from outside (a seek, a pause, an error) raises its generation: a response of an older generation is dropped whole.
 
 A position belongs to one life of its topic. Where the topic was deleted and created again the position is lost, and the
-owner's policy decides where to go on, as for one that retention took.
+owner's policy decides where to continue, as for one that retention removed.
 """
 
 from collections import deque
@@ -109,9 +105,9 @@ class SubscriptionState:
         return -1 if partition is None else partition.generation
 
     def seek(self, where: TopicPartition, offset: int, topic_id: bytes = b"") -> None:
-        """Go on from `offset`, whatever batch is before it; what was fetched, or found wrong before, is dropped.
+        """Continue from `offset`; drop fetched batches and errors of the former position.
 
-        `topic_id` is that of the life in which the offset was looked up; empty: in the newest one known.
+        `topic_id` is that of the life in which the offset was looked up; empty means the newest one known.
         """
         partition = self.partitions[where]
         partition.seek(offset, topic_id)
@@ -135,7 +131,7 @@ class SubscriptionState:
             self.back_off(self.partitions[where], NO_EPOCH, now_ms)
 
     def pause(self, where: TopicPartition) -> None:
-        """Fetch and hand out nothing of a partition until `resume`."""
+        """Fetch and deliver nothing of a partition until `resume`."""
         partition = self.partitions[where]
         partition.paused = True
         self._rewind(partition)
@@ -154,7 +150,7 @@ class SubscriptionState:
         return bool(self.partitions) and all(partition.at_end for partition in self.partitions.values())
 
     def lag(self) -> dict[TopicPartition, int | None]:
-        """Records between the position and the last high watermark seen; None while none was."""
+        """Return the records between the position and the last high watermark; `None` means that none is known."""
         return {
             where: None if partition.high_watermark < 0 else max(0, partition.high_watermark - partition.position)
             for where, partition in sorted(self.partitions.items())
@@ -163,7 +159,7 @@ class SubscriptionState:
     # --- fetching ---
 
     def next_retry_ms(self, now_ms: int) -> int | None:
-        """Milliseconds until a partition that waits out a failure may be fetched again; None: none waits.
+        """Return the milliseconds until a partition in back-off may be fetched again; `None` means that none waits.
 
         One whose wait is over has been planned by now, or waits for something else.
         """
@@ -174,7 +170,7 @@ class SubscriptionState:
         return min(waits, default=None)
 
     def resets(self) -> list[TopicPartition]:
-        """Partitions whose position is not in the log any more: the shell finds a new one, or says that it may not.
+        """Return partitions whose position is not in the log any more, for `FetchManager` to move or to fail.
 
         Not before the application has received what was fetched.
         """
@@ -198,15 +194,15 @@ class SubscriptionState:
         self._diverged[partition.where] = None
 
     def corruption_detected(self, completed: CompletedFetch, error: CorruptBatchError, now_ms: int) -> bool:
-        """Note that the batch at the position failed its checksum; whether it is asked for again.
+        """Note that the batch at the position failed its checksum; return whether it is fetched again.
 
-        Otherwise the error is the application's; when that goes on unchanged, the batch is asked for anew. The broker
-        that sent it is told, and may refuse it from then on or resign.
+        Otherwise the application gets the error; when it continues unchanged, the batch is fetched anew. The broker
+        that sent it receives a report, and may refuse the batch from then on or resign.
         """
         partition = self.partitions.get(completed.where)
         if partition is None or partition.generation != completed.generation:
             return True
-        if error.written_so:  # All replicas have it so: it is not asked for again, and no broker looks for corruption.
+        if error.written_so:  # All replicas have it so: no broker should verify its log.
             partition.corruption = None
             self._rewind(partition)
             return False
@@ -222,20 +218,20 @@ class SubscriptionState:
         return True
 
     def fail(self, where: TopicPartition, error: HeadraceError, now_ms: int) -> None:
-        """Hand an error of a partition to the application, which is raised once; then the partition is tried again."""
+        """Raise an error of a partition once in the application; then try the partition again."""
         partition = self.partitions.get(where)
         if partition is not None:
             self._rewind(partition)
             self.back_off(partition, NO_EPOCH, now_ms)
             self._problems.append((where, error))
 
-    # --- handing out ---
+    # --- delivery ---
 
     def pop(self, now_ms: int) -> CompletedFetch | None:
-        """Return the next completed fetch, partitions in turn; None: there is nothing now.
+        """Return the next completed fetch, partitions in turn; `None` means that there is none now.
 
         Raises:
-            HeadraceError: an error of a partition; the others go on with the next call.
+            HeadraceError: an error of a partition; the next call returns what the others have.
         """
         if self._diverged:
             self._find_truncations(now_ms)
@@ -260,11 +256,11 @@ class SubscriptionState:
         return completed
 
     def _is_full(self, partition: PartitionFetchState) -> bool:
-        """Whether nothing more of a partition is fetched until something is delivered."""
+        """Return whether nothing more of a partition is fetched until something is delivered."""
         return self.buffered_bytes >= self._config.prefetch_bytes or partition.buffered_bytes >= self.share()
 
     def share(self) -> int:
-        """How many bytes of one partition may be here."""
+        """Return the maximum number of bytes that are buffered of one partition."""
         return max(self._config.max_partition_fetch_bytes, self._config.prefetch_bytes // max(1, len(self.turn)))
 
     def receive(self, partition: PartitionFetchState, data: ReadableBuffer, broker_id: int) -> None:
@@ -283,7 +279,7 @@ class SubscriptionState:
         return bool(self._problems or self._ready) or any(self._is_truncation_due(where) for where in self._diverged)
 
     def has_completed_fetches(self) -> bool:
-        """Whether `pop` would give a completed fetch, and no error."""
+        """Return whether `pop` would return a completed fetch, and raise no error."""
         if self._problems or any(self._is_truncation_due(where) for where in self._diverged):
             return False
         return any(self.partitions[where].completed_fetches for where in self._ready)
@@ -293,7 +289,7 @@ class SubscriptionState:
         return partition is not None and partition.has_diverged
 
     def deliver(self, where: TopicPartition, generation: int, position: int, leader_epoch: int) -> bool:
-        """Note that the application has received the records below `position`; False if it may not: the application has
+        """Note that the application receives the records below `position`; `False` means that it must not, as it has
         chosen another position since they were fetched.
 
         `leader_epoch` is that of the batch with the last one. Where a failure has rewound the partition meanwhile, what
@@ -314,7 +310,7 @@ class SubscriptionState:
     # --- inside ---
 
     def _find_truncations(self, now_ms: int) -> None:
-        """Say of partitions whose log was replaced that it was, once all that was read before is delivered."""
+        """Fail partitions whose log was replaced, once all that was read before is delivered."""
         for where in list(self._diverged):
             partition = self.partitions.get(where)
             divergence = None if partition is None else partition.divergence

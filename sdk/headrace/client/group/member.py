@@ -45,7 +45,7 @@ class GroupMember:
 
     @property
     def work(self) -> Work | None:
-        """What deals with records beside the thread that reads them."""
+        """The pool of handlers of a run; `None` means that the reading thread handles the records."""
         return self._progress.work
 
     @work.setter
@@ -54,13 +54,13 @@ class GroupMember:
 
     @property
     def membership(self) -> Membership:
-        """What the group says of this consumer; use it under the session's lock."""
+        """The state of this member; used under the session's lock."""
         return self.session.membership
 
     # --- between records ---
 
     def on_poll_begin(self) -> None:
-        """Note that the application asks for records: it is done with those that it was given."""
+        """Note that the application polls: it is done with the records that it received."""
         with self.session.lock:
             has_stalled = self._progress.has_stalled
             self._progress.poll_begins(boot_ms())
@@ -68,11 +68,11 @@ class GroupMember:
                 self.session.come_back()
 
     def on_poll_end(self) -> None:
-        """Note that the application is given records, or that there are none."""
+        """Note that the poll ends, with or without records."""
         self._progress.poll_ends(boot_ms())
 
     def mark_consumed(self, where: TopicPartition, position: int, leader_epoch: int) -> None:
-        """Note that the application is given the records below `position`."""
+        """Note that the application receives the records below `position`."""
         self._progress.consumed[where] = OffsetAndMetadata(position, leader_epoch)
 
     def checkpoint(self, cursor: Cursor) -> None:
@@ -91,7 +91,7 @@ class GroupMember:
             self._progress.committable[where] = value
 
     def stopper(self) -> Iterator[Any]:
-        """Return an iterator that ends when the iteration is to stop between two records, made in C where it can be."""
+        """Return an iterator that ends when the iteration must stop between two records, made in C where it can be."""
         interrupts = self._fetcher.interrupts
         if self._config.stop_on_session_loss:
             return iter(lambda: bool(interrupts) or self.delivery_paused(), True)
@@ -105,11 +105,11 @@ class GroupMember:
         return self._config.stop_on_session_loss and boot_ms() >= self.membership.session_ends_ms()
 
     def wake(self) -> None:
-        """Bring the application's thread to `follow`."""
+        """Wake the application's thread for `follow`."""
         self._fetcher.interrupt()
 
     def follow(self) -> Operation[None]:
-        """Take in what the group has changed; nothing, and at once, where it has not.
+        """Take in changes of the group; return at once if there are none.
 
         Raises:
             FencedInstanceError, InvalidRequestError, GroupTooLargeError: the group refuses this consumer for good.
@@ -255,7 +255,7 @@ class GroupMember:
             return ticket
 
     def committed(self, partitions: Iterable[TopicPartition], timeout: float) -> Operation[Any]:
-        """Ask what is stored of some partitions; None where nothing is."""
+        """Read the committed offsets of some partitions; `None` where there is none."""
         wanted = [TopicPartition(*where) for where in partitions]
         request = groups_pb2.FetchOffsetsRequest(
             client_id=self._config.client_id,
@@ -320,12 +320,12 @@ class GroupMember:
             log.warning("group %s: closed before the last commit was stored", self._config.group_id)
 
     def begins_to_close(self) -> bool:
-        """Whether it is to be closed now: it was not before, and this process made it."""
+        """Return whether to close it now: it was not closed before, and this process made it."""
         is_first, self._is_closing = not self._is_closing, True
         return is_first and self._fetcher.is_usable
 
     def health(self, problem: str, assigned: int, silent_ms: int) -> ConsumerHealth:
-        """Say how this consumer is; `problem` is what its fetching says."""
+        """Return the health of this consumer; `problem` is that of its fetches."""
         now = boot_ms()
         wrong, notices = self._reasons(now)
         if problem:

@@ -31,7 +31,7 @@ SHORTEST_GRACE_MS, LONGEST_GRACE_MS = 500, 5_000
 
 
 class Phase(Enum):
-    """Where a member stands."""
+    """The state of a member."""
 
     JOINING = auto()
     """Not a member yet, or not any more: the next heartbeat joins."""
@@ -44,15 +44,15 @@ class Phase(Enum):
 
 
 class Stage(Enum):
-    """Where a partition that was assigned stands."""
+    """The state of an assigned partition."""
 
     STARTING = auto()
     """Where to start in it is looked up."""
     READY = auto()
-    """The application is to be told that it has it."""
+    """The application has not been notified of its assignment."""
     OWNED = auto()
     REVOKED = auto()
-    """The application is to be told that it gives it up."""
+    """The application has not been notified of its revocation."""
     RELEASING = auto()
     """The application gave it up; its last commit is on its way."""
 
@@ -213,7 +213,7 @@ class Membership:
         return self._config.session_timeout_ms + LONGEST_GRACE_MS
 
     def heartbeat_failed(self, error: HeadraceError, request: groups_pb2.HeartbeatRequest, now_ms: int) -> None:
-        """Take in why a heartbeat was not answered: no member any more, refused for good, or nobody there."""
+        """Take in why a heartbeat failed: no member any more, refused for good, or no coordinator."""
         if isinstance(error, UnknownMemberError | FencedMemberEpochError):
             self.lose_all()
         elif self._may_join_later(error, now_ms):
@@ -235,7 +235,7 @@ class Membership:
         return now_ms < self.refused_since_ms + self.join_retry_ms
 
     def heartbeat_ended(self, request: groups_pb2.HeartbeatRequest) -> None:
-        """Take in that a heartbeat has no answer: what it said is to be said again."""
+        """Take in that a heartbeat got no response: the next one must repeat its content."""
         self._needs_heartbeat |= request.HasField("owned")
 
     def request_heartbeat(self) -> None:
@@ -319,7 +319,7 @@ class Membership:
                 self._grant(key)  # It may have been assigned again meanwhile.
 
     def to_start(self) -> list[OwnedPartition]:
-        """Return the partitions whose start is to be looked up."""
+        """Return the partitions whose initial offset must be looked up."""
         return [holding for holding in self._owned_partitions.values() if holding.stage is Stage.STARTING]
 
     def started(self, holding: OwnedPartition, start: InitialPosition) -> None:
@@ -354,7 +354,7 @@ class Membership:
         assigned = self._assigned.get(key)
         if assigned is not None and assigned[1] == holding.assignment_epoch:
             if holding.stage is Stage.REVOKED:
-                holding.stage = Stage.OWNED  # Nobody was told.
+                holding.stage = Stage.OWNED  # The application was not notified.
             return
         if assigned is not None:  # It was free in between, without our having given it up.
             if holding.stage in (Stage.OWNED, Stage.REVOKED):

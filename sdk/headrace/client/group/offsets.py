@@ -1,4 +1,4 @@
-"""Which offsets are to be committed, one commit in flight. Pure: no I/O, no clock; its owner holds a lock.
+"""The queue of commits, one in flight. Pure: no I/O, no clock; its owner holds a lock.
 
 Commits that come while one is in flight become one: the newest offset of each partition. A commit whose outcome is not
 known is sent again unchanged until it is, so that it can never take effect after a later one (PROTOCOL H64, I26).

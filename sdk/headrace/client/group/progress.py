@@ -1,6 +1,6 @@
-"""How far the application is, as its group may be told: what it received, what it is done with, when it last asked.
+"""The progress of the application, for its group: what it received, what it is done with, when it last polled.
 
-What it is done with is what it had received when it asked for more; the background commits that, and never more. No
+It is done with what it had received when it polled again; the background commits that, and never more. No
 I/O, no clock. What may be committed changes under the session's lock; the rest is the application's thread's.
 """
 
@@ -23,17 +23,17 @@ class Cursor(Protocol):
         """Return the offset behind the records that the application is done with; any thread."""
 
     def received(self) -> Received | None:
-        """Return the offset behind the records that the application was given."""
+        """Return the offset behind the records that the application received."""
 
 
 class Work(Protocol):
-    """What deals with records beside the thread that reads them; called by that thread alone."""
+    """A pool of handlers that process records off the reading thread; called by that thread alone."""
 
     def opened(self, where: TopicPartition, start: InitialPosition) -> None:
         """A partition is read from now on."""
 
     def may_give_up(self, holdings: list[OwnedPartition]) -> list[OwnedPartition]:
-        """Begin nothing more of these; gives those of which nothing is in work."""
+        """Begin nothing more of these; return those of which nothing is in work."""
 
     def closed(self, where: TopicPartition) -> None:
         """A partition is not read any more."""
@@ -56,11 +56,11 @@ class Progress:
         """Received, and not yet done with."""
         self.committable: dict[TopicPartition, OffsetAndMetadata] = {}
         self.work: Work | None = None
-        """Where there is some, it says what is finished; otherwise the application does by asking."""
+        """Where there is a pool, it reports what is finished; otherwise the next poll does."""
         self.has_stalled = False
 
     def poll_begins(self, now_ms: int) -> None:
-        """Note that the application asks for records: it is done with those that it was given."""
+        """Note that the application polls: it is done with the records that it received."""
         if self.work is None:
             self.finish_all()
         self._in_poll = True
@@ -68,7 +68,7 @@ class Progress:
         self.has_stalled = False
 
     def poll_ends(self, now_ms: int) -> None:
-        """Note that the application is given records, or that there are none."""
+        """Note that the poll ends, with or without records."""
         self._in_poll = False
         self._polled_ms = now_ms
 
@@ -112,7 +112,7 @@ class Progress:
         return True
 
     def silent_ms(self, now_ms: int) -> int:
-        """Return for how long the application has not asked for a record, in milliseconds; 0 while it waits for one."""
+        """Return for how long the application has not polled, in milliseconds; 0 while it waits for a record."""
         return 0 if self._in_poll else now_ms - self._polled_ms
 
     def _of_cursor(self) -> Received | None:

@@ -69,7 +69,7 @@ class GroupSession:
         self.etcd_reachable = True
         self.coordinator_reachable = True
         self.failure: Exception | None = None
-        """What ended a loop that nobody foresaw."""
+        """The unforeseen error that ended a loop."""
 
     def start(self) -> None:
         """Begin."""
@@ -117,7 +117,7 @@ class GroupSession:
             self.put(CommitTicket(offsets))
 
     def settle(self) -> None:
-        """Release what can be, after any change, and tell whoever has to do with it."""
+        """Release what can be released after any change, and wake those that wait for it."""
         membership = self.membership
         held = {holding.where: holding for holding in membership.owned()}
         membership.release(self._release)
@@ -190,11 +190,11 @@ class GroupSession:
                 is_news = self.membership.revision != before
                 self.settle()
                 if was_over:
-                    self._fetcher.interrupt()  # What was held back may go on.
+                    self._fetcher.interrupt()  # Delivery that was paused can continue.
             if not is_news and boot_ms() - sent_ms < request.max_wait_ms // 2:
                 yield WaitSignal(
                     self._heartbeat_due, self.membership.interval_ms / 2000
-                )  # Its view is behind: not again at once.
+                )  # The coordinator's view is behind: not again at once.
 
     def _heartbeat_failed(
         self, selector: CoordinatorSelector, error: HeadraceError, request: groups_pb2.HeartbeatRequest
@@ -288,7 +288,7 @@ class GroupSession:
         while True:
             self._look_up_due.clear()
             with self.lock:
-                # One that was given up and came back before its last commit was stored begins behind that (I26).
+                # One that was revoked and reassigned before its last commit completed resumes after that commit (I26).
                 holdings = [each for each in self.membership.to_start() if self.commits.is_resolved(each.where)]
             if not holdings:
                 yield WaitSignal(self._look_up_due, IDLE_S)
@@ -312,11 +312,13 @@ class GroupSession:
                 yield Pause(self._backoff.delay_ms(max(1, selector.failures + 1)) / 1000)
 
     def _has_stalled(self) -> bool:
-        """Whether the application has stopped asking for so long that this member is to leave."""
+        """Return whether the application has not polled for so long that this member must leave."""
         now = boot_ms()
         if not self.progress.stalls(now):
             return False
-        log.warning("group %s: nothing was asked for for %d ms", self._config.group_id, self.progress.silent_ms(now))
+        log.warning(
+            "group %s: the application has not polled for %d ms", self._config.group_id, self.progress.silent_ms(now)
+        )
         return self._config.leave_on_processing_timeout
 
     def _become_stale(self, selector: CoordinatorSelector) -> Operation[None]:
@@ -336,7 +338,7 @@ class GroupSession:
             self._heartbeat_due.set()
 
     def leaving(self, seconds: float) -> Operation[None]:
-        """Tell the group that this member is gone; one that names its place keeps it until its session is over."""
+        """Leave the group; a static member keeps its place until its session is over."""
         with self.lock:
             was_member = self.membership.phase in (Phase.MEMBER, Phase.JOINING)
             member_id = self.membership.member_id

@@ -1,7 +1,7 @@
 """`Consumer.run`, but for its threads or tasks: what is read goes into a queue, what is finished is committed.
 
 Every record is handled at least once. Up to where a partition may be committed the tracker says: never past a record
-that a handler is at, or that waits. A partition that is to be given up is finished first: nothing more of it is begun,
+that a handler is at, or that waits. A partition that is revoked is finished first: nothing more of it is begun,
 and what runs has `drain_timeout_ms`. Nothing of a partition is begun before `poison_records` has let it go.
 """
 

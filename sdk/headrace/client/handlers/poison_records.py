@@ -8,12 +8,12 @@ of a process that ended, and says how far the search has come:
     nothing      works as always                                              `begun`, before the first record
     `begun`      works as always, and commits without a pause, so that        `watched`, with each commit, for twice
                  little is open when its process ends                         auto_commit_interval_ms
-    `watched`    gives the handler one record, and nothing beside it,         `alone=1`, before each record
+    `watched`    gives the handler one record, and nothing else,              `alone=1`, before each record
                  for a thousand records or a minute, whichever is over first
     `alone=n`    the same; once n has reached the limit the record is         `alone=n+1`, before that record
                  given up, and is called no more
 
-While nobody's process ends that is one commit a partition and term. Its owner holds a lock.
+While no process ends that is one commit a partition and term. Its owner holds a lock.
 """
 
 import re
@@ -29,11 +29,11 @@ from headrace.wire.ids import TopicPartition
 ENDS_BEFORE = 2
 """Processes that ended with a record among others, before one is known to have ended with it alone."""
 ENDS_ALONE = 2
-"""At least so many that had it alone, since one may have ended, or lost its session, for another reason."""
+"""Minimum number of owners that had it alone, since one may have ended, or lost its session, for another reason."""
 ISOLATE_RECORDS = 1_000
 ISOLATE_MS = 60_000
 MARK_WAIT_MS = 5_000
-"""Where no mark can be stored for so long, work goes on without: an outage of etcd stops nobody who owns something."""
+"""After this time without a stored mark, work continues without one: an outage of etcd stops no owner."""
 PREFIX = "headrace.run "
 _ALONE = re.compile(r"alone=(\d{1,9}) offset=(\d{1,19})", re.ASCII)
 
@@ -149,7 +149,7 @@ class PoisonRecordDetector:
         return part is not None and part.is_quarantined
 
     def step(self, now_ms: int) -> list[tuple[TopicPartition, OffsetAndMetadata]]:
-        """Let go what may be let go; gives what is to be stored now, of which `stored` is told."""
+        """Release the records that may start; return the marks to store now, each reported by `stored`."""
         marks = []
         for where, part in list(self._active.items()):
             if part.waits_until_ms is not None:
@@ -170,7 +170,7 @@ class PoisonRecordDetector:
         return self._parts.get(where)
 
     def stored(self, where: TopicPartition, now_ms: int, *, term: object) -> None:
-        """The mark of that term is stored, or cannot be: what waited for it goes on."""
+        """Note that the mark of that term is stored, or cannot be: what waited for it continues."""
         part = self._parts.get(where)
         if part is None or part is not term or part.waits_until_ms is None:
             return
@@ -196,7 +196,7 @@ class PoisonRecordDetector:
             part.is_quarantined = False
 
     def _due(self, where: TopicPartition, part: _Part, now_ms: int) -> ProgressMarker | None:
-        """What is to be stored of a partition now."""
+        """Return the mark to store of a partition now."""
         match part.mode:
             case Mode.NORMAL:
                 return (
@@ -241,7 +241,7 @@ class PoisonRecordDetector:
         return ProgressMarker(Mode.ISOLATE, alone + 1, first.offset)
 
     def _rest(self, where: TopicPartition, part: _Part, *, is_over: bool) -> ProgressMarker | None:
-        """There is nothing to try now, or no more: take the mark away first, then let the others go on."""
+        """End the search: take the mark away first, then release the others."""
         if part.is_marked:
             part.is_marked = False
             return ProgressMarker()

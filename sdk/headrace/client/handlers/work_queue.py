@@ -1,6 +1,6 @@
 """What handlers have to do, in which order, and what becomes of what they fail at. Pure: no I/O, no clock, no thread.
 
-Records of one key (or one partition) form a key queue: one at a time, in order; key queues run beside each other. A
+Records of one key (or one partition) form a key queue: one at a time, in order; key queues run in parallel. A
 record that failed waits out its back-off at the head of its key queue and holds up no other. Its owner holds a lock.
 """
 
@@ -275,7 +275,7 @@ class WorkQueue:
     def failed(self, task: Task, error: BaseException, now_ms: int, *, is_final: bool = False) -> RetryDecision:
         """A handler failed at a record: it is tried again after a while, or is given up (`is_final`: at once).
 
-        What is given up stands at the head of its key queue again, to be sent to the dead letters.
+        What is given up is at the head of its key queue again, as a dead letter to send.
         """
         task.error = error
         retry = self._retry
