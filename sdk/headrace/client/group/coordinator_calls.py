@@ -30,6 +30,9 @@ class CoordinatorSelector:
         self._group_id = group_id
         self._bootstrap = bootstrap
         self._turn = 0
+        self._known: tuple[str, ...] = ()
+        self._ranked: list[str] = []
+        """Those known, in the order in which this group calls them."""
         self.failures = 0
         """In a row."""
 
@@ -81,8 +84,9 @@ class CoordinatorSelector:
             known = self._bootstrap.coordinators or known
         if not known:
             raise NoBrokersAvailableError(dict.fromkeys(self._config.addresses, "knows no coordinator"))
-        ranked = coordinators_for(self._group_id, known)
-        return Call(ranked[self._turn % len(ranked)], "groups", method, request, timeout)
+        if known != self._known:
+            self._known, self._ranked = known, coordinators_for(self._group_id, known)
+        return Call(self._ranked[self._turn % len(self._ranked)], "groups", method, request, timeout)
 
     def answered(self) -> None:
         """Note a response, an error of the coordinator included."""

@@ -118,20 +118,26 @@ class GroupMember:
         interrupts = self._fetcher.interrupts
         while interrupts:
             interrupts.clear()
-            with self.session.lock:
-                events = self.membership.pending_events()
-                done = self.session.commits.take_done()
-                failure = self.session.failure or self.membership.failure
-                problem, self.session.initial_offsets.problem = self.session.initial_offsets.problem, None
-            for ticket in done:
-                if ticket.callback is not None:
-                    ticket.callback(ticket.offsets, ticket.error)
-            yield from self._lose(list(events.lost))
-            yield from self._revoke(list(events.revoked))
-            yield from self._take(list(events.assigned))
-            if failure is not None or problem is not None:
-                interrupts.append(None)  # Nothing is delivered but the next error.
-                raise failure or problem  # type: ignore[misc]
+            try:
+                yield from self._process_events()
+            except BaseException:
+                interrupts.append(None)  # The next poll processes the rest, and delivers nothing before.
+                raise
+
+    def _process_events(self) -> Operation[None]:
+        with self.session.lock:
+            events = self.membership.pending_events()
+            done = self.session.commits.take_done()
+            failure = self.session.failure or self.membership.failure
+            problem, self.session.initial_offsets.problem = self.session.initial_offsets.problem, None
+        for ticket in done:
+            if ticket.callback is not None:
+                ticket.callback(ticket.offsets, ticket.error)
+        yield from self._lose(list(events.lost))
+        yield from self._revoke(list(events.revoked))
+        yield from self._take(list(events.assigned))
+        if failure is not None or problem is not None:
+            raise failure or problem  # type: ignore[misc]
 
     def _lose(self, lost: list[TopicPartition]) -> Operation[None]:
         if not lost:

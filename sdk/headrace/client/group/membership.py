@@ -180,18 +180,18 @@ class Membership:
         self._needs_heartbeat = self._report_owned = False
         return request
 
-    def heartbeat_answered(self, answer: groups_pb2.HeartbeatResponse, sent_ms: int) -> None:
-        """Take in an answer to the heartbeat that was sent at `sent_ms`."""
+    def heartbeat_answered(self, answer: groups_pb2.HeartbeatResponse, sent_ms: int) -> bool:
+        """Take in a response to the heartbeat that was sent at `sent_ms`; return whether the assignment is new."""
         self.phase = Phase.MEMBER
         self.refused_since_ms = None
         self.heard_ms = max(self.heard_ms, sent_ms)
         if answer.heartbeat_interval_ms > 0:
             self._told_interval_ms = answer.heartbeat_interval_ms
         if answer.revision < self.revision or answer.member_epoch < self.member_epoch:
-            return  # A coordinator whose view is behind: it cannot take back what another one has said.
+            return False  # A coordinator whose view is behind must not take back an assignment of another one.
         self.assignor = answer.assignor
         if answer.revision == self.revision and answer.member_epoch == self.member_epoch:
-            return
+            return False
         self.revision = answer.revision
         self.member_epoch = answer.member_epoch
         self._report_owned = True  # What it was granted and never heard of, it may be asked to give up.
@@ -204,6 +204,7 @@ class Membership:
             self._hold_on(key, holding)
         for key in self._assigned:
             self._grant(key)
+        return True
 
     @property
     def join_retry_ms(self) -> int:

@@ -103,7 +103,7 @@ class Progress:
 
     def stalls(self, now_ms: int) -> bool:
         """Return whether the application has just now been silent for processing_timeout_ms."""
-        seen = self._of_cursor()
+        seen = None if self._fetcher.cursor is None else self._of_cursor()
         if seen != self._seen:
             self._seen, self._polled_ms = seen, now_ms
         if self.has_stalled or self.silent_ms(now_ms) < self._timeout_ms:

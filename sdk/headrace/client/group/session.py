@@ -160,13 +160,11 @@ class GroupSession:
             with self.lock:
                 if self.membership.is_over:
                     return
-                is_stale = self.membership.phase is Phase.STALE
-            if is_stale:
+                request = None if self.membership.phase is Phase.STALE else self.membership.request()
+            if request is None:
                 yield WaitSignal(self._heartbeat_due, IDLE_S)
                 continue
-            with self.lock:
-                request = self.membership.request()
-                timeout = (request.max_wait_ms + self.membership.grace_ms) / 1000
+            timeout = (request.max_wait_ms + self.membership.grace_ms) / 1000
             sent_ms = boot_ms()
             try:
                 answer = yield from selector.ask("Heartbeat", request, timeout, until=self._heartbeat_due)
@@ -185,16 +183,14 @@ class GroupSession:
                 if request.member_id != self.membership.member_id or self.membership.is_over:
                     continue
                 was_over = sent_ms >= self.membership.session_ends_ms()
-                before = self.membership.revision
-                self.membership.heartbeat_answered(answer, sent_ms)
-                is_news = self.membership.revision != before
-                self.settle()
+                is_news = self.membership.heartbeat_answered(answer, sent_ms)
+                if is_news:
+                    self.settle()
                 if was_over:
                     self._fetcher.interrupt()  # Delivery that was paused can continue.
             if not is_news and boot_ms() - sent_ms < request.max_wait_ms // 2:
-                yield WaitSignal(
-                    self._heartbeat_due, self.membership.interval_ms / 2000
-                )  # The coordinator's view is behind: not again at once.
+                # The coordinator's view is behind: not again at once.
+                yield WaitSignal(self._heartbeat_due, self.membership.interval_ms / 2000)
 
     def _heartbeat_failed(
         self, selector: CoordinatorSelector, error: HeadraceError, request: groups_pb2.HeartbeatRequest

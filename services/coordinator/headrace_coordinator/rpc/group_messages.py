@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import InvalidRequestError
@@ -110,18 +110,15 @@ def write_assigned(response: groups_pb2.HeartbeatResponse, assignment: metadata_
     """Put what a member may own into an answer: all that it owns but for what it is to give up."""
     response.member_epoch = assignment.member_epoch
     for topic in assignment.topics:
-        revoking = frozenset(topic.revoking)
-        kept = [
-            (number, epoch)
-            for number, epoch in zip(topic.partitions, topic.assignment_epochs, strict=True)
-            if number not in revoking
-        ]
-        if kept:
+        partitions: Sequence[int] = topic.partitions
+        epochs: Sequence[int] = topic.assignment_epochs
+        if topic.revoking:
+            revoking = frozenset(topic.revoking)
+            kept = [pair for pair in zip(partitions, epochs, strict=True) if pair[0] not in revoking]
+            partitions, epochs = [number for number, _ in kept], [epoch for _, epoch in kept]
+        if partitions:
             response.assigned.add(
-                topic_id=topic.topic_id,
-                name=topic.name,
-                partitions=[number for number, _ in kept],
-                assignment_epochs=[epoch for _, epoch in kept],
+                topic_id=topic.topic_id, name=topic.name, partitions=partitions, assignment_epochs=epochs
             )
 
 

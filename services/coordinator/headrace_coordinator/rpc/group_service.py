@@ -106,10 +106,12 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         except (TimeoutError, TimedOutError):
             raise _silent() from None  # While the caller still listens: it is etcd, not this coordinator.
         self._metrics.heartbeat_seconds.observe(asyncio.get_running_loop().time() - started)
-        wait_ms = min(request.max_wait_ms, _interval_ms(request)) * _share(member.member_id)
-        wait_until = min(deadline, started + wait_ms / 1000)
+        interval_ms = min(LONGEST_INTERVAL_MS, request.session_timeout_ms // HEARTBEATS_A_SESSION)
+        # From 0.75 to 1 of its wait, by its id: members that joined together do not stay in step.
+        share = 1 - int.from_bytes(member.member_id[:2], "big") / (4 << 16)
+        wait_until = min(deadline, started + min(request.max_wait_ms, interval_ms) * share / 1000)
         await self._wait_for_news(request, wait_until)
-        return self._answer(request)
+        return self._answer(request, interval_ms)
 
     async def _join(self, request: groups_pb2.HeartbeatRequest, member: Member, deadline: float) -> None:
         """Let a member in: its lease first, its key with the group's state."""
@@ -149,7 +151,9 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
 
     async def _stay(self, request: groups_pb2.HeartbeatRequest, member: Member, deadline: float) -> None:
         """Renew a member's lease, and hold a round where it says something new."""
-        entry = await self._find(request.group_id, request.known_revision)
+        if request.known_revision > self._groups.source.revision:
+            await self._catch_up(request.known_revision)
+        entry = self._groups.entry(request.group_id)
         known = entry.group.members.get(member.member_id)
         owned = read_owned(request)
         if known is not None and not await self._renew(request.group_id, member.member_id, known.lease_id):
@@ -161,19 +165,16 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         heartbeat = MemberHeartbeat(member, request.member_epoch, request.assignor, owned)
         await self._transactions.heartbeat(request.group_id, heartbeat, deadline)
 
-    async def _find(self, group_id: str, known_revision: int) -> GroupEntry:
-        """The group once this coordinator's view shows what the member was told, perhaps at another coordinator.
+    async def _catch_up(self, known_revision: int) -> None:
+        """Wait until this coordinator's view shows what a member received, perhaps from another coordinator.
 
         Raises:
-            MetastoreUnavailableError: it does not show it in time; nothing is said of the member (H73).
+            MetastoreUnavailableError: it does not show it in time; nothing is known of the member (H73).
         """
-        if known_revision > self._groups.source.revision:
-            loop = asyncio.get_running_loop()
-            try:
-                await self._offsets.wait_for(known_revision, loop.time() + BEHIND_SECONDS)
-            except HeadraceError:
-                raise _behind() from None
-        return self._groups.entry(group_id)
+        try:
+            await self._offsets.wait_for(known_revision, asyncio.get_running_loop().time() + BEHIND_SECONDS)
+        except HeadraceError:
+            raise _behind() from None
 
     async def _renew(self, group_id: str, member_id: bytes, lease_id: int) -> bool:
         """Renew a session; False: it is over, though this coordinator's view may not show it yet (H73, H76)."""
@@ -223,14 +224,14 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         finally:
             end()
 
-    def _answer(self, request: groups_pb2.HeartbeatRequest) -> groups_pb2.HeartbeatResponse:
+    def _answer(self, request: groups_pb2.HeartbeatRequest, interval_ms: int) -> groups_pb2.HeartbeatResponse:
         entry = self._groups.entry(request.group_id)
         stored = entry.assignments.get(request.member_id)
         if stored is None or request.member_id not in entry.group.members or request.member_id not in entry.live:
             raise _not_in(entry, request)
         response = groups_pb2.HeartbeatResponse(
             revision=stored.mod_revision,
-            heartbeat_interval_ms=_interval_ms(request),
+            heartbeat_interval_ms=interval_ms,
             assignor=entry.group.assignor,
             group_epoch=entry.group.group_epoch,
         )
@@ -437,16 +438,6 @@ def _behind() -> MetastoreUnavailableError:
 
 def _no_topic(topic_id: bytes) -> UnknownTopicIdError:
     return UnknownTopicIdError(f"there is no topic with id {topic_id[:16].hex()}")
-
-
-def _interval_ms(request: groups_pb2.HeartbeatRequest) -> int:
-    """How long a member may be silent, and so the longest wait for news: its lease is renewed before it waits."""
-    return min(LONGEST_INTERVAL_MS, request.session_timeout_ms // HEARTBEATS_A_SESSION)
-
-
-def _share(member_id: bytes) -> float:
-    """How much of its wait a member is given, 0.75 to 1: those that joined in one moment do not stay in step."""
-    return 1 - int.from_bytes(member_id[:2], "big") / (4 << 16)
 
 
 def _says_something_new(
