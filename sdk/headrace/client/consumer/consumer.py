@@ -101,7 +101,7 @@ class Consumer(RecordStream):
     # --- positions ---
 
     def assign(self, partitions: Sequence[TopicPartition] | Mapping[TopicPartition, int]) -> None:
-        """Read exactly these partitions, from the offsets given or where `auto_offset_reset` says.
+        """Read exactly these partitions, from the given offsets or according to `auto_offset_reset`.
 
         Raises:
             UnknownTopicError, UnknownPartitionError: one is not there.

@@ -220,7 +220,7 @@ class ConsumerCore:
         offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None,
         callback: CommitCallback | None = None,
     ) -> None:
-        """Store offsets in the background; `callback(offsets, error or None)` is called when records are asked for."""
+        """Store offsets in the background; `callback(offsets, error or None)` is called by the next poll."""
         group = self.in_group()
         self.settle()
         group.queue(offsets, callback)

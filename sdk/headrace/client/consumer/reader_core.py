@@ -82,9 +82,8 @@ class ReaderCore:
                 self._take_decoded_batches(completed, decoded_batches)
             except CorruptBatchError as error:
                 self._completed = None
-                if (
-                    not self.fetcher.retries_corrupt(completed, error) and not decoded_batches
-                ):  # What is before it comes first.
+                is_final = not self.fetcher.retries_corrupt(completed, error)
+                if is_final and not decoded_batches:  # The records before the batch are returned first.
                     passed = yield from pass_corrupt_batch(self.fetcher, self._config, completed, error)
                     if not passed:
                         raise
@@ -144,7 +143,7 @@ class ReaderCore:
             return (yield from self._resolve_one(topic, numbers, point, what))
         missing = [number for number in numbers if number not in point]
         if missing:
-            raise ConfigError(f"{what} says nothing of partition {missing[0]}", action="Name every partition read.")
+            raise ConfigError(f"{what} does not name partition {missing[0]}", action="Name every partition read.")
         found: dict[TopicPartition, int] = {}
         for number in numbers:
             found.update((yield from self._resolve_one(topic, [number], point[number], what)))

@@ -1,4 +1,4 @@
-"""From fetched bytes to records: batches checked, decoded and cut to what was asked for. Pure.
+"""From fetched bytes to records: batches are checked, decoded and cut to the range to read. Pure.
 
 Used by the thread that the application reads with. Every checksum is verified here, whatever way the bytes came.
 """
@@ -33,7 +33,7 @@ def decoded_batches_of(
 ) -> Iterator[DecodedBatch]:
     """Return what was fetched as decoded batches, from its offset up to its end offset; none is empty.
 
-    One batch is inflated at a time, when its first decoded batch is asked for; of many records it becomes several.
+    One batch is inflated at a time, when its first decoded batch is taken; of many records it becomes several.
 
     Raises:
         CorruptBatchError: names partition and offset, with the next good offset; the decoded batches before it came.
@@ -53,7 +53,7 @@ def decoded_batches_of(
         except UnsupportedCodecError as error:
             raise UnsupportedCodecError(
                 f"{completed.where} at offset {offset}: {error.message}",
-                action=f"{error.action} The topic setting allowed_codecs says what producers may use.",
+                action=f"{error.action} The topic setting allowed_codecs restricts the codecs of producers.",
             ) from error
         position += header.batch_bytes
         start = max(0, offset - header.base_offset)

@@ -1,4 +1,4 @@
-"""How a consumer is, for probes: `Consumer.health`."""
+"""The health of a consumer, for probes: `Consumer.health`."""
 
 from dataclasses import dataclass
 
@@ -14,15 +14,15 @@ class ConsumerHealth:
     assigned: int
     """Partitions that it reads."""
     since_last_answer_ms: int
-    """How long ago a broker last answered a fetch."""
+    """Time since a broker last responded to a fetch."""
     ready: bool = True
-    """Of a group: whether it is a member that a coordinator has heard of within the session timeout."""
+    """Of a group: whether it is a member whose last heartbeat is within the session timeout."""
     notices: tuple[str, ...] = ()
     """Of a group: problems that a restart of this process would not solve."""
     since_last_heartbeat_ms: int | None = None
-    """Of a group: how long ago the last heartbeat that was answered was sent; None: without a group."""
+    """Of a group: time since the last heartbeat with a response was sent; `None` without a group."""
     since_last_poll_ms: int | None = None
-    """Of a group: how long the application has asked for nothing; 0 while it waits. None: without a group."""
+    """Of a group: time since the last poll; 0 while the application waits in one; `None` without a group."""
     coordinator_reachable: bool = True
     etcd_reachable: bool = True
-    """Whether the coordinators say that they reach etcd."""
+    """Whether the coordinators report that they reach etcd."""

@@ -1,4 +1,4 @@
-"""Where to start in partitions that a group has assigned: the committed offset, else as auto_offset_reset says. No I/O.
+"""Initial positions in partitions that a group has assigned: the committed offset, else auto_offset_reset. No I/O.
 
 A partition that was added after the group began to read its topic is read from its beginning with `latest`, too: there
 was no decision to skip what it holds.
@@ -84,7 +84,7 @@ class InitialOffsets:
         return found
 
     def _newest(self, holding: OwnedPartition, stored: groups_pb2.PartitionOffset) -> InitialPosition | None:
-        """The stored offset, or what this member committed itself in the same term, which it knows to be stored."""
+        """Return the stored offset, or the newer one that this member has committed in the same term."""
         start = None
         if stored.offset >= 0:
             start = InitialPosition(stored.offset, stored.leader_epoch, stored.metadata, is_committed=True)
@@ -132,5 +132,5 @@ class InitialOffsets:
         except ClosedError:
             raise
         except HeadraceError:
-            return None  # Asked again; a topic that was deleted is taken away meanwhile.
+            return None  # It is looked up again; the group ends the assignment of a deleted topic.
         return [(holding, InitialPosition(answers[holding.where].offset)) for holding in holdings]

@@ -359,7 +359,7 @@ class GroupMember:
             wrong.append(str(failure))
         silent_ms = self._progress.silent_ms(now)
         if silent_ms >= self._config.processing_timeout_ms:
-            wrong.append(f"the application has asked for nothing for {silent_ms} ms")
+            wrong.append(f"the application has not polled for {silent_ms} ms")
         if not session.etcd_reachable:
             notices.append("the coordinators do not reach etcd")
         elif not session.coordinator_reachable:

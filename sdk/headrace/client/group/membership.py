@@ -27,7 +27,7 @@ from headrace.wire.ids import TopicPartition
 SESSION_PARTS = 4
 """A heartbeat waits at a coordinator for at most this part of the session timeout."""
 SHORTEST_GRACE_MS, LONGEST_GRACE_MS = 500, 5_000
-"""How long a heartbeat may take beyond its wait before another coordinator is asked."""
+"""How long a heartbeat may take beyond its wait before another coordinator is called."""
 
 
 class Phase(Enum):
@@ -39,7 +39,7 @@ class Phase(Enum):
     FAILED = auto()
     """Refused for good; see `failure`."""
     STALE = auto()
-    """It has left until the application asks for records again."""
+    """It has left until the application polls again."""
     LEFT = auto()
 
 
@@ -66,7 +66,7 @@ class InitialPosition(NamedTuple):
     metadata: str = ""
     """What was committed with it."""
     is_committed: bool = False
-    """Whether the group has stored it; otherwise it is where auto_offset_reset says."""
+    """Whether the group has stored it; otherwise it follows from auto_offset_reset."""
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class Membership:
         return self._needs_heartbeat and self.phase is Phase.MEMBER
 
     def request(self) -> groups_pb2.HeartbeatRequest:
-        """Make the next heartbeat; what it says counts as said from here on, unless `heartbeat_failed` follows."""
+        """Make the next heartbeat; its content counts as reported, unless `heartbeat_failed` follows."""
         assert self.phase in (Phase.JOINING, Phase.MEMBER)
         config = self._config
         waits = self.phase is Phase.MEMBER and not self._needs_heartbeat
@@ -194,7 +194,7 @@ class Membership:
             return False
         self.revision = answer.revision
         self.member_epoch = answer.member_epoch
-        self._report_owned = True  # What it was granted and never heard of, it may be asked to give up.
+        self._report_owned = True  # The group may revoke what it granted in a response that was lost.
         self._assigned = {
             (topic.topic_id, number): (topic.name, epoch)
             for topic in answer.assigned
@@ -244,7 +244,7 @@ class Membership:
         self._needs_heartbeat = True
 
     def lose_all(self) -> None:
-        """Be no member any more, as far as anybody knows: join as a new one."""
+        """End this membership: join as a new member."""
         told = (Stage.OWNED, Stage.REVOKED)
         self._lost.update((holding.where, None) for holding in self._owned_partitions.values() if holding.stage in told)
         self._owned_partitions.clear()

@@ -37,7 +37,7 @@ class OffsetAndMetadata(NamedTuple):
 
 Commits = Mapping[TopicPartition, OffsetAndMetadata]
 CommitCallback = Callable[[Commits, HeadraceError | None], object]
-"""Told what was to be committed, and the first error or None."""
+"""Called with the offsets of the commit, and the first error or `None`."""
 
 
 class CommitTicket:
@@ -199,7 +199,7 @@ class CommitQueue:
             self._resolve(where, wanted, NotOwnerError(f"{where} belongs to another member of the group"))
 
     def drop_all(self) -> None:
-        """Forget everything: membership is lost. A commit in flight may still be stored, and is not asked about."""
+        """Forget everything: membership is lost. A commit in flight may still be stored; its response is ignored."""
         self.committed.clear()
         lost = UnknownMemberError("the member's session was over before the commit was stored")
         for where, wanted in [*self._flying.items(), *self._wanted.items()]:

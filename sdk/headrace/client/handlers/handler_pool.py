@@ -36,7 +36,7 @@ from headrace.wire.ids import TopicPartition
 log = logging.getLogger("headrace.consumer")
 
 TURN_S = 0.2
-"""How long the reading thread waits for records before it looks after what else is due."""
+"""How long the reading thread waits for records before it does what else is due."""
 MAX_CONCURRENCY = 1_000
 
 Handler = Callable[[Record], Any]
@@ -164,7 +164,7 @@ class HandlerPool:
         return full
 
     def room(self) -> int:
-        """How many records more the queue takes."""
+        """Return how many more records the queue takes."""
         return max(1, self.options.buffer_records - self.queue.size)
 
     def take(self, batch: RecordBatch) -> None:
@@ -199,7 +199,7 @@ class HandlerPool:
     # --- poison records ---
 
     def _advance(self) -> None:
-        """Let go of what is held back what may be begun, and store what says so first. Under the lock."""
+        """Store due markers, then release the records that may start. Under the lock."""
         was_searching = self._poison_records.is_searching
         for where, value in self._poison_records.step(monotonic_ms()):
             self._store(where, value)
@@ -217,7 +217,7 @@ class HandlerPool:
                 self._advance()
             self._wake_workers()
 
-        with contextlib.suppress(HeadraceError):  # It is not ours any more, or the next `poll` says why not.
+        with contextlib.suppress(HeadraceError):  # It is not ours any more, or the next `poll` raises the reason.
             self._group.queue({where: value}, resolved)
 
     def _leave_in_order(self, where: TopicPartition) -> None:
@@ -250,7 +250,7 @@ class HandlerPool:
         return record._replace(key=key, value=value)
 
     def succeeded(self, task: Task) -> None:
-        """The handler has returned, or the dead letter is written."""
+        """Note that the handler has returned, or that the dead letter is written."""
         with self.lock:
             if task.is_given_up:
                 self.dead_letters += 1
@@ -264,7 +264,7 @@ class HandlerPool:
             self._after(task)
 
     def handler_failed(self, task: Task, error: BaseException, *, is_final: bool = False) -> None:
-        """The handler has raised, or took too long."""
+        """Note that the handler has raised, or took too long."""
         with self.lock:
             self.failed += 1
             verdict = self.queue.failed(task, error, monotonic_ms(), is_final=is_final)
@@ -273,7 +273,7 @@ class HandlerPool:
             self._after(task)
 
     def _given_up(self, task: Task) -> None:
-        """Without a topic for dead letters that is the end."""
+        """End the run where there is no dead-letter topic."""
         if self.options.dead_letter is None and not task.tracker.is_over:
             wrong = HandlerError(task.where, task.record.offset, task.attempts, repr(task.error))
             wrong.__cause__ = task.error
@@ -342,7 +342,7 @@ class HandlerPool:
         yield from ()
 
     def drained(self) -> bool:
-        """Whether nothing runs any more."""
+        """Return whether no handler runs any more."""
         return self.queue.running == 0
 
     def finish(self) -> Operation[RunSummary]:

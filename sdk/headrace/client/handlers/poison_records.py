@@ -2,7 +2,7 @@
 
 A handler that ends its process leaves no error behind. So a run marks, in the metadata of a partition's committed
 offset, what it is about to do, and takes the mark away when it leaves in order. A mark that the next owner finds is one
-of a process that ended, and says how far the search has come:
+of a process that ended, and the state of the search:
 
     found        this owner                                                   sets
     nothing      works as always                                              `begun`, before the first record
@@ -47,7 +47,7 @@ class Mode(Enum):
 
 
 class ProgressMarker(NamedTuple):
-    """What the metadata of a committed offset says."""
+    """The content of the metadata of a committed offset."""
 
     mode: Mode | None = None
     """Of the owner that set it; None: it is no mark."""
@@ -96,7 +96,7 @@ class _Part:
     """The offset of the record that is in work alone."""
     tried: int = 0
     is_marked: bool = False
-    """What is stored says that a record is in work alone: until it says otherwise nothing else is begun."""
+    """The stored mark names a record that is in work alone: nothing else is begun until another mark is stored."""
     is_quarantined: bool = False
     """A record of it was given up because of marks, and may not be dealt with yet."""
 
@@ -166,7 +166,7 @@ class PoisonRecordDetector:
         return marks
 
     def term(self, where: TopicPartition) -> object:
-        """What tells one term of a partition from another."""
+        """Return the number of the partition's term."""
         return self._parts.get(where)
 
     def stored(self, where: TopicPartition, now_ms: int, *, term: object) -> None:

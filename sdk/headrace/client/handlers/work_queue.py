@@ -23,7 +23,7 @@ ORDERINGS = ("key", "partition")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often a handler is given a record that it failed at, and after how long.
+    """How often a handler gets a record again at which it failed, and after how long.
 
     Raises:
         ConfigError: a value is out of range.
@@ -153,7 +153,7 @@ class WorkQueue:
         return list(self._parts)
 
     def span(self, where: TopicPartition) -> int:
-        """How many records of a partition were taken and are not below what may be committed."""
+        """Return the number of records that were taken and are not below the offset that may be committed."""
         part = self._parts.get(where)
         return 0 if part is None else part.tracker.span
 

@@ -395,7 +395,7 @@ def test_a_stalled_application_is_told_of_and_leaves_only_where_it_is_asked_to(c
         deadline = time.monotonic() + WAIT
         while consumer.health().healthy:
             assert time.monotonic() < deadline
-        assert "asked for nothing" in consumer.health().problem
+        assert "has not polled for" in consumer.health().problem
         assert groups.left == []
     settings["processing_timeout_ms"] = 500  # Long enough that it does not leave between two polls.
     with consumer_for(clicks, leave_on_processing_timeout=True, **settings) as consumer:
