@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutation.mutants import BROKER, SERVER, Mutant, Scenario, Simulation, Test
 
 REPLICA = f"{BROKER}/core/replica.py"
+FETCHES = f"{BROKER}/core/follower_fetches.py"
+LEADERSHIP = f"{BROKER}/core/leadership.py"
 FETCH = f"{BROKER}/core/replica_fetch.py"
 REPLICA_FETCHER_TESTS = "tests/unit/broker/test_broker_replica_fetcher.py"
 
@@ -91,8 +93,8 @@ FOLLOWERS = (
         "epochs-of-fetches-ignored",
         "H4",
         REPLICA,
-        "        if known_epoch in (-1, self.leader_epoch):\n            return\n",
-        "        return\n",
+        "self.leader_epoch):\n            raise self._wrong_epoch(known_epoch)\n        return leadership\n",
+        "self.leader_epoch):\n            pass\n        return leadership\n",
         "A leader answers whoever asks, whatever epoch it knows.",
         Scenario("test_late_requests.py::test_a_fetch_of_an_old_epoch_says_nothing_of_the_new_one"),
     ),
@@ -100,7 +102,7 @@ FOLLOWERS = (
         "foreign-follower-answered",
         "H4",
         FETCH,
-        "    if state is None or follower.broker_id not in state.replicas or",
+        "    if follower.broker_id not in state.replicas or",
         "    if state is None or",
         "A broker that holds no replica may copy the partition.",
         Test(
@@ -112,7 +114,7 @@ FOLLOWERS = (
         "fetch-of-a-past-session",
         "H17",
         FETCH,
-        "    if follower.broker_epoch < replica.followers.last_session(follower.broker_id):\n",
+        "    if follower.broker_epoch < leadership.followers.last_session(follower.broker_id):\n",
         "    if follower.broker_epoch < -1:\n",
         "A fetch that a broker sent in a session before replaces what it said in this one.",
         Test(
@@ -123,7 +125,7 @@ FOLLOWERS = (
     Mutant(
         "late-answer-used",
         "H6",
-        REPLICA,
+        FETCHES,
         " or token != self._awaited or leader_epoch",
         " or leader_epoch",
         "An answer to an earlier fetch is used.",
@@ -132,7 +134,7 @@ FOLLOWERS = (
     Mutant(
         "answer-used-twice",
         "H6",
-        REPLICA,
+        FETCHES,
         "            return False\n        self._awaited = None\n        return True",
         "            return False\n        return True",
         "An answer that comes twice is used twice.",
@@ -166,25 +168,25 @@ FOLLOWERS = (
     Mutant(
         "fetch-not-forgotten-at-a-new-epoch",
         "H6",
-        REPLICA,
-        "        self.leader_epoch = LeaderEpoch(state.leader_epoch)\n        self._awaited = None\n",
-        "        self.leader_epoch = LeaderEpoch(state.leader_epoch)\n",
+        FETCHES,
+        "        self._leader_epoch = leader_epoch\n        self._awaited = None\n",
+        "        self._leader_epoch = leader_epoch\n",
         "A follower still awaits the old leader's answer once it follows a new one, and fetches no more.",
         Simulation(60),
     ),
     Mutant(
         "answer-of-an-old-leader-used",
         "H6",
-        REPLICA,
-        " or leader_epoch != self.leader_epoch:\n            return False",
+        FETCHES,
+        " or leader_epoch != self._leader_epoch:\n            return False",
         ":\n            return False",
         "An answer of the leader of an old epoch is used.",
         Scenario("test_late_fetch_reply.py::test_an_answer_of_an_old_leader_is_not_used"),
         also=(
             (
-                REPLICA,
-                "        self.leader_epoch = LeaderEpoch(state.leader_epoch)\n        self._awaited = None\n",
-                "        self.leader_epoch = LeaderEpoch(state.leader_epoch)\n",
+                FETCHES,
+                "        self._leader_epoch = leader_epoch\n        self._awaited = None\n",
+                "        self._leader_epoch = leader_epoch\n",
             ),
         ),
         second_line="At a new epoch the awaited token is forgotten, so that no answer of an old one fits.",
@@ -345,9 +347,9 @@ FOLLOWERS = (
     Mutant(
         "leader-writes-no-high-watermark",
         "I18",
-        REPLICA,
-        "        return self.proposals.send(note_committed(wanted, self.high_watermark), self.revision, sessions)\n",
-        "        return self.proposals.send(wanted, self.revision, sessions)\n",
+        LEADERSHIP,
+        "self.proposals.send(note_committed(wanted, replica.high_watermark), replica.revision, sessions)\n",
+        "self.proposals.send(wanted, replica.revision, sessions)\n",
         "The key never says what is committed.",
         Test(
             "tests/unit/broker/test_broker_core_in_sync.py::test_a_follower_joins_at_the_high_watermark",

@@ -32,9 +32,9 @@ INVARIANT_RULES = (
     Mutant(
         "who-leaves-counts-no-more",
         "I4",
-        f"{CORE}/replica.py",
-        "        return [member for member in (*self.state.in_sync, *self.proposals.members()) if member != me]\n",
-        "        return [member for member in self.proposals.members() or self.state.in_sync if member != me]\n",
+        f"{CORE}/leadership.py",
+        "        entries = (*self.state.in_sync, *self.proposals.members())\n",
+        "        entries = self.proposals.members() or self.state.in_sync\n",
         "The high watermark moves without a member that the key still names: its shrink has just been sent.",
         Simulation(60),
     ),
@@ -183,8 +183,8 @@ INVARIANT_RULES = (
         "high-watermark-with-a-decision",
         "H7",
         f"{CORE}/replica_fetch.py",
-        "    if not replica.take_answer(answer.token, answer.leader_epoch):\n        return None\n",
-        "    if not replica.take_answer(answer.token, answer.leader_epoch):\n        return None\n"
+        "    if not replica.fetches.take_answer(answer.token, answer.leader_epoch):\n        return None\n",
+        "    if not replica.fetches.take_answer(answer.token, answer.leader_epoch):\n        return None\n"
         "    if answer.decision is not None:\n"
         "        return AppendBatches(b'', log.log_end_offset, answer.log_start_offset, False)\n",
         "A follower takes an answer about divergence for the news that all it has is committed.",
@@ -325,7 +325,7 @@ INVARIANT_RULES = (
         "end-told-by-a-new-leader",
         "H10",
         SERVICE,
-        "                replica.check_latest()\n                result.offset = replica.high_watermark\n",
+        "                leadership.check_latest()\n                result.offset = replica.high_watermark\n",
         "                result.offset = replica.high_watermark\n",
         "A leader that has just started tells clients that the log ends before what they have read.",
         Simulation(100, changes=FAILOVERS),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutants import BROKER, Mutant, Scenario, Simulation, Test
 
 REPLICA = f"{BROKER}/core/replica.py"
+LEADERSHIP = f"{BROKER}/core/leadership.py"
 HAND_OVERS = {
     "faults": ("move leader", "drain"),
     "rates": (),
@@ -20,25 +21,29 @@ LEADERS = (
         "progress-kept-across-epochs",
         "H5",
         REPLICA,
-        "        self.followers = FollowerTable(event.at_ms)\n",
-        "        self.followers.started_ms = event.at_ms\n",
+        "        self.leadership = led = Leadership(self, self.state, event.at_ms, self._proposal_numbers)\n",
+        "        led = getattr(self, 'led', None)\n"
+        "        kept = None if led is None else led.followers\n"
+        "        self.leadership = led = Leadership(self, self.state, event.at_ms, self._proposal_numbers)\n"
+        "        self.led, led.followers = led, kept or led.followers\n"
+        "        led.followers.started_ms = event.at_ms\n",
         "A leader that leads again counts what its followers had acknowledged in an epoch of its own before.",
         Scenario("test_kafka_13790.py::test_a_leader_that_leads_again_knows_nothing_of_its_followers"),
     ),
     Mutant(
         "join-at-high-watermark-only",
         "H9",
-        REPLICA,
-        "or acknowledged < max(self.high_watermark, self.start_offset)",
-        "or acknowledged < self.high_watermark",
+        LEADERSHIP,
+        "or acknowledged < max(replica.high_watermark, self.start_offset)",
+        "or acknowledged < replica.high_watermark",
         "A follower joins at the new leader's high watermark, which is still behind what was committed.",
         Scenario("test_kafka_7128.py::test_a_follower_at_the_lagging_high_watermark_stays_out"),
     ),
     Mutant(
         "join-below-high-watermark",
         "H9",
-        REPLICA,
-        "or acknowledged < max(self.high_watermark, self.start_offset)",
+        LEADERSHIP,
+        "or acknowledged < max(replica.high_watermark, self.start_offset)",
         "or acknowledged < self.start_offset",
         "A follower joins at the start of the epoch, though more has been committed since.",
         Simulation(60),
@@ -46,7 +51,7 @@ LEADERS = (
     Mutant(
         "join-with-unflushed-records",
         "H22",
-        REPLICA,
+        LEADERSHIP,
         "        acknowledged = follower.acknowledged(self.flushed_only)\n        if (",
         "        acknowledged = follower.offset\n        if (",
         "A follower joins by what it has in its page cache.",
@@ -55,25 +60,26 @@ LEADERS = (
     Mutant(
         "proposals-do-not-count",
         "H11",
-        REPLICA,
-        "for member in (*self.state.in_sync, *self.proposals.members()) if",
-        "for member in self.state.in_sync if",
+        LEADERSHIP,
+        "entries = (*self.state.in_sync, *self.proposals.members())",
+        "entries = self.state.in_sync",
         "While a follower is being taken in, the high watermark moves without it.",
         Scenario("test_lost_answer.py::test_while_the_answer_is_awaited_who_is_proposed_counts"),
     ),
     Mutant(
         "lost-answer-taken-for-no",
         "H12",
-        REPLICA,
+        LEADERSHIP,
         "        self.proposals.take_answer(event.number)\n",
-        "        self.proposals.take_answer(event.number)\n        self.proposals.discard(event.number)\n",
+        "        self.proposals.take_answer(event.number)\n        self.proposals.discard(event.number)\n"
+        "        self.recount()\n",
         "A write without an answer is taken for one that did not happen.",
         Scenario("test_lost_answer.py::test_who_may_have_joined_counts"),
     ),
     Mutant(
         "unknown-write-not-settled",
         "C3",
-        REPLICA,
+        LEADERSHIP,
         "        if self.proposals.unresolved or durable",
         "        if durable",
         "A write without an answer is never written over: what it names counts for ever.",
@@ -94,7 +100,7 @@ LEADERS = (
     Mutant(
         "high-watermark-below-minimum",
         "H13",
-        REPLICA,
+        LEADERSHIP,
         "        if len(state.in_sync) < state.min_insync_replicas:\n            return []\n        least = ",
         "        least = ",
         "The high watermark moves though fewer than min_insync_replicas are in sync.",
@@ -103,7 +109,7 @@ LEADERS = (
     Mutant(
         "append-below-minimum",
         "H13",
-        REPLICA,
+        LEADERSHIP,
         "        if len(self.state.in_sync) < self.state.min_insync_replicas:\n            raise",
         "        if False:\n            raise",
         "An acks=all append is taken though it cannot be committed.",
@@ -112,7 +118,7 @@ LEADERS = (
     Mutant(
         "waits-for-ever-below-minimum",
         "H13",
-        REPLICA,
+        LEADERSHIP,
         "        if len(self.state.in_sync) < self.state.min_insync_replicas:\n            actions",
         "        if False:\n            actions",
         "Who waits for an acknowledgement when the in-sync set shrinks below its minimum is not told.",
@@ -125,7 +131,7 @@ LEADERS = (
         "leads-in-a-past-session",
         "H16",
         REPLICA,
-        "        if state.leader != Replica(self.broker_id, self.broker_epoch):\n",
+        "        if state.leader != self.me:\n",
         "        if state.leader is None or state.leader.broker_id != self.broker_id:\n",
         "A restarted broker leads because the key names the session that it had before.",
         Simulation(60),
@@ -133,9 +139,9 @@ LEADERS = (
     Mutant(
         "join-without-comparing-the-session",
         "H17",
-        REPLICA,
-        "(self._me(), follower.replica)",
-        "(self._me(),)",
+        LEADERSHIP,
+        "(self._me, follower.replica)",
+        "(self._me,)",
         "A follower is taken in though its session may be over when the write lands.",
         Scenario("test_late_requests.py::test_a_follower_is_not_taken_in_with_a_session_that_is_over"),
     ),
@@ -155,7 +161,7 @@ LEADERS = (
     Mutant(
         "stopping-follower-joins",
         "H18",
-        REPLICA,
+        LEADERSHIP,
         "        if event.may_join:\n",
         "        if True:\n",
         "A broker that stops is taken into the in-sync set that it is leaving.",
@@ -167,9 +173,9 @@ LEADERS = (
     Mutant(
         "own-unflushed-records-count",
         "H22",
-        REPLICA,
-        "        return self.flushed_offset if self.flushed_only else self.log_end_offset",
-        "        return self.log_end_offset",
+        LEADERSHIP,
+        "        least = replica.flushed_offset if self.flushed_only else replica.log_end_offset",
+        "        least = replica.log_end_offset",
         "The leader counts what it has written and not yet fsynced.",
         Simulation(60, durability="fsync"),
     ),
@@ -185,7 +191,7 @@ LEADERS = (
     Mutant(
         "two-proposals-at-once",
         "H23",
-        REPLICA,
+        LEADERSHIP,
         "            or self.proposals.under_way\n",
         "",
         "A second change of the in-sync set is proposed while the first is under way.",
@@ -203,9 +209,9 @@ LEADERS = (
     Mutant(
         "latest-offset-before-it-is-known",
         "H10",
-        REPLICA,
-        '        if self.high_watermark < self.start_offset:\n            raise OffsetNotAvailableError("the high',
-        '        if False:\n            raise OffsetNotAvailableError("the high',
+        LEADERSHIP,
+        '.high_watermark < self.start_offset:\n            raise OffsetNotAvailableError("the high',
+        '.high_watermark < -1:\n            raise OffsetNotAvailableError("the high',
         "A new leader names a high watermark that lies below what readers have seen.",
         Test(
             "tests/unit/broker/test_broker_replica.py::test_reads_are_bounded_by_the_log_and_not_by_the_high_watermark",
@@ -215,7 +221,7 @@ LEADERS = (
     Mutant(
         "log-start-raised-alone",
         "I18",
-        REPLICA,
+        LEADERSHIP,
         "            least = min(least, Offset(-1 if follower is None else follower.log_start_offset))\n",
         "            least = min(least, self.wanted_log_start)\n",
         "A leader deletes records before its followers begin behind them: whoever leads next has them again.",
@@ -224,8 +230,8 @@ LEADERS = (
     Mutant(
         "join-below-the-log-start",
         "I18",
-        REPLICA,
-        "            or follower.log_start_offset < max(self.log_start_offset, self.raising_to)\n",
+        LEADERSHIP,
+        "            or follower.log_start_offset < max(replica.log_start_offset, self.raising_to)\n",
         "",
         "A follower that still has deleted records is taken in, and may lead next.",
         Scenario("test_log_start.py::test_a_follower_joins_where_the_log_starts"),
@@ -233,8 +239,8 @@ LEADERS = (
     Mutant(
         "log-start-moves-below-min-insync",
         "I18",
-        REPLICA,
-        "        if len(state.in_sync) >= state.min_insync_replicas and least > begun:\n",
+        LEADERSHIP,
+        "        if len(self.state.in_sync) >= self.state.min_insync_replicas and least > begun:\n",
         "        if least > begun:\n",
         "A log start moves with too few in sync, so that an eligible leader has deleted records again.",
         Scenario("test_log_start.py::test_the_log_start_waits_for_enough_in_sync"),
@@ -242,18 +248,18 @@ LEADERS = (
     Mutant(
         "log-start-told-before-it-is-known",
         "I18",
-        REPLICA,
-        "        if self._replicated_log_start < self.log_start_offset:\n",
-        "        if self._replicated_log_start < -1:\n",
+        LEADERSHIP,
+        "        if self.replicated_log_start < self._replica.log_start_offset:\n",
+        "        if self.replicated_log_start < -1:\n",
         "A new leader that begins behind its followers says so, and the next one begins before.",
         Scenario("test_log_start.py::test_a_leader_elected_halfway_tells_no_log_start_yet"),
     ),
     Mutant(
         "successor-lacks-records",
         "H24",
-        REPLICA,
-        "            if follower is not None and follower.offset >= self.log_end_offset:\n                wanted",
-        "            if follower is not None:\n                wanted",
+        LEADERSHIP,
+        " and follower.offset >= self._replica.log_end_offset:\n                wanted",
+        ":\n                wanted",
         "A leader hands over to a successor that lacks what it has acknowledged with acks=1.",
         Scenario("test_hand_over.py::test_of_several_successors_the_one_that_has_everything_leads"),
     ),
@@ -269,7 +275,7 @@ LEADERS = (
     Mutant(
         "appends-go-on-during-a-hand-over",
         "H24",
-        REPLICA,
+        LEADERSHIP,
         "        if self._hand_over.paused:\n            raise LeaderNotAvailableError(",
         "        if False:\n            raise LeaderNotAvailableError(",
         "A leader acknowledges records while the write that names its successor is on its way.",
@@ -279,8 +285,8 @@ LEADERS = (
         "append-under-way-acknowledged",
         "H24",
         REPLICA,
-        "        return leads and self._hand_over.proposal is None\n",
-        "        return leads\n",
+        " == leader_epoch and not leadership.names_successor\n",
+        " == leader_epoch\n",
         "What a thread was writing when a successor was named is acknowledged, and cut after.",
         Test(
             "tests/unit/broker/test_broker_hand_over.py::"
@@ -291,7 +297,7 @@ LEADERS = (
     Mutant(
         "hand-over-without-a-limit",
         "H24",
-        REPLICA,
+        LEADERSHIP,
         "        if not self._hand_over.is_over(event.number):\n",
         "        if self._hand_over.paused:\n",
         "Appends are refused for as long as a successor does not come.",
@@ -300,7 +306,7 @@ LEADERS = (
     Mutant(
         "appends-wait-for-etcd",
         "H84",
-        REPLICA,
+        LEADERSHIP,
         "        if event.number == self._hand_over.proposal:\n            # It may",
         "        if event.number == -1:\n            # It may",
         "A leader that gets no answer to the write that names its successor refuses appends until etcd is back.",

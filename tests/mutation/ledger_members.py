@@ -210,8 +210,8 @@ MEMBERS = (
     Mutant(
         "durable-before-it-is",
         "H30",
-        f"{BROKER}/core/replica.py",
-        "        return on_others and self.flushed_offset >= committed\n",
+        f"{BROKER}/core/leadership.py",
+        "        return on_others and replica.flushed_offset >= committed\n",
         "        return True\n",
         "The key says that members have everything on stable storage while some have it in their page cache.",
         Test(
@@ -222,7 +222,7 @@ MEMBERS = (
     Mutant(
         "unanswered-promise-forgotten",
         "H30",
-        f"{BROKER}/core/replica.py",
+        f"{BROKER}/core/leadership.py",
         " or self.proposals.durable\n",
         "\n",
         "A leader counts what nobody has flushed while a write of its own may have promised that all of it is.",
@@ -234,9 +234,9 @@ MEMBERS = (
     Mutant(
         "promise-taken-back-too-early",
         "H30",
-        f"{BROKER}/core/replica.py",
-        "            return self.flushes or len(state.in_sync) < state.min_insync_replicas\n",
-        "            return self.flushes\n",
+        f"{BROKER}/core/leadership.py",
+        "            return replica.flushes or len(state.in_sync) < state.min_insync_replicas\n",
+        "            return replica.flushes\n",
         "The key stops promising while eligible leaders are away, so that they come back as nobody.",
         Test(
             "tests/unit/broker/test_broker_core_in_sync.py::test_the_promise_stays_while_too_few_are_in_sync",
@@ -258,7 +258,7 @@ MEMBERS = (
     Mutant(
         "progress-kept-behind-a-fence",
         "H17",
-        f"{BROKER}/core/replica.py",
+        f"{BROKER}/core/leadership.py",
         "                self.followers.forget(fence.broker_id)\n",
         "                pass\n",
         "A leader takes in a replica for what the log that it had before had acknowledged.",

@@ -7,6 +7,7 @@ from tests.mutation.mutants import BROKER, COORDINATOR, Mutant, Scenario, Simula
 WINDOWS = f"{BROKER}/core/producers.py"
 REBUILD = f"{BROKER}/runtime/producer_state.py"
 REPLICA = f"{BROKER}/core/replica.py"
+LEADERSHIP = f"{BROKER}/core/leadership.py"
 FLOOD = {
     "forgets": True,
     "faults": ("isolate", "pause", "kill"),
@@ -153,7 +154,7 @@ PRODUCERS = (
     Mutant(
         "shrunk-after-append-called-definite",
         "H52",
-        REPLICA,
+        LEADERSHIP,
         '"the in-sync set shrank below min_insync_replicas")',
         '"the in-sync set shrank below min_insync_replicas", outcome=Outcome.NOT_APPLIED)',
         "A produce is said not to have happened though it was appended: it is committed once enough are in sync again.",

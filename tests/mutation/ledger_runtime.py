@@ -26,7 +26,7 @@ RUNTIME_RULES = (
         "fetch-of-a-broken-stream-awaited",
         "H6",
         f"{RUNTIME}/replica_fetcher.py",
-        "            partition.replica.end_fetch()\n            self.fetch(partition)\n",
+        "            partition.replica.fetches.end()\n            self.fetch(partition)\n",
         "            self.fetch(partition)\n",
         "A follower goes on awaiting the answer to a fetch whose stream has broken.",
         Simulation(50),

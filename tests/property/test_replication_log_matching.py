@@ -13,8 +13,8 @@ from typing import Any
 
 from headrace.wire.errors import FencedProducerError, HeadraceError, OutOfOrderSequenceError, UnknownProducerError
 from headrace_broker.core.messages import DurabilityChanged, ProposalUnanswered, Propose
-from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchAnswer, FetchRequest
+from headrace_broker.core.roles import Role
 from headrace_server.partition_state import change
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -71,7 +71,7 @@ class ReplicationModel(RuleBasedStateMachine):
         epoch = max(epoch, 0 if known is None else known.epoch)
         sequence = 0 if known is None or epoch > known.epoch else max(0, known.next_sequence - back * records)
         try:
-            duplicate = node.replica.check_batch(producer, epoch, sequence, records)
+            duplicate = node.replica.producers.check(producer, epoch, sequence, records)
         except (OutOfOrderSequenceError, UnknownProducerError, FencedProducerError):
             return
         if duplicate is None:
@@ -160,7 +160,7 @@ class ReplicationModel(RuleBasedStateMachine):
     @rule(broker=BROKERS)
     def lose_connection(self, broker: int) -> None:
         """The follower asks again; what it was sent may still come."""
-        self.node(broker).replica.end_fetch()
+        self.node(broker).replica.fetches.end()
 
     def _answer(self, leader: int, request: FetchRequest, max_bytes: int) -> FetchAnswer | None:
         try:
@@ -170,7 +170,7 @@ class ReplicationModel(RuleBasedStateMachine):
 
     def _take(self, follower: int, answer: FetchAnswer | None) -> None:
         if answer is None:
-            self.node(follower).replica.end_fetch()
+            self.node(follower).replica.fetches.end()
         else:
             self.node(follower).take(answer)
 

@@ -43,7 +43,7 @@ def test_a_join_on_its_way_does_not_name_the_log_that_takes_the_corrupt_ones_pla
     scenario.prolong_sessions(4_000)
     scenario.reunite(3, 1, 2)
     scenario.delay_next_write()
-    assert scenario.host(1).replica.proposals.under_way, "b1 takes b3 in"
+    assert scenario.host(1).leadership.proposals.under_way, "b1 takes b3 in"
     scenario.mute(1)
     scenario.corruption(3)
     scenario.lose_power(3, noticed=False)
@@ -70,7 +70,7 @@ def test_a_join_on_its_way_does_not_name_the_empty_log_of_a_session_that_goes_on
     scenario.until_in_sync(1, 2)
     scenario.until_known(1)
     scenario.reunite(3, 1, 2)
-    proposals = scenario.host(1).replica.proposals
+    proposals = scenario.host(1).leadership.proposals
     scenario.delay_writes(lambda: bool(proposals.under_way), "b1 takes b3 in")
     session = scenario.host(3).broker.broker_epoch
     scenario.separate(3, 1, 2)

@@ -9,7 +9,7 @@ def test_a_leader_that_leads_again_knows_nothing_of_its_followers() -> None:
     scenario.block(1, 2)
     lost = scenario.send(to=1)
     scenario.until_end(3, 1)
-    scenario.until(lambda: scenario.host(1).replica.followers.last_session(3) > 0, "b1 knows b3")
+    scenario.until(lambda: scenario.host(1).leadership.followers.last_session(3) > 0, "b1 knows b3")
     scenario.run_for(100)  # b3's fsync and the fetch that says so
 
     # b2, which never had the record, leads epoch 1. b1 hears nothing of what b2 answers and keeps its log.

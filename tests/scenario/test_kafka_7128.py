@@ -29,7 +29,7 @@ def test_a_follower_joins_only_at_the_start_of_the_leaders_epoch() -> None:
 
     # b2 leads from offset 4. b3 comes back with one record, then with three: the first is below, so is the second.
     scenario.until_leads(2)
-    assert scenario.host(2).replica.start_offset == 4
+    assert scenario.host(2).leadership.start_offset == 4
     assert scenario.high_watermark(2) == 3
     catching_up = scenario.hold_answers(3)
     scenario.reunite(3, 2)

@@ -8,7 +8,7 @@ def test_a_diverged_follower_keeps_what_is_committed_beyond_its_high_watermark()
     scenario = Scenario()
 
     # What b2 says of the first record is held: b3 copies the second one while nothing is committed yet.
-    scenario.until(lambda: scenario.host(1).replica.followers.last_session(2) > 0, "b2's fetch waits at b1")
+    scenario.until(lambda: scenario.host(1).leadership.followers.last_session(2) > 0, "b2's fetch waits at b1")
     scenario.block(2, 1)
     committed = scenario.send(to=1, value=LARGE)
     scenario.until_end(2, 1)

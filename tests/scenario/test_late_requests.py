@@ -36,9 +36,9 @@ def test_a_follower_is_not_taken_in_with_a_session_that_is_over() -> None:
     scenario = Scenario()
     scenario.separate(3, 1, 2)
     scenario.until_in_sync(1, 2)
-    scenario.until(lambda: not scenario.host(1).replica.proposals.under_way, "b1 knows that b3 is out")
+    scenario.until(lambda: not scenario.host(1).leadership.proposals.under_way, "b1 knows that b3 is out")
     scenario.reunite(3, 1, 2)
-    scenario.until(lambda: scenario.host(1).replica.proposals.under_way, "b1 takes b3 in")
+    scenario.until(lambda: scenario.host(1).leadership.proposals.under_way, "b1 takes b3 in")
     scenario.kill(3)
     scenario.run_for(1_000)
     assert scenario.in_sync == [1, 2]

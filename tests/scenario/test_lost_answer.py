@@ -23,7 +23,7 @@ def test_who_may_have_joined_counts() -> None:
     scenario.until_end(2, 1)
     scenario.run_for(1_600)  # b1 has given the write up, and does not take it for one that failed
     assert len(scenario.host(1).replica.state.in_sync) == 2
-    assert scenario.host(1).replica.proposals.unresolved
+    assert scenario.host(1).leadership.proposals.unresolved
     assert not sent.acknowledged
 
     # It was right to wait: b1 and b2 die, and b3 leads.
@@ -41,7 +41,7 @@ def test_while_the_answer_is_awaited_who_is_proposed_counts() -> None:
     sent = scenario.send(to=1)
     scenario.until_end(2, 1)
     scenario.run_for(300)
-    assert scenario.host(1).replica.proposals.under_way
+    assert scenario.host(1).leadership.proposals.under_way
     assert not sent.acknowledged
     scenario.reunite(1, 3)
     scenario.restore_sight(1)
@@ -57,7 +57,7 @@ def test_an_unknown_outcome_is_settled_by_another_write() -> None:
     scenario.until_known(1)
     scenario.mute(1)
     scenario.reunite(3, 1, 2)
-    scenario.until(lambda: scenario.host(1).replica.proposals.under_way, "b1 takes b3 in")
+    scenario.until(lambda: scenario.host(1).leadership.proposals.under_way, "b1 takes b3 in")
     scenario.kill(3)
     scenario.run_for(20)
     scenario.unmute(1)
@@ -76,7 +76,7 @@ def test_a_lost_answer_is_learnt_from_the_key() -> None:
     scenario.lose_next_answer()
     scenario.reunite(3, 1, 2)
     scenario.until_in_sync(1, 2, 3)
-    scenario.until(lambda: not scenario.host(1).replica.proposals.unresolved, "nothing is open any more")
+    scenario.until(lambda: not scenario.host(1).leadership.proposals.unresolved, "nothing is open any more")
     assert len(scenario.host(1).replica.state.in_sync) == 3
     scenario.produce(to=1)
     scenario.finish()

@@ -97,7 +97,7 @@ def test_a_clean_stop_counts_once() -> None:
     scenario.start(1)
     scenario.until_in_sync(1, 2, 3)
     scenario.until(
-        lambda: scenario.state.replica_of(1) == scenario.host(1).replica._me(), "b1 is in sync in its new session"
+        lambda: scenario.state.replica_of(1) == scenario.host(1).replica.me, "b1 is in sync in its new session"
     )
     if not scenario.leads(1):
         scenario.elect(1)

@@ -8,7 +8,7 @@ from tests.simulation.scenario import LARGE, Scenario
 def test_a_follower_whose_cut_was_refused_halfway_copies_on_where_its_log_ends() -> None:
     """b3 cuts an uncommitted record; to take it off the disk it lacks memory, and the next record comes before that."""
     scenario = Scenario()
-    scenario.until(lambda: scenario.host(1).replica.followers.last_session(2) > 0, "b2's fetch waits at b1")
+    scenario.until(lambda: scenario.host(1).leadership.followers.last_session(2) > 0, "b2's fetch waits at b1")
     committed = scenario.produce(to=1, value=LARGE)
     scenario.until_end(2, 1)
     scenario.until_end(3, 1)

@@ -21,7 +21,7 @@ from headrace.log.directory import LogId
 from headrace.wire.errors import HeadraceError
 from headrace_broker import app
 from headrace_broker.core.producers import ProducerWindows
-from headrace_broker.core.replica import Role
+from headrace_broker.core.roles import Role
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime import log_deletion, maintenance, partition_follower, producer_state, registration
 from headrace_broker.runtime import replica_manager as replica_manager_module

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.log.directory import LogId
 from headrace.wire.batch import iter_batches
-from headrace_broker.core.replica import Role
+from headrace_broker.core.roles import Role
 from headrace_coordinator.core import topic_writes
 from headrace_server.cluster_identity import FORMAT_VERSION, ClusterIdentity
 from headrace_server.internal_v1 import metadata_pb2

@@ -14,6 +14,7 @@ from headrace.log import CorruptLogError, DataDirectory, LogSettings, PartitionL
 from headrace.log.directory import LogId
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import Offset
+from headrace_broker.core.leadership import Leadership
 from headrace_broker.core.messages import (
     Acknowledge,
     AcknowledgementAwaited,
@@ -26,8 +27,9 @@ from headrace_broker.core.messages import (
     Propose,
     StorageFailed,
 )
-from headrace_broker.core.replica import PartitionReplica, Role
+from headrace_broker.core.replica import PartitionReplica
 from headrace_broker.core.replica_fetch import FetchRequest
+from headrace_broker.core.roles import Role
 from headrace_server.clock_watch import LIMIT_MS, ClockWatch
 
 from tests.simulation.world import EPOCH_MS, SimulationError
@@ -94,6 +96,13 @@ class Host:
         """The core, once the partition is open."""
         assert self.partition is not None, f"{self.name} is open"
         return self.partition.replica
+
+    @property
+    def leadership(self) -> Leadership:
+        """Of a replica that leads."""
+        leadership = self.replica.leadership
+        assert leadership is not None, f"{self.name} leads"
+        return leadership
 
     @property
     def is_open(self) -> bool:

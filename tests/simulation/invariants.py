@@ -17,8 +17,8 @@ import google_crc32c
 from headrace.log.directory import LogId
 from headrace.wire.batch import BatchHeader, iter_batches, sequence_after
 from headrace.wire.crc import ReadableBuffer
-from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchRequest
+from headrace_broker.core.roles import Role
 from headrace_server.key_table import BrokerKey, PartitionKey
 from headrace_server.metastore.api import PutEvent, WatchEvent
 from headrace_server.partition_state import PartitionState, Replica, decode
@@ -313,7 +313,7 @@ class Checks:
         if len(state.in_sync) < state.min_insync_replicas:
             raise SimulationError("I8", f"{_name(host)}: the high watermark rose with {len(state.in_sync)} in sync")
         me = Replica(host.broker.broker_id, replica.broker_epoch)
-        for member in (*state.in_sync, *replica.proposals.members()):
+        for member in (*state.in_sync, *host.leadership.proposals.members()):
             if member != me and reference.acknowledged.get(member, (0, 0))[replica.flushed_only] < high_watermark:
                 raise SimulationError(
                     "I8", f"{_name(host)}: high watermark {high_watermark}, {member} has acknowledged less"
@@ -555,7 +555,7 @@ class Checks:
         if len(seen.in_sync) >= seen.min_insync_replicas:
             # A later session of a member that kept all its data counts as it, before the leader is notified.
             self._checked("I4")
-            maximal = [entry.broker_id for entry in (*seen.in_sync, *replica.proposals.members())]
+            maximal = [entry.broker_id for entry in (*seen.in_sync, *host.leadership.proposals.members())]
             for entry in (*state.in_sync, *state.eligible_leaders):
                 if entry.broker_id not in maximal:
                     raise SimulationError("I4", f"{_name(host)} does not count {entry}, which the key names")

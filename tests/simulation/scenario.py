@@ -18,7 +18,6 @@ from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire.columns import encode_batch
 from headrace.wire.errors import HeadraceError, LeaderNotAvailableError, from_detail, from_rpc_error
 from headrace.wire.zero_copy import produce_request_bytes
-from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchAnswer
 from headrace_server.metastore.api import Put
 from headrace_server.partition_state import PartitionState, ask_hand_over, change, encode
@@ -386,9 +385,9 @@ class Scenario:
 
     def log_start(self, broker_id: int) -> int:
         """Where a leader tells clients that the log begins; raises where it tells nothing."""
-        replica = self.host(broker_id).replica
-        replica.check_earliest()
-        return int(replica.log_start_offset)
+        host = self.host(broker_id)
+        host.leadership.check_earliest()
+        return int(host.replica.log_start_offset)
 
     def move(self, *broker_ids: int) -> None:
         """An administrator moves the partition to these brokers."""
@@ -426,10 +425,10 @@ class Scenario:
     def refuses_appends(self, broker_id: int) -> bool:
         """Whether a leader refuses appends, since it hands over."""
         replica = self.host(broker_id).replica
-        if replica.role is not Role.LEADING:
+        if replica.leadership is None:
             return False
         try:
-            replica.check_appending(-1)
+            replica.leadership.check_appending(committed=False)
         except LeaderNotAvailableError:
             return True
         return False

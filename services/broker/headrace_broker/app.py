@@ -44,7 +44,7 @@ from headrace_server.topic_configs import CONFIGS
 from prometheus_client import CollectorRegistry
 
 from headrace_broker.core.phi_accrual import PhiAccrualFailureDetector
-from headrace_broker.core.replica import Role
+from headrace_broker.core.roles import Role
 from headrace_broker.metrics import BrokerMetrics, partition_metrics
 from headrace_broker.rpc.replica_service import ReplicaService
 from headrace_broker.rpc.replica_service import register as register_replica_service

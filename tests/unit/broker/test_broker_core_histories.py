@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from headrace.wire.ids import Offset
 from headrace_broker.core.messages import DurabilityChanged, ProposalUnanswered
-from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import Diverged, FetchAnswer, TruncateTo
+from headrace_broker.core.roles import Role
 from headrace_server.partition_state import change, leave
 
 from tests.fakes.memory_filesystem import Loss, MemoryFileSystem
@@ -164,7 +164,7 @@ def test_kafka_7128_a_late_follower_does_not_join_by_an_old_high_watermark() -> 
     partition[B].replica.high_watermark = Offset(0)
     partition.write(change(partition.state, leader=partition.session_of(B), in_sync=partition.state.in_sync))
     partition.see_all()
-    assert (partition[B].replica.high_watermark, partition[B].replica.start_offset) == (0, 1)
+    assert (partition[B].replica.high_watermark, partition[B].replica.check_leading(-1).start_offset) == (0, 1)
     request = partition[C].request()
     assert request is not None
     answer = partition[B].answer(request)  # C at 0 is at the high watermark
@@ -290,7 +290,7 @@ def test_a_late_diverged_does_not_cut_what_was_fetched_since() -> None:
     partition = ThreeReplicas(min_insync_replicas=1).start(A)
     old = partition[B].request()
     assert old is not None
-    partition[B].replica.end_fetch()
+    partition[B].replica.fetches.end()
     partition[A].produce(token=1)
     partition[A].flush()
     for broker in (B, C):
@@ -342,10 +342,10 @@ def test_sequences_survive_a_failover() -> None:
     partition.kill(A)
     assert partition.elect()
     partition.see_all()
-    duplicate = partition[B].replica.check_batch(7, 0, 2, 2)
+    duplicate = partition[B].replica.producers.check(7, 0, 2, 2)
     assert duplicate is not None
     assert (duplicate.base_offset, duplicate.end_offset) == (2, 4)
-    assert partition[B].replica.check_batch(7, 0, 6, 2) is None
+    assert partition[B].replica.producers.check(7, 0, 6, 2) is None
     partition[B].produce(2, producer=(7, 0, 6))
     partition.register(A)
     settle(partition, B, A, C)
@@ -361,7 +361,7 @@ def test_a_cut_takes_the_sequences_with_it() -> None:
     partition.lead(B)
     partition.see_all()
     assert partition.fetch(A, B) == TruncateTo(2)
-    assert partition[A].replica.check_batch(7, 0, 2, 2) is None
+    assert partition[A].replica.producers.check(7, 0, 2, 2) is None
     partition[B].produce(2, producer=(7, 0, 2))
     settle(partition, B, A)
 

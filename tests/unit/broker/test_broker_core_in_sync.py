@@ -22,7 +22,8 @@ from headrace_broker.core.messages import (
     StorageFailed,
     Ticked,
 )
-from headrace_broker.core.replica import JOIN_RETRY_MS, Role
+from headrace_broker.core.replica import JOIN_RETRY_MS
+from headrace_broker.core.roles import Role
 from headrace_server.partition_state import PartitionState, Replica, change, join, leave, leave_failed, note_committed
 
 from tests.unit.broker.three_replicas import LAG_MAX_MS, ThreeReplicas
@@ -139,7 +140,7 @@ def test_below_the_minimum_nothing_moves() -> None:
     leading.partition.write(shrunk)
     assert advanced(leading.node.see()) == []
     with pytest.raises(NotEnoughReplicasError):
-        leading.replica.check_in_sync()
+        leading.replica.check_leading(-1).check_in_sync()
     leading.node.produce()
     leading.node.flush()
     actions = leading.fetch(FOLLOWER, 3)
@@ -199,7 +200,7 @@ def test_a_follower_below_the_start_of_the_epoch_does_not_join() -> None:
     leading.partition.write(change(state, leader=None, in_sync=state.in_sync))
     leading.partition.write(change(leading.partition.state, leader=leading.session(LEADER), in_sync=state.in_sync))
     leading.node.see()
-    assert (leading.replica.high_watermark, leading.replica.start_offset) == (0, 4)
+    assert (leading.replica.high_watermark, leading.replica.check_leading(-1).start_offset) == (0, 4)
     assert leading.fetch(THIRD, 3) == []
     assert leading.members(leading.proposed(leading.fetch(THIRD, 4)).state) == [1, 2, 3]
 
@@ -250,7 +251,7 @@ def test_a_session_that_ended_meanwhile_does_not_join_and_is_not_asked_again_at_
     assert answer.revision == proposal.base_revision
     leading.partition.live[THIRD] = before
     leading.node.handle(answer)
-    assert not leading.replica.proposals.unresolved
+    assert not leading.replica.check_leading(-1).proposals.unresolved
     assert leading.fetch(THIRD, 1, at_ms=50 + JOIN_RETRY_MS - 1) == []
     assert leading.tick(50 + JOIN_RETRY_MS - 1, may_join=(THIRD,)) == []
     assert leading.members(leading.proposed(leading.fetch(THIRD, 1, at_ms=50 + JOIN_RETRY_MS)).state) == [1, 2, 3]
@@ -425,7 +426,7 @@ def test_unanswered_then_won() -> None:
     assert isinstance(answer, ProposalFailed)
     leading.node.handle(answer)
     assert leading.replica.state == first.state
-    assert not leading.replica.proposals.unresolved
+    assert not leading.replica.check_leading(-1).proposals.unresolved
 
 
 def test_unanswered_then_failed_at_the_same_version_keeps_the_first() -> None:
@@ -435,7 +436,7 @@ def test_unanswered_then_failed_at_the_same_version_keeps_the_first() -> None:
     leading.node.handle(ProposalUnanswered(first.number))
     second = leading.proposed(leading.fetch(THIRD, 1))
     leading.node.handle(ProposalFailed(second.number, leading.partition.state, leading.partition.key_revision))
-    assert leading.replica.proposals.members() == list(first.state.in_sync)
+    assert leading.replica.check_leading(-1).proposals.members() == list(first.state.in_sync)
     leading.node.produce()
     leading.node.flush()
     leading.fetch(FOLLOWER, 2)
@@ -454,7 +455,7 @@ def test_a_newer_version_settles_all() -> None:
     leading.node.flush()
     leading.fetch(FOLLOWER, 2)
     assert advanced(leading.node.see()) == [2]
-    assert not leading.replica.proposals.unresolved
+    assert not leading.replica.check_leading(-1).proposals.unresolved
 
 
 def test_a_read_of_the_same_version_settles_nothing() -> None:
@@ -463,7 +464,7 @@ def test_a_read_of_the_same_version_settles_nothing() -> None:
     first = leading.proposed(leading.fetch(THIRD, 1))
     leading.node.handle(ProposalUnanswered(first.number))
     leading.node.see()
-    assert leading.replica.proposals.unresolved
+    assert leading.replica.check_leading(-1).proposals.unresolved
 
 
 @pytest.mark.parametrize("answer", ["won", "failed", "unanswered"])
@@ -482,7 +483,7 @@ def test_answers_of_old_numbers_change_nothing(answer: str) -> None:
         "unanswered": ProposalUnanswered(first.number),
     }[answer]
     assert leading.node.handle(event) == []
-    assert leading.replica.proposals.under_way
+    assert leading.replica.check_leading(-1).proposals.under_way
     assert leading.replica.state == leading.partition.state
     leading.node.handle(leading.partition.apply(second))
     assert leading.members(leading.partition.state) == [1, 2, 3]
@@ -505,7 +506,7 @@ def test_a_gone_key_fails_a_write() -> None:
     leading = Leading(in_sync=(1, 2), records=1)
     first = leading.proposed(leading.fetch(THIRD, 1))
     assert leading.node.handle(ProposalFailed(first.number, None, 10**6)) == []
-    assert not leading.replica.proposals.unresolved
+    assert not leading.replica.check_leading(-1).proposals.unresolved
 
 
 # --- a broken log ---

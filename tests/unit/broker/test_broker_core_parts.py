@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from headrace.wire.ids import Offset
 from headrace_broker.core.acknowledgements import Acknowledgements
@@ -138,7 +140,7 @@ def sent(proposals: Proposals, state: PartitionState) -> Propose:
 
 def test_a_proposal_counts_from_the_moment_it_is_sent() -> None:
     """I4, H11: who may be in the set already is waited for."""
-    proposals = Proposals()
+    proposals = Proposals(itertools.count(1))
     assert (proposals.under_way, proposals.unresolved, proposals.members()) == (False, False, [])
     proposal = sent(proposals, WITH_FOLLOWER)
     assert proposal == Propose(1, WITH_FOLLOWER, 77, (Replica(1, 10),))
@@ -148,7 +150,7 @@ def test_a_proposal_counts_from_the_moment_it_is_sent() -> None:
 
 def test_one_at_a_time() -> None:
     """H23: at most one change of a partition is in flight."""
-    proposals = Proposals()
+    proposals = Proposals(itertools.count(1))
     sent(proposals, WITH_FOLLOWER)
     with pytest.raises(AssertionError, match="H23"):
         sent(proposals, WITH_OTHER)
@@ -156,7 +158,7 @@ def test_one_at_a_time() -> None:
 
 def test_without_an_answer_it_counts_on() -> None:
     """C2, C3, H12: neither the silence nor a further proposal undoes it; only a newer version of the key does."""
-    proposals = Proposals()
+    proposals = Proposals(itertools.count(1))
     first = sent(proposals, WITH_FOLLOWER)
     assert proposals.take_answer(first.number) == WITH_FOLLOWER
     assert (proposals.under_way, proposals.unresolved) == (False, True)
@@ -171,7 +173,7 @@ def test_without_an_answer_it_counts_on() -> None:
 
 def test_answers_of_old_numbers_say_nothing() -> None:
     """A late answer is of a version that is past, or of a proposal that was given up as unanswered."""
-    proposals = Proposals()
+    proposals = Proposals(itertools.count(1))
     first = sent(proposals, WITH_FOLLOWER)
     proposals.clear()
     assert proposals.take_answer(first.number) is None

@@ -20,7 +20,6 @@ from headrace.wire.errors import (
 )
 from headrace.wire.ids import LeaderEpoch, Offset
 from headrace_broker.core.messages import BatchesReplicated, FollowerFetched, LogTruncated, SessionLost
-from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import (
     AppendBatches,
     Diverged,
@@ -35,6 +34,7 @@ from headrace_broker.core.replica_fetch import (
     compare_logs,
     next_step,
 )
+from headrace_broker.core.roles import Role
 from headrace_server.partition_state import Replica, change, note_committed
 
 from tests.unit.broker.three_replicas import Node, ThreeReplicas
@@ -49,7 +49,7 @@ def started(**settings: object) -> ThreeReplicas:
 def asked(partition: ThreeReplicas, **fields: object) -> FetchRequest:
     """A fetch of the follower, with other fields where a test gives them."""
     node = partition[FOLLOWER]
-    node.replica.end_fetch()
+    node.replica.fetches.end()
     request = node.request()
     assert request is not None
     return replace(request, **fields)  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ def test_who_does_not_lead_refuses() -> None:
     check_fetch(partition[LEADER].replica, request)
     with pytest.raises(NotLeaderError):
         check_fetch(partition[THIRD].replica, request)
-    partition[LEADER].replica.role = Role.STARTING
+    partition[LEADER].replica.role, partition[LEADER].replica.leadership = Role.STARTING, None
     with pytest.raises(LeaderNotAvailableError):
         check_fetch(partition[LEADER].replica, request)
     partition[LEADER].handle(SessionLost())
@@ -303,7 +303,7 @@ def fetching_ahead() -> tuple[ThreeReplicas, FetchAnswer, FetchAnswer]:
     first = leader.answer(request, max_bytes=1)
     assert first.more
     assert isinstance(next_step(node.replica, node.log, first), AppendBatches)
-    token = node.replica.begin_fetch(ahead_offset=3)
+    token = node.replica.fetches.begin(ahead_offset=3)
     assert token is not None
     with leader.log.reader.read(3, 1, 4) as found:
         return partition, first, FetchAnswer(token, request.leader_epoch, batches=found.read())
@@ -324,7 +324,7 @@ def test_an_answer_ahead_does_not_fit_where_the_one_before_was_not_written() -> 
     node = partition[FOLLOWER]
     assert next_step(node.replica, node.log, ahead) == Refetch()
     assert node.log.log_end_offset == 2
-    assert node.replica.begin_fetch() is not None
+    assert node.replica.fetches.begin() is not None
 
 
 @pytest.mark.parametrize("decision", [Diverged(1, 2), Restart(9, 0)])
@@ -342,10 +342,10 @@ def test_nothing_takes_the_place_of_a_fetch_ahead() -> None:
     """It waits for nothing, and what it brings would be sent twice."""
     partition, _, ahead = fetching_ahead()
     replica = partition[FOLLOWER].replica
-    assert replica.begin_fetch(replace=True) is None
-    replica.end_fetch()
-    assert replica.begin_fetch(replace=True) == ahead.token + 1
-    assert replica.begin_fetch(replace=True) == ahead.token + 2
+    assert replica.fetches.begin(replace=True) is None
+    replica.fetches.end()
+    assert replica.fetches.begin(replace=True) == ahead.token + 1
+    assert replica.fetches.begin(replace=True) == ahead.token + 2
 
 
 @pytest.mark.parametrize(
@@ -365,10 +365,10 @@ def test_a_late_answer_is_not_used(how: str) -> None:
         case "wrong epoch":
             answer = replace(answer, leader_epoch=request.leader_epoch + 1)
         case "replaced":
-            assert node.replica.begin_fetch() is None
-            assert node.replica.begin_fetch(replace=True) == request.token + 1
+            assert node.replica.fetches.begin() is None
+            assert node.replica.fetches.begin(replace=True) == request.token + 1
         case "connection lost":
-            node.replica.end_fetch()
+            node.replica.fetches.end()
         case _:
             partition.lead(THIRD)
             partition.see_all()
@@ -393,7 +393,7 @@ def test_an_answer_to_one_who_follows_no_more_is_not_used(role: str) -> None:
             partition.write(change(partition.state, leader=None, in_sync=partition.state.in_sync))
             partition.see_all()
     assert node.replica.role is not Role.FOLLOWING
-    assert node.replica.begin_fetch() is None
+    assert node.replica.fetches.begin() is None
     assert next_step(node.replica, node.log, answer_to(request, decision=Diverged(1, 0))) is None
 
 
@@ -600,10 +600,10 @@ def test_a_cut_takes_the_flushed_offset_and_never_the_log_end_back_up() -> None:
 def test_a_decision_counts_for_nothing() -> None:
     """H7: a diverging fetch is no acknowledgement; the shell reports only what `compare_logs` lets pass."""
     partition = with_uncommitted_tail()
-    before = partition[THIRD].replica.followers.get(partition[FOLLOWER].session)
+    before = partition[THIRD].replica.check_leading(-1).followers.get(partition[FOLLOWER].session)
     answer = partition[THIRD].answer(asked(partition))
     assert answer == FetchAnswer(answer.token, 3, Diverged(1, 2))
-    assert partition[THIRD].replica.followers.get(partition[FOLLOWER].session) is before is None
+    assert partition[THIRD].replica.check_leading(-1).followers.get(partition[FOLLOWER].session) is before is None
     with pytest.raises(AssertionError, match="verified"):
         partition[THIRD].handle(FollowerFetched(partition[FOLLOWER].session, Offset(9), Offset(0), 0, may_join=True))
 

@@ -48,7 +48,7 @@ def test_a_replica_moved_away_and_back_begins_anew() -> None:
     back = change(away, leader=ME, in_sync=(ME,), move=Move((1, 2), adding=(2,)))
     replica.handle(StateSeen(away, 21))
     replica.handle(StateSeen(back, 22))
-    assert replica.followers.get(OTHER) is None
+    assert replica.check_leading(-1).followers.get(OTHER) is None
     assert ticked(replica) == []
     with pytest.raises(FencedBrokerError):
         check_fetch(replica, fetch(state.partition_epoch))
@@ -62,7 +62,7 @@ def test_a_removal_that_the_leader_missed_is_seen_by_the_adding() -> None:
     away = change(state, leader=ME, in_sync=(ME,), move=Move((1,)))
     back = change(away, leader=ME, in_sync=(ME,), move=Move((1, 2), adding=(2,)))
     replica.handle(StateSeen(back, 22))
-    assert replica.followers.get(OTHER) is None
+    assert replica.check_leading(-1).followers.get(OTHER) is None
     with pytest.raises(FencedBrokerError):
         check_fetch(replica, fetch(0))
 

@@ -37,7 +37,7 @@ from headrace_broker.core.messages import (
     Ticked,
     Unfollow,
 )
-from headrace_broker.core.replica import Role
+from headrace_broker.core.roles import Role
 from headrace_server.partition_state import PartitionState, Replica
 
 from tests.unit.broker.test_broker_replica import EPOCH, ME, OTHER, Driver

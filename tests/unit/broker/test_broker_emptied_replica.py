@@ -29,8 +29,9 @@ from headrace_broker.core.messages import (
     Ticked,
 )
 from headrace_broker.core.producers import ProducerWindows
-from headrace_broker.core.replica import PartitionReplica, Role
+from headrace_broker.core.replica import PartitionReplica
 from headrace_broker.core.replica_fetch import FetchRequest, check_fetch
+from headrace_broker.core.roles import Role
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.isr_updater import IsrUpdater

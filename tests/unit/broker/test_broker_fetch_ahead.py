@@ -16,8 +16,8 @@ from headrace.wire.batch import STAMP_BYTES, read_header, stamp
 from headrace.wire.errors import CorruptBatchError, HeadraceError
 from headrace.wire.zero_copy import SplicedMessage
 from headrace_broker.core.messages import StateSeen
-from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchAnswer, Restart
+from headrace_broker.core.roles import Role
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.replica_fetcher import MAX_FETCHES, ReplicaFetcher
 from headrace_server.internal_v1 import replication_pb2

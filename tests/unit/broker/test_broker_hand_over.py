@@ -19,7 +19,7 @@ from headrace_broker.core.messages import (
     StateSeen,
     Ticked,
 )
-from headrace_broker.core.replica import Role
+from headrace_broker.core.roles import Role
 from headrace_broker.runtime.partition import Partition
 from headrace_server.partition_state import PartitionState, Replica
 
@@ -48,7 +48,7 @@ def fetch(driver: Driver, follower: Replica, offset: int, at_ms: int = 0) -> lis
 def refuses(driver: Driver) -> bool:
     driver.replica.check_leading(-1)  # Readers and followers are served on.
     try:
-        driver.replica.check_appending(-1)
+        driver.replica.check_leading(-1).check_appending(committed=False)
     except LeaderNotAvailableError as error:
         return error.outcome is Outcome.NOT_APPLIED
     return False

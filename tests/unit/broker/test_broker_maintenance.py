@@ -23,8 +23,8 @@ from headrace.wire.errors import (
 from headrace.wire.ids import Offset
 from headrace_broker.core.messages import FollowerFetched, StateSeen
 from headrace_broker.core.producers import ProducerWindows
-from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import FetchAnswer
+from headrace_broker.core.roles import Role
 from headrace_broker.runtime import log_start, producer_state
 from headrace_broker.runtime.maintenance import (
     _believed_ms,

@@ -48,7 +48,8 @@ from headrace_broker.core.messages import (
     StorageFailed,
 )
 from headrace_broker.core.producers import ProducerWindows
-from headrace_broker.core.replica import PartitionReplica, Role
+from headrace_broker.core.replica import PartitionReplica
+from headrace_broker.core.roles import Role
 from headrace_server.partition_state import PartitionState, Replica
 
 ME, OTHER = 1, 2
@@ -188,7 +189,7 @@ def test_high_watermark_stays_while_too_few_are_in_sync() -> None:
     driver = Driver()
     driver.lead(0, min_insync_replicas=2)
     with pytest.raises(NotEnoughReplicasError) as caught:
-        driver.replica.check_in_sync()
+        driver.replica.check_leading(-1).check_in_sync()
     assert caught.value.outcome is Outcome.NOT_APPLIED
     driver.append()
     assert driver(Flushed(Offset(1))) == []
@@ -279,7 +280,7 @@ def test_reads_are_bounded_by_the_log_and_not_by_the_high_watermark() -> None:
     with pytest.raises(OffsetNotAvailableError):
         fresh.replica.check_read(6)
     with pytest.raises(OffsetNotAvailableError):
-        fresh.replica.check_latest()
+        fresh.replica.check_leading(-1).check_latest()
 
 
 def test_the_log_start_bounds_reads() -> None:

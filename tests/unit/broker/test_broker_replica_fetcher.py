@@ -12,7 +12,7 @@ import pytest
 from headrace.wire.errors import StorageOfflineError
 from headrace.wire.zero_copy import SplicedMessage
 from headrace_broker.core.messages import SessionLost, SessionStarted
-from headrace_broker.core.replica import Role
+from headrace_broker.core.roles import Role
 from headrace_broker.runtime import replica_fetcher
 from headrace_broker.runtime.follower_fetch_session import FollowerFetchSession
 from headrace_broker.runtime.replica_fetcher import ReplicaFetcher

@@ -17,7 +17,7 @@ from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import NotLeaderError, Outcome, StorageOfflineError, ThrottledError
 from headrace.wire.ids import BrokerId, Offset
 from headrace_broker.core.messages import SessionLost, SessionStarted, StateSeen
-from headrace_broker.core.replica import Role
+from headrace_broker.core.roles import Role
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime.budget import MemoryBudget
 from headrace_broker.runtime.flusher import MAX_FLUSHES_AT_ONCE, ROUNDS_LOOKED_AT, Flusher

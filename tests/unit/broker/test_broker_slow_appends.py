@@ -11,7 +11,7 @@ from typing import Any, cast
 from headrace.wire.batch import read_header
 from headrace.wire.ids import Offset
 from headrace_broker.core.messages import BatchesReplicated, LogTruncated, StateSeen
-from headrace_broker.core.replica import Role
+from headrace_broker.core.roles import Role
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.replica_fetcher import ReplicaFetcher
 from headrace_server.metadata_view import ClusterView

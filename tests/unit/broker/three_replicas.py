@@ -42,7 +42,7 @@ from headrace_broker.core.messages import (
     Ticked,
 )
 from headrace_broker.core.producers import ProducerWindows
-from headrace_broker.core.replica import PartitionReplica, Role
+from headrace_broker.core.replica import PartitionReplica
 from headrace_broker.core.replica_fetch import (
     AppendBatches,
     FetchAnswer,
@@ -53,6 +53,7 @@ from headrace_broker.core.replica_fetch import (
     compare_logs,
     next_step,
 )
+from headrace_broker.core.roles import Role
 from headrace_broker.runtime.producer_state import rebuild_producers
 from headrace_coordinator.core.control import sweep
 from headrace_coordinator.core.election import RegisteredBroker, elect, elect_uncleanly, electable
@@ -201,7 +202,7 @@ class Node:
 
     def request(self) -> FetchRequest | None:
         """A fetch to send; `None` means that an answer is awaited, or that there is no leader."""
-        token = self.replica.begin_fetch()
+        token = self.replica.fetches.begin()
         if token is None:
             return None
         end_offset = self.replica.log_end_offset

@@ -1,6 +1,6 @@
 """Produces that wait for the high watermark (acks=all), by the offset that answers them.
 
-Owned by a `PartitionReplica`; a token identifies one waiting produce of the driver.
+Owned by a `Leadership`; a token identifies one waiting produce of the driver.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a leader knows of the replicas that copy from it, in one leader epoch (H5).
 
-Owned by a `PartitionReplica`, which makes a new table at each start of an epoch. "Caught up" is as in Kafka: a follower
+Owned by a `Leadership`. "Caught up" is as in Kafka: a follower
 is as late as the last moment at which it had everything that the leader had then.
 """
 

@@ -1,6 +1,6 @@
 """Handing a leadership over in order: appends stop, a successor reaches the log end, then the leader names it (H24).
 
-A leader's part; owned by a `PartitionReplica`. Nothing that was acknowledged is lost, with `acks=1` neither: what the
+Owned by a `Leadership`. Nothing that was acknowledged is lost, with `acks=1` neither: what the
 leader has appended the successor has too, and nothing is appended after that.
 """
 

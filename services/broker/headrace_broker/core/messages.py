@@ -165,7 +165,7 @@ class ProposalUnanswered:
 
 @dataclass(frozen=True, slots=True)
 class BatchesReplicated:
-    """Batches of the leader were appended, as an answer said that `PartitionReplica.take_answer` let pass."""
+    """Batches of the leader were appended, as an answer said that `FollowerFetches.take_answer` let pass."""
 
     headers: Sequence[BatchHeader]
 

@@ -1,10 +1,12 @@
 """Writes of a partition's key that its leader has sent and whose end it does not know yet (C2, C3, H11, H12).
 
-Owned by a `PartitionReplica`. All are computed from one version of the key. Until a newer version is seen, each of them
+Owned by a `Leadership`. All are computed from one version of the key. Until a newer version is seen, each of them
 may still take effect: every replica in one of them counts for the high watermark.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from headrace_server.partition_state import PartitionState, Replica
 
@@ -14,8 +16,8 @@ from headrace_broker.core.messages import Propose
 class Proposals:
     """At most one is under way; those without an answer stay until the key has moved on."""
 
-    def __init__(self) -> None:
-        self._number = 0
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self._numbers = numbers
         self._under_way: int | None = None
         self._unresolved: dict[int, PartitionState] = {}
 
@@ -41,10 +43,9 @@ class Proposals:
     def send(self, state: PartitionState, base_revision: int, sessions: tuple[Replica, ...]) -> Propose:
         """Make the action; from now on `state` counts."""
         assert self._under_way is None, "one proposal a partition at a time (H23)"
-        self._number += 1
-        self._under_way = self._number
-        self._unresolved[self._number] = state
-        return Propose(self._number, state, base_revision, sessions)
+        number = self._under_way = next(self._numbers)
+        self._unresolved[number] = state
+        return Propose(number, state, base_revision, sessions)
 
     def take_answer(self, number: int) -> PartitionState | None:
         """What was proposed by `number`; None where the key has moved on since, so that the answer says nothing."""
@@ -58,6 +59,6 @@ class Proposals:
         self._unresolved.pop(number, None)
 
     def clear(self) -> None:
-        """Forget everything: the key was seen at a newer version, or this replica leads no more."""
+        """Forget everything: the key was seen at a newer version."""
         self._under_way = None
         self._unresolved.clear()

@@ -23,7 +23,8 @@ from headrace.wire.errors import (
 from headrace.wire.ids import LeaderEpoch, Offset
 from headrace_server.partition_state import Replica
 
-from headrace_broker.core.replica import PartitionReplica, Role
+from headrace_broker.core.replica import PartitionReplica
+from headrace_broker.core.roles import Role
 
 
 class ReplicaReader(Protocol):
@@ -142,10 +143,10 @@ def check_fetch(replica: PartitionReplica, request: FetchRequest) -> None:
     """
     if request.leader_epoch < 0:
         raise InvalidRequestError(f"a replica fetch names its leader epoch, not {request.leader_epoch}")
-    replica.check_leading(request.leader_epoch)
+    leadership = replica.check_leading(request.leader_epoch)
     follower = request.follower
-    state = replica.state
-    if state is None or follower.broker_id not in state.replicas or follower.broker_id == replica.broker_id:
+    state = leadership.state
+    if follower.broker_id not in state.replicas or follower.broker_id == replica.broker_id:
         raise InvalidRequestError(
             f"broker {follower.broker_id} holds no replica of this partition",
             action="Wait for the metadata: the replicas were moved.",
@@ -154,7 +155,7 @@ def check_fetch(replica: PartitionReplica, request: FetchRequest) -> None:
         raise FencedBrokerError(
             f"the fetch is of a replica that broker {follower.broker_id} had before", outcome=Outcome.NOT_APPLIED
         )
-    if follower.broker_epoch < replica.followers.last_session(follower.broker_id):
+    if follower.broker_epoch < leadership.followers.last_session(follower.broker_id):
         raise FencedBrokerError(
             f"broker {follower.broker_id} fetched in a later session already", outcome=Outcome.NOT_APPLIED
         )
@@ -254,8 +255,8 @@ def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -
         StorageOfflineError: the answer asks to cut records that were committed here, and no unclean election explains
             it (I18): the replica must not continue.
     """
-    ahead_offset = replica.fetches_ahead
-    if not replica.take_answer(answer.token, answer.leader_epoch):
+    ahead_offset = replica.fetches.ahead_offset
+    if not replica.fetches.take_answer(answer.token, answer.leader_epoch):
         return None
     if ahead_offset and (answer.decision is not None or log.log_end_offset != ahead_offset):
         return Refetch()  # A decision is on the log as it was before the batches that have been written since.

@@ -19,7 +19,6 @@ from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
 from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.rpc import ITEMS_PER_TURN, LIGHT_ITEMS_PER_TURN, let_others_run
 
-from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import Diverged
 from headrace_broker.rpc.records import MAX_ANSWER_BYTES, MAX_PAYLOAD_BYTES, decode_records
 from headrace_broker.rpc.topics import answer_topic
@@ -230,12 +229,11 @@ class FetchHandler:
 
     def _prefer_replica(self, partition: Partition, offset: int, rack: str) -> int:
         """Name an in-sync follower in the reader's rack that has `offset` already (KIP-392); -1: read here."""
-        replica = partition.replica
-        state = replica.state
-        if replica.role is not Role.LEADING or state is None or self._context.settings.rack == rack:
+        leadership = partition.replica.leadership
+        if leadership is None or self._context.settings.rack == rack:
             return -1
-        for member in state.in_sync:
-            follower = replica.followers.get(member)
+        for member in leadership.state.in_sync:
+            follower = leadership.followers.get(member)
             if follower is not None and follower.offset >= offset and self._replica_manager.rack_of(member) == rack:
                 return member.broker_id
         return -1

@@ -29,7 +29,8 @@ from headrace_server.metadata_view import ClusterView, Topic
 from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run, unary
 from headrace_server.topic_configs import CONFIGS
 
-from headrace_broker.core.replica import Role
+from headrace_broker.core.leadership import Leadership
+from headrace_broker.core.roles import Role
 from headrace_broker.rpc.fetch import FetchHandler, Located
 from headrace_broker.rpc.produce import ProduceHandler
 from headrace_broker.rpc.topics import answer_topic
@@ -150,17 +151,17 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         result: broker_pb2.PartitionListOffsetsResult,
     ) -> None:
         replica = partition.replica
-        replica.check_leading(asked.leader_epoch if asked.HasField("leader_epoch") else -1)
+        leadership = replica.check_leading(asked.leader_epoch if asked.HasField("leader_epoch") else -1)
         result.leader_epoch = replica.leader_epoch
         match asked.spec:
             case broker_pb2.OFFSET_SPEC_EARLIEST:
-                replica.check_earliest()
+                leadership.check_earliest()
                 result.offset = replica.log_start_offset
             case broker_pb2.OFFSET_SPEC_LATEST:
-                replica.check_latest()
+                leadership.check_latest()
                 result.offset = replica.high_watermark
             case broker_pb2.OFFSET_SPEC_TIMESTAMP | broker_pb2.OFFSET_SPEC_APPEND_TIMESTAMP:
-                replica.check_latest()
+                leadership.check_latest()
                 by_append = asked.spec == broker_pb2.OFFSET_SPEC_APPEND_TIMESTAMP
                 kind = TimestampKind.APPEND if by_append else TimestampKind.RECORD
                 found = await partition.reads.offset_for_timestamp(asked.timestamp_ms, kind)
@@ -168,7 +169,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
                 if found is not None:
                     result.timestamp_ms = found.timestamp_ms
             case broker_pb2.OFFSET_SPEC_RECORD:
-                replica.check_latest()
+                leadership.check_latest()
                 at = await partition.reads.append_time(asked.offset)
                 result.offset = replica.high_watermark if at is None else at.offset
                 if at is not None:
@@ -335,20 +336,20 @@ def _describe(partition: Partition, failure_detector: PeerFailureDetector) -> br
         is_follower=replica.role is Role.FOLLOWING,
         offline_reason=replica.offline_reason,
     )
-    if replica.role is Role.LEADING:
-        description.followers.extend(_describe_followers(partition, failure_detector))
+    if replica.leadership is not None:
+        description.followers.extend(_describe_followers(partition, replica.leadership, failure_detector))
     return description
 
 
 def _describe_followers(
-    partition: Partition, failure_detector: PeerFailureDetector
+    partition: Partition, leadership: Leadership, failure_detector: PeerFailureDetector
 ) -> Iterator[broker_pb2.FollowerDescription]:
     """What this leader knows of the other replicas, in replica order."""
     replica, now_ms = partition.replica, partition.context.clock.monotonic_ms()
-    assert replica.state is not None
-    in_sync = {entry.broker_id for entry in replica.state.in_sync}
-    fetched = {follower.replica.broker_id: follower for follower in replica.followers}
-    for broker_id in replica.state.replicas:
+    state = leadership.state
+    in_sync = {entry.broker_id for entry in state.in_sync}
+    fetched = {follower.replica.broker_id: follower for follower in leadership.followers}
+    for broker_id in state.replicas:
         if broker_id == replica.broker_id:
             continue
         follower = fetched.get(broker_id)
@@ -358,12 +359,12 @@ def _describe_followers(
                 broker_epoch=-1,
                 log_end_offset=-1,
                 durable_offset=-1,
-                behind_ms=now_ms - replica.followers.started_ms,
+                behind_ms=now_ms - leadership.followers.started_ms,
                 in_sync=broker_id in in_sync,
                 phi=failure_detector.level(broker_id),
             )
             continue
-        caught_up = follower.acknowledged(replica.flushed_only) >= replica.log_end_offset
+        caught_up = follower.acknowledged(leadership.flushed_only) >= replica.log_end_offset
         yield broker_pb2.FollowerDescription(
             broker_id=broker_id,
             broker_epoch=follower.replica.broker_epoch,

@@ -82,10 +82,8 @@ def check_run(
     A duplicate ends the run, and so does a bad batch behind good ones, which meets its error as the first of the next.
     Raises what the first batch, or the replica, is refused for; nothing of the run is appended then.
     """
-    replica.check_appending(known_epoch)
+    replica.check_leading(known_epoch).check_appending(committed=committed)
     result.leader_epoch, result.log_start_offset = replica.leader_epoch, replica.known_log_start
-    if committed:
-        replica.check_in_sync()
     pairs: list[tuple[bytes, BatchHeader]] = []
     now_ms = context.now_ms()
     previous: BatchHeader | None = None
@@ -98,8 +96,12 @@ def check_run(
             if previous is None or not _continues(previous, header):
                 if previous is not None and header.producer_id >= 0:
                     break  # the window must have seen the run before it can judge this one
-                duplicate = replica.check_batch(
-                    header.producer_id, header.producer_epoch, header.base_sequence, header.record_count, now_ms
+                duplicate = (
+                    None
+                    if header.producer_id < 0
+                    else replica.producers.check(
+                        header.producer_id, header.producer_epoch, header.base_sequence, header.record_count, now_ms
+                    )
                 )
                 if duplicate is not None:
                     context.metrics.duplicate_batches.inc()

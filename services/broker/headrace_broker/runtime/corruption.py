@@ -9,7 +9,7 @@ import structlog
 from headrace.log.errors import CorruptLogError
 from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError, StorageOfflineError
 
-from headrace_broker.core.replica import Role
+from headrace_broker.core.roles import Role
 
 if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from headrace.wire.ids import Offset
 from headrace_server.topic_configs import INT64_MAX, Durability
 
-from headrace_broker.core.replica import Role
+from headrace_broker.core.roles import Role
 
 if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition

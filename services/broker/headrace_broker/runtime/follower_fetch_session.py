@@ -134,10 +134,12 @@ class FollowerFetchSession:
                 request.log_start_offset,
             )
         )
-        replica = partition.replica
+        replica, leadership = partition.replica, partition.replica.leadership
         if request.offset < replica.log_end_offset:
             self._make_ready(key)
-        elif request.high_watermark < replica.high_watermark or request.log_start_offset < replica.wanted_log_start:
+        elif leadership is None:
+            pass  # It is answered as the partition wakes it.
+        elif request.high_watermark < replica.high_watermark or request.log_start_offset < leadership.wanted_log_start:
             self.note_high_watermark(partition)
 
     def _forget(self, key: PartitionId) -> None:
@@ -243,7 +245,7 @@ class FollowerFetchSession:
         try:
             check_fetch(partition.replica, request)
             data, next_offset = await partition.reads.read_for_replica(request.read_offset or request.offset, room)
-            partition.replica.check_leading(request.leader_epoch)
+            leadership = partition.replica.check_leading(request.leader_epoch)
         except SliceCutError:
             return 0  # Leadership has ended; the fetch is answered when the partition wakes it.
         except HeadraceError as met:
@@ -256,8 +258,8 @@ class FollowerFetchSession:
         if error is not None:
             write_error(result, error)
             return 0
-        replica = partition.replica
-        result.high_watermark, result.log_start_offset = replica.high_watermark, replica.wanted_log_start
+        result.high_watermark = partition.replica.high_watermark
+        result.log_start_offset = leadership.wanted_log_start
         if next_offset is not None:
             result.more, result.next_offset = True, next_offset
         self._context.metrics.replicated_out_bytes.inc(len(data))

@@ -20,18 +20,18 @@ class FollowerLags:
 
     def look_at(self, partition: Partition) -> None:
         """Add a partition that is led here."""
-        replica = partition.replica
-        assert replica.state is not None
-        fetched = {follower.replica.broker_id: follower for follower in replica.followers}
-        for broker_id in replica.state.replicas:
+        replica, leadership = partition.replica, partition.replica.leadership
+        assert leadership is not None
+        fetched = {follower.replica.broker_id: follower for follower in leadership.followers}
+        for broker_id in leadership.state.replicas:
             if broker_id == replica.broker_id:
                 continue
             follower = fetched.get(broker_id)
             if follower is None:
-                records, behind_ms = int(replica.log_end_offset), self._at_ms - replica.followers.started_ms
+                records, behind_ms = int(replica.log_end_offset), self._at_ms - leadership.followers.started_ms
             else:
                 records = max(0, replica.log_end_offset - follower.offset)
-                caught_up = follower.acknowledged(replica.flushed_only) >= replica.log_end_offset
+                caught_up = follower.acknowledged(leadership.flushed_only) >= replica.log_end_offset
                 behind_ms = 0 if caught_up else self._at_ms - follower.caught_up_ms
             self._records[broker_id] = max(records, self._records.get(broker_id, 0))
             self._ms[broker_id] = max(behind_ms, self._ms.get(broker_id, 0))

@@ -10,7 +10,6 @@ from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError, Outcome, 
 from headrace.wire.ids import Offset
 
 from headrace_broker.core.messages import LogStartAwaited, LogStartRaised, LogStartWanted
-from headrace_broker.core.replica import Role
 from headrace_broker.runtime.partition_host import PartitionHost
 
 if TYPE_CHECKING:
@@ -36,8 +35,7 @@ class LogStart:
             TimedOutError, NotLeaderError, with the outcome UNKNOWN: some in-sync replica may still have the records.
         """
         replica = self._replica
-        replica.check_leading(-1)
-        replica.check_in_sync()
+        replica.check_leading(-1).check_in_sync()
         before = replica.high_watermark if before_offset == -1 else before_offset
         if before > replica.high_watermark:
             raise OffsetOutOfRangeError(f"offset {before} is above the high watermark {replica.high_watermark}")
@@ -58,7 +56,8 @@ class LogStart:
     async def raise_to(self, offset: Offset) -> None:
         """Do what `RaiseLogStart` asks for, again after a moment where the disk refuses it (H35)."""
         async with self._log_lock:
-            if self._replica.role is not Role.LEADING or self._replica.raising_to != offset:
+            leadership = self._replica.leadership
+            if leadership is None or leadership.raising_to != offset:
                 return
             try:
                 await self.apply(offset)

@@ -15,7 +15,7 @@ from headrace.wire.ids import Offset
 from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run
 
 from headrace_broker.core.messages import LogStartWanted
-from headrace_broker.core.replica import Role
+from headrace_broker.core.roles import Role
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.partition_context import Checkpointed, PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager

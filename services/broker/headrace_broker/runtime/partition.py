@@ -51,7 +51,8 @@ from headrace_broker.core.messages import (
     StorageFailed,
     Unfollow,
 )
-from headrace_broker.core.replica import JOIN_RETRY_MS, PartitionReplica, Role
+from headrace_broker.core.replica import JOIN_RETRY_MS, PartitionReplica
+from headrace_broker.core.roles import Role
 from headrace_broker.runtime.batch_checks import AppendResult
 from headrace_broker.runtime.corruption import CorruptionCheck
 from headrace_broker.runtime.flush_policy import FlushPolicy

@@ -18,7 +18,7 @@ from headrace.wire.ids import LeaderEpoch, Offset
 from headrace_server.calls import CALLER
 
 from headrace_broker.core.messages import AcknowledgementAwaited, AcknowledgementDropped, Action, Appended
-from headrace_broker.core.replica import Role
+from headrace_broker.core.roles import Role
 from headrace_broker.runtime.batch_checks import AppendResult, check_compressed, check_run, must_inflate
 from headrace_broker.runtime.uninterrupted import uninterrupted
 

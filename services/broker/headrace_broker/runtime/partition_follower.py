@@ -13,7 +13,6 @@ from headrace.wire.ids import Offset
 from headrace_server.partition_state import Replica
 
 from headrace_broker.core.messages import BatchesReplicated, LeaderReported, LogRestarted, LogTruncated
-from headrace_broker.core.replica import Role
 from headrace_broker.core.replica_fetch import (
     AppendBatches,
     FetchAnswer,
@@ -22,6 +21,7 @@ from headrace_broker.core.replica_fetch import (
     TruncateTo,
     next_step,
 )
+from headrace_broker.core.roles import Role
 from headrace_broker.runtime.partition_host import PartitionHost
 from headrace_broker.runtime.uninterrupted import uninterrupted
 
@@ -103,7 +103,7 @@ class PartitionFollower:
         return state.copy_bytes_per_second if state is not None and self._context.broker_id in state.adding else 0
 
     def begin_fetch(self, end_offset: int) -> tuple[int, Offset, Offset] | None:
-        """As `PartitionReplica.begin_fetch`: the token, what it reports as durable of a log that ends at `end_offset`,
+        """As `FollowerFetches.begin`: the token, what it reports as durable of a log that ends at `end_offset`,
         and where the answer begins; 0: at `end_offset`.
 
         A fetch that waits at the leader is replaced if more has been flushed since it was sent.
@@ -111,7 +111,7 @@ class PartitionFollower:
         ahead_offset = self._next_offset if self._next_offset > end_offset else Offset(0)
         durable_offset = min(self._replica.flushed_offset, Offset(end_offset))
         replace = durable_offset > self._reported_durable_offset
-        token = self._replica.begin_fetch(replace=replace, ahead_offset=ahead_offset)
+        token = self._replica.fetches.begin(replace=replace, ahead_offset=ahead_offset)
         if token is None:
             return None
         self._reported_durable_offset = durable_offset
@@ -146,7 +146,7 @@ class PartitionFollower:
                     case Refetch() | None:
                         pass
             except HeadraceError as error:
-                self._replica.end_fetch()  # Of what was to follow these batches, nothing can be used.
+                self._replica.fetches.end()  # Of what was to follow these batches, nothing can be used.
                 if not isinstance(error, CorruptBatchError):
                     self._partition.fail_unless_refused(error)
                 raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace_broker.core.replica import Role
+from headrace_broker.core.roles import Role
 from headrace_broker.metrics import PartitionSample
 from headrace_broker.runtime.partition import Partition
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from headrace.log.log import PartitionLog
 
 from headrace_broker.core.producers import ProducerWindows
-from headrace_broker.core.replica import Role
+from headrace_broker.core.roles import Role
 from headrace_broker.settings import BrokerSettings
 
 if TYPE_CHECKING:

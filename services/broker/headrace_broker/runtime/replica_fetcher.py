@@ -29,7 +29,7 @@ from headrace_server.internal_v1 import metadata_pb2, replication_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.tls import TlsIdentity, open_channel
 
-from headrace_broker.core.replica import Role
+from headrace_broker.core.roles import Role
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.replica_messages import (
     HEARTBEAT_SECONDS,
@@ -144,7 +144,7 @@ class ReplicaFetcher:
 
     def _end_fetches(self) -> None:
         for partition in self._partitions.values():
-            partition.replica.end_fetch()
+            partition.replica.fetches.end()
             self.fetch(partition)
 
     async def _talk(self, channel: grpc.aio.Channel) -> bool:
@@ -301,7 +301,7 @@ class ReplicaFetcher:
         self, key: PartitionId, partition: Partition, result: replication_pb2.PartitionReplicaFetchResult
     ) -> None:
         """The leader does not lead, or this broker's metadata is behind: again after a moment."""
-        if not partition.replica.take_answer(result.token, result.leader_epoch):
+        if not partition.replica.fetches.take_answer(result.token, result.leader_epoch):
             return
         error = from_detail(result.error)
         log.info(

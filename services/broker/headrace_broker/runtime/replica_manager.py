@@ -32,7 +32,7 @@ from headrace_server.partition_state import PartitionState, Replica
 from headrace_server.topic_configs import TopicConfig
 
 from headrace_broker.core.messages import SessionLost, SessionStarted, StateGone, StateSeen
-from headrace_broker.core.replica import Role
+from headrace_broker.core.roles import Role
 from headrace_broker.runtime.directory_calls import DirectoryCalls
 from headrace_broker.runtime.log_deletion import LogDeletion, UnclaimedLog
 from headrace_broker.runtime.partition import Partition, log_settings

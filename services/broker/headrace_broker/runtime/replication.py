@@ -23,7 +23,7 @@ from headrace_server.partition_state import Replica
 from headrace_server.tls import TlsIdentity
 
 from headrace_broker.core.messages import Propose, Ticked
-from headrace_broker.core.replica import Role
+from headrace_broker.core.roles import Role
 from headrace_broker.runtime.failure_detector import PeerFailureDetector
 from headrace_broker.runtime.follower_fetch_session import FollowerFetchSession, PartitionId
 from headrace_broker.runtime.follower_lags import FollowerLags

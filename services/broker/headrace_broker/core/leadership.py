@@ -1,0 +1,404 @@
+"""What a replica does while it leads: high watermark, in-sync set, acknowledgements, hand-over, log start.
+
+A `PartitionReplica` makes a `Leadership` when the start of a leader epoch is on stable storage, passes it the events of
+`LEADER_EVENTS`, and drops it when the role ends: nothing that it has counted, proposed or awaits outlives it.
+Keeps I4, I8, I9, I18. Its parts: `acknowledgements`, `followers`, `proposals`, `hand_over`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from headrace.wire.errors import (
+    HeadraceError,
+    LeaderNotAvailableError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    OffsetNotAvailableError,
+    Outcome,
+)
+from headrace.wire.ids import Offset
+from headrace_server.partition_state import (
+    PartitionState,
+    Replica,
+    ask_hand_over,
+    change,
+    hand_over,
+    join,
+    leave,
+    note_committed,
+)
+
+from headrace_broker.core.acknowledgements import Acknowledgements
+from headrace_broker.core.followers import Follower, FollowerTable
+from headrace_broker.core.hand_over import HandOver
+from headrace_broker.core.messages import (
+    Abandon,
+    Acknowledge,
+    AcknowledgementAwaited,
+    AcknowledgementDropped,
+    Action,
+    AnnounceLogStart,
+    Appended,
+    Event,
+    FollowerFetched,
+    HighWatermarkAdvanced,
+    LeadershipEnded,
+    LimitPause,
+    LogStartAwaited,
+    LogStartWanted,
+    PauseOver,
+    ProposalUnanswered,
+    Propose,
+    RaiseLogStart,
+    Ticked,
+)
+from headrace_broker.core.proposals import Proposals
+
+if TYPE_CHECKING:
+    from headrace_broker.core.replica import PartitionReplica
+
+
+class Leadership:
+    """Of one replica in one leader epoch and session. Changes the high watermark of its replica, nothing else of it."""
+
+    def __init__(self, replica: PartitionReplica, state: PartitionState, at_ms: int, numbers: Iterator[int]) -> None:
+        """Begin at the log end of `replica`, whose key is `state`; `numbers` are those of its proposals."""
+        self._replica = replica
+        self._me = replica.me
+        self.state = state
+        self.leader_epoch = replica.leader_epoch
+        self.start_offset = replica.log_end_offset
+        self.followers = FollowerTable(at_ms)
+        self.proposals = Proposals(numbers)
+        self.wanted_log_start = replica.log_start_offset  # where all logs are to begin
+        self.replicated_log_start = Offset(-1)  # where every in-sync replica begins, or behind
+        self.raising_to = Offset(-1)  # the log is being made to begin there
+        self._hand_over = HandOver()
+        self._acknowledgements = Acknowledgements()
+        self._deletions = Acknowledgements()  # who waits until records are deleted, by the log start that answers them
+        self.recount()
+
+    # --- questions ---
+
+    def check_appending(self, *, committed: bool) -> None:
+        """Raise LeaderNotAvailableError (definite) during a hand-over; if `committed`, as `check_in_sync`, too."""
+        if self._hand_over.paused:
+            raise LeaderNotAvailableError("this broker hands the partition over", outcome=Outcome.NOT_APPLIED)
+        if committed:
+            self.check_in_sync()
+
+    def check_in_sync(self) -> None:
+        """Raise NotEnoughReplicasError (definite) where an append could not be committed now (H13)."""
+        if len(self.state.in_sync) < self.state.min_insync_replicas:
+            raise NotEnoughReplicasError(
+                f"{len(self.state.in_sync)} replicas are in sync, "
+                f"min_insync_replicas is {self.state.min_insync_replicas}"
+            )
+
+    def check_latest(self) -> None:
+        """Raise OffsetNotAvailableError until the high watermark has reached this epoch's start (H10)."""
+        if self._replica.high_watermark < self.start_offset:
+            raise OffsetNotAvailableError("the high watermark is not known yet: the leader has just started")
+
+    def check_earliest(self) -> None:
+        """Raise OffsetNotAvailableError until every in-sync replica begins where this leader does, or behind (I18).
+
+        A leader elected while a log start was on its way may begin behind others: should one of those lead next, the
+        log start of the partition would fall.
+        """
+        if self.replicated_log_start < self._replica.log_start_offset:
+            raise OffsetNotAvailableError("the log start is not known yet: the leader has just started")
+
+    @property
+    def names_successor(self) -> bool:
+        """Whether a write that names a successor may take effect: what is appended meanwhile it may lack (H24)."""
+        return self._hand_over.proposal is not None
+
+    # --- the key ---
+
+    def see_key(self, state: PartitionState) -> None:
+        """Take the new version of the key; nothing that was fetched before a fence in it counts (H17, H33).
+
+        The replica may have another log since, in the same session: an empty one where it was moved away and back, or
+        where a corrupt one was set aside.
+        """
+        for fence in state.fetch_fences:
+            if fence.partition_epoch > self.state.partition_epoch:
+                self.followers.forget(fence.broker_id)
+        self.state = state
+        self.proposals.clear()
+        self._hand_over.end()  # The followers' next fetches begin anew, where it is still asked.
+        self.recount()
+
+    def judge_in_sync(self) -> list[Action]:
+        """After a change of the in-sync set: pending appends may be committed, or cannot be any more (H13)."""
+        actions = [*self.advance(), *self.advance_log_start()]
+        if len(self.state.in_sync) < self.state.min_insync_replicas:
+            actions += _abandon_all(
+                self._acknowledgements,
+                lambda: NotEnoughReplicasAfterAppendError("the in-sync set shrank below min_insync_replicas"),
+            )
+        return actions
+
+    def end(self, why: str) -> list[Action]:
+        """Abandon all who wait; this leadership is not used again."""
+        waiting = (self._deletions, self._acknowledgements)
+        abandoned = [each for waits in waiting for each in _abandon_all(waits, lambda: self._replica.lost(why))]
+        return [LeadershipEnded(self.leader_epoch), *abandoned]
+
+    # --- the high watermark ---
+
+    def recount(self) -> None:
+        """After a change of the key, the proposals or the settings: which members count, and what of their logs.
+
+        Those of the maximal in-sync set without this replica; one may come twice (H11, H12). Only flushed records count
+        where the topic says so, or the key still promises it, or may do so (H30).
+        """
+        entries = (*self.state.in_sync, *self.proposals.members())
+        self._counted = [member for member in entries if member != self._me]
+        self.flushed_only = self._replica.flushes or self.state.durable or self.proposals.durable
+
+    def advance(self) -> list[Action]:
+        """Raise the high watermark to the least acknowledged offset of the maximal in-sync set (I4, I8)."""
+        replica, state = self._replica, self.state
+        if len(state.in_sync) < state.min_insync_replicas:
+            return []
+        least = replica.flushed_offset if self.flushed_only else replica.log_end_offset
+        for member in self._counted:
+            follower = self.followers.get(member)
+            least = min(least, Offset(0) if follower is None else follower.acknowledged(self.flushed_only))
+        least = min(least, replica.log_end_offset)
+        if least <= replica.high_watermark:
+            return []
+        replica.high_watermark = least
+        return [HighWatermarkAdvanced(least), *map(Acknowledge, self._acknowledgements.release(least))]
+
+    def _append(self, event: Appended) -> list[Action]:
+        assert event.base_offset == self._replica.log_end_offset, "offsets are contiguous (I6)"
+        assert event.end_offset > event.base_offset
+        self._replica.record_append(event)
+        return [] if self.flushed_only else self.advance()
+
+    def _await(self, event: AcknowledgementAwaited) -> list[Action]:
+        if event.leader_epoch != self.leader_epoch:
+            return [Abandon(event.token, self._replica.lost("a new leader epoch began"))]
+        if event.end_offset <= self._replica.high_watermark:
+            return [Acknowledge(event.token)]
+        self._acknowledgements.add(event.end_offset, event.token)
+        return []
+
+    def _drop(self, event: AcknowledgementDropped) -> list[Action]:
+        self._acknowledgements.drop(event.token)
+        self._deletions.drop(event.token)
+        return []
+
+    # --- the log start ---
+
+    def _want_log_start(self, event: LogStartWanted) -> list[Action]:
+        """Move the followers' log start first, so that the next leader does not restore deleted records (I18)."""
+        assert event.offset <= self._replica.high_watermark, "retention stays below the high watermark (I18)"
+        if event.offset <= self.wanted_log_start:
+            return []
+        self.wanted_log_start = event.offset
+        return [AnnounceLogStart(), *self.advance_log_start()]
+
+    def _await_log_start(self, event: LogStartAwaited) -> list[Action]:
+        if event.leader_epoch != self.leader_epoch:
+            return [Abandon(event.token, self._replica.lost("a new leader epoch began"))]
+        self._deletions.add(event.offset, event.token)
+        return self._release_deletions()
+
+    def note_log_start(self, log_start_offset: Offset) -> list[Action]:
+        """The log begins at `log_start_offset` now."""
+        self.wanted_log_start = max(self.wanted_log_start, log_start_offset)
+        return [*self.advance_log_start(), *self._release_deletions()]
+
+    def advance_log_start(self) -> list[Action]:
+        """Let the log begin where all of the maximal in-sync set do, as the high watermark moves: I4, I8, I18."""
+        log_start_offset = self._replica.log_start_offset
+        if log_start_offset == self.wanted_log_start == self.replicated_log_start:
+            return []
+        least = self.wanted_log_start
+        for member in self._counted:
+            follower = self.followers.get(member)
+            least = min(least, Offset(-1 if follower is None else follower.log_start_offset))
+        # What all begin at now, or are about to, stays so: who joins begins there, too, and sessions keep their logs.
+        begun = max(log_start_offset, self.raising_to)
+        self.replicated_log_start = max(least, min(self.replicated_log_start, begun))
+        actions = self._release_deletions()
+        if len(self.state.in_sync) >= self.state.min_insync_replicas and least > begun:
+            self.raising_to = least
+            actions.append(RaiseLogStart(least))
+        return actions
+
+    def _release_deletions(self) -> list[Action]:
+        least = min(self._replica.log_start_offset, self.replicated_log_start)
+        return [Acknowledge(token) for token in self._deletions.release(least)]
+
+    # --- followers ---
+
+    def _take_fetch(self, event: FollowerFetched) -> list[Action]:
+        """Count what a follower has; take it into the in-sync set where it has all that is committed (H9, H17)."""
+        log_end_offset = self._replica.log_end_offset
+        assert event.durable_offset <= event.offset <= log_end_offset, "verified fetches lie within this log"
+        follower = self.followers.note(
+            event.follower,
+            event.offset,
+            event.durable_offset,
+            event.at_ms,
+            log_start_offset=event.log_start_offset,
+            log_end_offset=log_end_offset,
+            flushed_only=self.flushed_only,
+        )
+        actions = [*self.advance(), *self.advance_log_start()]
+        if event.follower in self.state.successors:
+            actions += self._try_hand_over(event.at_ms)
+        if event.may_join:
+            actions += self._join(follower, event.at_ms)
+        return actions
+
+    def _join(self, follower: Follower, at_ms: int) -> list[Action]:
+        """Propose to take a follower into the in-sync set where it is due."""
+        replica, state = self._replica, self.state
+        acknowledged = follower.acknowledged(self.flushed_only)
+        if (
+            follower.replica in state.in_sync
+            or follower.replica.broker_id not in state.replicas
+            or acknowledged < max(replica.high_watermark, self.start_offset)
+            or follower.log_start_offset < max(replica.log_start_offset, self.raising_to)
+            or at_ms < follower.join_after_ms
+            or self.proposals.under_way
+        ):
+            return []
+        follower.caught_up_ms = max(follower.caught_up_ms, at_ms)  # its time to fall behind begins now (H23)
+        joined = join(state, follower.replica)
+        return [self._propose(joined, (self._me, follower.replica))]
+
+    def _tick(self, event: Ticked) -> list[Action]:
+        """Take late followers out of the in-sync set and others in; resolve a write without an answer by another."""
+        replica, state = self._replica, self.state
+        self.followers.note_heard(event.heard_ms, log_end_offset=replica.log_end_offset, flushed_only=self.flushed_only)
+        if self.proposals.under_way:
+            return []
+        if self._hand_over.may_pause(event.at_ms) and (actions := self._name_successor()):
+            return actions
+        others = [member for member in state.in_sync if member.broker_id != self._me.broker_id]
+        late = self.followers.behind(others, event.at_ms, replica.lag_max_ms)
+        if late:
+            wanted = leave(state, [member.broker_id for member in late])
+            return [self._propose(wanted, (self._me,))]
+        for follower in self.followers:
+            if follower.replica in event.may_join and (actions := self._join(follower, event.at_ms)):
+                return actions
+        durable = self._says_durable()
+        if self.proposals.unresolved or durable != state.durable:
+            wanted = change(state, leader=state.leader, in_sync=state.in_sync, durable=durable)
+            return [self._propose(wanted, (self._me,))]
+        return []
+
+    def _says_durable(self) -> bool:
+        """What the key is to say: whether every member has all that is committed on stable storage (H30).
+
+        It is taken back by who leads, and while enough are in sync: members that lost power before that outlive it.
+        """
+        replica, state = self._replica, self.state
+        if state.durable:
+            return replica.flushes or len(state.in_sync) < state.min_insync_replicas
+        if not replica.flushes or state.eligible_leaders or len(state.in_sync) < state.min_insync_replicas:
+            return False
+        committed = max(replica.high_watermark, self.start_offset)
+        others = [self.followers.get(member) for member in state.in_sync if member.broker_id != self._me.broker_id]
+        on_others = all(follower is not None and follower.durable_offset >= committed for follower in others)
+        return on_others and replica.flushed_offset >= committed
+
+    # --- hand-over ---
+
+    def _try_hand_over(self, at_ms: int) -> list[Action]:
+        """After a fetch of a successor: name one, or stop appends so that it reaches the log end (H24)."""
+        if self.proposals.under_way or not self._hand_over.may_pause(at_ms):
+            return []
+        actions = self._name_successor()
+        return actions if actions or self._hand_over.paused else [LimitPause(self._hand_over.pause())]
+
+    def _name_successor(self) -> list[Action]:
+        """Propose the first successor that has all of this log; nothing is appended from now on (H24)."""
+        for successor in self.state.successors:
+            follower = self.followers.get(successor)
+            if follower is not None and follower.offset >= self._replica.log_end_offset:
+                wanted = hand_over(self.state, successor, leaves=self._replica.stops)
+                proposal = self._propose(wanted, (self._me, successor))
+                self._hand_over.propose(proposal.number)
+                return [proposal]
+        return []
+
+    def _end_pause(self, event: PauseOver) -> list[Action]:
+        """Keep leading if no successor caught up in time, and publish it; the requester may retry."""
+        if not self._hand_over.is_over(event.number):
+            return []
+        self._hand_over.fail()
+        if self.proposals.under_way:
+            return []
+        return [self._propose(ask_hand_over(self.state, ()), (self._me,))]
+
+    # --- proposals ---
+
+    def _propose(self, wanted: PartitionState, sessions: tuple[Replica, ...]) -> Propose:
+        replica = self._replica
+        proposal = self.proposals.send(note_committed(wanted, replica.high_watermark), replica.revision, sessions)
+        self.recount()
+        return proposal
+
+    def note_refused(self, number: int, proposed: PartitionState) -> list[Action]:
+        """The write `number` did not happen, and the key is as it was: a session had ended."""
+        self.proposals.discard(number)
+        self.recount()
+        if number == self._hand_over.proposal:
+            self._hand_over.fail()
+        for follower in self.followers:
+            if follower.replica in proposed.in_sync:
+                follower.join_after_ms = follower.fetched_ms + self._replica.join_retry_ms
+        return [*self.advance(), *self.advance_log_start()]
+
+    def _note_unanswered(self, event: ProposalUnanswered) -> list[Action]:
+        self.proposals.take_answer(event.number)
+        if event.number == self._hand_over.proposal:
+            # It may still happen, and take what is appended from now on. Appends do not wait for etcd (H84).
+            self._hand_over.fail()
+        return []
+
+    # --- invariants ---
+
+    def validate(self) -> None:
+        """Assert the invariants that a leader can see."""
+        replica, state = self._replica, self.state
+        assert state is replica.state
+        assert state.leader == self._me == replica.me, "I12"
+        assert self.leader_epoch == state.leader_epoch == replica.last_epoch == replica.leader_epoch, "I5"
+        assert 0 <= self.start_offset <= replica.log_end_offset
+        assert replica.log_start_offset <= self.wanted_log_start <= replica.high_watermark, "I18"
+        assert self.replicated_log_start <= self.wanted_log_start
+        counted, flushed_only = self._counted, self.flushed_only
+        self.recount()
+        assert (counted, flushed_only) == (self._counted, self.flushed_only), "recount after every change"
+        self._acknowledgements.validate(replica.high_watermark)
+        self._deletions.validate(min(replica.log_start_offset, self.replicated_log_start))
+
+
+def _abandon_all(waits: Acknowledgements, error: Callable[[], HeadraceError]) -> list[Action]:
+    return [Abandon(token, error()) for token in waits.take_all()]
+
+
+LEADER_EVENTS: dict[type[Event], Callable[[Leadership, Any], list[Action]]] = {
+    Appended: Leadership._append,
+    AcknowledgementAwaited: Leadership._await,
+    AcknowledgementDropped: Leadership._drop,
+    LogStartWanted: Leadership._want_log_start,
+    LogStartAwaited: Leadership._await_log_start,
+    FollowerFetched: Leadership._take_fetch,
+    Ticked: Leadership._tick,
+    PauseOver: Leadership._end_pause,
+    ProposalUnanswered: Leadership._note_unanswered,
+}
+"""What a leader does with events that concern nobody else."""
