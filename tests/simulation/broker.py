@@ -284,7 +284,7 @@ class SimulatedBroker(app.BrokerServer):
 
     def _add_process_service(self, replica_manager: ReplicaManager) -> None:
         self.replica_manager = replica_manager  # Before anything is opened.
-        self.view = replica_manager._view
+        self.view = replica_manager.view
 
     def _describe(self) -> metadata_pb2.BrokerLive:
         live = super()._describe()

@@ -51,6 +51,7 @@ class Broker:
         metrics = BrokerMetrics(CollectorRegistry())
         settings = SimpleNamespace(max_request_partitions=10_000, max_request_batches=10_000)
         context = SimpleNamespace(metrics=metrics, settings=settings)
+        self.view = self
         self.handler = ProduceHandler(self, MemoryBudget(1 << 30, metrics), context, tasks)
 
     def resolve(self, reference):

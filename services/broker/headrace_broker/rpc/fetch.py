@@ -205,7 +205,7 @@ class FetchHandler:
     async def _resolve(self, request: broker_pb2.FetchRequest, response: broker_pb2.FetchResponse) -> list[_Wanted]:
         wanted: list[_Wanted] = []
         for topic_fetch in request.topics:
-            topic, unknown, topic_result = answer_topic(self._replica_manager, topic_fetch.topic, response.topics)
+            topic, unknown, topic_result = answer_topic(self._replica_manager.view, topic_fetch.topic, response.topics)
             for part in topic_fetch.partitions:
                 await let_others_run(len(wanted), LIGHT_ITEMS_PER_TURN)
                 result = topic_result.partitions.add(

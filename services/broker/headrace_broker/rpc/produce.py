@@ -89,8 +89,8 @@ class ProduceHandler:
         """
         request: broker_pb2.ProduceRequest = spliced.message
         times = _Times(time.perf_counter())
-        deadline = asyncio.get_running_loop().time() + self._check(request) / 1000
         work = self._unpack(spliced, connection)
+        deadline = asyncio.get_running_loop().time() + request.timeout_ms / 1000
         self._budget.take(work.size_bytes)
         if request.acks == broker_pb2.ACKS_NONE:
             if not spawn_unless_ending(self._tasks, self._append_unasked(request, work, times)):
@@ -109,26 +109,25 @@ class ProduceHandler:
         finally:
             self._budget.give_back(work.size_bytes)
 
-    def _check(self, request: broker_pb2.ProduceRequest) -> int:
-        """Check what concerns the whole request; the timeout in ms."""
+    def _unpack(self, spliced: SplicedMessage, connection: str) -> _Work:
+        """Check what concerns the whole request, and count what it asks for."""
+        request: broker_pb2.ProduceRequest = spliced.message
         if request.timeout_ms <= 0:
             raise InvalidRequestError("timeout_ms must be positive", action="Set timeout_ms, for example to 30000.")
         if request.acks not in broker_pb2.Acks.values():
             raise InvalidRequestError(f"acks {request.acks} is unknown")
         if not request.topics:
             raise InvalidRequestError("the request names no topic")
-        partitions = sum(len(topic.partitions) for topic in request.topics)
+        size_bytes = batches_in_all = partitions = 0
+        for topic in request.topics:
+            partitions += len(topic.partitions)
         if partitions > self._context.settings.max_request_partitions:
             raise InvalidRequestError(
                 f"{partitions} partitions are over the limit of {self._context.settings.max_request_partitions}"
             )
-        return request.timeout_ms
-
-    def _unpack(self, spliced: SplicedMessage, connection: str) -> _Work:
-        size_bytes = batches_in_all = partitions = 0
         topics: list[tuple[broker_pb2.TopicProduce, _Parts]] = []
         in_order = iter(spliced.batches)
-        for topic in spliced.message.topics:
+        for topic in request.topics:
             parts: _Parts = []
             for part in topic.partitions:
                 batches = cast("list[bytes]", next(in_order))  # views where they are large: used as bytes all the same
@@ -139,7 +138,6 @@ class ProduceHandler:
                     size_bytes += part.ByteSize()
                 parts.append((part, batches))
             topics.append((topic, parts))
-            partitions += len(parts)
         if batches_in_all > self._context.settings.max_request_batches:
             raise InvalidRequestError(
                 f"{batches_in_all} batches are over the limit of {self._context.settings.max_request_batches}"
@@ -168,9 +166,9 @@ class ProduceHandler:
     ) -> tuple[broker_pb2.ProduceResponse, list[_Pending]]:
         response = broker_pb2.ProduceResponse()
         pending: list[_Pending] = []
-        is_large, done = work.is_large, 0
+        is_large, done, view = work.is_large, 0, self._replica_manager.view
         for topic_produce, parts in work.topics:
-            topic, unknown, topic_result = answer_topic(self._replica_manager, topic_produce.topic, response.topics)
+            topic, unknown, topic_result = answer_topic(view, topic_produce.topic, response.topics)
             for part, batches in parts:
                 if is_large:
                     await let_others_run(done)
@@ -186,7 +184,13 @@ class ProduceHandler:
                 except HeadraceError as error:
                     self._set_error(result, error)
                     continue
-                self._fill(result, appended)
+                result.base_offsets.extend(appended.base_offsets)
+                result.repeated_batches = appended.repeated
+                result.append_timestamp_ms = appended.append_timestamp_ms
+                result.log_start_offset = appended.log_start_offset
+                result.leader_epoch = appended.leader_epoch
+                if appended.error is not None:
+                    self._set_error(result, appended.error)
                 if committed and appended.end_offset:
                     wait = partition.acknowledgements.of(appended.end_offset, appended.leader_epoch)
                     if wait is not None:
@@ -216,17 +220,17 @@ class ProduceHandler:
         committed: bool,
         in_slices: bool,
     ) -> AppendResult:
+        known_epoch = part.leader_epoch if part.HasField("leader_epoch") else -1
         if part.records:
             if batches:
                 raise InvalidRequestError("a partition carries either batches or records, not both")
             now_ms = self._context.now_ms()
-            partition.replica.check_leading(_known_epoch(part))
+            partition.replica.check_leading(known_epoch)
             batches = [
                 await asyncio.get_running_loop().run_in_executor(self._context.executor, encode_records, part, now_ms)
             ]
         elif not batches:
             raise InvalidRequestError("a partition carries neither batches nor records")
-        known_epoch = _known_epoch(part)
         if in_slices and len(batches) > 1:
             return await self._append_slices(partition, batches, known_epoch, committed)
         started = time.perf_counter()
@@ -257,15 +261,6 @@ class ProduceHandler:
             await next_turn()
         assert whole is not None, "there is a batch"
         return whole
-
-    def _fill(self, result: broker_pb2.PartitionProduceResult, appended: AppendResult) -> None:
-        result.base_offsets.extend(appended.base_offsets)
-        result.repeated_batches = appended.repeated
-        result.append_timestamp_ms = appended.append_timestamp_ms
-        result.log_start_offset = appended.log_start_offset
-        result.leader_epoch = appended.leader_epoch
-        if appended.error is not None:
-            self._set_error(result, appended.error)
 
     def _set_error(self, result: broker_pb2.PartitionProduceResult, error: HeadraceError) -> None:
         self._context.metrics.produce_errors.labels(error.code.name).inc()
@@ -303,7 +298,3 @@ def _slices(batches: list[bytes]) -> Iterator[list[bytes]]:
             first, size_bytes = index, 0
         size_bytes += len(batch)
     yield batches[first:]
-
-
-def _known_epoch(part: broker_pb2.PartitionProduce) -> int:
-    return part.leader_epoch if part.HasField("leader_epoch") else -1

@@ -132,7 +132,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._check_count(len(topic.partitions) for topic in request.topics)
         response = broker_pb2.ListOffsetsResponse()
         for asked in request.topics:
-            topic, unknown, topic_result = answer_topic(self._replica_manager, asked.topic, response.topics)
+            topic, unknown, topic_result = answer_topic(self._view, asked.topic, response.topics)
             for index, part in enumerate(asked.partitions):
                 await let_others_run(index, LIGHT_ITEMS_PER_TURN)
                 result = topic_result.partitions.add(
@@ -194,7 +194,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         response = broker_pb2.DeleteRecordsResponse()
         async with asyncio.TaskGroup() as tasks:
             for asked in request.topics:
-                topic, unknown, topic_result = answer_topic(self._replica_manager, asked.topic, response.topics)
+                topic, unknown, topic_result = answer_topic(self._view, asked.topic, response.topics)
                 for index, part in enumerate(asked.partitions):
                     await let_others_run(index)
                     result = topic_result.partitions.add(partition=part.partition, log_start_offset=-1)
@@ -231,7 +231,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             disk_total_bytes=usage.total_bytes,
             disk_free_bytes=usage.free_bytes,
         )
-        wanted = {self._replica_manager.resolve(reference).topic_id for reference in request.topics}
+        wanted = {self._view.resolve(reference).topic_id for reference in request.topics}
         for index, partition in enumerate(list(self._replica_manager.partitions)):
             await let_others_run(index)
             if not wanted or partition.topic_id in wanted:

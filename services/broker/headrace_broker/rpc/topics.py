@@ -6,9 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 from headrace.v1 import topics_pb2
 from headrace.wire.errors import HeadraceError
-from headrace_server.metadata_view import Topic
-
-from headrace_broker.runtime.replica_manager import ReplicaManager
+from headrace_server.metadata_view import ClusterView, Topic
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
@@ -21,11 +19,11 @@ class Results(Protocol[ResultT_co]):
 
 
 def answer_topic(
-    replica_manager: ReplicaManager, reference: topics_pb2.TopicRef, results: Results[ResultT_co]
+    view: ClusterView, reference: topics_pb2.TopicRef, results: Results[ResultT_co]
 ) -> tuple[Topic | None, HeadraceError | None, ResultT_co]:
     """The topic, or why it cannot be served, and the element of the answer that names it as far as it is known."""
     try:
-        topic = replica_manager.resolve(reference)
+        topic = view.resolve(reference)
     except HeadraceError as error:
         return None, error, results.add(name=reference.name, topic_id=reference.topic_id)
     return topic, None, results.add(name=topic.name, topic_id=topic.topic_id)

@@ -65,7 +65,6 @@ class AppendResult:
 
 def check_run(
     batches: Sequence[bytes],
-    position: int,
     result: AppendResult,
     *,
     replica: PartitionReplica,
@@ -73,26 +72,30 @@ def check_run(
     context: PartitionContext,
     known_epoch: int,
     committed: bool,
+    now_ms: int,
     compressed: Mapping[int, HeadraceError | None] | None = None,
-) -> tuple[list[tuple[bytes, BatchHeader]], int]:
-    """Check batches from `position` on: those that one write appends, and how many were looked at.
+) -> list[tuple[bytes, BatchHeader]]:
+    """Check the batches that `result` does not have yet, and return those that one write appends.
 
     `compressed`: by index, the result of `check_compressed`; `None` if there is nothing to inflate.
 
-    A duplicate ends the run, and so does a bad batch behind good ones, which meets its error as the first of the next.
+    A duplicate goes into `result` and ends the run, and so does a bad batch behind good ones, which meets its error as
+    the first of the next run.
     Raises what the first batch, or the replica, is refused for; nothing of the run is appended then.
     """
     replica.check_leading(known_epoch).check_appending(committed=committed)
     result.leader_epoch, result.log_start_offset = replica.leader_epoch, replica.known_log_start
     pairs: list[tuple[bytes, BatchHeader]] = []
-    now_ms = context.now_ms()
     previous: BatchHeader | None = None
-    for index in range(position, len(batches)):
+    for index in range(len(result.base_offsets), len(batches)):
         batch = batches[index]
         try:
             header = _check_batch(batch, config, context.settings, now_ms)
             if config.validate is Validation.COLUMNS:
-                _check_columns(batch, header, context.settings, None if compressed is None else compressed.get(index))
+                if header.codec == Codec.NONE:
+                    check_columns(batch, header, max_payload_bytes=context.settings.max_payload_bytes)
+                elif compressed is not None and (inflated := compressed.get(index)) is not None:
+                    raise inflated
             if previous is None or not _continues(previous, header):
                 if previous is not None and header.producer_id >= 0:
                     break  # the window must have seen the run before it can judge this one
@@ -108,14 +111,14 @@ def check_run(
                     result.repeated = True
                     result.base_offsets.append(duplicate.base_offset)
                     result.end_offset = max(result.end_offset, duplicate.end_offset)
-                    return [], 1
+                    return pairs
         except HeadraceError:
             if pairs:
                 break
             raise
         pairs.append((batch, header))
         previous = header
-    return pairs, len(pairs)
+    return pairs
 
 
 def _check_batch(batch: bytes, config: TopicConfig, settings: BrokerSettings, now_ms: int) -> BatchHeader:
@@ -153,14 +156,6 @@ def _check_batch(batch: bytes, config: TopicConfig, settings: BrokerSettings, no
 @lru_cache(maxsize=64)
 def _codec_numbers(names: str) -> frozenset[int]:
     return frozenset(int(Codec[name.upper()]) for name in names.split(","))
-
-
-def _check_columns(batch: bytes, header: BatchHeader, settings: BrokerSettings, inflated: HeadraceError | None) -> None:
-    """Raise what is wrong with the columns; of a compressed batch what was found when it was inflated."""
-    if header.codec == Codec.NONE:
-        check_columns(batch, header, max_payload_bytes=settings.max_payload_bytes)
-    elif inflated is not None:
-        raise inflated
 
 
 def must_inflate(batches: Sequence[bytes], config: TopicConfig) -> bool:

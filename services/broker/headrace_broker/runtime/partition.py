@@ -92,7 +92,7 @@ class Partition:
         self.context = context
         self.watchers: dict[asyncio.Event, None] = {}
         self.delayed_fetches: dict[DelayedFetch, None] = {}
-        self._log = partition_log
+        self.log = partition_log  # None: it could not be opened
         self.log_lock = asyncio.Lock()
         self._host = host
         self.failure: BaseException | None = None
@@ -120,15 +120,10 @@ class Partition:
         self.corruption = CorruptionCheck(self)
 
     @property
-    def log(self) -> PartitionLog | None:
-        """The log, where it could be opened."""
-        return self._log
-
-    @property
     def open_log(self) -> PartitionLog:
         """The log of a replica that is not offline."""
-        assert self._log is not None, "an offline replica has no log"
-        return self._log
+        assert self.log is not None, "an offline replica has no log"
+        return self.log
 
     # --- roles, flushes, settings: events for the core ---
 
@@ -168,7 +163,8 @@ class Partition:
             match action:
                 case HighWatermarkAdvanced():
                     self.context.advanced[self] = None
-                    self._wake_watchers()
+                    if self.watchers:
+                        self._wake_watchers()
                     for delayed in self.delayed_fetches:
                         delayed.note_high_watermark(self)
                 case AnnounceLogStart():
@@ -284,9 +280,9 @@ class Partition:
 
     async def update_log_settings(self) -> None:
         """Apply the settings of `config` to the log."""
-        if self._log is not None and self.replica.role is not Role.OFFLINE:
+        if self.log is not None and self.replica.role is not Role.OFFLINE:
             async with self.log_lock:
-                self._log.update_settings(log_settings(self.config))
+                self.log.update_settings(log_settings(self.config))
 
     def fail(self, error: BaseException) -> None:
         """Take the replica offline for the life of the process."""
@@ -309,7 +305,7 @@ class Partition:
 
     async def checkpoint(self, *, force: bool) -> None:
         """Write a checkpoint if the last one is stale, and is due or `force`."""
-        partition_log, high_watermark = self._log, self.replica.high_watermark
+        partition_log, high_watermark = self.log, self.replica.high_watermark
         if partition_log is None or self.replica.role in (Role.OFFLINE, Role.DELETED):
             return
         if not partition_log.durability.is_stale(high_watermark):
@@ -323,7 +319,7 @@ class Partition:
     async def prepare_close(self) -> None:
         """Flush and write a producer snapshot: the last use of the log before `replica_manager` closes it."""
         self.flush_policy.cancel_timer()
-        if self._log is None or self.replica.role is Role.OFFLINE:
+        if self.log is None or self.replica.role is Role.OFFLINE:
             return
         async with self.log_lock:
             try:

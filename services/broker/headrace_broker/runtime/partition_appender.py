@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.wire.batch import BatchHeader
@@ -90,11 +90,15 @@ class PartitionAppender:
         partition_log = self._partition.log
         if partition_log is not None and partition_log.is_closed_while_idle:
             return None
-        result = AppendResult()
+        result, at_ms, leader_epoch = AppendResult(), self._context.now_ms(), self._replica.leader_epoch
         try:
-            for run in self._checked_runs(batches, known_epoch, committed, result):
-                at_ms, leader_epoch = self._context.now_ms(), self._replica.leader_epoch
-                self._note_run(run, self._write(run, at_ms, leader_epoch), at_ms, leader_epoch, result)
+            while len(result.base_offsets) < len(batches):
+                run = check_run(
+                    batches, result, replica=self._replica, config=self._partition.config, context=self._context,
+                    known_epoch=known_epoch, committed=committed, now_ms=at_ms,
+                )  # fmt: skip
+                if run:
+                    self._note_run(run, self._write(run, at_ms, leader_epoch), at_ms, leader_epoch, result)
         except HeadraceError as error:
             self._end_append(result, error)
         return result
@@ -115,8 +119,14 @@ class PartitionAppender:
                 if must_inflate(batches, self._partition.config):
                     self._replica.check_leading(known_epoch)
                     compressed = await check_compressed(batches, self._partition.config, self._context)
-                for run in self._checked_runs(batches, known_epoch, committed, result, compressed):
-                    await self._append_in_thread(run, result)
+                while len(result.base_offsets) < len(batches):
+                    run = check_run(
+                        batches, result, replica=self._replica, config=self._partition.config, context=self._context,
+                        known_epoch=known_epoch, committed=committed, now_ms=self._context.now_ms(),
+                        compressed=compressed,
+                    )  # fmt: skip
+                    if run:
+                        await self._append_in_thread(run, result)
             except HeadraceError as error:
                 self._end_append(result, error)
         return result
@@ -131,25 +141,6 @@ class PartitionAppender:
         if not self._replica.counts_append(leader_epoch):
             # It is in the log, and the next leader may commit it.
             raise NotLeaderError("leadership moved during the append", outcome=Outcome.UNKNOWN)
-
-    def _checked_runs(
-        self,
-        batches: Sequence[bytes],
-        known_epoch: int,
-        committed: bool,
-        result: AppendResult,
-        compressed: dict[int, HeadraceError | None] | None = None,
-    ) -> Iterator[list[tuple[bytes, BatchHeader]]]:
-        """Yield what may be appended by one write each; the next run is checked when this one is in the log."""
-        position = 0
-        while position < len(batches):
-            pairs, taken = check_run(
-                batches, position, result, replica=self._replica, config=self._partition.config,
-                context=self._context, known_epoch=known_epoch, committed=committed, compressed=compressed,
-            )  # fmt: skip
-            position += taken
-            if pairs:
-                yield pairs
 
     def _write(self, pairs: list[tuple[bytes, BatchHeader]], at_ms: int, leader_epoch: int) -> Offset:
         started_ms = self._context.clock.monotonic_ms()
@@ -184,7 +175,8 @@ class PartitionAppender:
         self.size_bytes += size_bytes
         self._partition.flush_policy.note_appended(records, CALLER.get())
         self._partition.perform(actions)
-        self._partition.wake_replicas()
+        if self._partition.delayed_fetches:
+            self._partition.wake_replicas()
 
     def _end_append(self, result: AppendResult, error: HeadraceError) -> None:
         result.error = error

@@ -14,7 +14,6 @@ from functools import partial
 import structlog
 from headrace.log.directory import DataDirectory, LogId
 from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, CorruptLogError
-from headrace.v1 import topics_pb2
 from headrace.wire.errors import (
     HeadraceError,
     InvalidConfigError,
@@ -66,7 +65,7 @@ class ReplicaManager:
         context: PartitionContext,
         replication: Replication,
     ) -> None:
-        self._view = view
+        self.view = view
         self._directory = directory
         self._context = context
         self._replication = replication
@@ -91,26 +90,14 @@ class ReplicaManager:
         """The replica held here of the partition (topic id, number), or None."""
         return self._partitions.get(key)
 
-    def find(self, reference: topics_pb2.TopicRef, number: int) -> Partition:
-        """The partition that a request names.
-
-        Raises:
-            UnknownTopicError, UnknownTopicIdError, UnknownPartitionError, NotLeaderError with a hint.
-        """
-        return self.find_in(self._view.resolve(reference), number)
-
-    def resolve(self, reference: topics_pb2.TopicRef) -> Topic:
-        """The topic that a request names; raises as `ClusterView.resolve`."""
-        return self._view.resolve(reference)
-
     def find_in(self, topic: Topic, number: int) -> Partition:
-        """As `find`, once the topic is resolved."""
+        """The replica held here of a partition. Raises UnknownPartitionError, NotLeaderError with a hint."""
         partition = self._partitions.get((topic.topic_id, number))
         if partition is not None:
             return partition
         if not 0 <= number < topic.partitions:
             raise UnknownPartitionError(f"topic {topic.name} has partitions 0 to {topic.partitions - 1}, not {number}")
-        entry = self._view.partition(topic.topic_id, number)
+        entry = self.view.partition(topic.topic_id, number)
         state = None if entry is None else entry.state
         hint = LeaderHint(-1, -1)
         if state is not None:
@@ -121,12 +108,12 @@ class ReplicaManager:
 
     def with_address(self, hint: LeaderHint) -> LeaderHint:
         """`hint` with the leader's address for clients, where it is registered."""
-        broker = self._view.brokers.get(BrokerId(hint.leader_id))
+        broker = self.view.brokers.get(BrokerId(hint.leader_id))
         return hint if broker is None else LeaderHint(hint.leader_id, hint.leader_epoch, broker.live.address)
 
     def rack_of(self, replica: Replica) -> str:
         """The rack of a broker in that session; empty: it names none, or is not registered so."""
-        broker = self._view.brokers.get(BrokerId(replica.broker_id))
+        broker = self.view.brokers.get(BrokerId(replica.broker_id))
         return broker.live.rack if broker is not None and broker.broker_epoch == replica.broker_epoch else ""
 
     # --- start ---
@@ -147,7 +134,7 @@ class ReplicaManager:
         self._context.metrics.recovery_logs.set(len(log_ids))
         for topic_id, number in log_ids:
             self._context.metrics.recovered_logs.inc()
-            entry, topic = self._view.partition(topic_id, number), self._view.topic_by_id(topic_id)
+            entry, topic = self.view.partition(topic_id, number), self.view.topic_by_id(topic_id)
             if entry is None or topic is None or self._context.broker_id not in entry.state.replicas:
                 all_recovered = await self._look_at_leftover(LogId(topic_id, number)) and all_recovered
                 continue
@@ -161,7 +148,7 @@ class ReplicaManager:
                     f"the log of {topic.name}-{number} has leader epoch {partition.replica.last_epoch}, etcd only "
                     f"{entry.state.leader_epoch}"
                 )
-        for topic in self._view.topics.values():
+        for topic in self.view.topics.values():
             await self._leave_where_missing(topic)
             self._mark_topic(topic)
         with suppress(*REFUSALS):  # What is noted is older then, and refuses less.
@@ -175,7 +162,7 @@ class ReplicaManager:
 
         Only one that was on this disk: a broker that ended before it had made the log of a new partition makes it now.
         """
-        for entry in self._view.partitions(topic.topic_id):
+        for entry in self.view.partitions(topic.topic_id):
             state, number = entry.state, entry.partition
             members = {member.broker_id for member in (*state.in_sync, *state.eligible_leaders)}
             is_counted_on = state.durable and self._context.broker_id in members
@@ -189,17 +176,17 @@ class ReplicaManager:
 
         The revision of each key counts as well as etcd's own, which a restore with `--bump-revision` raises.
         """
-        seen, revision = self._directory.seen, self._view.source.revision
+        seen, revision = self._directory.seen, self.view.source.revision
         if revision < seen.revision:
             raise etcd_restored(f"etcd is at revision {revision}, this data directory has seen {seen.revision}")
-        session = self._view.source.get(self._view.keyspace.broker_session(self._context.broker_id))
+        session = self.view.source.get(self.view.keyspace.broker_session(self._context.broker_id))
         noted_epoch, broker_epoch = self._directory.session.broker_epoch, 0 if session is None else session.mod_revision
         if broker_epoch < noted_epoch:
             raise etcd_restored(
                 f"etcd has broker epoch {broker_epoch} as this broker's last, this data directory has {noted_epoch}"
             )
         for log_id in log_ids:
-            entry, noted = self._view.partition(*log_id), seen.revision_of(log_id.directory_name)
+            entry, noted = self.view.partition(*log_id), seen.revision_of(log_id.directory_name)
             if entry is not None and noted is not None and entry.mod_revision < noted:
                 raise etcd_restored(
                     f"the key of partition {log_id.partition} of topic {log_id.topic_id.hex()} is of revision "
@@ -240,24 +227,24 @@ class ReplicaManager:
     def _on_change(self, _revision: int, keys: Sequence[str]) -> None:
         """Mark what a revision touched. Called by the view."""
         for key in keys:
-            match self._view.keyspace.parse(key):
+            match self.view.keyspace.parse(key):
                 case PartitionKey(topic_id, number):
                     self._mark(topic_id, number)
                 case TopicKey(name):
-                    topic = self._view.topics.get(name)
+                    topic = self.view.topics.get(name)
                     if topic is not None:
                         self._mark_topic(topic)
                     for held_id, held_number in self._partitions:
-                        if self._view.topic_by_id(held_id) is None:
+                        if self.view.topic_by_id(held_id) is None:
                             self._mark(held_id, held_number)
                 case DeletedTopicKey(topic_id):
                     for log_id in [*self._partitions, *self._deletion.unclaimed]:
                         if log_id[0] == topic_id:
                             self._mark(*log_id)
-        if self._was_undecodable and not self._view.undecodable:
+        if self._was_undecodable and not self.view.undecodable:
             for log_id in [*self._partitions, *self._deletion.unclaimed]:
                 self._mark(*log_id)
-        self._was_undecodable = bool(self._view.undecodable)
+        self._was_undecodable = bool(self.view.undecodable)
 
     def _mark_topic(self, topic: Topic) -> None:
         for number in range(topic.partitions):
@@ -284,7 +271,7 @@ class ReplicaManager:
             await self._reconcile(*key)
 
     async def _reconcile(self, topic_id: bytes, number: int) -> None:
-        entry, topic = self._view.partition(topic_id, number), self._view.topic_by_id(topic_id)
+        entry, topic = self.view.partition(topic_id, number), self.view.topic_by_id(topic_id)
         partition = self._partitions.get((topic_id, number))
         log_id = LogId(topic_id, number)
         if topic is None or entry is None or self._context.broker_id not in entry.state.replicas:
@@ -320,11 +307,11 @@ class ReplicaManager:
         """
         log_id = LogId(partition.topic_id, partition.number)
         has_evidence = self._deletion.has_evidence(log_id)
-        if not has_evidence and (self._view.undecodable or not gone):
+        if not has_evidence and (self.view.undecodable or not gone):
             return
         del self._partitions[log_id]
         self._context.metrics.partitions.set(len(self._partitions))
-        partition.handle(StateGone(self._view.source.revision))
+        partition.handle(StateGone(self.view.source.revision))
         if has_evidence:
             self._deletion.schedule(log_id, partition.log)
         else:
@@ -349,7 +336,7 @@ class ReplicaManager:
         log may be the only one with all records: it stays (H14).
         """
         key, left_revision = (partition.topic_id, partition.number), partition.left_revision
-        entry = self._view.partition(*key)
+        entry = self.view.partition(*key)
         if entry is None or left_revision is None or not isinstance(partition.failure, CorruptLogError):
             return
         if entry.mod_revision < left_revision:
@@ -470,10 +457,10 @@ class ReplicaManager:
         """Note etcd's revision, and of `held` that of the keys which name this broker, before it is relied on."""
         revisions = {}
         for topic_id, number in held:
-            entry = self._view.partition(topic_id, number)
+            entry = self.view.partition(topic_id, number)
             if entry is not None and self._context.broker_id in entry.state.replicas:
                 revisions[LogId(topic_id, number).directory_name] = entry.mod_revision
-        revision, seen = self._view.source.revision, self._directory.seen
+        revision, seen = self.view.source.revision, self._directory.seen
         begun = frozenset(
             LogId(*key).directory_name for key, partition in self._partitions.items() if partition.log is not None
         )
@@ -500,7 +487,7 @@ class ReplicaManager:
         That one would be elected once this broker has ended, and lacks what only `acks=1` acknowledged (H24): it is
         waited for, to come back in sync and to be handed over to.
         """
-        brokers = self._view.brokers
+        brokers = self.view.brokers
         return len(state.in_sync) > 1 or any(
             entry.broker_id in brokers and brokers[BrokerId(entry.broker_id)].broker_epoch == entry.broker_epoch
             for entry in state.eligible_leaders
