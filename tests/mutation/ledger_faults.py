@@ -68,7 +68,7 @@ FAULT_RULES = (
         "copy-from-before-a-stop-counted",
         "H16",
         f"{BROKER}/app.py",
-        "        await self._outdate_copies(registration)\n",
+        "        await self._outdate_copies(membership.registration)\n",
         "",
         "A volume that was copied just before a stop in order, and put back, is the member that stopped.",
         Scenario("test_lost_disk.py::test_a_copy_from_just_before_an_orderly_stop_is_nobody"),

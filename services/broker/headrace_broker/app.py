@@ -10,58 +10,48 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import structlog
-from headrace.disk_probe import filesystem_of, measure_fsync
 from headrace.log.directory import DataDirectory
-from headrace.log.errors import storage_error
 from headrace.log.settings import DiskLimits
-from headrace.v1 import process_pb2
-from headrace.wire.errors import HeadraceError, MetastoreUnavailableError
+from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import BrokerId
 from headrace.wire.releases import CAPABILITIES, RELEASE
 from headrace_server.clock import read_boot_id
+from headrace_server.clock_watch import ClockExchange
 from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.collector import CollectorPacer
 from headrace_server.descriptors import DescriptorShares, raise_limit, report, share_out
 from headrace_server.generations import watch_generation
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.key_table import BrokerKey
 from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
-from headrace_server.metastore.api import MetastoreRolledBackError
-from headrace_server.metastore.lease import LeaseState
 from headrace_server.metastore.view import PrefixView
-from headrace_server.places import PlaceLimits
-from headrace_server.rpc import RpcLimits, RpcServer, split_address
 from headrace_server.service_process import ServiceProcess, run_process
 from headrace_server.topic_configs import CONFIGS
 from prometheus_client import CollectorRegistry
 
 from headrace_broker.core.phi_accrual import PhiAccrualFailureDetector
-from headrace_broker.core.roles import Role
 from headrace_broker.metrics import BrokerMetrics, partition_metrics
+from headrace_broker.rpc.disk import describe_disk
+from headrace_broker.rpc.listeners import Listeners
 from headrace_broker.rpc.replica_service import ReplicaService
-from headrace_broker.rpc.replica_service import register as register_replica_service
-from headrace_broker.rpc.service import SERVICE_NAME, BrokerService, register
-from headrace_broker.rpc.transfer import TransferServer
-from headrace_broker.runtime.directory_calls import DirectoryCalls
-from headrace_broker.runtime.directory_version import StoredSessions, keep_version
+from headrace_broker.rpc.service import BrokerService
+from headrace_broker.runtime.directory_version import keep_version
 from headrace_broker.runtime.failure_detector import PeerFailureDetector
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.inflation import Inflation
 from headrace_broker.runtime.maintenance import keep_high_watermarks, maintain, retain, scrub
+from headrace_broker.runtime.membership import BrokerMembership
 from headrace_broker.runtime.partition import PartitionContext
 from headrace_broker.runtime.partition_samples import describe_sample
 from headrace_broker.runtime.registration import Registration
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.replica_messages import HEARTBEAT_SECONDS
-from headrace_broker.runtime.replica_messages import SERVICE_NAME as REPLICA_SERVICE_NAME
 from headrace_broker.runtime.replication import TICK_SECONDS, Replication
 from headrace_broker.runtime.uninterrupted import spawn_unless_ending
 from headrace_broker.settings import BrokerSettings
@@ -69,15 +59,8 @@ from headrace_broker.settings import BrokerSettings
 log = structlog.get_logger(__name__)
 
 STORAGE_THREADS = 4
-RETRY_SECONDS = 0.5
-STOP_GRACE_SECONDS = 10.0
-DRAIN_POLL_SECONDS = 0.02
 LAST_VERSION_SECONDS = 1.0
 """How long a stop waits for etcd to take the directory's last version."""
-MAX_TOPIC_IDS = 100
-"""Of unclaimed logs, in one description of a broker."""
-LAST_HAND_OVERS_MS = 2_500
-"""How long a stop whose time is up waits for successors, while nothing is appended any more."""
 
 
 async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
@@ -151,6 +134,22 @@ def _open_directory(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a broker consists of, once the metadata is read."""
+
+    source: PrefixView
+    view: ClusterView
+    clocks: ClockExchange
+    context: PartitionContext
+    live: metadata_pb2.BrokerLive
+    membership: BrokerMembership
+    failure_detector: PeerFailureDetector
+    replication: Replication
+    replica_manager: ReplicaManager
+    service: BrokerService
+
+
 class BrokerServer:
     """The parts of one broker and their order. Belongs to the event loop."""
 
@@ -168,54 +167,82 @@ class BrokerServer:
         """Take over an opened data directory: `run` closes it."""
         self._settings = settings
         self._process = process
-        self._metastore = process.metastore
         self._identity = identity
         self._directory = directory
-        self._clock = process.clock
         self._metrics = metrics
         self._executor = executor
         self._health = process.observability.health
         self._flusher = Flusher(metrics)
         self._inflation = Inflation()
         self._records = Inflation()
-        self._tls = process.tls
-        self._shares = shares
-        self._server = self._make_server(shares.clients)
-        self._internal_server = self._make_server(
-            shares.peers, allowed_names=settings.internal_tls_allowed_names, call_errors=metrics.common.call_errors
-        )
-        self._transfer: TransferServer | None = None
-        self._transfer_address = ""
-        self._lease_lost = asyncio.Event()
+        self._listeners = Listeners(settings, process, shares, metrics)
+        self._parts: _Parts | None = None
         self._clean = False
         self._closed = False
-        # False from the loss of a session until the next one is established: events of the old one are ignored.
-        self._registered = False
-        self._broker_epoch = 0
 
     async def run(self, stop: StopRequest) -> None:
         """Serve until `stop`; the data directory is closed whatever happens."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                await self._run(tasks, stop)
+                parts = self._parts = await self._wire(tasks, stop)
+                await self._listeners.start(parts.live)
+                self._observe(parts)
+                await self._recover(parts)
+                background = await self._serve(tasks, stop, parts)
+                await self._stop(parts, background)
         except BaseException:
-            await asyncio.gather(self._server.stop(0), self._internal_server.stop(0), self._stop_transfer())
+            await self._listeners.stop(0)
             raise
         finally:
             self._inflation.close()
             self._records.close()
             await self._close_directory()
 
-    async def _run(self, tasks: asyncio.TaskGroup, stop: StopRequest) -> None:
-        settings = self._settings
-        source = PrefixView(self._metastore, self._identity.keyspace.prefix, self._clock)
-        await self._load(source, stop)
-        view = self._process.open_view(self._identity, source)
-        clocks = self._process.make_clock_exchange(view)
-        context = PartitionContext(
-            BrokerId(settings.broker_id),
-            settings,
-            self._clock,
+    # --- construction ---
+
+    async def _wire(self, tasks: asyncio.TaskGroup, stop: StopRequest) -> _Parts:
+        """Read the metadata and put the parts together; nothing is at work yet."""
+        process, metastore, directory = self._process, self._process.metastore, self._directory
+        source = PrefixView(metastore, self._identity.keyspace.prefix, process.clock)
+        await process.load(source, stop=stop)
+        view = process.open_view(self._identity, source)
+        clocks = process.make_clock_exchange(view)
+        context = self._make_context(clocks, tasks)
+        live = self._describe()
+        membership = BrokerMembership(
+            metastore,
+            self._identity.keyspace,
+            live,
+            directory,
+            context,
+            health=self._health,
+            make_renewer=process.make_renewer,
+        )
+        failure_detector = self._make_failure_detector(membership.registration)
+        replication = Replication(view, metastore, context, failure_detector, tasks, process.tls.internal)
+        replica_manager = ReplicaManager(view, metastore, directory, context, replication)
+        service = BrokerService(
+            view,
+            replica_manager,
+            directory,
+            membership.registration,
+            failure_detector=failure_detector,
+            partition_context=context,
+            tasks=tasks,
+        )
+        self._listeners.serve(service, ReplicaService(replication, replica_manager, service.check_serving))
+        process.add_process_service(
+            self._listeners.clients, partial(describe_disk, replica_manager, directory, context)
+        )
+        return _Parts(
+            source, view, clocks, context, live, membership, failure_detector, replication, replica_manager, service
+        )
+
+    def _make_context(self, clocks: ClockExchange, tasks: asyncio.TaskGroup) -> PartitionContext:
+        return PartitionContext(
+            BrokerId(self._settings.broker_id),
+            self._settings,
+            self._process.clock,
             self._metrics,
             self._flusher,
             self._executor,
@@ -225,137 +252,12 @@ class BrokerServer:
             clocks.watch.now_ms,
             crash=partial(crash, tasks),
         )
-        live = self._describe()
-        if live.takes_no_replicas:
-            log.error(
-                "volume_too_small",
-                reason=live.takes_no_replicas,
-                advice="give it a larger volume, or lower disk_refuse_below_bytes; it gets no new replicas until then",
-            )
-        self._health.hold("readiness", "registration", "it is not registered in etcd yet")
-        registration = self._make_registration(live)
-        failure_detector = self._make_failure_detector(registration)
-        replication = Replication(view, self._metastore, context, failure_detector, tasks, self._tls.internal)
-        replica_manager = ReplicaManager(view, self._metastore, self._directory, context, replication)
-        service = BrokerService(
-            view,
-            replica_manager,
-            self._directory,
-            registration,
-            failure_detector=failure_detector,
-            partition_context=context,
-            tasks=tasks,
-        )
-        replica_service = ReplicaService(replication, replica_manager, service.check_serving)
-        self._internal_server.add(register_replica_service, replica_service, REPLICA_SERVICE_NAME)
-        self._internal_server.add(register, service, SERVICE_NAME)
-        self._server.add(register, service, SERVICE_NAME)
-        self._transfer = TransferServer(service, self._metrics, max_connections=settings.max_transfer_connections)
-        self._server.refuse_internal(REPLICA_SERVICE_NAME, self._metrics.common.call_errors)
-        self._add_process_service(replica_manager)
-        await self._listen(live)
-        self._process.observability.sampler.on_sample = lambda: self._on_sample(view)
-        self._process.observability.detail.source = lambda: partition_metrics(
-            [describe_sample(partition) for partition in replica_manager.partitions]
-        )
-        await self._recover(replica_manager)
-        clocks.note_newest_record(await self._newest_append_ms(replica_manager))
-        clocks.look()  # Before the first record is stamped.
-        service.begin_serving()
-        background: list[asyncio.Task[None]] = []
-        starting = tasks.create_task(self._start_session(registration, replica_manager))
-        stopping = tasks.create_task(stop.requested())
-        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            view.subscribe(lambda _revision, keys: self._watch_own_key(view, keys))
-            background += [
-                tasks.create_task(source.run()),
-                tasks.create_task(watch_generation(view)),
-                tasks.create_task(clocks.run()),
-                tasks.create_task(replica_manager.run()),
-                tasks.create_task(self._keep_registered(registration, replica_manager)),
-                tasks.create_task(replication.tick(lambda: replica_manager.partitions)),
-                tasks.create_task(failure_detector.run()),
-                tasks.create_task(keep_version(replica_manager, source, registration)),
-                tasks.create_task(maintain(replica_manager, self._directory, context)),
-                tasks.create_task(keep_high_watermarks(context)),
-                tasks.create_task(retain(replica_manager, context)),
-                tasks.create_task(scrub(replica_manager, context)),
-            ]
-            self._health.release("readiness", "registration")
-            self._announce()
-            await stopping
-        else:
-            starting.cancel()
-        await self._stop(service, replica_manager, replication, registration, background)
-
-    def _make_server(self, max_connections: int, **checks: Any) -> RpcServer:
-        settings = self._settings
-        limits = RpcLimits(
-            places=PlaceLimits(clients=(settings.max_concurrent_calls, settings.max_calls_per_peer)),
-            max_connections=max_connections,
-        )
-        return RpcServer(limits, health=self._health, **checks)
-
-    async def _listen(self, live: metadata_pb2.BrokerLive) -> None:
-        """Open both listeners and say in the registration where they are."""
-        settings, tls = self._settings, self._tls
-        internal_credentials = None if tls.internal is None else tls.internal.server_credentials("required")
-        host, _ = split_address(settings.listen)
-        internal = await self._internal_server.start(settings.internal_listen or f"{host}:0", internal_credentials)
-        address = await self._server.start(settings.listen, self._process.client_credentials())
-        live.address = settings.advertised_address or address
-        told_host, _ = split_address(live.address)
-        live.internal_address = settings.internal_advertised_address or f"{told_host}:{split_address(internal)[1]}"
-        if self._transfer is not None and settings.transfer_listen:
-            bound = self._transfer_address = await self._transfer.start(settings.transfer_listen)
-            live.transfer_address = settings.transfer_advertised_address or f"{told_host}:{split_address(bound)[1]}"
-
-    def _add_process_service(self, replica_manager: ReplicaManager) -> None:
-        self._process.add_process_service(self._server, partial(self._describe_disk, replica_manager))
-
-    async def _describe_disk(self, replica_manager: ReplicaManager, measure: bool) -> process_pb2.DiskDescription:
-        path, settings = self._directory.path, self._settings
-        offline = sum(partition.replica.role is Role.OFFLINE for partition in replica_manager.partitions)
-        unclaimed = replica_manager.unclaimed
-        topic_ids = sorted({log_id.topic_id for log_id in unclaimed})
-
-        def look() -> process_pb2.DiskDescription:
-            usage = self._directory.check_space()
-            return process_pb2.DiskDescription(
-                data_dir=path,
-                total_bytes=usage.total_bytes,
-                free_bytes=usage.free_bytes,
-                refuse_below_bytes=settings.disk_refuse_below_bytes,
-                resume_above_bytes=settings.disk_resume_above_bytes,
-                fsync_us=round(measure_fsync(path) * 1_000_000) if measure else 0,
-                filesystem=filesystem_of(path),
-                offline_logs=offline,
-                unclaimed_logs=len(unclaimed),
-                unclaimed_topic_ids=topic_ids[:MAX_TOPIC_IDS],
-            )
-
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, look)
-        except OSError as error:
-            raise storage_error(path, error) from error
-
-    async def _load(self, source: PrefixView, stop: StopRequest) -> None:
-        while not stop.is_set():
-            try:
-                return await source.load()
-            except MetastoreRolledBackError:
-                raise
-            except MetastoreUnavailableError as error:
-                log.warning("metadata_not_read", cause=str(error))
-                await asyncio.sleep(RETRY_SECONDS)
-        return None
 
     def _describe(self) -> metadata_pb2.BrokerLive:
         settings = self._settings
         default = CONFIGS["max_batch_bytes"].default
         assert isinstance(default, int)
-        return metadata_pb2.BrokerLive(
+        live = metadata_pb2.BrokerLive(
             broker_id=settings.broker_id,
             rack=settings.rack,
             host=settings.host,
@@ -366,19 +268,13 @@ class BrokerServer:
             max_batch_bytes=default,
             takes_no_replicas=self._directory.lacks_room(),
         )
-
-    def _make_registration(self, live: metadata_pb2.BrokerLive) -> Registration:
-        directory = self._directory
-        return Registration(
-            self._metastore,
-            self._identity.keyspace,
-            live,
-            StoredSessions(directory, DirectoryCalls(self._executor)),
-            lease_ttl_ms=self._settings.lease_ttl_ms,
-            clock=self._clock,
-            make_renewer=self._process.make_renewer,
-            on_lease_change=self._on_lease_change,
-        )
+        if live.takes_no_replicas:
+            log.error(
+                "volume_too_small",
+                reason=live.takes_no_replicas,
+                advice="give it a larger volume, or lower disk_refuse_below_bytes; it gets no new replicas until then",
+            )
+        return live
 
     def _make_failure_detector(self, registration: Registration) -> PeerFailureDetector:
         table = PhiAccrualFailureDetector(
@@ -388,60 +284,36 @@ class BrokerServer:
         )
         return PeerFailureDetector(table, registration, self._metrics)
 
-    async def _start_session(self, registration: Registration, replica_manager: ReplicaManager) -> None:
-        self._broker_epoch = await registration.register()
-        self._registered = True
-        self._metrics.registered.set(1)
-        replica_manager.start_session(self._broker_epoch)
+    def _observe(self, parts: _Parts) -> None:
+        """Publish the state of the metadata and the partitions from now on."""
 
-    def _on_lease_change(self, state: LeaseState) -> None:
-        """Silence does not fence (PROTOCOL, decisions); a lease that etcd calls ended does."""
-        log.warning("lease_changed", state=state.value)
-        if state is LeaseState.LOST and self._registered:
-            self._lease_lost.set()
+        def sample() -> None:
+            self._process.sample(parts.view)
+            if parts.view.is_draining(self._settings.broker_id):
+                self._health.hold("readiness", "draining", "it is drained: an administrator took it out of service")
+            else:
+                self._health.release("readiness", "draining")
 
-    def _watch_own_key(self, view: ClusterView, keys: Sequence[str]) -> None:
-        """The own key gone, or another session's: fenced, also where renewals are still answered (H76)."""
-        own = self._settings.broker_id
-        if not any(view.keyspace.parse(key) == BrokerKey(BrokerId(own)) for key in keys):
-            return
-        broker = view.brokers.get(BrokerId(own))
-        behind = view.source.revision < self._broker_epoch
-        if self._registered and not behind and (broker is None or broker.broker_epoch != self._broker_epoch):
-            self._lease_lost.set()
+        self._process.observability.sampler.on_sample = sample
+        self._process.observability.detail.source = lambda: partition_metrics(
+            [describe_sample(partition) for partition in parts.replica_manager.partitions]
+        )
 
-    async def _keep_registered(self, registration: Registration, replica_manager: ReplicaManager) -> None:
-        """Lead nothing after a lost lease, and register anew: the process lived on, so its data is whole."""
-        while True:
-            await self._lease_lost.wait()
-            log.error("registration_lost", broker_epoch=self._broker_epoch)
-            self._registered = False
-            self._metrics.registered.set(0)
-            replica_manager.lose_session()
-            self._health.hold("readiness", "registration", "its registration in etcd was lost")
-            await registration.end(revoke=False)
-            self._lease_lost.clear()
-            await self._start_session(registration, replica_manager)
-            self._health.release("readiness", "registration")
+    # --- serving ---
 
-    def _on_sample(self, view: ClusterView) -> None:
-        self._process.sample(view)
-        if view.is_draining(self._settings.broker_id):
-            self._health.hold("readiness", "draining", "it is drained: an administrator took it out of service")
-        else:
-            self._health.release("readiness", "draining")
-
-    async def _recover(self, replica_manager: ReplicaManager) -> None:
-        """Open what is on disk."""
+    async def _recover(self, parts: _Parts) -> None:
+        """Open what is on disk, and compare the clock with it before the first record is stamped."""
         metrics, started = self._metrics, time.monotonic()
         metrics.recovery_seconds.set_function(lambda: time.monotonic() - started)
         metrics.recovering.set(1)
-        await replica_manager.open_existing()
+        await parts.replica_manager.open_existing()
         metrics.recovering.set(0)
         took_seconds = time.monotonic() - started
         metrics.recovery_seconds.set_function(lambda: took_seconds)
         CollectorPacer().install()
         self._health.start_is_over()
+        parts.clocks.note_newest_record(await self._newest_append_ms(parts.replica_manager))
+        parts.clocks.look()
 
     async def _newest_append_ms(self, replica_manager: ReplicaManager) -> int:
         """When the newest record on the disk was appended; 0: there is none, or it cannot be read."""
@@ -455,52 +327,73 @@ class BrokerServer:
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, look)
 
+    async def _serve(self, tasks: asyncio.TaskGroup, stop: StopRequest, parts: _Parts) -> list[asyncio.Task[None]]:
+        """Register and serve until `stop`; return the tasks that are at work still, none where it came first."""
+        replica_manager, membership = parts.replica_manager, parts.membership
+        parts.service.begin_serving()
+        starting = tasks.create_task(membership.start_session(replica_manager))
+        stopping = tasks.create_task(stop.requested())
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            return []
+        membership.watch_own_key(parts.view)
+        background = [
+            tasks.create_task(run)
+            for run in (
+                parts.source.run(),
+                watch_generation(parts.view),
+                parts.clocks.run(),
+                replica_manager.run(),
+                membership.run(replica_manager),
+                parts.replication.tick(lambda: replica_manager.partitions),
+                parts.failure_detector.run(),
+                keep_version(replica_manager, parts.source, membership.registration),
+                maintain(replica_manager, self._directory, parts.context),
+                keep_high_watermarks(parts.context),
+                retain(replica_manager, parts.context),
+                scrub(replica_manager, parts.context),
+            )
+        ]
+        self._announce()
+        await stopping
+        return background
+
     def _announce(self) -> None:
-        address, internal_address = self._server.address, self._internal_server.address
+        addresses = {
+            "address": self._listeners.clients.address,
+            "internal_address": self._listeners.internal_address,
+            "transfer_address": self._listeners.transfer_address,
+        }
         log.info(
             "serving",
-            address=address,
-            internal_address=internal_address,
-            transfer_address=self._transfer_address,
+            **addresses,
             metrics_address=self._process.observability.metrics_address,
-            tls=self._tls.clients is not None,
-            internal_tls=self._tls.internal is not None,
+            tls=self._process.tls.clients is not None,
+            internal_tls=self._process.tls.internal is not None,
         )
-        self._process.write_ready(
-            {
-                "broker_id": self._settings.broker_id,
-                "address": address,
-                "internal_address": internal_address,
-                "transfer_address": self._transfer_address,
-            }
-        )
+        self._process.write_ready({"broker_id": self._settings.broker_id, **addresses})
 
-    async def _stop(
-        self,
-        service: BrokerService,
-        replica_manager: ReplicaManager,
-        replication: Replication,
-        registration: Registration,
-        background: list[asyncio.Task[None]],
-    ) -> None:
+    # --- stopping ---
+
+    async def _stop(self, parts: _Parts, background: list[asyncio.Task[None]]) -> None:
         """Stop cleanly: leaderships move first, the clean marker is written last, then the lease goes (H40)."""
         self._health.hold("readiness", "stopping", "it stops")
-        given_away = await self._give_leaderships_away(replica_manager, registration)
-        service.begin_stop()
+        replica_manager, membership = parts.replica_manager, parts.membership
+        given_away = await membership.give_leaderships_away(replica_manager)
+        parts.service.begin_stop()
         if not given_away:
-            await self._give_the_last_away(replica_manager)
-        replication.close()
-        await asyncio.gather(
-            self._server.stop(STOP_GRACE_SECONDS), self._internal_server.stop(STOP_GRACE_SECONDS), self._stop_transfer()
-        )
+            await membership.give_the_last_away(replica_manager)
+        parts.replication.close()
+        await self._listeners.stop()
         for task in background:
             task.cancel()
         if background:
             await asyncio.wait(background)
         self._clean = await replica_manager.close()
-        await self._outdate_copies(registration)
+        await self._outdate_copies(membership.registration)
         await self._close_directory()
-        await registration.end(revoke=True)
+        await membership.registration.end(revoke=True)
         log.info("stopped", clean=self._clean)
 
     async def _outdate_copies(self, registration: Registration) -> None:
@@ -509,45 +402,13 @@ class BrokerServer:
             async with asyncio.timeout(LAST_VERSION_SECONDS):
                 await registration.announce_version()
 
-    async def _stop_transfer(self) -> None:
-        if self._transfer is not None:
-            await self._transfer.stop()
-
-    async def _give_leaderships_away(self, replica_manager: ReplicaManager, registration: Registration) -> bool:
-        """Announce the stop, and keep serving until other brokers lead all partitions that they can lead (KIP-841).
-
-        False: they do not yet, and the time is up.
-        """
-        timeout_ms = self._settings.drain_timeout_ms
-        if not self._registered or not timeout_ms or not replica_manager.movable_leaderships():
-            return True
-        started_ms = self._clock.monotonic_ms()
-        replica_manager.begin_stop()
-        if not await registration.announce_draining():
-            return True
-        while left := replica_manager.movable_leaderships():
-            if self._clock.monotonic_ms() - started_ms >= timeout_ms or not self._registered:
-                log.warning("leaderships_not_moved", partitions=left, waited_ms=timeout_ms)
-                return not self._registered
-            await asyncio.sleep(DRAIN_POLL_SECONDS)
-        log.info("leaderships_moved", took_ms=self._clock.monotonic_ms() - started_ms)
-        return True
-
-    async def _give_the_last_away(self, replica_manager: ReplicaManager) -> None:
-        """Nothing is appended any more: give successors that lagged a moment to reach the log ends (H24)."""
-        deadline_ms = self._clock.monotonic_ms() + LAST_HAND_OVERS_MS
-        while left := replica_manager.movable_leaderships():
-            if self._clock.monotonic_ms() >= deadline_ms:
-                log.warning("leaderships_not_handed_over", partitions=left, waited_ms=LAST_HAND_OVERS_MS)
-                return
-            await asyncio.sleep(DRAIN_POLL_SECONDS)
-
     async def _close_directory(self) -> None:
         """Close what is on disk, once: after a clean stop, or after any other end of the broker."""
         if self._closed:
             return
         self._closed = True
         self._flusher.close()
+        broker_epoch = 0 if self._parts is None else self._parts.membership.broker_epoch
         await asyncio.get_running_loop().run_in_executor(
-            self._executor, lambda: self._directory.close(clean=self._clean, broker_epoch=self._broker_epoch)
+            self._executor, lambda: self._directory.close(clean=self._clean, broker_epoch=broker_epoch)
         )

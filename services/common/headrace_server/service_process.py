@@ -97,6 +97,19 @@ class ServiceProcess:
                     )
                 await asyncio.sleep(RETRY_SECONDS)
 
+    async def load(self, *sources: PrefixView, stop: StopRequest | None = None) -> None:
+        """Read the metadata; wait for etcd without a limit, or until `stop` is requested."""
+        while stop is None or not stop.is_set():
+            try:
+                for source in sources:
+                    await source.load()
+                return
+            except MetastoreRolledBackError:
+                raise
+            except MetastoreUnavailableError as error:
+                log.warning("metadata_not_read", cause=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+
     def open_view(self, identity: ClusterIdentity, source: PrefixView) -> ClusterView:
         """Return the view over a loaded `source`; raise as `check_registered`."""
         view = ClusterView(identity, source)

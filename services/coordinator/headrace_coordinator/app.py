@@ -11,7 +11,6 @@ import asyncio
 
 import structlog
 from headrace.v1 import cluster_pb2_grpc, groups_pb2_grpc
-from headrace.wire.errors import MetastoreUnavailableError
 from headrace.wire.releases import CAPABILITIES, RELEASE
 from headrace_server.clock_watch import ClockExchange
 from headrace_server.cluster_identity import ClusterIdentity
@@ -21,7 +20,7 @@ from headrace_server.generations import watch_generation
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
-from headrace_server.metastore.api import MetastoreRolledBackError, MetastoreStatus
+from headrace_server.metastore.api import MetastoreStatus
 from headrace_server.metastore.etcd_releases import is_production_etcd
 from headrace_server.metastore.etcd_status import effective_quota_bytes
 from headrace_server.metastore.view import PrefixView
@@ -56,7 +55,6 @@ from headrace_coordinator.settings import CoordinatorSettings
 
 log = structlog.get_logger(__name__)
 
-RETRY_SECONDS = 1.0
 STOP_GRACE_SECONDS = 5.0
 MAX_REQUEST_BYTES = 4 << 20
 """No call to a coordinator carries records."""
@@ -126,20 +124,8 @@ class _Coordinator:
         )
 
     async def run(self, stop: StopRequest) -> None:
-        log.info(
-            "coordinator_starts",
-            cluster=self._identity.cluster,
-            cluster_id=self._identity.cluster_id,
-            generation=self._identity.generation,
-            etcd_version=self._status.version,
-        )
-        if not is_production_etcd(self._status.version):
-            log.warning(
-                "etcd_below_production",
-                etcd_version=self._status.version,
-                advice="good for one machine; production needs at least 3.5.28 or 3.6.9",
-            )
-        await self._load()
+        self._log_start()
+        await self._process.load(self._prefix_view, self._groups_view)
         view = self._process.open_view(self._identity, self._prefix_view)
         writes = AmbiguousWriteResolver(self._metastore, self._metrics, max_inflight=self._settings.max_inflight_writes)
         store = TopicStore(writes, view, self._metrics, self._clock)
@@ -150,17 +136,7 @@ class _Coordinator:
         address = await self._server.start(self._settings.listen, self._process.client_credentials())
         session = self._make_session(self._settings.advertised_address or address)
         channels = BrokerChannels(self._process.tls.internal)
-        controller = Controller(
-            self._metastore,
-            view,
-            session,
-            self._metrics,
-            self._clock,
-            max_inflight=self._settings.max_inflight_writes,
-            orphan_grace_ms=self._settings.orphan_grace_ms,
-            deleted_topics_retention_ms=self._settings.deleted_topics_retention_ms,
-            leader_rebalance_interval_ms=self._settings.leader_rebalance_interval_ms,
-        )
+        controller = self._make_controller(view, session)
         lag = GroupLag(
             view,
             self._group_view,
@@ -201,18 +177,33 @@ class _Coordinator:
             await session.end()
             view.close()
 
-    async def _load(self) -> None:
-        while True:
-            try:
-                await self._prefix_view.load()
-                await self._groups_view.load()
-            except MetastoreRolledBackError:
-                raise
-            except MetastoreUnavailableError as error:
-                log.warning("metadata_not_loaded", cause=error.message)
-                await asyncio.sleep(RETRY_SECONDS)
-            else:
-                return
+    def _log_start(self) -> None:
+        log.info(
+            "coordinator_starts",
+            cluster=self._identity.cluster,
+            cluster_id=self._identity.cluster_id,
+            generation=self._identity.generation,
+            etcd_version=self._status.version,
+        )
+        if not is_production_etcd(self._status.version):
+            log.warning(
+                "etcd_below_production",
+                etcd_version=self._status.version,
+                advice="good for one machine; production needs at least 3.5.28 or 3.6.9",
+            )
+
+    def _make_controller(self, view: ClusterView, session: CoordinatorSession) -> Controller:
+        return Controller(
+            self._metastore,
+            view,
+            session,
+            self._metrics,
+            self._clock,
+            max_inflight=self._settings.max_inflight_writes,
+            orphan_grace_ms=self._settings.orphan_grace_ms,
+            deleted_topics_retention_ms=self._settings.deleted_topics_retention_ms,
+            leader_rebalance_interval_ms=self._settings.leader_rebalance_interval_ms,
+        )
 
     def _serve_calls(self, view: ClusterView, store: TopicStore, writes: AmbiguousWriteResolver) -> None:
         answers = Answers(self._prefix_view, self._metrics, default_timeout_ms=self._settings.default_timeout_ms)

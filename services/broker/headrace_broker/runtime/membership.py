@@ -1,0 +1,138 @@
+"""A broker's place in the cluster: registered, fenced with a lost lease and registered anew, drained, gone.
+
+Owned by the broker's app, belongs to the event loop. `Registration` writes the key; this tells the replicas and the
+readiness of it, and lets others lead before the broker stops (KIP-841).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+from headrace.log.directory import DataDirectory
+from headrace.wire.ids import BrokerId
+from headrace_server.health import Health
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.key_table import BrokerKey
+from headrace_server.keys import Keyspace
+from headrace_server.metadata_view import ClusterView
+from headrace_server.metastore.api import Metastore
+from headrace_server.metastore.lease import LeaseRenewer, LeaseState
+
+from headrace_broker.runtime.directory_calls import DirectoryCalls
+from headrace_broker.runtime.directory_version import StoredSessions
+from headrace_broker.runtime.partition_context import PartitionContext
+from headrace_broker.runtime.registration import Registration
+from headrace_broker.runtime.replica_manager import ReplicaManager
+
+log = structlog.get_logger(__name__)
+
+DRAIN_POLL_SECONDS = 0.02
+LAST_HAND_OVERS_MS = 2_500
+"""How long a stop whose time is up waits for successors, while nothing is appended any more."""
+
+
+class BrokerMembership:
+    """See the module."""
+
+    def __init__(
+        self,
+        metastore: Metastore,
+        keyspace: Keyspace,
+        live: metadata_pb2.BrokerLive,
+        directory: DataDirectory,
+        context: PartitionContext,
+        *,
+        health: Health,
+        make_renewer: Callable[[], LeaseRenewer],
+    ) -> None:
+        """`live` is what is published."""
+        self._context = context
+        self._health = health
+        self.registration = Registration(
+            metastore,
+            keyspace,
+            live,
+            StoredSessions(directory, DirectoryCalls(context.executor)),
+            lease_ttl_ms=context.settings.lease_ttl_ms,
+            clock=context.clock,
+            make_renewer=make_renewer,
+            on_lease_change=self._on_lease_change,
+        )
+        self.broker_epoch = 0
+        # False from the loss of a session until the next one is established: events of the old one are ignored.
+        self._registered = False
+        self._lease_lost = asyncio.Event()
+        health.hold("readiness", "registration", "it is not registered in etcd yet")
+
+    async def start_session(self, replica_manager: ReplicaManager) -> None:
+        """Register, and lead and follow what names the new session."""
+        self.broker_epoch = await self.registration.register()
+        self._registered = True
+        self._context.metrics.registered.set(1)
+        replica_manager.start_session(self.broker_epoch)
+        self._health.release("readiness", "registration")
+
+    def _on_lease_change(self, state: LeaseState) -> None:
+        """Silence does not fence (PROTOCOL, decisions); a lease that etcd calls ended does."""
+        log.warning("lease_changed", state=state.value)
+        if state is LeaseState.LOST and self._registered:
+            self._lease_lost.set()
+
+    def watch_own_key(self, view: ClusterView) -> None:
+        """Fence the broker once its key is gone, or is another session's, also where renewals are answered (H76)."""
+        own = BrokerId(self._context.broker_id)
+
+        def look(_revision: int, keys: Sequence[str]) -> None:
+            if not any(view.keyspace.parse(key) == BrokerKey(own) for key in keys):
+                return
+            broker = view.brokers.get(own)
+            behind = view.source.revision < self.broker_epoch
+            if self._registered and not behind and (broker is None or broker.broker_epoch != self.broker_epoch):
+                self._lease_lost.set()
+
+        view.subscribe(look)
+
+    async def run(self, replica_manager: ReplicaManager) -> None:
+        """Lead nothing after a lost lease, and register anew: the process lived on, so its data is whole."""
+        while True:
+            await self._lease_lost.wait()
+            log.error("registration_lost", broker_epoch=self.broker_epoch)
+            self._registered = False
+            self._context.metrics.registered.set(0)
+            replica_manager.lose_session()
+            self._health.hold("readiness", "registration", "its registration in etcd was lost")
+            await self.registration.end(revoke=False)
+            self._lease_lost.clear()
+            await self.start_session(replica_manager)
+
+    async def give_leaderships_away(self, replica_manager: ReplicaManager) -> bool:
+        """Announce the stop, and keep serving until other brokers lead all partitions that they can lead (KIP-841).
+
+        False: they do not yet, and the time is up.
+        """
+        clock, timeout_ms = self._context.clock, self._context.settings.drain_timeout_ms
+        if not self._registered or not timeout_ms or not replica_manager.movable_leaderships():
+            return True
+        started_ms = clock.monotonic_ms()
+        replica_manager.begin_stop()
+        if not await self.registration.announce_draining():
+            return True
+        while left := replica_manager.movable_leaderships():
+            if clock.monotonic_ms() - started_ms >= timeout_ms or not self._registered:
+                log.warning("leaderships_not_moved", partitions=left, waited_ms=timeout_ms)
+                return not self._registered
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+        log.info("leaderships_moved", took_ms=clock.monotonic_ms() - started_ms)
+        return True
+
+    async def give_the_last_away(self, replica_manager: ReplicaManager) -> None:
+        """Nothing is appended any more: give successors that lagged a moment to reach the log ends (H24)."""
+        clock = self._context.clock
+        deadline_ms = clock.monotonic_ms() + LAST_HAND_OVERS_MS
+        while left := replica_manager.movable_leaderships():
+            if clock.monotonic_ms() >= deadline_ms:
+                log.warning("leaderships_not_handed_over", partitions=left, waited_ms=LAST_HAND_OVERS_MS)
+                return
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
