@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutants import BROKER, COORDINATOR, SERVER, Mutant, Scenario, Simulation, Test
 
 DELETION = f"{BROKER}/runtime/log_deletion.py"
-REPLICA_MANAGER = f"{BROKER}/runtime/replica_manager.py"
+SEEN_METADATA = f"{BROKER}/runtime/seen_metadata.py"
 VIEW = f"{SERVER}/metastore/view.py"
 TRANSITION = f"{COORDINATOR}/core/group_transition.py"
 OFFSETS = f"{COORDINATOR}/runtime/group_offsets.py"
@@ -94,7 +94,7 @@ DELETION_RULES = (
     Mutant(
         "restored-etcd-at-the-start",
         "H81",
-        REPLICA_MANAGER,
+        SEEN_METADATA,
         "        if revision < seen.revision:\n",
         "        if False:\n",
         "A broker that starts believes an etcd that is behind what its directory has seen.",
@@ -103,7 +103,7 @@ DELETION_RULES = (
     Mutant(
         "key-of-the-past-at-the-start",
         "H81",
-        REPLICA_MANAGER,
+        SEEN_METADATA,
         "            if entry is not None and noted is not None and entry.mod_revision < noted:\n",
         "            if False:\n",
         "A broker that starts believes a key that is older than it has seen it.",
@@ -184,7 +184,7 @@ DELETION_RULES = (
     Mutant(
         "session-of-the-past-at-the-start",
         "H81",
-        REPLICA_MANAGER,
+        SEEN_METADATA,
         "        if broker_epoch < noted_epoch:\n",
         "        if False:\n",
         "A broker that starts believes an etcd that lacks its last session.",

@@ -266,9 +266,9 @@ LEADERS = (
     Mutant(
         "stops-without-who-is-eligible",
         "H24",
-        f"{BROKER}/runtime/replica_manager.py",
-        "        return len(state.in_sync) > 1 or any(\n",
-        "        return len(state.in_sync) > 1 and any(\n",
+        f"{BROKER}/runtime/membership.py",
+        "    return len(state.in_sync) > 1 or any(\n",
+        "    return len(state.in_sync) > 1 and any(\n",
         "A leader that is alone in sync ends at once, and an eligible replica leads without what acks=1 acknowledged.",
         Scenario("test_hand_over.py::test_a_leader_that_stops_alone_in_sync_waits_for_who_may_succeed_it"),
     ),

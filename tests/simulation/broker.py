@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -23,9 +24,16 @@ from headrace_broker import app
 from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.roles import Role
 from headrace_broker.metrics import BrokerMetrics
-from headrace_broker.runtime import log_deletion, maintenance, partition_follower, producer_state, registration
-from headrace_broker.runtime import replica_manager as replica_manager_module
-from headrace_broker.runtime.registration import Registration
+from headrace_broker.rpc.listeners import Listeners
+from headrace_broker.runtime import (
+    log_deletion,
+    maintenance,
+    partition_follower,
+    producer_state,
+    registration,
+    seen_metadata,
+)
+from headrace_broker.runtime.membership import BrokerMembership
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.settings import BrokerSettings
 from headrace_coordinator.runtime import session as coordinator_session
@@ -107,7 +115,8 @@ class Broker:
     @property
     def broker_epoch(self) -> int:
         """Its session; 0: it has none."""
-        return self.app._broker_epoch if self.app is not None and self.app._registered else 0
+        membership = None if self.app is None else self.app.membership
+        return membership.broker_epoch if membership is not None and membership.registered else 0
 
     @property
     def registered(self) -> bool:
@@ -259,19 +268,27 @@ class SimulatedBroker(app.BrokerServer):
         self.life = life
         self.replica_manager: ReplicaManager | None = None
         self.view: ClusterView | None = None
-        self.registration: Registration
+        self.membership: BrokerMembership | None = None
         observability = Observability(Health(), DetailCollector(), LoopLagSampler(METRICS.common), "")
         metastore: Any = life.metastore
         threads: Any = executor
         settings = _settings(node)
+        process = SimulatedProcess(
+            f"broker-{node.broker_id}",
+            settings,
+            METRICS.common,
+            observability,
+            ServiceTls(),
+            metastore,
+            life.clock,
+            relist_ms=cluster.relist_ms,
+        )
         super().__init__(
             settings,
-            ServiceProcess(
-                f"broker-{node.broker_id}", settings, METRICS.common, observability, ServiceTls(), metastore, life.clock
-            ),
+            process,
             cluster.identity,
             directory,
-            DescriptorShares(clients=1_000, peers=1_000, segment_files=256),
+            SimulatedListeners(life, settings, process),
             metrics=METRICS,
             executor=threads,
         )
@@ -279,28 +296,44 @@ class SimulatedBroker(app.BrokerServer):
             threads_of: Any = owner
             threads_of._executor = life._executor(size)
 
-    def _make_server(self, max_connections: int, **checks: Any) -> Any:
-        return Server(self.life.cluster.transport, self.life.loop, self.life.process)
-
-    def _add_process_service(self, replica_manager: ReplicaManager) -> None:
-        self.replica_manager = replica_manager  # Before anything is opened.
-        self.view = replica_manager.view
-
     def _describe(self) -> metadata_pb2.BrokerLive:
         live = super()._describe()
         live.boot_id = self.life.chance.randbytes(16)
         return live
 
-    async def _load(self, source: PrefixView, stop: StopRequest) -> None:
-        source._relist_interval_ms = self.life.cluster.relist_ms
-        await super()._load(source, stop)
+    async def _wire(self, tasks: asyncio.TaskGroup, stop: StopRequest) -> Any:
+        parts = await super()._wire(tasks, stop)
+        self.replica_manager, self.view, self.membership = parts.replica_manager, parts.view, parts.membership
+        registration: Any = parts.membership.registration
+        registration._storage._draw_storage_id = self.life.chance.randbytes
+        registration._make_renewer = lambda: LoopRenewer(self.life.metastore)
+        return parts
 
-    def _make_registration(self, live: metadata_pb2.BrokerLive) -> Registration:
-        made = super()._make_registration(live)
-        self.registration = made
-        made._storage._draw_storage_id = self.life.chance.randbytes  # type: ignore[attr-defined]
-        made._make_renewer = lambda: LoopRenewer(self.life.metastore)  # type: ignore[assignment,return-value]
-        return made
+
+@dataclass(frozen=True)
+class SimulatedProcess(ServiceProcess):
+    """Reads the metadata anew at the cluster's times, and describes itself to nobody."""
+
+    relist_ms: int = 0
+
+    async def load(self, *sources: PrefixView, stop: StopRequest | None = None) -> None:
+        for source in sources:
+            source._relist_interval_ms = self.relist_ms
+        await super().load(*sources, stop=stop)
+
+    def add_process_service(self, server: Any, describe_disk: Any = None) -> None:
+        pass
+
+
+class SimulatedListeners(Listeners):
+    """Listens in the simulation."""
+
+    def __init__(self, life: Broker, settings: BrokerSettings, process: ServiceProcess) -> None:
+        self.life = life
+        super().__init__(settings, process, DescriptorShares(clients=1_000, peers=1_000, segment_files=256), METRICS)
+
+    def _make_server(self, _max_connections: int, **_checks: Any) -> Any:
+        return Server(self.life.cluster.transport, self.life.loop, self.life.process)
 
 
 def _drain_ms(plan: Plan) -> int:
@@ -368,7 +401,7 @@ def simulated(seed: int = 0, *, small: bool = False) -> Iterator[None]:
         for module in (registration, coordinator_session):
             stack.enter_context(mock.patch.object(module, "LeaseKeeper", VirtualKeeper))
         if small:
-            stack.enter_context(mock.patch.object(replica_manager_module, "NOTE_SECONDS", 0.5))
+            stack.enter_context(mock.patch.object(seen_metadata, "NOTE_SECONDS", 0.5))
             soon = partial(TopicConfig, file_delete_delay_ms=FILE_DELETE_DELAY_MS)
             stack.enter_context(mock.patch.object(log_deletion, "TopicConfig", soon))
             stack.enter_context(mock.patch.object(partition_follower, "_INLINE_BYTES", 300))

@@ -318,8 +318,10 @@ class Scenario:
         app = self.host(broker_id).broker.app
         assert app is not None
         assert app.replica_manager is not None
-        app.replica_manager.begin_stop()
-        app.life.do(app.registration.announce_draining)
+        assert app.membership is not None
+        for partition in app.replica_manager.partitions:
+            partition.replica.stops = True
+        app.life.do(app.membership.registration.announce_draining)
         self.run_for(50)  # coordinators have heard of it
 
     def pause(self, broker_id: int) -> None:

@@ -91,7 +91,8 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
             directory = await asyncio.get_running_loop().run_in_executor(
                 executor, _open_directory, settings, shares, identity, adopts
             )
-            broker = BrokerServer(settings, process, identity, directory, shares, metrics=metrics, executor=executor)
+            listeners = Listeners(settings, process, shares, metrics)
+            broker = BrokerServer(settings, process, identity, directory, listeners, metrics=metrics, executor=executor)
             await broker.run(stop)
         finally:
             executor.shutdown(wait=True)
@@ -159,7 +160,7 @@ class BrokerServer:
         process: ServiceProcess,
         identity: ClusterIdentity,
         directory: DataDirectory,
-        shares: DescriptorShares,
+        listeners: Listeners,
         *,
         metrics: BrokerMetrics,
         executor: ThreadPoolExecutor,
@@ -175,7 +176,7 @@ class BrokerServer:
         self._flusher = Flusher(metrics)
         self._inflation = Inflation()
         self._records = Inflation()
-        self._listeners = Listeners(settings, process, shares, metrics)
+        self._listeners = listeners
         self._parts: _Parts | None = None
         self._clean = False
         self._closed = False

@@ -139,7 +139,7 @@ def test_a_leader_that_stops_leaves_the_in_sync_set_where_enough_stay() -> None:
 
 async def test_an_append_under_way_is_not_acknowledged_once_a_successor_is_named(partition: Partition) -> None:
     """A thread writes it while the successor, which has all that came before, is named: its outcome is unknown."""
-    gate = Gate(partition.open_log, "append_all")
+    gate = Gate(partition.open_log, "append")
     proposed: list[Propose] = []
     partition._host.propose = lambda _, proposal: proposed.append(proposal)  # type: ignore[method-assign]
     first = asyncio.create_task(partition.appender.append([batch(b"a")], -1, committed=False))

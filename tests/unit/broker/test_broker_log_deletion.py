@@ -137,7 +137,7 @@ class Broker:
         """Let time go by, and do the rounds of maintenance."""
         self.clock.advance(ms)
         await self.replica_manager.note_metadata()
-        await self.replica_manager.delete_due()
+        await self.replica_manager.deletion.delete_due()
 
     def write_records(self, topic_id: bytes) -> None:
         partition = self.replica_manager.get((topic_id, 0))
@@ -159,7 +159,7 @@ class Broker:
 
     @property
     def unclaimed(self) -> list[bytes]:
-        found = [topic_id for topic_id, _ in self.replica_manager.unclaimed]
+        found = [topic_id for topic_id, _ in self.replica_manager.deletion.unclaimed]
         assert self.metrics.unclaimed_logs._value.get() == len(found)
         return found
 
@@ -268,7 +268,7 @@ async def test_an_undecodable_topic_keeps_its_logs(tmp_path: Path, restarted: bo
     async def meet(broker: Broker) -> None:
         await etcd.delete(NEW, "new")
         await broker.see()
-        assert not broker.replica_manager._deletion._pending
+        assert not broker.replica_manager.deletion._pending
         await broker.wait(WEEK_MS)
         assert broker.holds(OLD)
         assert broker.holds(NEW)
@@ -358,12 +358,12 @@ async def test_an_old_key_is_no_evidence(tmp_path: Path) -> None:
     async with started(etcd, tmp_path) as broker:
         path = LogId(OLD, 0)
         broker.directory.close_log(broker.directory.open_log(OLD, 0, log_settings(TopicConfig())))
-        assert not broker.replica_manager._deletion.has_evidence(path)  # Nothing says that it was ever claimed.
+        assert not broker.replica_manager.deletion.has_evidence(path)  # Nothing says that it was ever claimed.
         broker.directory.seen.note(9, {path.directory_name: 2})
-        assert not broker.replica_manager._deletion.has_evidence(path)
+        assert not broker.replica_manager.deletion.has_evidence(path)
         await etcd.create(OLD, "old", replicas=(2,))
         await broker.see()
-        assert broker.replica_manager._deletion.has_evidence(path)
+        assert broker.replica_manager.deletion.has_evidence(path)
 
 
 def leave_log(path: Path, *, epoch: int = 0) -> None:
@@ -394,12 +394,12 @@ async def test_an_operator_deletes_an_unclaimed_log_of_a_topic_that_exists(tmp_p
         await broker.wait(WEEK_MS)
         assert broker.unclaimed == [OLD]
         for _ in range(2):
-            found = await manager.delete_unclaimed(log_id, validate_only=True)
+            found = await manager.deletion.delete_unclaimed(log_id, validate_only=True)
             assert (found.size_bytes > 0, found.refusal, broker.unclaimed) == (True, None, [OLD])
-        assert await manager.delete_unclaimed(log_id, validate_only=False) == found
+        assert await manager.deletion.delete_unclaimed(log_id, validate_only=False) == found
         assert broker.unclaimed == []
         with pytest.raises(ConflictError, match="is not unclaimed"):
-            await manager.delete_unclaimed(log_id, validate_only=False)
+            await manager.deletion.delete_unclaimed(log_id, validate_only=False)
         assert not broker.holds(OLD)
         await broker.wait(0)
         assert directories(tmp_path, OLD) == []
@@ -428,7 +428,7 @@ async def test_an_unclaimed_log_that_may_be_needed_stays(tmp_path: Path, state: 
     leave_log(tmp_path, epoch=2)
     async with started(etcd, tmp_path) as broker:
         await etcd.write(Put(KEYS.partition(OLD, 0), encode(state)))
-        found = await broker.replica_manager.delete_unclaimed(LogId(OLD, 0), validate_only=False)
+        found = await broker.replica_manager.deletion.delete_unclaimed(LogId(OLD, 0), validate_only=False)
         assert found.refusal is not None
         assert reason in found.refusal.message
         assert found.size_bytes > 0
@@ -445,7 +445,7 @@ async def test_an_unclaimed_log_whose_metadata_is_not_known_stays(tmp_path: Path
         manager = broker.replica_manager
 
         async def refusal() -> str:
-            found = (await manager.delete_unclaimed(LogId(OLD, 0), validate_only=False)).refusal
+            found = (await manager.deletion.delete_unclaimed(LogId(OLD, 0), validate_only=False)).refusal
             assert found is not None
             assert broker.holds(OLD)
             return found.message
@@ -461,7 +461,7 @@ async def test_an_unclaimed_log_whose_metadata_is_not_known_stays(tmp_path: Path
         await broker.see()
         assert "values of the metadata cannot be decoded" in await refusal()
         with pytest.raises(ConflictError, match="is not unclaimed"):
-            await manager.delete_unclaimed(LogId(NEW, 0), validate_only=False)
+            await manager.deletion.delete_unclaimed(LogId(NEW, 0), validate_only=False)
         assert broker.holds(NEW)
 
 

@@ -93,7 +93,7 @@ async def test_a_partition_that_falls_idle_has_its_high_watermark_on_the_disk(
 
 async def test_a_cancelled_append_ends_before_the_next_begins(partition: Partition) -> None:
     """The client goes away while its batch is being written in a thread: core and log agree afterwards."""
-    gate = Gate(partition.open_log, "append_all")
+    gate = Gate(partition.open_log, "append")
     first = asyncio.create_task(partition.appender.append([batch(b"a")], -1, committed=True))
     await gate.reached()
     first.cancel()

@@ -117,7 +117,7 @@ async def test_a_slow_append_moves_the_next_ones_to_a_thread_in_order(partition:
     """DESIGN 4: once an append took 20 ms they go to a thread, in the order of the calls, until one is fast again."""
     clock = partition.context.clock
     assert isinstance(clock, ManualClock)
-    real_append = partition.open_log.append_all
+    real_append = partition.open_log.append
     threads: list[threading.Thread] = []
     delays = [20, 20, 0, 0]
 
@@ -126,7 +126,7 @@ async def test_a_slow_append_moves_the_next_ones_to_a_thread_in_order(partition:
         clock.advance(delays.pop(0))
         return real_append(*arguments, **fields)  # type: ignore[arg-type]
 
-    partition.open_log.append_all = append  # type: ignore[assignment,method-assign]
+    partition.open_log.append = append  # type: ignore[assignment,method-assign]
     first = partition.appender.append_now([batch(b"0")], -1, committed=True)
     assert first is not None
     assert partition.appender.append_now([batch(b"x")], -1, committed=True) is None
@@ -160,7 +160,7 @@ async def test_while_the_key_promises_durability_everything_is_flushed(partition
 async def test_leadership_lost_during_a_slow_append_is_unknown(partition: Partition) -> None:
     """H52: the batch is in the log, so the next leader may commit it: UNKNOWN, never NOT_APPLIED."""
     loop = asyncio.get_running_loop()
-    real_append, lost = partition.open_log.append_all, threading.Event()
+    real_append, lost = partition.open_log.append, threading.Event()
 
     def lose() -> None:
         partition.handle(SessionLost())
@@ -171,7 +171,7 @@ async def test_leadership_lost_during_a_slow_append_is_unknown(partition: Partit
         assert lost.wait(20)
         return real_append(*arguments, **fields)  # type: ignore[arg-type]
 
-    partition.open_log.append_all = append  # type: ignore[assignment,method-assign]
+    partition.open_log.append = append  # type: ignore[assignment,method-assign]
     result = await partition.appender.append([batch(b"a"), batch(b"b", producer=(7, 0, 0))], -1, committed=True)
     assert isinstance(result.error, NotLeaderError)
     assert result.error.outcome is Outcome.UNKNOWN

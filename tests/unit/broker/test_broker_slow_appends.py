@@ -27,7 +27,7 @@ async def append_in_thread(partition: Partition, *values: bytes) -> AsyncIterato
     """Within: the batch is in the log, and the event loop has not been told; after: it has."""
     loop = asyncio.get_running_loop()
     written, go_on = asyncio.Event(), threading.Event()
-    real_append = partition.open_log.append_all
+    real_append = partition.open_log.append
 
     def append(*arguments: Any, **fields: Any) -> Offset:
         base = real_append(*arguments, **fields)
@@ -35,14 +35,14 @@ async def append_in_thread(partition: Partition, *values: bytes) -> AsyncIterato
         assert go_on.wait(20)
         return base
 
-    partition.open_log.append_all = append  # type: ignore[method-assign]
+    partition.open_log.append = append  # type: ignore[method-assign]
     appending = asyncio.create_task(partition.appender.append([batch(*values)], -1, committed=False))
     try:
         await asyncio.wait_for(written.wait(), 20)
         yield
     finally:
         go_on.set()
-        partition.open_log.append_all = real_append  # type: ignore[method-assign]
+        partition.open_log.append = real_append  # type: ignore[method-assign]
         await appending
 
 

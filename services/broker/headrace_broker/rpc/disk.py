@@ -23,7 +23,7 @@ async def describe_disk(
     """Describe the data directory; `measure`: time an fsync, too. Raises StorageOfflineError, or as `storage_error`."""
     path, settings = directory.path, context.settings
     offline = sum(partition.replica.role is Role.OFFLINE for partition in replica_manager.partitions)
-    unclaimed = replica_manager.unclaimed
+    unclaimed = replica_manager.deletion.unclaimed
     topic_ids = sorted({log_id.topic_id for log_id in unclaimed})
 
     def look() -> process_pb2.DiskDescription:

@@ -247,14 +247,15 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._check_count([len(request.logs)])
         if not request.logs and not request.validate_only:
             raise InvalidRequestError("no log is named", action="Name the logs; validate_only alone lists all.")
-        asked = [LogId(log.topic_id, log.partition) for log in request.logs] or self._replica_manager.unclaimed
+        deletion = self._replica_manager.deletion
+        asked = [LogId(log.topic_id, log.partition) for log in request.logs] or deletion.unclaimed
         response = broker_pb2.DeleteUnclaimedLogsResponse(broker_id=self._partition_context.broker_id)
         for log_id in asked:
             topic = self._view.topic_by_id(log_id.topic_id)
             result = response.logs.add(topic_id=log_id.topic_id, partition=log_id.partition)
             result.name = "" if topic is None else topic.name
             try:
-                found = await self._replica_manager.delete_unclaimed(log_id, validate_only=request.validate_only)
+                found = await deletion.delete_unclaimed(log_id, validate_only=request.validate_only)
                 result.size_bytes = found.size_bytes
                 if found.refusal is not None:
                     raise found.refusal

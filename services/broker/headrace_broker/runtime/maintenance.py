@@ -62,7 +62,7 @@ async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, co
             if kept == SNAPSHOTS_A_ROUND:
                 break
         await replica_manager.note_metadata()
-        await replica_manager.delete_due()
+        await replica_manager.deletion.delete_due()
         await replica_manager.reopen_refused()
 
 

@@ -7,7 +7,7 @@ readiness of it, and lets others lead before the broker stops (KIP-841).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 from headrace.log.directory import DataDirectory
@@ -16,9 +16,10 @@ from headrace_server.health import Health
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.key_table import BrokerKey
 from headrace_server.keys import Keyspace
-from headrace_server.metadata_view import ClusterView
+from headrace_server.metadata_view import Broker, ClusterView
 from headrace_server.metastore.api import Metastore
 from headrace_server.metastore.lease import LeaseRenewer, LeaseState
+from headrace_server.partition_state import PartitionState
 
 from headrace_broker.runtime.directory_calls import DirectoryCalls
 from headrace_broker.runtime.directory_version import StoredSessions
@@ -62,14 +63,14 @@ class BrokerMembership:
         )
         self.broker_epoch = 0
         # False from the loss of a session until the next one is established: events of the old one are ignored.
-        self._registered = False
+        self.registered = False
         self._lease_lost = asyncio.Event()
         health.hold("readiness", "registration", "it is not registered in etcd yet")
 
     async def start_session(self, replica_manager: ReplicaManager) -> None:
         """Register, and lead and follow what names the new session."""
         self.broker_epoch = await self.registration.register()
-        self._registered = True
+        self.registered = True
         self._context.metrics.registered.set(1)
         replica_manager.start_session(self.broker_epoch)
         self._health.release("readiness", "registration")
@@ -77,7 +78,7 @@ class BrokerMembership:
     def _on_lease_change(self, state: LeaseState) -> None:
         """Silence does not fence (PROTOCOL, decisions); a lease that etcd calls ended does."""
         log.warning("lease_changed", state=state.value)
-        if state is LeaseState.LOST and self._registered:
+        if state is LeaseState.LOST and self.registered:
             self._lease_lost.set()
 
     def watch_own_key(self, view: ClusterView) -> None:
@@ -89,7 +90,7 @@ class BrokerMembership:
                 return
             broker = view.brokers.get(own)
             behind = view.source.revision < self.broker_epoch
-            if self._registered and not behind and (broker is None or broker.broker_epoch != self.broker_epoch):
+            if self.registered and not behind and (broker is None or broker.broker_epoch != self.broker_epoch):
                 self._lease_lost.set()
 
         view.subscribe(look)
@@ -99,7 +100,7 @@ class BrokerMembership:
         while True:
             await self._lease_lost.wait()
             log.error("registration_lost", broker_epoch=self.broker_epoch)
-            self._registered = False
+            self.registered = False
             self._context.metrics.registered.set(0)
             replica_manager.lose_session()
             self._health.hold("readiness", "registration", "its registration in etcd was lost")
@@ -113,16 +114,17 @@ class BrokerMembership:
         False: they do not yet, and the time is up.
         """
         clock, timeout_ms = self._context.clock, self._context.settings.drain_timeout_ms
-        if not self._registered or not timeout_ms or not replica_manager.movable_leaderships():
+        if not self.registered or not timeout_ms or not self._movable(replica_manager):
             return True
         started_ms = clock.monotonic_ms()
-        replica_manager.begin_stop()
+        for partition in replica_manager.partitions:
+            partition.replica.stops = True
         if not await self.registration.announce_draining():
             return True
-        while left := replica_manager.movable_leaderships():
-            if clock.monotonic_ms() - started_ms >= timeout_ms or not self._registered:
+        while left := self._movable(replica_manager):
+            if clock.monotonic_ms() - started_ms >= timeout_ms or not self.registered:
                 log.warning("leaderships_not_moved", partitions=left, waited_ms=timeout_ms)
-                return not self._registered
+                return not self.registered
             await asyncio.sleep(DRAIN_POLL_SECONDS)
         log.info("leaderships_moved", took_ms=clock.monotonic_ms() - started_ms)
         return True
@@ -131,8 +133,26 @@ class BrokerMembership:
         """Nothing is appended any more: give successors that lagged a moment to reach the log ends (H24)."""
         clock = self._context.clock
         deadline_ms = clock.monotonic_ms() + LAST_HAND_OVERS_MS
-        while left := replica_manager.movable_leaderships():
+        while left := self._movable(replica_manager):
             if clock.monotonic_ms() >= deadline_ms:
                 log.warning("leaderships_not_handed_over", partitions=left, waited_ms=LAST_HAND_OVERS_MS)
                 return
             await asyncio.sleep(DRAIN_POLL_SECONDS)
+
+    def _movable(self, replica_manager: ReplicaManager) -> int:
+        """How many partitions are led here that another replica could lead."""
+        leaderships = [partition.replica.leadership for partition in replica_manager.partitions]
+        brokers = replica_manager.view.brokers
+        return sum(each is not None and may_be_succeeded(each.state, brokers) for each in leaderships)
+
+
+def may_be_succeeded(state: PartitionState, brokers: Mapping[BrokerId, Broker]) -> bool:
+    """Return whether a successor is in sync, or eligible and alive.
+
+    That one would be elected once this broker has ended, and lacks what only `acks=1` acknowledged (H24): it is
+    waited for, to come back in sync and to be handed over to.
+    """
+    return len(state.in_sync) > 1 or any(
+        entry.broker_id in brokers and brokers[BrokerId(entry.broker_id)].broker_epoch == entry.broker_epoch
+        for entry in state.eligible_leaders
+    )

@@ -7,7 +7,7 @@ broker's app, belongs to the event loop; the data directory's calls run in one t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -16,7 +16,6 @@ from headrace.log.directory import DataDirectory, LogId
 from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, CorruptLogError
 from headrace.wire.errors import (
     HeadraceError,
-    InvalidConfigError,
     LeaderHint,
     NotLeaderError,
     Outcome,
@@ -27,31 +26,22 @@ from headrace.wire.ids import BrokerId
 from headrace_server.key_table import DeletedTopicKey, PartitionKey, TopicKey
 from headrace_server.metadata_view import ClusterView, PartitionEntry, Topic
 from headrace_server.metastore.api import Metastore
-from headrace_server.partition_state import PartitionState, Replica
+from headrace_server.partition_state import Replica
 from headrace_server.topic_configs import TopicConfig
 
 from headrace_broker.core.messages import SessionLost, SessionStarted, StateGone, StateSeen
 from headrace_broker.core.roles import Role
 from headrace_broker.runtime.directory_calls import DirectoryCalls
-from headrace_broker.runtime.log_deletion import LogDeletion, UnclaimedLog
+from headrace_broker.runtime.log_deletion import LogDeletion
 from headrace_broker.runtime.partition import Partition, log_settings
 from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.producer_state import rebuild_producers
 from headrace_broker.runtime.replication import Replication
+from headrace_broker.runtime.seen_metadata import SeenMetadata, etcd_restored
 
 log = structlog.get_logger(__name__)
 
-NOTE_SECONDS = 10
-"""How old the note of the metadata seen may grow. A shorter time would not see more: backups of etcd are older."""
 PartitionId = tuple[bytes, int]
-
-
-def etcd_restored(found: str) -> InvalidConfigError:
-    """The error of a broker whose data directory has seen more than etcd has."""
-    return InvalidConfigError(
-        f"{found}: etcd was restored from a backup",
-        action="Stop all and run `headrace-coordinator recover-metadata`: see the guide disaster-recovery.",
-    )
 
 
 class ReplicaManager:
@@ -76,8 +66,8 @@ class ReplicaManager:
         self._wake = asyncio.Event()
         self._broker_epoch: int | None = None
         self._calls = DirectoryCalls(context.executor)
-        self._deletion = LogDeletion(view, metastore, directory, self._calls, context)
-        self._noted_ms = context.clock.monotonic_ms()
+        self.deletion = LogDeletion(view, metastore, directory, self._calls, context)
+        self._seen = SeenMetadata(view, directory, self._calls, context)
         self._was_undecodable = bool(view.undecodable)
         self._unsubscribe = view.subscribe(self._on_change)
 
@@ -130,7 +120,7 @@ class ReplicaManager:
             MetastoreRolledBackError
         """
         log_ids, all_recovered = self._directory.log_ids(), True
-        self._check_not_restored(log_ids)
+        self._seen.check(log_ids)
         self._context.metrics.recovery_logs.set(len(log_ids))
         for topic_id, number in log_ids:
             self._context.metrics.recovered_logs.inc()
@@ -152,7 +142,7 @@ class ReplicaManager:
             await self._leave_where_missing(topic)
             self._mark_topic(topic)
         with suppress(*REFUSALS):  # What is noted is older then, and refuses less.
-            await self._note_seen(self._partitions, all_held=frozenset(found.directory_name for found in log_ids))
+            await self._seen.note(self._partitions, all_held=frozenset(found.directory_name for found in log_ids))
         if all_recovered:
             with suppress(*REFUSALS):  # Without the note the next start trusts only what was fsynced.
                 self._directory.note_boot()
@@ -171,32 +161,10 @@ class ReplicaManager:
                 log.error("log_missing", topic=topic.name, partition=number)
                 await self._replication.isr_updater.leave(topic.topic_id, number, corrupt=True)
 
-    def _check_not_restored(self, log_ids: Sequence[LogId]) -> None:
-        """Refuse an etcd that is behind what the directory has seen of it (H81).
-
-        The revision of each key counts as well as etcd's own, which a restore with `--bump-revision` raises.
-        """
-        seen, revision = self._directory.seen, self.view.source.revision
-        if revision < seen.revision:
-            raise etcd_restored(f"etcd is at revision {revision}, this data directory has seen {seen.revision}")
-        session = self.view.source.get(self.view.keyspace.broker_session(self._context.broker_id))
-        noted_epoch, broker_epoch = self._directory.session.broker_epoch, 0 if session is None else session.mod_revision
-        if broker_epoch < noted_epoch:
-            raise etcd_restored(
-                f"etcd has broker epoch {broker_epoch} as this broker's last, this data directory has {noted_epoch}"
-            )
-        for log_id in log_ids:
-            entry, noted = self.view.partition(*log_id), seen.revision_of(log_id.directory_name)
-            if entry is not None and noted is not None and entry.mod_revision < noted:
-                raise etcd_restored(
-                    f"the key of partition {log_id.partition} of topic {log_id.topic_id.hex()} is of revision "
-                    f"{entry.mod_revision}, this data directory has seen it at {noted}"
-                )
-
     async def _look_at_leftover(self, log_id: LogId) -> bool:
         """Schedule the deletion of a log that no key claims, or keep it unclaimed; return whether it was recovered."""
-        if self._deletion.has_evidence(log_id):
-            self._deletion.schedule(log_id, None)
+        if self.deletion.has_evidence(log_id):
+            self.deletion.schedule(log_id, None)
             return True
         partition_log, recovered = None, True
         try:
@@ -205,7 +173,7 @@ class ReplicaManager:
             )
         except HeadraceError:
             recovered = False
-        await self._deletion.keep(log_id, partition_log)
+        await self.deletion.keep(log_id, partition_log)
         return recovered
 
     # --- sessions ---
@@ -238,11 +206,11 @@ class ReplicaManager:
                         if self.view.topic_by_id(held_id) is None:
                             self._mark(held_id, held_number)
                 case DeletedTopicKey(topic_id):
-                    for log_id in [*self._partitions, *self._deletion.unclaimed]:
+                    for log_id in [*self._partitions, *self.deletion.unclaimed]:
                         if log_id[0] == topic_id:
                             self._mark(*log_id)
         if self._was_undecodable and not self.view.undecodable:
-            for log_id in [*self._partitions, *self._deletion.unclaimed]:
+            for log_id in [*self._partitions, *self.deletion.unclaimed]:
                 self._mark(*log_id)
         self._was_undecodable = bool(self.view.undecodable)
 
@@ -276,7 +244,7 @@ class ReplicaManager:
         log_id = LogId(topic_id, number)
         if topic is None or entry is None or self._context.broker_id not in entry.state.replicas:
             if partition is None:
-                self._deletion.review(log_id)
+                self.deletion.review(log_id)
             elif entry is None or entry.mod_revision > partition.replica.revision:
                 await self._remove_replica(partition, gone=topic is None)
             return
@@ -306,24 +274,24 @@ class ReplicaManager:
         While a value cannot be decoded it stays as it is: its own may be the one (H26).
         """
         log_id = LogId(partition.topic_id, partition.number)
-        has_evidence = self._deletion.has_evidence(log_id)
+        has_evidence = self.deletion.has_evidence(log_id)
         if not has_evidence and (self.view.undecodable or not gone):
             return
         del self._partitions[log_id]
         self._context.metrics.partitions.set(len(self._partitions))
         partition.handle(StateGone(self.view.source.revision))
         if has_evidence:
-            self._deletion.schedule(log_id, partition.log)
+            self.deletion.schedule(log_id, partition.log)
         else:
             async with partition.log_lock:
-                await self._deletion.keep(log_id, partition.log, partition.replica.high_watermark)
+                await self.deletion.keep(log_id, partition.log, partition.replica.high_watermark)
 
     async def _claim(self, log_id: LogId, entry: PartitionEntry) -> None:
         """Before a log is begun, or begun again, note at which revision the key names this broker (H25)."""
-        await self._deletion.claim(log_id)
+        await self.deletion.claim(log_id)
         noted = self._directory.seen.revision_of(log_id.directory_name)
         if noted is None or noted < entry.mod_revision:
-            await self._note_seen([log_id, *self._dirty])
+            await self._seen.note(self._partitions, [log_id, *self._dirty])
 
     def _note_written_out(self, partition: Partition, revision: int) -> None:
         partition.left_revision = revision
@@ -414,20 +382,11 @@ class ReplicaManager:
         self._context.metrics.partitions.set(len(self._partitions))
         return partition
 
-    # --- removal ---
+    # --- maintenance ---
 
-    @property
-    def unclaimed(self) -> list[LogId]:
-        """The logs on disk that no key claims for this broker; see `log_deletion`."""
-        return self._deletion.unclaimed
-
-    async def delete_unclaimed(self, log_id: LogId, *, validate_only: bool) -> UnclaimedLog:
-        """Delete an unclaimed log of an existing topic; see `log_deletion`."""
-        return await self._deletion.delete_unclaimed(log_id, validate_only=validate_only)
-
-    async def delete_due(self) -> None:
-        """Delete the logs of deleted topics, and of replicas that were moved away, whose delay is over."""
-        await self._deletion.delete_due()
+    async def note_metadata(self) -> None:
+        """Note in the data directory how far the metadata was seen, where the last note is old."""
+        await self._seen.note_if_old(self._partitions)
 
     async def reopen_refused(self) -> None:
         """Open the logs again that a full disk or a busy machine kept from being opened."""
@@ -443,55 +402,6 @@ class ReplicaManager:
                 del self._partitions[key]
                 self._context.metrics.offline_logs.dec()
                 self._mark(*key)
-
-    async def note_metadata(self) -> None:
-        """Note in the data directory how far the metadata was seen, where that is older than NOTE_SECONDS."""
-        now_ms = self._context.clock.monotonic_ms()
-        if now_ms - self._noted_ms >= NOTE_SECONDS * 1000:
-            try:
-                await self._note_seen(self._partitions)
-            except HeadraceError as error:
-                log.warning("seen_metadata_not_recorded", reason=str(error))
-
-    async def _note_seen(self, held: Iterable[PartitionId], *, all_held: frozenset[str] | None = None) -> None:
-        """Note etcd's revision, and of `held` that of the keys which name this broker, before it is relied on."""
-        revisions = {}
-        for topic_id, number in held:
-            entry = self.view.partition(topic_id, number)
-            if entry is not None and self._context.broker_id in entry.state.replicas:
-                revisions[LogId(topic_id, number).directory_name] = entry.mod_revision
-        revision, seen = self.view.source.revision, self._directory.seen
-        begun = frozenset(
-            LogId(*key).directory_name for key, partition in self._partitions.items() if partition.log is not None
-        )
-        self._noted_ms = self._context.clock.monotonic_ms()
-        await self._calls.run(lambda: seen.note(revision, revisions, begun=begun, held=all_held))
-
-    def begin_stop(self) -> None:
-        """The broker is about to end: who takes a leadership over need not wait for this replica."""
-        for partition in self.partitions:
-            partition.replica.stops = True
-
-    def movable_leaderships(self) -> int:
-        """How many partitions are led here that another replica could lead."""
-        return sum(
-            partition.replica.role is Role.LEADING
-            and partition.replica.state is not None
-            and self._may_be_succeeded(partition.replica.state)
-            for partition in self._partitions.values()
-        )
-
-    def _may_be_succeeded(self, state: PartitionState) -> bool:
-        """Return whether a successor is in sync, or eligible and alive.
-
-        That one would be elected once this broker has ended, and lacks what only `acks=1` acknowledged (H24): it is
-        waited for, to come back in sync and to be handed over to.
-        """
-        brokers = self.view.brokers
-        return len(state.in_sync) > 1 or any(
-            entry.broker_id in brokers and brokers[BrokerId(entry.broker_id)].broker_epoch == entry.broker_epoch
-            for entry in state.eligible_leaders
-        )
 
     async def close(self) -> bool:
         """Flush and close every log; whether all of them are whole, so that the stop is clean."""
