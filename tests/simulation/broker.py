@@ -312,17 +312,18 @@ class SimulatedBroker(app.BrokerServer):
 
 @dataclass(frozen=True)
 class SimulatedProcess(ServiceProcess):
-    """Reads the metadata anew at the cluster's times, and describes itself to nobody."""
+    """Reads the metadata anew at the cluster's times, and serves no descriptions of itself."""
 
     relist_ms: int = 0
 
     async def load(self, *sources: PrefixView, stop: StopRequest | None = None) -> None:
+        """Load them with the cluster's interval of relists."""
         for source in sources:
             source._relist_interval_ms = self.relist_ms
         await super().load(*sources, stop=stop)
 
     def add_process_service(self, server: Any, describe_disk: Any = None) -> None:
-        pass
+        """Serve nothing of it: no simulated client asks."""
 
 
 class SimulatedListeners(Listeners):
@@ -332,7 +333,7 @@ class SimulatedListeners(Listeners):
         self.life = life
         super().__init__(settings, process, DescriptorShares(clients=1_000, peers=1_000, segment_files=256), METRICS)
 
-    def _make_server(self, _max_connections: int, **_checks: Any) -> Any:
+    def _make_server(self, max_connections: int, **checks: Any) -> Any:
         return Server(self.life.cluster.transport, self.life.loop, self.life.process)
 
 

@@ -10,23 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import Context
 from functools import partial
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import grpc
-from headrace.client.admin import operations as admin_operations
-from headrace.client.consumer import consumer_core
-from headrace.client.fetch import fetch_manager
-from headrace.client.net import bootstrap_client, security, transfer
+from headrace.client.base.clock import monotonic_ms
 from headrace.client.net import connection_async as connection
-from headrace.client.producer import producer, sender
-from headrace.client.producer import producer_async as aio_producer
 
 from tests.simulation.promises import PromiseChecks
 from tests.simulation.transport import Transport
@@ -184,25 +180,36 @@ def _wall_ns() -> int:
     return (FIRST_MS + loop.world.now_ms) * 1_000_000 if isinstance(loop, ClientLoop) else time.time_ns()
 
 
+def _clocks_and_chance() -> Iterator[tuple[ModuleType, str]]:
+    """Yield where the modules of the SDK's clients have a clock or chance, and by which name."""
+    real: dict[str, object] = {
+        "time": time,
+        "monotonic": time.monotonic,
+        "monotonic_ms": monotonic_ms,
+        "random": random,
+    }
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("headrace.client."):
+            yield from ((module, name) for name, value in real.items() if getattr(module, name, None) is value)
+
+
 @contextmanager
 def clients_in_virtual_time() -> Iterator[None]:
     """Let the SDK's asyncio clients on a `ClientLoop` meet the simulated network, clocks and chance."""
-    clock = SimpleNamespace(monotonic=_seconds, time_ns=_wall_ns, sleep=time.sleep)
+    clock = SimpleNamespace(
+        monotonic=_seconds, monotonic_ns=lambda: _milliseconds() * 1_000_000, time_ns=_wall_ns, sleep=time.sleep
+    )
     chance = SimpleNamespace(Random=lambda: random.Random(random.getrandbits(64)))
     channels = SimpleNamespace(
         **{name: getattr(grpc.aio, name) for name in ("UnaryStreamCall", "UsageError")}, insecure_channel=_open_channel
     )
+    replacements: dict[str, Any] = {
+        "time": clock, "monotonic": _seconds, "monotonic_ms": _milliseconds, "random": chance
+    }  # fmt: skip
     logger, handler = logging.getLogger("headrace"), _Failures(logging.WARNING)
     with ExitStack() as stack:
-        for module in (
-            admin_operations, bootstrap_client, sender, producer, fetch_manager, aio_producer, security, transfer,
-        ):  # fmt: skip
-            stack.enter_context(mock.patch.object(module, "time", clock))
-        stack.enter_context(mock.patch.object(consumer_core, "monotonic", _seconds))
-        for module in (sender, producer, fetch_manager, consumer_core):
-            stack.enter_context(mock.patch.object(module, "monotonic_ms", _milliseconds))
-        for module in (admin_operations, sender, fetch_manager):
-            stack.enter_context(mock.patch.object(module, "random", chance))
+        for module, name in _clocks_and_chance():
+            stack.enter_context(mock.patch.object(module, name, replacements[name]))
         stack.enter_context(mock.patch.object(connection, "grpc", SimpleNamespace(aio=channels)))
         before = logger.propagate
         logger.addHandler(handler)

@@ -401,4 +401,4 @@ LEADER_EVENTS: dict[type[Event], Callable[[Leadership, Any], list[Action]]] = {
     PauseOver: Leadership._end_pause,
     ProposalUnanswered: Leadership._note_unanswered,
 }
-"""What a leader does with events that concern nobody else."""
+"""What a leader does with events that only a leader has."""

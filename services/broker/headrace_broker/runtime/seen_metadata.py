@@ -51,7 +51,7 @@ class SeenMetadata:
         if revision < seen.revision:
             raise etcd_restored(f"etcd is at revision {revision}, this data directory has seen {seen.revision}")
         session = self._view.source.get(self._view.keyspace.broker_session(self._context.broker_id))
-        noted_epoch, broker_epoch = self._directory.broker_epoch, 0 if session is None else session.mod_revision
+        noted_epoch, broker_epoch = self._directory.session.broker_epoch, 0 if session is None else session.mod_revision
         if broker_epoch < noted_epoch:
             raise etcd_restored(
                 f"etcd has broker epoch {broker_epoch} as this broker's last, this data directory has {noted_epoch}"
