@@ -416,7 +416,7 @@ class PartitionReplica:
         assert 0 <= self.log_start_offset <= self.high_watermark <= self.log_end_offset, "I8"
         assert self.flushed_offset <= self.log_end_offset
         leadership, state = self.leadership, self.state
-        assert (leadership is not None) == (self.role is Role.LEADING), "a replica has a leadership exactly while it leads"
+        assert (leadership is not None) == (self.role is Role.LEADING), "a leadership exists exactly while it leads"
         if leadership is not None and state is not None:
             leadership.validate()
             if leadership.flushed_only and len(state.in_sync) >= state.min_insync_replicas:
