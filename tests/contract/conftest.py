@@ -5,7 +5,8 @@ import contextlib
 
 import pytest
 from headrace_devcluster.etcd import Etcd, make_members
-from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
+from headrace_server.metastore.etcd import EtcdMetastore
+from headrace_server.metastore.etcd_lease import EtcdLeaseRenewer
 
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_metastore import MemoryLeaseRenewer, MemoryMetastore

@@ -19,7 +19,8 @@ from headrace_server.metastore.api import (
     Put,
     VersionIs,
 )
-from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
+from headrace_server.metastore.etcd import EtcdMetastore
+from headrace_server.metastore.etcd_lease import EtcdLeaseRenewer
 from headrace_server.metastore.lease import LeaseKeeper, LeaseState
 from headrace_server.metastore.view import PrefixView
 from headrace_server.tls import TlsIdentity

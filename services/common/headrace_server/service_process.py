@@ -29,7 +29,8 @@ from headrace_server.instruments import CommonMetrics
 from headrace_server.lifecycle import StopRequest, write_ready_file
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import MetastoreRolledBackError
-from headrace_server.metastore.etcd import EtcdLeaseRenewer, EtcdMetastore
+from headrace_server.metastore.etcd import EtcdMetastore
+from headrace_server.metastore.etcd_lease import EtcdLeaseRenewer
 from headrace_server.metastore.etcd_releases import check_etcd
 from headrace_server.metastore.view import PrefixView
 from headrace_server.observability import Observability, serve_observability

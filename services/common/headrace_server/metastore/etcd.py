@@ -2,22 +2,19 @@
 
 One channel an endpoint. Calls go to the current endpoint; one that fails or stays silent makes the next call, and the
 next try of a read, go to the next endpoint. A write is sent once (PROTOCOL H79): gRPC's own retries are off, and an
-error after sending is an unknown outcome. Reads are linearizable, which is etcd's default (H82). `EtcdLeaseRenewer` is
-the synchronous half that `lease.LeaseKeeper` uses from its thread.
+error after sending is an unknown outcome. Reads are linearizable, which is etcd's default (H82).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
-from headrace.wire.errors import InvalidConfigError, InvalidRequestError, MetastoreUnavailableError, Outcome
+from headrace.wire.errors import InvalidRequestError, MetastoreUnavailableError, Outcome
 
-from headrace_server.certificate_files import Certificates
 from headrace_server.metastore import etcd3_stubs as stubs
 from headrace_server.metastore.api import (
     CompactedError,
@@ -35,6 +32,16 @@ from headrace_server.metastore.api import (
     WatchEvents,
     check_txn,
 )
+from headrace_server.metastore.etcd_endpoint import (
+    EtcdEndpoint,
+    check_endpoints,
+    connect,
+    describe_reason,
+    disconnect,
+    is_lease_gone,
+    raise_definite,
+    unavailable,
+)
 from headrace_server.metastore.etcd_messages import (
     by_revision,
     compare_message,
@@ -44,40 +51,15 @@ from headrace_server.metastore.etcd_messages import (
     prefix_end,
 )
 from headrace_server.metastore.etcd_status import MemberStatus, describe_member
-from headrace_server.metastore.keep_alive import KeepAliveStream, NoKeepAliveError
-from headrace_server.tls import TlsIdentity, open_blocking_channel, open_channel
+from headrace_server.metastore.keep_alive import NoKeepAliveError
+from headrace_server.tls import TlsIdentity
 
 _PAGE_KEYS = 1_000
 _WRITE_SHARE = 5
 _PROGRESS_SECONDS = 1.0
 _SILENT_INTERVALS = 3
-_CHANNEL_OPTIONS = (
-    ("grpc.enable_retries", 0),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 0),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),  # What one attempt to connect may take.
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.use_local_subchannel_pool", 1),
-)
 # A member that has lost its leader ends the watch, so that the client goes to another one.
 _REQUIRE_LEADER = (("hasleader", "true"),)
-
-
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
-    address: str
-    channel: grpc.aio.Channel
-    kv: Any
-    watch: Any
-    lease: Any
-    maintenance: Any
-    keep_alive: KeepAliveStream
-    certificates: Certificates | None
-    """With which it was connected; None: without TLS."""
 
 
 class EtcdMetastore:
@@ -106,8 +88,8 @@ class EtcdMetastore:
         self._current = 0
         self._cluster_id = 0
         self._identity = identity
-        self._endpoints = [_connect(endpoint, identity) for endpoint in endpoints]
-        self._retired: dict[str, _Endpoint] = {}
+        self._endpoints = [connect(endpoint, identity) for endpoint in endpoints]
+        self._retired: dict[str, EtcdEndpoint] = {}
         self._closing: dict[asyncio.Task[None], None] = {}
 
     async def get(self, key: str) -> GetResult:
@@ -213,24 +195,24 @@ class EtcdMetastore:
                             compact_revision=answer.compact_revision,
                         )
                     self._leave(endpoint)
-                    raise _unavailable("watch", endpoint, answer.cancel_reason or "etcd cancelled the watch")
+                    raise unavailable("watch", endpoint, answer.cancel_reason or "etcd cancelled the watch")
                 for events in by_revision(answer):
                     yield events
             self._leave(endpoint)
-            raise _unavailable("watch", endpoint, "etcd closed the stream")
+            raise unavailable("watch", endpoint, "etcd closed the stream")
         except TimeoutError:
             self._leave(endpoint)
-            raise _unavailable("watch", endpoint, "etcd has fallen silent") from None
+            raise unavailable("watch", endpoint, "etcd has fallen silent") from None
         except grpc.aio.AioRpcError as error:
             self._leave(endpoint)
-            raise _unavailable("watch", endpoint, _reason(error)) from error
+            raise unavailable("watch", endpoint, describe_reason(error)) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # This task was not cancelled: gRPC reports a cancellation for a stream whose channel was closed, here by
             # `_endpoint`.
-            raise _unavailable("watch", endpoint, "newer certificates are in force than its connection has") from None
+            raise unavailable("watch", endpoint, "newer certificates are in force than its connection has") from None
         finally:
             call.cancel()
 
@@ -259,11 +241,11 @@ class EtcdMetastore:
     async def close(self) -> None:
         """See `Metastore.close`."""
         for endpoint in [*self._endpoints, *self._retired.values()]:
-            await _disconnect(endpoint)
+            await disconnect(endpoint)
         if self._closing:
             await asyncio.wait(self._closing)
 
-    def _endpoint(self, index: int) -> _Endpoint:
+    def _endpoint(self, index: int) -> EtcdEndpoint:
         """The endpoint of that number, connected anew where certificates have come in force since.
 
         Calls that are under way end on the old connection, which is closed when it happens once more; then watches on
@@ -274,14 +256,14 @@ class EtcdMetastore:
             return endpoint
         before = self._retired.pop(endpoint.address, None)
         if before is not None:
-            closing = asyncio.create_task(_disconnect(before, self._timeout_s))
+            closing = asyncio.create_task(disconnect(before, self._timeout_s))
             self._closing[closing] = None
             closing.add_done_callback(lambda done: self._closing.pop(done, None))
         self._retired[endpoint.address] = endpoint
-        self._endpoints[index] = _connect(endpoint.address, self._identity)
+        self._endpoints[index] = connect(endpoint.address, self._identity)
         return self._endpoints[index]
 
-    async def _read(self, what: str, send: Callable[[_Endpoint, float], Awaitable[Any]]) -> Any:
+    async def _read(self, what: str, send: Callable[[EtcdEndpoint, float], Awaitable[Any]]) -> Any:
         """Call until one endpoint answers, each endpoint once, all within the deadline."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
@@ -294,8 +276,8 @@ class EtcdMetastore:
                 answer = await send(endpoint, timeout)
             except grpc.aio.AioRpcError as error:
                 self._note(what, started, error)
-                _raise_definite(what, endpoint.address, error, read=True)
-                failures.append(f"{endpoint.address}: {_reason(error)}")
+                raise_definite(what, endpoint.address, error, read=True)
+                failures.append(f"{endpoint.address}: {describe_reason(error)}")
                 self._leave(endpoint)
             except NoKeepAliveError as error:
                 self._note(what, started, error)
@@ -310,17 +292,17 @@ class EtcdMetastore:
             outcome=Outcome.NOT_APPLIED,
         )
 
-    async def _write(self, what: str, send: Callable[[_Endpoint], Awaitable[Any]]) -> Any:
+    async def _write(self, what: str, send: Callable[[EtcdEndpoint], Awaitable[Any]]) -> Any:
         """Call once; whatever is not an answer is an unknown outcome. A cancelled call stays a cancelled task."""
         endpoint, started = self._endpoint(self._current), asyncio.get_running_loop().time()
         try:
             answer = await send(endpoint)
         except grpc.aio.AioRpcError as error:
             self._note(what, started, error)
-            _raise_definite(what, endpoint.address, error, read=False)
+            raise_definite(what, endpoint.address, error, read=False)
             self._leave(endpoint)
             raise MetastoreUnknownOutcomeError(
-                f"etcd at {endpoint.address} did not say how {what} ended: {_reason(error)}"
+                f"etcd at {endpoint.address} did not say how {what} ended: {describe_reason(error)}"
             ) from error
         self._note(what, started, None)
         self._check_cluster(answer.header)
@@ -329,10 +311,10 @@ class EtcdMetastore:
     def _note(self, what: str, started: float, error: Exception | None) -> None:
         """Report a completed call; `LeaseNotFoundError` is an answer, too."""
         if self._observe is not None:
-            answered = error is None or (isinstance(error, grpc.aio.AioRpcError) and _is_lease_gone(error))
+            answered = error is None or (isinstance(error, grpc.aio.AioRpcError) and is_lease_gone(error))
             self._observe(what, asyncio.get_running_loop().time() - started, answered)
 
-    def _leave(self, endpoint: _Endpoint) -> None:
+    def _leave(self, endpoint: EtcdEndpoint) -> None:
         """Let the next call go to another endpoint, unless one has moved on already."""
         if self._endpoints[self._current] is endpoint:
             self._current = (self._current + 1) % len(self._endpoints)
@@ -344,130 +326,3 @@ class EtcdMetastore:
                 f"etcd cluster {header.cluster_id:x} answered where {self._cluster_id:x} did before"
             )
         self._cluster_id = header.cluster_id
-
-
-class EtcdLeaseRenewer:
-    """Renews a lease over a synchronous channel of its own, so that no event loop is needed (PROTOCOL H89).
-
-    One thread uses it: the `lease.LeaseKeeper`'s.
-    """
-
-    def __init__(self, endpoints: Sequence[str], identity: TlsIdentity | None = None) -> None:
-        check_endpoints(endpoints)
-        self._addresses = list(endpoints)
-        self._identity = identity
-        self._certificates: Certificates | None = None
-        self._channels: list[grpc.Channel] = []
-        self._stubs: list[Any] = []
-        self._current = 0
-        self._connect()
-
-    def _connect(self) -> None:
-        """Make the channels, of the certificates that are in force."""
-        self.close()
-        self._certificates = None if self._identity is None else self._identity.current
-        self._channels = [
-            open_blocking_channel(address, _CHANNEL_OPTIONS, self._identity) for address in self._addresses
-        ]
-        self._stubs = [stubs.LeaseStub(channel) for channel in self._channels]
-
-    def renew(self, lease_id: int, timeout_s: float) -> int:
-        """Renew once; the new time to live in ms, 0 where the lease has ended.
-
-        Raises:
-            MetastoreUnavailableError: no answer within `timeout_s`; the next call tries the next endpoint.
-        """
-        if self._identity is not None and self._certificates is not self._identity.current:
-            self._connect()
-        address = self._addresses[self._current]
-        request = stubs.rpc_pb2.LeaseKeepAliveRequest(ID=lease_id)
-        call = self._stubs[self._current].LeaseKeepAlive(iter([request]), timeout=timeout_s)
-        try:
-            for answer in call:
-                return max(0, int(answer.TTL)) * 1_000
-            reason = "the stream ended without an answer"
-        except grpc.RpcError as error:
-            if _is_lease_gone(error):
-                return 0
-            reason = _reason(error)
-        finally:
-            call.cancel()
-        self._current = (self._current + 1) % len(self._channels)
-        raise MetastoreUnavailableError(
-            f"etcd at {address} did not answer a keep-alive: {reason}", outcome=Outcome.UNKNOWN
-        )
-
-    def close(self) -> None:
-        """Close the connections; a renewal in progress fails."""
-        for channel in self._channels:
-            channel.close()
-
-
-def check_endpoints(endpoints: Sequence[str]) -> None:
-    """Check that there is at least one endpoint and each is `host:port`.
-
-    Raises:
-        InvalidConfigError: names the one that is not.
-    """
-    if isinstance(endpoints, str) or not endpoints:
-        raise InvalidConfigError("etcd_endpoints is empty", action="Set etcd_endpoints to host:port,host:port.")
-    for endpoint in endpoints:
-        host, _, port = endpoint.rpartition(":")
-        if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65_536:
-            raise InvalidConfigError(
-                f"the etcd endpoint {endpoint!r} is not host:port", action="Write it as host:port, without a scheme."
-            )
-
-
-def _connect(address: str, identity: TlsIdentity | None) -> _Endpoint:
-    certificates = None if identity is None else identity.current
-    channel = open_channel(address, _CHANNEL_OPTIONS, identity)
-    lease = stubs.LeaseStub(channel)
-    return _Endpoint(
-        address,
-        channel,
-        stubs.KVStub(channel),
-        stubs.WatchStub(channel),
-        lease,
-        stubs.MaintenanceStub(channel),
-        KeepAliveStream(lease),
-        certificates,
-    )
-
-
-async def _disconnect(endpoint: _Endpoint, grace_s: float | None = None) -> None:
-    """Close a connection, once the calls on it have ended, where they have that much time."""
-    await endpoint.keep_alive.close()
-    await endpoint.channel.close(grace_s)
-
-
-def _raise_definite(what: str, address: str, error: grpc.RpcError, *, read: bool) -> None:
-    """Raise where etcd's answer says for certain that nothing was done; return otherwise."""
-    if _is_lease_gone(error):
-        raise LeaseNotFoundError(f"{what}: the lease has ended", action="Get a new lease and register anew.") from error
-    code, details = error.code(), error.details() or ""
-    if code == grpc.StatusCode.OUT_OF_RANGE and "compacted" in details:
-        raise CompactedError(f"{what}: {details}", compact_revision=0) from error
-    if code == grpc.StatusCode.UNIMPLEMENTED:
-        raise InvalidConfigError(
-            f"{address} serves gRPC and is no etcd: it has no method for {what}",
-            action="Let etcd_endpoints name members of etcd (port 2379), not brokers or coordinators.",
-        ) from error
-    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE):
-        raise InvalidRequestError(f"etcd refused {what}: {details}", action="Report it: a bug.") from error
-    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED) and read:
-        raise MetastoreUnavailableError(
-            f"etcd refused {what}: {details}", outcome=Outcome.NOT_APPLIED, action="Check the rights in etcd."
-        ) from error
-
-
-def _is_lease_gone(error: grpc.RpcError) -> bool:
-    return error.code() == grpc.StatusCode.NOT_FOUND and "lease not found" in (error.details() or "")
-
-
-def _reason(error: grpc.RpcError) -> str:
-    return f"{error.code().name} {error.details() or ''}".strip()
-
-
-def _unavailable(what: str, endpoint: _Endpoint, reason: str) -> MetastoreUnavailableError:
-    return MetastoreUnavailableError(f"{what} at etcd {endpoint.address}: {reason}", outcome=Outcome.NOT_APPLIED)
