@@ -29,6 +29,7 @@ class AsyncThing:
         found = [each async for each in self._all if await self.is_right(each)]
         channel = grpc.aio.insecure_channel("é", await found[0])
         await aexecute(channel, f"{found}")
+        await ashielded(self._end(await channel.close()))
 
     async def records(self) -> AsyncIterator[int]:
         if ASYNC and not self._is_open:
@@ -58,6 +59,7 @@ class Thing:
         found = [each for each in self._all if self.is_right(each)]
         channel = grpc.insecure_channel("é", found[0])
         execute(channel, f"{found}")
+        self._end(channel.close())
 
     def records(self) -> Iterator[int]:
         self._open()

@@ -284,3 +284,29 @@ def test_a_call_that_cannot_be_started_raises_in_its_operation():
     assert raised
     loop.close()
     loop.join(WAIT)
+
+
+def test_an_operation_whose_steps_block_has_a_thread_that_the_end_waits_for():
+    """It delays no other operation; its calls have request ids of their own, and a ClosedError ends it."""
+    gate, begun, found = threading.Event(), threading.Semaphore(0), []
+
+    def run_step(step):
+        found.append((step, dict(operation_metadata()), threading.current_thread().name))
+        begun.release()
+        assert gate.wait(WAIT)
+
+    def calling():
+        yield CALL
+        yield CALL
+        raise ClosedError("Consumer")
+
+    loop = BackgroundLoop("headrace-test", run_step)
+    for _ in range(2):
+        loop.spawn_blocking(calling())
+    for _ in range(2):
+        assert begun.acquire(timeout=WAIT)
+    gate.set()
+    loop.close()
+    loop.join(WAIT)
+    assert [(step, name) for step, _, name in found] == [(CALL, "headrace-test-fetch")] * 4
+    assert len({tuple(metadata.items()) for _, metadata, _ in found}) == 4
