@@ -60,7 +60,7 @@ def test_every_panel_has_data(monitored: Engine, figure: Figure) -> None:
         for row in board.rows
         for panel in row.panels
         for each in panel.queries
-        if not panel.rare
+        if not panel.without_data
     }
     count, begun = len(must), time.monotonic()
     assert count > 90
