@@ -132,7 +132,8 @@ class InFlightRequests:
         before = self._started.get(partition_queue.where)
         if before is not None and before.producer_id == producer_id and not self._keeps_identity:
             epoch, partition_queue.needs_epoch = before.epoch, True
-        partition_queue.sequences.start(producer_id, epoch, self._begins.get(partition_queue.where, 0))
+        sequence = self._begins.get(partition_queue.where, 0)
+        partition_queue.sequences.start(producer_id, epoch, sequence, queued=partition_queue.queued_records())
         self._started[partition_queue.where] = partition_queue.sequences
 
     def continue_from(self, where: TopicPartition, sequence: int) -> None:
@@ -237,7 +238,7 @@ class InFlightRequests:
         partition_queue.needs_epoch = False
         for batch in partition_queue.queued:
             batch.numbered = batch.outcome_unknown = False
-        if not partition_queue.sequences.raise_epoch():
+        if not partition_queue.sequences.raise_epoch(queued=partition_queue.queued_records()):
             partition_queue.sequences = SequenceState()
             self._identity = None
             self.needs_producer_id = True
@@ -392,6 +393,8 @@ class InFlightRequests:
         """Drop a batch. Its sequence stays missing, so that later batches need a new epoch."""
         if batch.numbered:
             batch.partition_queue.needs_epoch = True
+        else:
+            batch.partition_queue.sequences.dropped(batch.records)
         if batch.outcome_unknown and error.outcome == Outcome.NOT_APPLIED:
             error = _doubtful(error)
         finished.append(Finished(batch, (), error))

@@ -113,6 +113,10 @@ class PartitionQueue:
         """Whether it waits out a failure of the leader of this epoch."""
         return self.retry_at_ms > now_ms and leader_epoch <= self.failed_epoch
 
+    def queued_records(self) -> int:
+        """Return the number of records in the queue."""
+        return sum(batch.records for batch in self.queued)
+
     def next_serial(self) -> int:
         """Number batches in the order in which they were sealed."""
         self.serials += 1

@@ -2,7 +2,9 @@
 
 Sequences count records modulo 2^31 (PROTOCOL H48). A batch gets its sequence when it is sealed; when it is first sent
 that must still be the next one of its epoch, else it is stamped anew: its first send was never made, or was definitely
-refused, so nothing can be doubled (H51). After a failure the epoch is raised once nothing is in flight any more (H49).
+refused, so nothing can be doubled (H51). Only batches that were sealed before the producer id or the epoch was known,
+and those behind a batch that was dropped, are stamped anew: `start`, `raise_epoch` and `dropped` keep the sequences of
+later batches right. After a failure the epoch is raised once nothing is in flight any more (H49).
 """
 
 import struct
@@ -39,7 +41,7 @@ NO_PRODUCER = ProducerStamp(-1, -1, -1)
 
 
 class SequenceState:
-    """The sequences of one partition. Changed by `sealed`, `sent`, `raise_epoch` and `start` alone; its owner locks."""
+    """The sequences of one partition. Changed by its methods alone; its owner locks."""
 
     __slots__ = ("_next_sealed", "_next_sent", "epoch", "producer_id")
 
@@ -49,11 +51,15 @@ class SequenceState:
         self._next_sealed = 0
         self._next_sent = 0
 
-    def start(self, producer_id: int, epoch: int, sequence: int = 0) -> None:
-        """Take a producer id, and the first sequence. Only while nothing that was sent is unresolved."""
+    def start(self, producer_id: int, epoch: int, sequence: int = 0, *, queued: int = 0) -> None:
+        """Take a producer id, and the first sequence. Only while nothing that was sent is unresolved.
+
+        `queued` is the number of records that were sealed and not sent: they come first.
+        """
         self.producer_id = producer_id
         self.epoch = epoch
-        self._next_sealed = self._next_sent = sequence
+        self._next_sent = sequence
+        self._next_sealed = (sequence + queued) % SEQUENCES
 
     def sealed(self, records: int) -> ProducerStamp:
         """Return the stamp for a batch that is sealed now; none as long as there is no producer id."""
@@ -70,11 +76,19 @@ class SequenceState:
         self._next_sent = (self._next_sent + records) % SEQUENCES
         return stamp
 
-    def raise_epoch(self) -> bool:
-        """Start a new epoch at sequence 0; False when epochs are used up and a new producer id is needed (H54)."""
+    def dropped(self, records: int) -> None:
+        """Take back the sequences of a batch that was sealed and is never sent."""
+        if self.producer_id >= 0:
+            self._next_sealed = (self._next_sealed - records) % SEQUENCES
+
+    def raise_epoch(self, *, queued: int = 0) -> bool:
+        """Start a new epoch at sequence 0; return `False` if a new producer id is needed, after the last epoch (H54).
+
+        See `start` for `queued`.
+        """
         if self.epoch >= MAX_EPOCH:
             return False
-        self.start(self.producer_id, self.epoch + 1)
+        self.start(self.producer_id, self.epoch + 1, queued=queued)
         return True
 
 

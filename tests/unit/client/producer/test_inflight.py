@@ -514,6 +514,45 @@ def test_doubt_behind_what_was_certainly_not_applied_holds_up_no_epoch():
     assert [(header.producer_epoch, header.base_sequence) for header in headers] == [(1, 0), (1, 1)]
 
 
+def late_identity(sending):
+    """The producer id comes when a batch is queued already."""
+    sending.in_flight_requests.set_identity(7, 0)
+
+
+def new_epoch(sending):
+    """A batch is refused for good and leaves its sequence missing."""
+    sending.in_flight_requests.set_identity(7, 0)
+    sending.answer(sending.send_one(), InvalidTimestampError("no"))
+    sending.later()
+    sending.add()
+
+
+def dropped_batch(sending):
+    """Two batches cannot be encoded."""
+    sending.in_flight_requests.set_identity(7, 0)
+    sending.answer(sending.send_one())
+    for _ in range(2):
+        sending.in_flight_requests.give_up(sending.add(encoded=False), InvalidTimestampError("no"))
+    sending.add()
+
+
+@pytest.mark.parametrize("event", [late_identity, new_epoch, dropped_batch])
+def test_after_an_event_that_changes_sequences_later_batches_are_numbered_once(event):
+    """Only batches that were sealed before it are stamped anew: for the others that would be a second checksum."""
+    sending = Sending()
+    sending.in_flight_requests = InFlightRequests(
+        sending.cluster_metadata, Backoff(50, 1000, random.Random(1)), idempotent=True, max_in_flight_requests=5,
+        max_request_bytes=1 << 20, request_timeout_ms=30_000,
+    )  # fmt: skip
+    sending.add()
+    event(sending)
+    sending.answer(sending.send_one())
+    later = [sending.add() for _ in range(3)]
+    encoded = [batch.encoded[0] for batch in later]
+    assert sequences(sending.send_one()) == sorted(batch.stamp.base_sequence for batch in later)
+    assert all(batch.encoded[0] is before for batch, before in zip(later, encoded, strict=True))
+
+
 def test_a_batch_that_cannot_be_encoded_leaves_no_hole():
     """Its sequence was never sent: what follows takes it."""
     sending = Sending()
