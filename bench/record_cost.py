@@ -16,9 +16,9 @@ import headrace
 import typer
 from headrace.client.base.records import DecodedBatch, Deserializers
 from headrace.client.consumer.record_cursor import RecordCursor
-from headrace.client.producer.accumulator import ClosedBatch
 from headrace.client.producer.futures import PendingBatch
 from headrace.client.producer.partition_queue import PartitionQueue, SealedBatch
+from headrace.client.producer.sender import Encodes
 from headrace.v1 import cluster_pb2
 from headrace.wire.batch import check_batch
 from headrace.wire.columns import decode_batch
@@ -41,21 +41,21 @@ class Unsent(headrace.Producer):
         topic = cluster_pb2.TopicMetadata(name=TOPIC, topic_id=bytes(16), max_batch_bytes=1 << 20)
         topic.partitions.add(partition=0, leader_id=1, leader_epoch=0)
         broker = cluster_pb2.BrokerMetadata(broker_id=1, address="127.0.0.1:1")
-        self._cluster_metadata.update(cluster_pb2.GetMetadataResponse(brokers=[broker], topics=[topic]))
-        self._install(self._cluster_metadata.require(TOPIC))
+        core = self._core
+        core.sender.cluster_metadata.update(cluster_pb2.GetMetadataResponse(brokers=[broker], topics=[topic]))
+        core._install(core.sender.cluster_metadata.require(TOPIC))
+        core.sender.enqueue = self._enqueue  # type: ignore[method-assign]
+        core.sender.encode = self._complete  # type: ignore[method-assign]
+        core.sender.dispatch = lambda: None  # type: ignore[method-assign]
 
     def _enqueue(
         self, partition_queue: PartitionQueue, pending: PendingBatch, records: int, reserved_bytes: int
     ) -> SealedBatch:
         return SealedBatch(partition_queue, pending, records, reserved_bytes, 0)
 
-    def _encode_sealed(self, sealed: tuple[SealedBatch, ClosedBatch]) -> None:
-        batch, _ = sealed
-        self._buffer_pool.release(batch.reserved_bytes)
+    def _complete(self, batch: SealedBatch, start: int, source: Encodes) -> None:
+        self._core.buffer_pool.release(batch.reserved_bytes)
         batch.pending.complete((0,), None)
-
-    def _dispatch(self) -> None:
-        return
 
 
 class Named:

@@ -35,6 +35,7 @@ from headrace.client.consumer.reader import Reader
 from headrace.client.consumer.reader_async import AsyncReader
 from headrace.client.group.consumer_health import ConsumerHealth
 from headrace.client.producer.producer import Producer
+from headrace.client.producer.producer_async import Producer as AsyncProducer
 from headrace.client.producer.sender import ProducerStats
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
@@ -46,7 +47,7 @@ PREFIX = "headrace_client"
 LOOP_SECONDS = 1.0
 """How long the event loops of asyncio clients may take to answer, all together."""
 _KINDS: dict[str, tuple[type, ...]] = {
-    "producer": (Producer,),
+    "producer": (Producer, AsyncProducer),
     "consumer": (Consumer, AsyncConsumer),
     "reader": (Reader, AsyncReader),
 }
@@ -124,27 +125,26 @@ class ClientCollector(Collector):
             TypeError: it is none of these, or an asyncio client and no event loop runs here.
             ValueError: another client has this name and is open: their series could not be told apart.
         """
-        core = _core(client)
-        if not isinstance(core, tuple(chain(*_KINDS.values()))):
+        if not isinstance(client, tuple(chain(*_KINDS.values()))):
             raise TypeError(f"a Producer, Consumer or Reader is wanted, not {type(client).__name__}")
-        is_asyncio = core is not client or isinstance(client, AsyncReader)
+        is_asyncio = isinstance(client, AsyncProducer | AsyncConsumer | AsyncReader)
         loop = _running_loop() if is_asyncio else None
         if is_asyncio and loop is None:
             raise TypeError("an asyncio client is watched from its event loop: call watch where that runs")
         with self._lock:
-            clients = self._producers if isinstance(core, Producer) else self._readers
-            clients[client] = _Watched(self._name(clients, core, client, name), loop)
+            clients = self._producers if isinstance(client, _KINDS["producer"]) else self._readers
+            clients[client] = _Watched(self._name(clients, client, name), loop)
 
-    def _name(self, clients: "weakref.WeakKeyDictionary[Any, _Watched]", core: Any, client: Any, wanted: str) -> str:
+    def _name(self, clients: "weakref.WeakKeyDictionary[Any, _Watched]", client: Any, wanted: str) -> str:
         """Return the name that a client gets, and forget the closed one that had it."""
         taken = {watched.name: other for other, watched in clients.items() if other is not client}
         if not wanted:
-            kind = next(kind for kind, classes in _KINDS.items() if isinstance(core, classes))
+            kind = next(kind for kind, classes in _KINDS.items() if isinstance(client, classes))
             while not wanted or wanted in taken:
                 self._number += 1
                 wanted = f"{kind}-{self._number}"
         elif wanted in taken:
-            if not _is_closed(_core(taken[wanted])):
+            if not _is_closed(taken[wanted]):
                 raise ValueError(f"there is an open client named {wanted!r} already: give each a name of its own")
             del clients[taken[wanted]]
         return wanted
@@ -170,13 +170,10 @@ class ClientCollector(Collector):
         yield corrupt
 
 
-def _core(client: Any) -> Any:
-    """Return the blocking producer that one of `headrace.aio` is made of; another client is that itself."""
-    return client if isinstance(client, _KINDS["reader"] + _KINDS["consumer"]) else getattr(client, "_core", client)
-
-
-def _is_closed(core: Producer | Consumer | AsyncConsumer | Reader | AsyncReader) -> bool:
-    return core._closed if isinstance(core, Producer) else not core._core.fetcher.is_usable
+def _is_closed(client: Producer | AsyncProducer | Consumer | AsyncConsumer | Reader | AsyncReader) -> bool:
+    if isinstance(client, Producer | AsyncProducer):
+        return client._core.is_closed
+    return not client._core.fetcher.is_usable
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -218,15 +215,15 @@ def _answering(
         if not future.set_running_or_notify_cancel():
             return
         try:
-            future.set_result(sample(_core(client), name))
+            future.set_result(sample(client, name))
         except Exception as error:
             future.set_exception(error)
 
     return answer
 
 
-def _sample_producer(core: Producer, name: str) -> _ProducerSample:
-    return _ProducerSample(name, core.stats(), core.calls())
+def _sample_producer(producer: Producer | AsyncProducer, name: str) -> _ProducerSample:
+    return _ProducerSample(name, producer.stats(), producer.calls())
 
 
 def _sample_reader(core: Consumer | AsyncConsumer | Reader | AsyncReader, name: str) -> _ReaderSample:

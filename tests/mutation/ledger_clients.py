@@ -6,6 +6,7 @@ from tests.mutation.mutants import BROKER, CLIENT, SERVER, Mutant, Simulation, T
 
 VERSIONS = f"{CLIENT}/net/topic_versions.py"
 INFLIGHT = f"{CLIENT}/producer/inflight.py"
+IDENTITY = f"{CLIENT}/producer/producer_identity.py"
 POSITION = f"{CLIENT}/fetch/partition_fetch_state.py"
 CALLS = f"{CLIENT}/net/bootstrap_client.py"
 VIEW = f"{SERVER}/metadata_view.py"
@@ -120,8 +121,8 @@ CLIENTS = (
         "old-life-sent-to-new-leaders",
         "H26",
         INFLIGHT,
-        "            if leader is None or self._is_of_another_life(partition_queue):\n",
-        "            if leader is None:\n",
+        "self._cluster_metadata.leader(partition_queue.where, partition_queue.topic_id)\n",
+        "self._cluster_metadata.leader(partition_queue.where)\n",
         "Batches of a deleted topic fly to the leaders of the new one again and again, and never end.",
         Test(DISPATCH, SELDOM),
     ),
@@ -162,7 +163,7 @@ CLIENTS = (
     Mutant(
         "sequences-reassigned-in-doubt",
         "H51",
-        INFLIGHT,
+        IDENTITY,
         "        if partition_queue.queued and partition_queue.queued[0].outcome_unknown:\n            return\n",
         "        if False:\n            return\n",
         "A batch that may have been written gets a new epoch and sequence, and is written twice.",
@@ -171,7 +172,7 @@ CLIENTS = (
     Mutant(
         "sequences-of-an-earlier-life",
         "H51",
-        INFLIGHT,
+        IDENTITY,
         "            epoch, partition_queue.needs_epoch = before.epoch, True\n",
         "            pass\n",
         "A topic that is there again is sent other records under the sequences of those that it has, and drops them.",

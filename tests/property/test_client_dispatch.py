@@ -151,7 +151,7 @@ class World:
         values = [b"%d" % (self.sent + index) for index in range(self.rng.randint(1, 4))]
         self.sent += len(values)
         partition_queue = self.partition_queues[number]
-        self.in_flight_requests.add_partition(partition_queue)
+        self.in_flight_requests.identity.start(partition_queue)
         step = self.rng.choice([1, 2, 3, 100])
         pending = PendingBatch(partition_queue.where, 0, lambda pending: None, step)
         batch = SealedBatch(partition_queue, pending, len(values), 0, self.now_ms + self.delivery_timeout_ms)
@@ -176,8 +176,8 @@ class World:
                 for part in request.parts
             ]
             self.flying.append((request, body))
-        if self.in_flight_requests.needs_producer_id:
-            self.in_flight_requests.set_identity(self.rng.randrange(1, 1 << 40), 0)
+        if self.in_flight_requests.identity.is_needed:
+            self.in_flight_requests.identity.set(self.rng.randrange(1, 1 << 40), 0)
         if self.in_flight_requests.needs_metadata:
             self.metadata()
         self.check_bounds()
@@ -357,7 +357,7 @@ def check(world):
 def test_an_idempotent_producer_neither_loses_doubles_nor_reorders(seed, faults):
     """Whatever is lost, late, forgotten or moved, with up to five requests in flight."""
     world = World(seed, idempotent=True, faults=faults)
-    world.in_flight_requests.set_identity(7, 0)
+    world.in_flight_requests.identity.set(7, 0)
     world.run(150)
     check(world)
 
@@ -366,7 +366,7 @@ def test_the_model_gives_requests_up_and_makes_the_topic_anew():
     """The property above includes unanswered requests, old answers and topics that were made anew."""
     worlds = [World(seed, idempotent=True, faults=1.0) for seed in range(30)]
     for world in worlds:
-        world.in_flight_requests.set_identity(7, 0)
+        world.in_flight_requests.identity.set(7, 0)
         world.run(150)
         check(world)
     assert sum(world.given_up for world in worlds)

@@ -128,7 +128,7 @@ class Producer(Client):
         return any(self._open.values())
 
     def _cluster_metadata(self) -> ClusterMetadata | None:
-        return None if self._producer is None else self._producer._core._cluster_metadata
+        return None if self._producer is None else self._producer._core.sender.cluster_metadata
 
     async def _live(self) -> None:
         while self.sending:
@@ -188,7 +188,7 @@ class Producer(Client):
             self._end(key, tuple(names[done:]), FAIL, -1, self.cluster.next_order())
 
     def _wait(self, producer: aio.Producer, number: int, names: tuple[str, ...], future: aio.RecordFuture) -> None:
-        topic = producer._core._topics.get(TOPIC)
+        topic = producer._core.topics.known.get(TOPIC)
         key = LogId(self.cluster.newest_topic_id if topic is None else topic.topic_leaders.topic_id, number)
         self._open[number] += 1
         self._own(self._await(key, names, future, self.cluster.next_order()))

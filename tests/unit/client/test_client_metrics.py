@@ -135,8 +135,8 @@ def test_clients_of_asyncio_are_scraped_on_their_loop(clicks, shown):
                 pass
             assert len(await reader.read()) >= 1
             asked_on = []
-            stats = producer._core.stats
-            producer._core.stats = lambda: (asked_on.append(threading.current_thread()), stats())[1]
+            stats = producer._core.sender.stats
+            producer._core.sender.stats = lambda: (asked_on.append(threading.current_thread()), stats())[1]
             here = shown.value("sent_records_total", client="app")
             there = await asyncio.to_thread(shown.value, "sent_records_total", client="app")
             assert (here, there) == (1, 1)

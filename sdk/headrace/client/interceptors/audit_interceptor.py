@@ -7,7 +7,6 @@ records are never worse off for being counted. What could not be sent is kept an
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -67,11 +66,10 @@ class Complaints:
 class AuditInterceptor:
     """Counts a producer's batches and sends the claims from a thread, which starts with the first batch.
 
-    A `ProducerInterceptor`. Owned by a producer, which it does not keep alive.
+    A `ProducerInterceptor`. Owned by a producer.
     """
 
-    def __init__(self, owner: object, config: ProducerConfig, make_producer: Callable[[], "Producer"]) -> None:
-        self._owner = weakref.ref(owner)
+    def __init__(self, config: ProducerConfig, make_producer: Callable[[], "Producer"]) -> None:
         self._topic = config.audit_topic
         self._interval_s = config.audit_interval_ms / 1000
         self._ledger = AuditLedger(config)
@@ -118,10 +116,6 @@ class AuditInterceptor:
             self._wanted.wait(self._interval_s)
             self._wanted.clear()
             if self._stopped.is_set():
-                return
-            if self._owner() is None:
-                if self._producer is not None:
-                    self._producer.close(0)
                 return
             self._send(DELIVERY_TIMEOUT_MS / 1000)
             self._stopped.wait(BETWEEN_CLAIMS_S)

@@ -128,10 +128,15 @@ class ClusterMetadata:
             raise self._errors.get(name) or UnknownTopicError(f"there is no topic {name!r}")
         return topic_leaders
 
-    def leader(self, where: TopicPartition) -> tuple[int, str, int] | None:
-        """Return broker id, address and leader epoch of a partition's leader, or `None` while it has none."""
+    def leader(self, where: TopicPartition, topic_id: bytes | None = None) -> tuple[int, str, int] | None:
+        """Return broker id, address and leader epoch of a partition's leader, or `None` while it has none.
+
+        With `topic_id` also `None` where the topic has another id by now: it was deleted and created again.
+        """
         topic_leaders = self._topics.get(where.topic)
         if topic_leaders is None or where.partition >= len(topic_leaders.leaders):
+            return None
+        if topic_id is not None and topic_leaders.topic_id != topic_id:
             return None
         leader = topic_leaders.leaders[where.partition]
         address = self._addresses.get(leader.broker_id, "")

@@ -4,18 +4,21 @@ A buffer's `lock` is held to append to or to drain the open batch, never to enco
 without it, by a generator (`appender`). What an open batch may grow by (`room`) is taken from the buffer pool in pieces
 ahead of the records, so that the buffer is bounded strictly and an append only counts down. A batch of `batch_records`
 goes at once where its partition is idle; where it would stand in line, records go on gathering, and are cut into
-batches when they are sealed: small batches share the work that a request takes. No I/O, no clock; waiting for room is
-the one thing that blocks.
+batches when they are sealed: small batches share the work that a request takes. No I/O, no clock.
 """
 
-import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from copy import copy
+from contextlib import AbstractContextManager
 from typing import Any
 
+from headrace.client.base.operations import Changes, Operation, WaitUntil
 from headrace.client.producer.futures import PendingBatch, RecordFuture
 from headrace.client.producer.partition_queue import PartitionQueue
+from headrace.client.producer.sequences import ProducerStamp
+from headrace.wire.compression import Codec
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.encoding import batch_parts
 from headrace.wire.errors import InternalError
 from headrace.wire.ids import TopicPartition
 
@@ -42,46 +45,56 @@ Headers = Sequence[tuple[str, bytes]]
 class BufferPool:
     """The memory that all buffered records share, in bytes. Any thread."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, lock: AbstractContextManager[Any], changes: Changes) -> None:
+        """`changes` are those of `lock`."""
         self.limit = limit
         self._used = 0
-        self._waiters = 0
-        self._changed = threading.Condition()
+        self.waiters = 0
+        """Operations that wait for room."""
+        self._is_closed = False
+        self._lock = lock
+        self._changes = changes
 
     @property
     def used(self) -> int:
         """Bytes reserved now."""
         return self._used
 
-    def acquire(self, amount: int, timeout: float = 0) -> bool:
-        """Reserve `amount` bytes, waiting up to `timeout` seconds; return whether they were reserved. An empty pool
-        grants more than its limit.
-        """
-        with self._changed:
-            if self._fits(amount):
-                self._used += amount
-                return True
-            if timeout <= 0:
+    def acquire(self, amount: int) -> bool:
+        """Reserve `amount` bytes; return whether they were reserved. An empty pool grants more than its limit."""
+        with self._lock:
+            if self._used + amount > self.limit and self._used:
                 return False
-            self._waiters += 1
-            try:
-                if not self._changed.wait_for(lambda: self._fits(amount), timeout):
-                    return False
-                self._used += amount
-                return True
-            finally:
-                self._waiters -= 1
+            self._used += amount
+            return True
 
     def release(self, amount: int) -> None:
         """Return reserved bytes to the pool."""
-        with self._changed:
+        with self._lock:
             self._used -= amount
             assert self._used >= 0, "more was released than acquired"
-            if self._waiters:
-                self._changed.notify_all()
+            if self.waiters:
+                self._changes.notify_all()
 
-    def _fits(self, amount: int) -> bool:
-        return self._used + amount <= self.limit or self._used == 0
+    def wait_for(self, amount: int, seconds: float) -> Operation[bool]:
+        """Wait until `amount` bytes can be reserved, or the pool is closed; return whether that is so."""
+        with self._lock:
+            self.waiters += 1
+        try:
+            has_room: bool = yield WaitUntil(self._changes, lambda: self._has_room(amount), seconds)
+            return has_room
+        finally:
+            with self._lock:
+                self.waiters -= 1
+
+    def close(self) -> None:
+        """End all waits, now and later."""
+        with self._lock:
+            self._is_closed = True
+            self._changes.notify_all()
+
+    def _has_room(self, amount: int) -> bool:
+        return self._used + amount <= self.limit or not self._used or self._is_closed
 
 
 class ClosedBatch:
@@ -90,21 +103,34 @@ class ClosedBatch:
     __slots__ = ("headers", "keys", "pending", "reserved_bytes", "timestamps_ms", "values")
 
     def __init__(self, buffer: "PartitionBuffer", pending: PendingBatch) -> None:
+        count = len(buffer.values)
         self.values = buffer.values
-        self.keys = _padded(buffer.keys, len(buffer.values))
-        self.headers = _padded(buffer.headers, len(buffer.values))
-        self.timestamps_ms = _padded(buffer.timestamps_ms, len(buffer.values))
+        self.keys = None if buffer.keys is None else _column(buffer.keys, count)
+        self.headers = None if buffer.headers is None else _column(buffer.headers, count)
+        self.timestamps_ms = None if buffer.timestamps_ms is None else _column(buffer.timestamps_ms, count)
         self.pending = pending
         self.reserved_bytes = buffer.reserved_bytes
 
-    def part(self, start: int, end: int) -> "ClosedBatch":
-        """Return the records `start` to `end` alone."""
-        part = copy(self)
-        part.values = self.values[start:end]
-        part.keys = None if self.keys is None else self.keys[start:end]
-        part.headers = None if self.headers is None else self.headers[start:end]
-        part.timestamps_ms = None if self.timestamps_ms is None else self.timestamps_ms[start:end]
-        return part
+    def encode(
+        self, start: int, end: int, stamp: ProducerStamp, *, base_timestamp_ms: int, codec: Codec, level: int | None
+    ) -> list[ReadableBuffer]:
+        """Encode the records `start` to `end` as one batch, in parts."""
+        columns = self.values, self.keys, self.headers, self.timestamps_ms
+        if end - start < len(self.values):
+            columns = tuple(None if column is None else column[start:end] for column in columns)  # type: ignore[assignment]
+        values, keys, headers, timestamps_ms = columns
+        return batch_parts(
+            values,
+            keys,
+            base_timestamp_ms=base_timestamp_ms,
+            headers=headers,
+            timestamps_ms=timestamps_ms,
+            codec=codec,
+            compression_level=level,
+            producer_id=stamp.producer_id,
+            producer_epoch=stamp.producer_epoch,
+            base_sequence=stamp.base_sequence,
+        )
 
 
 class PartitionBuffer:
@@ -146,6 +172,7 @@ class PartitionBuffer:
         self,
         where: TopicPartition,
         partition_queue: PartitionQueue,
+        lock: AbstractContextManager[Any],
         *,
         batch_bytes: int,
         max_batch_bytes: int,
@@ -155,7 +182,7 @@ class PartitionBuffer:
         """At most `run_batches` batches of `batch_records` are sealed together."""
         self.where = where
         self.partition_queue = partition_queue
-        self.lock = threading.Lock()
+        self.lock = lock
         self.largest = max_batch_bytes - BATCH_OVERHEAD
         self.batch_limit = min(batch_bytes, self.largest)
         self.batch_records = batch_records
@@ -337,7 +364,3 @@ def _column(column: list[Any] | None, length: int) -> list[Any]:
     del column[length:]
     column.extend([None] * (length - len(column)))
     return column
-
-
-def _padded(column: list[Any] | None, length: int) -> list[Any] | None:
-    return None if column is None else _column(column, length)

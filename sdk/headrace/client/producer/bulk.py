@@ -20,9 +20,6 @@ from headrace.wire.crc import ReadableBuffer
 from headrace.wire.encoding import ArrowBuffers, arrow_buffers, batch_parts, column_parts, join_column
 
 Int64s = npt.NDArray[np.int64]
-EncodePart = Callable[[int, int, ProducerStamp], list[ReadableBuffer]]
-"""Encodes the records from the first number up to the second as one batch."""
-
 ENTRY_OVERHEAD = 5
 """Bytes that an entry of a column takes beside itself: its offset and, rounded up, its bit of validity."""
 TIME_BYTES = 8

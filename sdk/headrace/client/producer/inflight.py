@@ -31,38 +31,25 @@ from headrace.client.base.retry import Backoff, Overdue
 from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.client.producer.partition_queue import (
     Finished,
+    OpenRequest,
     PartitionQueue,
     PartitionResponse,
     Request,
     RequestPart,
     SealedBatch,
 )
-from headrace.client.producer.sequences import SequenceState
-from headrace.wire.errors import (
-    ErrorCode,
-    HeadraceError,
-    Outcome,
-    TimedOutError,
-    TransportError,
-    UnknownTopicIdError,
-)
-from headrace.wire.ids import TopicPartition
+from headrace.client.producer.producer_identity import ProducerIdentity
+from headrace.wire.errors import ErrorCode, HeadraceError, Outcome, TimedOutError, TransportError, UnknownTopicIdError
 
 MAX_BATCHES_IN_FLIGHT = 64
 """A partition: as many ranges as the leader remembers (PROTOCOL H48)."""
 MAX_REQUEST_BATCHES = 4_096
 """Well below what a broker takes in one request (`max_request_batches`)."""
 
-_LEADERSHIP = frozenset(
-    {
-        ErrorCode.NOT_LEADER,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_LEADER_EPOCH,
-        ErrorCode.LEADER_NOT_AVAILABLE,
-        ErrorCode.FENCED_BROKER,
-        ErrorCode.STORAGE_OFFLINE,
-    }
-)
+_LEADERSHIP = frozenset({
+    ErrorCode.NOT_LEADER, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH,
+    ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.FENCED_BROKER, ErrorCode.STORAGE_OFFLINE,
+})  # fmt: skip
 _IDENTITY = frozenset({ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITION})
 _GONE = _LEADERSHIP | {ErrorCode.SHUTTING_DOWN, ErrorCode.TIMED_OUT}
 """Another leader may be found, or be on its way. So may be where a connection fails."""
@@ -88,7 +75,7 @@ class InFlightRequests:
         request_timeout_ms: int,
         identity: tuple[int, int] | None = None,
     ) -> None:
-        """`identity` is a producer id and epoch to keep whatever happens; None: see `set_identity`."""
+        """See `ProducerIdentity` for `identity`."""
         self._cluster_metadata = cluster_metadata
         self._backoff = backoff
         self._idempotent = idempotent
@@ -98,56 +85,22 @@ class InFlightRequests:
         self._waiting: dict[PartitionQueue, None] = {}
         self._in_flight: dict[int, int] = {}
         self._flying: dict[Request, Overdue] = {}
-        self._identity = identity
-        self._keeps_identity = identity is not None
-        self._begins: dict[TopicPartition, int] = {}
-        self._started: dict[TopicPartition, SequenceState] = {}
+        self.identity = ProducerIdentity(identity, is_used=idempotent)
         self.counts = CallCounts()
         self.unresolved: dict[SealedBatch, None] = {}
         """Every batch that was added and has not finished, in order."""
         self.needs_metadata = False
         """Set when something cannot be sent for want of a leader; the shell reads metadata and clears it."""
-        self.needs_producer_id = False
-        """Set when something cannot be sent for want of a producer id."""
-
-    def set_identity(self, producer_id: int, epoch: int) -> None:
-        """Take the producer id that the coordinator gave."""
-        self._identity = (producer_id, epoch)
-        self.needs_producer_id = False
-
-    @property
-    def has_identity(self) -> bool:
-        """Whether the producer id is known."""
-        return self._identity is not None
-
-    def add_partition(self, partition_queue: PartitionQueue) -> None:
-        """Add a partition that has sent nothing yet; it gets the producer id, if there is one.
-
-        After an earlier queue of its name it begins an epoch: a topic that was gone may be there again, with what it
-        was sent, where etcd was put back, and the same sequences would be taken for that (PROTOCOL H51).
-        """
-        if not self._idempotent or self._identity is None or partition_queue.sequences.producer_id >= 0:
-            return
-        producer_id, epoch = self._identity
-        before = self._started.get(partition_queue.where)
-        if before is not None and before.producer_id == producer_id and not self._keeps_identity:
-            epoch, partition_queue.needs_epoch = before.epoch, True
-        sequence = self._begins.get(partition_queue.where, 0)
-        partition_queue.sequences.start(producer_id, epoch, sequence, queued=partition_queue.queued_records())
-        self._started[partition_queue.where] = partition_queue.sequences
-
-    def continue_from(self, where: TopicPartition, sequence: int) -> None:
-        """Begin a partition that has sent nothing yet with a sequence, behind what an earlier one of the kept identity
-        stored there.
-        """
-        assert self._keeps_identity
-        self._begins[where] = sequence
 
     def add(self, batch: SealedBatch) -> None:
         """Queue a batch that was sealed just now; it is sent once it is encoded."""
         batch.partition_queue.queued.append(batch)
         self._waiting[batch.partition_queue] = None
         self.unresolved[batch] = None
+
+    def in_flight(self) -> list[Request]:
+        """Return the requests in flight; any thread."""
+        return list(self._flying)
 
     def waiting_topics(self) -> list[str]:
         """Return the topics of which something is queued; a closing producer uses no others any more."""
@@ -156,120 +109,79 @@ class InFlightRequests:
     def next_requests(self, now_ms: int) -> list[Request]:
         """Return the requests that can be sent now. Each counts as in flight until `answered` or `failed`."""
         requests: list[Request] = []
-        while True:
-            round_ = self._one_round(now_ms)
-            if not round_:
-                return requests
-            requests.extend(round_)
+        while self._waiting and (packed := self._pack(now_ms)):
+            requests += packed
+        return requests
 
-    def _one_round(self, now_ms: int) -> list[Request]:
-        """At most one request a broker."""
-        parts: dict[int, list[RequestPart]] = {}
-        sizes: dict[int, int] = {}
-        counts: dict[int, int] = {}
-        addresses: dict[int, str] = {}
+    def _pack(self, now_ms: int) -> list[Request]:
+        """Return at most one request for each broker."""
+        packed: dict[int, OpenRequest] = {}
         for partition_queue in list(self._waiting):
             if not partition_queue.queued:
                 del self._waiting[partition_queue]
                 continue
-            leader = self._cluster_metadata.leader(partition_queue.where)
-            if leader is None or self._is_of_another_life(partition_queue):
+            leader = self._cluster_metadata.leader(partition_queue.where, partition_queue.topic_id)
+            if leader is None:
                 self.needs_metadata = True
                 continue
             broker_id, address, epoch = leader
             if not self._may_send(partition_queue, epoch, now_ms):
                 continue
-            room = self._max_request_bytes - sizes.get(broker_id, 0)
-            if self._in_flight.get(broker_id, 0) >= self._max_in_flight or room <= 0:
+            if self._in_flight.get(broker_id, 0) >= self._max_in_flight:
                 continue
-            most = MAX_REQUEST_BATCHES - counts.get(broker_id, 0)
-            batches = self._take(partition_queue, room, most, first=broker_id not in sizes)
-            if batches:
-                sizes[broker_id] = sizes.get(broker_id, 0) + sum(batch.size_bytes for batch in batches)
-                counts[broker_id] = counts.get(broker_id, 0) + sum(batch.count for batch in batches)
-                addresses[broker_id] = address
-                parts.setdefault(broker_id, []).append(RequestPart(partition_queue, epoch, batches))
-        for broker_id in parts:
-            self._in_flight[broker_id] = self._in_flight.get(broker_id, 0) + 1
-        requests = [
-            Request(broker_id, addresses[broker_id], entry, self._timeout(entry, now_ms))
-            for broker_id, entry in parts.items()
-        ]
-        for request in requests:
-            self._flying[request] = Overdue(now_ms, 0)
+            if broker_id not in packed:
+                packed[broker_id] = OpenRequest(
+                    address, self._max_request_bytes, MAX_REQUEST_BATCHES, now_ms + self._request_timeout_ms
+                )
+            self._take(partition_queue, epoch, packed[broker_id])
+            if not partition_queue.queued:
+                del self._waiting[partition_queue]
+        requests = []
+        for broker_id, entry in packed.items():
+            if entry.parts:
+                request = Request(broker_id, entry.address, entry.parts, max(1, entry.deadline_ms - now_ms))
+                self._in_flight[broker_id] = self._in_flight.get(broker_id, 0) + 1
+                self._flying[request] = Overdue(now_ms, 0)
+                requests.append(request)
         return requests
 
-    def _is_of_another_life(self, partition_queue: PartitionQueue) -> bool:
-        """Whether the topic was made anew since: its leaders do not have this life, and `metadata_changed` ends it."""
-        topic_leaders = self._cluster_metadata.topic(partition_queue.where.topic)
-        return topic_leaders is not None and topic_leaders.topic_id != partition_queue.topic_id
-
-    def _timeout(self, parts: list[RequestPart], now_ms: int) -> int:
-        deadline = min(batch.deadline_ms for part in parts for batch in part.batches)
-        return max(1, min(self._request_timeout_ms, deadline - now_ms))
-
     def _may_send(self, partition_queue: PartitionQueue, leader_epoch: int, now_ms: int) -> bool:
-        if partition_queue.is_waiting(leader_epoch, now_ms):
+        if partition_queue.retry_at_ms > now_ms and leader_epoch <= partition_queue.failed_epoch:
             self.needs_metadata = self.needs_metadata or partition_queue.seeks_leader
             return False
         if partition_queue.flying and (
             partition_queue.recovering or partition_queue.needs_epoch or not self._idempotent
         ):
             return False
-        if self._idempotent and partition_queue.sequences.producer_id < 0:
-            if self._identity is None:
-                self.needs_producer_id = True
-                return False
-            self.add_partition(partition_queue)
-        if partition_queue.needs_epoch:
-            if self._keeps_identity:  # A sequence is missing for good: nothing can follow it.
-                return False
-            self._raise_epoch(partition_queue)
-        return partition_queue.sequences.producer_id >= 0 or not self._idempotent
+        return self.identity.admits(partition_queue)
 
-    def _raise_epoch(self, partition_queue: PartitionQueue) -> None:
-        """Start a new epoch, unless a batch of unknown outcome must be resolved under the old one first.
-
-        That is one at the front alone: a batch behind one that was certainly not applied was not applied either, as
-        leaders take no sequence before the one that is missing.
-        """
-        if partition_queue.queued and partition_queue.queued[0].outcome_unknown:
-            return
-        partition_queue.needs_epoch = False
-        for batch in partition_queue.queued:
-            batch.numbered = batch.outcome_unknown = False
-        if not partition_queue.sequences.raise_epoch(queued=partition_queue.queued_records()):
-            partition_queue.sequences = SequenceState()
-            self._identity = None
-            self.needs_producer_id = True
-
-    def _take(self, partition_queue: PartitionQueue, room: int, most: int, *, first: bool) -> list[SealedBatch]:
-        """Take what fits from the front of the queue; at least one if it is the `first` of its request."""
+    def _take(self, partition_queue: PartitionQueue, leader_epoch: int, packed: OpenRequest) -> None:
+        """Move what fits from the front of the queue into a request; at least one batch if that is empty."""
         batches: list[SealedBatch] = []
+        most = packed.batches
         if self._idempotent:
-            most = min(most, MAX_BATCHES_IN_FLIGHT - sum(batch.count for batch in partition_queue.flying))
+            flying = 0
+            for batch in partition_queue.flying:
+                flying += batch.count
+            most = min(most, MAX_BATCHES_IN_FLIGHT - flying)
         while partition_queue.queued and partition_queue.queued[0].count <= most:
             batch = partition_queue.queued[0]
-            if batch.encoded is None or (batch.size_bytes > room and (batches or not first)):
+            if batch.encoded is None or (partition_queue.needs_epoch and not batch.outcome_unknown):
                 break
-            if partition_queue.needs_epoch and not batch.outcome_unknown:
+            size_bytes = batch.size_bytes
+            if packed.room < size_bytes and (batches or packed.parts):
                 break
             partition_queue.queued.popleft()
             if self._idempotent and not batch.numbered:
-                self._number(batch)
-            room -= batch.size_bytes
+                self.identity.number(batch)
+            packed.room -= size_bytes
+            packed.batches -= batch.count
+            packed.deadline_ms = min(packed.deadline_ms, batch.deadline_ms)
             most -= batch.count
             partition_queue.flying.append(batch)
             batches.append(batch)
-        return batches
-
-    def _number(self, batch: SealedBatch) -> None:
-        assert not batch.outcome_unknown, "a batch that may have been applied keeps its bytes"
-        assert batch.encoded is not None
-        stamp = batch.partition_queue.sequences.sent(batch.records)
-        if batch.stamp != stamp:
-            batch.stamp_anew(stamp)
-        batch.numbered = True
+        if batches:
+            packed.parts.append(RequestPart(partition_queue, leader_epoch, batches))
 
     def answered(self, request: Request, answers: Iterable[PartitionResponse], now_ms: int) -> list[Finished]:
         """Take an answer: one `PartitionResponse` a part, in the request's order."""
@@ -319,7 +231,7 @@ class InFlightRequests:
         return leader is not None and leader[2] > part.leader_epoch
 
     def _lands_again(self, request: Request) -> bool:
-        """Whether it has landed before: it was given up, or its caller was interrupted while it started the call."""
+        """Take a request out of flight; whether it has landed before, as it was given up or its start interrupted."""
         if request.landed:
             return True
         request.landed = True
@@ -375,7 +287,7 @@ class InFlightRequests:
             if earlier:
                 return True
             partition_queue.needs_epoch = True
-            return not batch.outcome_unknown and not self._keeps_identity
+            return not batch.outcome_unknown and not self.identity.is_kept
         return error.retriable or error.code in _IDENTITY or error.code in _LEADERSHIP
 
     def _reroute(self, partition_queue: PartitionQueue, epoch: int, error: HeadraceError, now_ms: int) -> None:

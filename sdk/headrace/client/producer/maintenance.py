@@ -1,144 +1,132 @@
-"""A producer's two threads: one that watches the clock, one that asks coordinators.
+"""What a producer does in the background: one operation for what is due by the clock, one for metadata.
 
-Both end with it, or when it is collected.
-Started when the first batch is opened, so that a producer that is made and not used costs none.
+A blocking producer runs both on one thread, an asyncio producer in two tasks. They begin with the first batch, so that
+a producer that is made and not used costs neither.
 """
 
 import logging
-import threading
 import time
-import weakref
-from collections.abc import Callable
-from types import MethodType
-from typing import Any, cast
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
+from headrace.client.base.background import Background, WaitSignal
 from headrace.client.base.clock import monotonic_ms
-from headrace.client.base.config import ProducerConfig
 from headrace.client.base.errors import ClosedError
+from headrace.client.base.operations import Operation, Pause
+from headrace.client.base.request_ids import request_id_scope
 from headrace.client.base.retry import Backoff
 from headrace.wire.errors import HeadraceError
 
-IDLE_LOOK_MS = 1_000
-"""How long the clock's thread sleeps with nothing due; then it sees whether its producer is still there."""
+IDLE_MS = 3_600_000
+"""How long the clock's operation waits with nothing due."""
 
 _log = logging.getLogger("headrace.client")
 
 
+class Maintained(Protocol):
+    """A producer's core."""
+
+    def seal_due(self) -> int | None:
+        """Do what is due; return when to look again, in monotonic ms, or `None`."""
+
+    def refresh(self) -> Operation[bool]:
+        """Read metadata and the producer id where they are wanted; return whether nothing is wanted any more."""
+
+
 class ProducerMaintenance:
-    """Runs `seal_due` when something is due and `refresh` when something is wanted. Any thread."""
+    """Runs `seal_due` when something is due and `refresh` when something is wanted. Owned by the core; any thread."""
 
     def __init__(
         self,
-        config: ProducerConfig,
+        maintained: Maintained,
+        background: Background,
+        lock: AbstractContextManager[Any],
         backoff: Backoff,
-        seal_due: Callable[[], int | None],
-        refresh: Callable[[], bool],
+        *,
+        metadata_max_age_ms: int,
     ) -> None:
-        self._config = config
+        self._maintained = maintained
+        self._background = background
+        self._lock = lock
         self._backoff = backoff
-        self._seal_due = weakref.WeakMethod(cast(MethodType, seal_due))
-        self._refresh = weakref.WeakMethod(cast(MethodType, refresh))
-        self._tick = threading.Event()
-        self._wanted = threading.Event()
-        self._stopped = threading.Event()
-        self._start_lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-        self._wakes_ms = 0
+        self._max_age_seconds = metadata_max_age_ms / 1000
+        self._tick = background.make_signal()
+        self._wanted = background.make_signal()
+        self._wakes_ms = monotonic_ms() + IDLE_MS
+        """Until when the clock's operation waits; whatever lowers it sets `_tick` too."""
+        self._is_started = False
+        self._is_stopped = False
 
     def due_at(self, at_ms: int | None) -> None:
-        """Something is due at a monotonic time in ms: wake the clock's thread only if it would sleep past it."""
-        if at_ms is None:
+        """Look at a monotonic time in ms: wake the clock's operation only if it would wait past it."""
+        if at_ms is None or at_ms >= self._wakes_ms:
             return
-        if not self._threads:
-            self._start()
-        if at_ms < self._wakes_ms:
-            self._wakes_ms = at_ms
-            self._tick.set()
+        self._wakes_ms = at_ms
+        self._start()
+        self._tick.set()
+
+    def look(self) -> None:
+        """Do now what is due."""
+        self.due_at(self._maintained.seal_due())
 
     def refresh_wanted(self) -> None:
-        """Ask for metadata or the producer id soon."""
-        if not self._threads:
-            self._start()
+        """Read metadata or the producer id soon."""
+        self._start()
         self._wanted.set()
 
-    def pause(self, seconds: float) -> None:
-        """Wait, but not past `close`."""
-        self._stopped.wait(seconds)
-
-    def close(self) -> None:
-        """End both threads; waits for the clock's, which never blocks long."""
-        self._stopped.set()
-        self._tick.set()
-        self._wanted.set()
-        for thread in self._threads[:1]:
-            if thread is not threading.current_thread():
-                thread.join(1.0)
+    def stop(self) -> None:
+        """Begin nothing any more; closing the background ends what runs."""
+        with self._lock:
+            self._is_stopped = True
 
     def _start(self) -> None:
-        with self._start_lock:
-            if self._threads or self._stopped.is_set():
+        if self._is_started:
+            return
+        with self._lock:
+            if not self._is_started and not self._is_stopped:
+                self._is_started = True
+                self._background.spawn(self._run_clock())
+                self._background.spawn(self._run_refresh())
+
+    def _run_clock(self) -> Operation[None]:
+        while True:
+            now_ms = monotonic_ms()
+            self._wakes_ms = now_ms + IDLE_MS
+            try:
+                due_ms = self._maintained.seal_due()
+            except Exception:
+                _log.exception("sealing failed")
+                due_ms = None
+            if due_ms is not None and due_ms < self._wakes_ms:
+                self._wakes_ms = max(due_ms, now_ms + 1)
+            yield WaitSignal(self._tick, max(0.0, self._wakes_ms / 1000 - time.monotonic()))
+            self._tick.clear()
+
+    def _run_refresh(self) -> Operation[None]:
+        """Refresh when something is wanted, and before metadata grows too old; never twice within a short while."""
+        seconds, failures = self._max_age_seconds, 0
+        while True:
+            yield WaitSignal(self._wanted, seconds)
+            self._wanted.clear()
+            is_satisfied = False
+            try:
+                with request_id_scope():
+                    is_satisfied = yield from self._maintained.refresh()
+                failures = 0
+            except ClosedError:
                 return
-            loops: list[tuple[str, Any]] = [("headrace-linger", _run_clock), ("headrace-refresh", _run_refresh)]
-            threads = [threading.Thread(target=run, args=(self,), name=name, daemon=True) for name, run in loops]
-            for thread in threads:
-                thread.start()
-            self._threads = threads
+            except HeadraceError as error:
+                failures += 1
+                _log.warning("metadata could not be read (try %d): %s", failures, error)
+            except Exception:
+                failures += 1
+                _log.exception("reading metadata failed")
+            yield Pause(self._delay_ms(failures) / 1000)
+            seconds = self._max_age_seconds if is_satisfied else 0.0
 
-    def _wait(self, event: threading.Event, seconds: float | None) -> bool:
-        """Wait for an event; whether to go on."""
-        event.wait(seconds)
-        event.clear()
-        return not self._stopped.is_set()
+    def _delay_ms(self, failures: int) -> int:
+        """Return the delay after a refresh by the number of failures in a row.
 
-
-def _run_clock(maintenance: ProducerMaintenance) -> None:
-    """Between two looks `_wakes_ms` says until when it sleeps; whoever lowers it sets the event too."""
-    seconds = 0.0
-    while maintenance._wait(maintenance._tick, seconds):
-        seal_due = maintenance._seal_due()
-        if seal_due is None:
-            return
-        now_ms = monotonic_ms()
-        maintenance._wakes_ms = now_ms + IDLE_LOOK_MS
-        try:
-            due_ms = seal_due()
-        except Exception:
-            _log.exception("sealing failed")
-            due_ms = None
-        del seal_due
-        if due_ms is not None and due_ms < maintenance._wakes_ms:
-            maintenance._wakes_ms = max(due_ms, now_ms + 1)
-        seconds = max(0.0, maintenance._wakes_ms / 1000 - time.monotonic())
-
-
-def _run_refresh(maintenance: ProducerMaintenance) -> None:
-    """Refresh when something is wanted, and before metadata grows too old; never twice within a short while."""
-    seconds = maintenance._config.metadata_max_age_ms / 1000
-    failures = 0
-    while maintenance._wait(maintenance._wanted, seconds):
-        refresh = maintenance._refresh()
-        if refresh is None:
-            return
-        satisfied = False
-        try:
-            satisfied = refresh()
-            failures = 0
-        except ClosedError:
-            return
-        except HeadraceError as error:
-            failures += 1
-            _log.warning("metadata could not be read (try %d): %s", failures, error)
-        except Exception:
-            failures += 1
-            _log.exception("reading metadata failed")
-        del refresh
-        maintenance._stopped.wait(refresh_delay_ms(maintenance._backoff, failures) / 1000)
-        seconds = maintenance._config.metadata_max_age_ms / 1000 if satisfied else 0.0
-
-
-def refresh_delay_ms(backoff: Backoff, failures: int) -> int:
-    """Return the delay after a metadata refresh, in milliseconds, by the number of failures in a row.
-
-    One that succeeded may have to be repeated while a leader is elected; that one takes no back-off.
-    """
-    return backoff.delay_ms(failures) if failures else backoff.look_delay_ms()
+        A refresh that succeeded may be repeated while a leader is elected; that takes no back-off.
+        """
+        return self._backoff.delay_ms(failures) if failures else self._backoff.look_delay_ms()

@@ -49,7 +49,9 @@ class SealedBatch:
         self.reserved_bytes = reserved_bytes
         """Bytes of the producer's buffer pool."""
         self.deadline_ms = deadline_ms
-        self.serial = partition_queue.next_serial()
+        partition_queue.serials += 1
+        self.serial = partition_queue.serials
+        """Numbers the batches of the partition in the order in which they were sealed."""
         self.stamp: ProducerStamp = partition_queue.sequences.sealed(records)
         self.encoded: list[BufferVector] | None = None
         """Its batches; None while they are being encoded: nothing behind is sent meanwhile."""
@@ -109,18 +111,9 @@ class PartitionQueue:
         """Whether nothing is queued or in flight: then a batch that lingers may go."""
         return not self.queued and not self.flying
 
-    def is_waiting(self, leader_epoch: int, now_ms: int) -> bool:
-        """Whether it waits out a failure of the leader of this epoch."""
-        return self.retry_at_ms > now_ms and leader_epoch <= self.failed_epoch
-
     def queued_records(self) -> int:
         """Return the number of records in the queue."""
         return sum(batch.records for batch in self.queued)
-
-    def next_serial(self) -> int:
-        """Number batches in the order in which they were sealed."""
-        self.serials += 1
-        return self.serials
 
     def put_back(self, batches: Iterable[SealedBatch]) -> None:
         """Put batches back to their places in the queue."""
@@ -136,6 +129,21 @@ class RequestPart(NamedTuple):
     partition_queue: PartitionQueue
     leader_epoch: int
     batches: list[SealedBatch]
+
+
+class OpenRequest:
+    """A request that is being filled."""
+
+    __slots__ = ("address", "batches", "deadline_ms", "parts", "room")
+
+    def __init__(self, address: str, room: int, batches: int, deadline_ms: int) -> None:
+        self.address = address
+        self.room = room
+        """Bytes that it may still take."""
+        self.batches = batches
+        """Batches that it may still take."""
+        self.deadline_ms = deadline_ms
+        self.parts: list[RequestPart] = []
 
 
 class Request:

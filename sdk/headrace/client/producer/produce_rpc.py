@@ -1,11 +1,18 @@
-"""Produce on the wire: requests from sealed batches, answers by partition. Pure, shared by both shells."""
+"""Produce on the wire: requests from sealed batches, answers by partition, errors of calls. Pure."""
+
+import logging
+
+import grpc
 
 from headrace.client.base.config import ProducerConfig
+from headrace.client.net.bootstrap_client import error_of_call
 from headrace.client.producer.partition_queue import PartitionResponse, Request, RequestPart
 from headrace.v1 import broker_pb2, topics_pb2
-from headrace.wire.errors import HeadraceError, InternalError, Outcome, from_detail
+from headrace.wire.errors import HeadraceError, InternalError, Outcome, TimedOutError, from_detail
 from headrace.wire.ids import TopicPartition
 from headrace.wire.zero_copy import BufferVector, produce_request_bytes
+
+_log = logging.getLogger("headrace.client")
 
 _ACKS: dict[str, broker_pb2.Acks] = {
     "0": broker_pb2.ACKS_NONE,
@@ -61,6 +68,16 @@ def answers_of(
             )
         answers.append(answer)
     return answers
+
+
+def error_of(error: BaseException) -> HeadraceError:
+    """Return the typed error of a Produce call that has failed, or was cancelled by its producer."""
+    if isinstance(error, grpc.RpcError):
+        return error_of_call(error)
+    if isinstance(error, grpc.FutureCancelledError | HeadraceError):
+        return TimedOutError("the call was given up", outcome=Outcome.UNKNOWN, retriable=False)
+    _log.error("an answer could not be handled", exc_info=error)
+    return InternalError(repr(error), outcome=Outcome.UNKNOWN)
 
 
 def _unanswered(where: TopicPartition) -> HeadraceError:

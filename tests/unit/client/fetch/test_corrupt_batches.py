@@ -135,7 +135,7 @@ def test_dead_letter_has_the_bytes_and_where_they_were(clicks):
 
 def test_nothing_is_passed_before_its_letter_is_stored(clicks, monkeypatch):
     """A topic that is not there is the application's error, again and again; what came before is delivered once."""
-    monkeypatch.setattr("headrace.client.producer.producer.TOPIC_GRACE_S", 0.2)
+    monkeypatch.setattr("headrace.client.producer.producer_core.TOPIC_GRACE_S", 0.2)
     settings = {"auto_offset_reset": "earliest", **SETTINGS, **LETTERS, "dead_letter_topic": "none"}
     with headrace.Consumer("clicks", bootstrap_servers=clicks.address, **settings) as consumer:
         assert [record.offset for record in consumer.poll(WAIT)] == GOOD[:10]

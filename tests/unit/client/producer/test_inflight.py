@@ -8,6 +8,7 @@ from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.client.producer.futures import PendingBatch
 from headrace.client.producer.inflight import MAX_BATCHES_IN_FLIGHT, InFlightRequests
 from headrace.client.producer.partition_queue import PartitionQueue, PartitionResponse, SealedBatch
+from headrace.client.producer.producer_identity import ProducerIdentity
 from headrace.client.producer.sequences import MAX_EPOCH, ProducerStamp
 from headrace.v1 import cluster_pb2
 from headrace.wire.batch import read_header
@@ -65,7 +66,7 @@ class Sending:
             self.cluster_metadata, backoff, request_timeout_ms=30_000, **settings
         )
         if settings["idempotent"]:
-            self.in_flight_requests.set_identity(7, 0)
+            self.in_flight_requests.identity.set(7, 0)
         self.partition_queues = [PartitionQueue(TopicPartition("t", n), TOPIC_ID) for n in range(partitions)]
         self.now_ms = 0
         self.leaders([(1, 5)] * partitions)
@@ -76,7 +77,7 @@ class Sending:
 
     def add(self, partition=0, encoded=True, deadline_ms=120_000):
         partition_queue = self.partition_queues[partition]
-        self.in_flight_requests.add_partition(partition_queue)
+        self.in_flight_requests.identity.start(partition_queue)
         batch = SealedBatch(
             partition_queue, PendingBatch(partition_queue.where, 0, lambda pending: None), 1, 0, deadline_ms
         )
@@ -462,10 +463,10 @@ def test_when_epochs_are_used_up_a_new_producer_id_is_asked_for():
     sending.answer(sending.send_one(), UnknownProducerError("forgotten"))
     sending.later()
     assert not sending.send()
-    assert sending.in_flight_requests.needs_producer_id
-    assert not sending.in_flight_requests.has_identity
-    sending.in_flight_requests.set_identity(8, 0)
-    assert not sending.in_flight_requests.needs_producer_id
+    assert sending.in_flight_requests.identity.is_needed
+    assert sending.in_flight_requests.identity.is_missing
+    sending.in_flight_requests.identity.set(8, 0)
+    assert not sending.in_flight_requests.identity.is_needed
     header = read_header(bytes(sending.send_one().parts[0].batches[0].encoded[0]))
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (8, 0, 0)
 
@@ -516,12 +517,12 @@ def test_doubt_behind_what_was_certainly_not_applied_holds_up_no_epoch():
 
 def late_identity(sending):
     """The producer id comes when a batch is queued already."""
-    sending.in_flight_requests.set_identity(7, 0)
+    sending.in_flight_requests.identity.set(7, 0)
 
 
 def new_epoch(sending):
     """A batch is refused for good and leaves its sequence missing."""
-    sending.in_flight_requests.set_identity(7, 0)
+    sending.in_flight_requests.identity.set(7, 0)
     sending.answer(sending.send_one(), InvalidTimestampError("no"))
     sending.later()
     sending.add()
@@ -529,7 +530,7 @@ def new_epoch(sending):
 
 def dropped_batch(sending):
     """Two batches cannot be encoded."""
-    sending.in_flight_requests.set_identity(7, 0)
+    sending.in_flight_requests.identity.set(7, 0)
     sending.answer(sending.send_one())
     for _ in range(2):
         sending.in_flight_requests.give_up(sending.add(encoded=False), InvalidTimestampError("no"))
@@ -585,11 +586,11 @@ def test_what_is_out_of_time_says_what_it_waited_for(change, obstacle):
 
 
 def test_out_of_time_for_want_of_a_producer_id_says_so():
-    sending = Sending(idempotent=False)
-    sending.in_flight_requests._idempotent = True
+    sending = Sending()
+    sending.in_flight_requests.identity = ProducerIdentity(None, is_used=True)
     sending.add(deadline_ms=10)
     assert not sending.send()
-    assert sending.in_flight_requests.needs_producer_id
+    assert sending.in_flight_requests.identity.is_needed
     ((_, _, error),) = sending.in_flight_requests.expire(10)
     assert "no coordinator gave a producer id" in error.message
 

@@ -240,12 +240,12 @@ def test_the_buffer_is_bounded_and_says_so(fake_cluster):
         with pytest.raises(headrace.BufferFullError) as caught:
             for _ in range(1000):
                 producer.send("t", b"x" * 1000)
-        assert producer._buffer_pool.used <= 128 * 1024
+        assert producer._core.buffer_pool.used <= 128 * 1024
         assert caught.value.retriable
         assert caught.value.outcome == Outcome.NOT_APPLIED
         fake_cluster.hold.set()
         producer.flush(WAIT)
-        assert producer._buffer_pool.used == 0
+        assert producer._core.buffer_pool.used == 0
 
 
 def test_a_record_that_no_batch_can_hold_is_refused_at_once(fake_cluster):
@@ -273,10 +273,10 @@ def test_the_clock_is_not_woken_for_what_an_answer_looks_after(fake_cluster, mon
         fake_cluster.faults.append(held)
         producer.send("t", b"second")
         assert arrived.wait(WAIT)
-        wakes, due_at = [], producer._maintenance.due_at
-        monkeypatch.setattr(producer._maintenance, "due_at", wakes.append)
+        wakes, due_at = [], producer._core.maintenance.due_at
+        monkeypatch.setattr(producer._core.maintenance, "due_at", wakes.append)
         third = producer.send("t", b"third")
-        monkeypatch.setattr(producer._maintenance, "due_at", due_at)
+        monkeypatch.setattr(producer._core.maintenance, "due_at", due_at)
         assert wakes == []
         go_on.set()
         done = threading.Event()
@@ -289,7 +289,7 @@ def test_a_call_that_cannot_be_started_is_tried_again(fake_cluster, monkeypatch,
     fake_cluster.create_topic("t")
     with producer_for(fake_cluster) as producer:
         producer.send("t", b"0").result(WAIT)
-        connections, endpoint = producer._connections, producer._connections.endpoint
+        connections, endpoint = producer._io.connections, producer._io.connections.endpoint
 
         def out_of_threads(address):
             monkeypatch.setattr(connections, "endpoint", endpoint)
@@ -323,7 +323,7 @@ def test_a_topic_that_a_server_did_not_know_stays_unknown_when_servers_fall_sile
         yield
 
     with producer_for(fake_cluster, max_block_ms=100) as producer:
-        monkeypatch.setattr(producer, "_read_metadata", read_metadata)
+        monkeypatch.setattr(producer._core, "_read_metadata", read_metadata)
         with pytest.raises(UnknownTopicError):
             producer.send("nowhere", b"x")
 

@@ -60,7 +60,7 @@ async def test_a_cancelled_send_that_waited_for_room_was_not_taken(fake_cluster)
                 futures.append(await producer.send("t", b"%04d" % number + b"x" * 1000))
 
         filling = asyncio.create_task(fill())
-        await until(lambda: producer._core._waiting_for_room)
+        await until(lambda: producer._core.buffer_pool.waiters)
         filling.cancel()
         with pytest.raises(asyncio.CancelledError):
             await filling
@@ -73,7 +73,7 @@ async def test_a_cancelled_send_that_waited_for_room_was_not_taken(fake_cluster)
         await producer.flush(WAIT)
         assert 0 < len(futures) < 1000
         assert (await futures[0]).offset == 1
-        assert producer._core._buffer_pool.used == 0
+        assert producer._core.buffer_pool.used == 0
     values = topic.partitions[0].values()[1:]
     assert [value[:4] for value in values] == [b"%04d" % number for number in range(len(values))]
 
@@ -88,7 +88,7 @@ async def test_a_send_that_need_not_wait_cannot_be_cancelled_out_of_its_memory(f
         sending.cancel()
         assert (await (await sending)).offset == 1
         await producer.flush(WAIT)
-        assert producer._core._buffer_pool.used == 0
+        assert producer._core.buffer_pool.used == 0
 
 
 async def until(condition):
@@ -103,7 +103,7 @@ async def test_a_cancelled_flush_loses_nothing(fake_cluster):
         fake_cluster.hold.clear()
         await producer.send("t", b"held")
         flushing = asyncio.create_task(producer.flush())
-        await until(lambda: producer._core._calls)
+        await until(lambda: producer._io.calls)
         flushing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await flushing
@@ -123,7 +123,7 @@ async def test_the_buffer_is_bounded_and_says_so(fake_cluster):
                 await producer.send("t", b"x" * 1000)
         with pytest.raises(headrace.BufferFullError):
             await producer.send_many("t", [b"x" * 1000] * 1000)
-        assert producer._core._buffer_pool.used <= 128 * 1024
+        assert producer._core.buffer_pool.used <= 128 * 1024
         fake_cluster.hold.set()
         await producer.flush(WAIT)
 
@@ -141,7 +141,7 @@ async def test_close_returns_while_the_broker_hangs_and_resolves_every_future(fa
             futures.append(await producer.send("t", b"x" * 1000))
 
     filling = asyncio.create_task(fill())
-    await until(lambda: producer._core._waiting_for_room)
+    await until(lambda: producer._core.buffer_pool.waiters)
     with pytest.raises(headrace.DeliveryError):
         await producer.close(timeout=0.1)
     with pytest.raises(headrace.ClosedError):
@@ -162,7 +162,7 @@ async def test_a_cancelled_close_has_closed(fake_cluster):
     fake_cluster.hold.clear()
     future = await producer.send("t", b"stuck")
     closing = asyncio.create_task(producer.close())
-    await until(lambda: producer._core._calls)
+    await until(lambda: producer._io.calls)
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing

@@ -151,9 +151,9 @@ def test_while_there_is_no_leader_one_thread_asks_for_metadata(brokers):
                 asked.set()
             return answer(*args, **more)
 
-        answer, producer._cluster_metadata.update = producer._cluster_metadata.update, count
-        for buffer in producer._topics["many"].buffers:
-            producer._seal_now(buffer)
+        answer, producer._core.sender.cluster_metadata.update = producer._core.sender.cluster_metadata.update, count
+        for buffer in producer._core.topics.known["many"].buffers:
+            producer._core.open_batches.seal_now(buffer)
         assert asked.wait(WAIT)
         first.leaderless.clear()
         assert [future.result(WAIT).offset for future in futures] == [0] * 20

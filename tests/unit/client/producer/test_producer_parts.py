@@ -11,6 +11,7 @@ import pytest
 from headrace.client.base import config as settings
 from headrace.client.base.errors import ConfigError, NoBrokersAvailableError, SerializationError
 from headrace.client.base.interrupts import DeferredKeyboardInterrupt
+from headrace.client.base.operations import execute
 from headrace.client.base.partitioner import check_partition, next_sticky, partition_for_key
 from headrace.client.base.retry import Backoff
 from headrace.client.base.serializers import deserialize, resolve_serializer, serialize
@@ -179,12 +180,20 @@ def test_a_restamped_batch_is_sound_and_only_its_producer_differs(count):
 
 
 def test_a_budget_waits_for_room_and_never_gives_more_than_it_has():
-    pool = BufferPool(100)
+    lock = threading.Lock()
+    pool = BufferPool(100, lock, threading.Condition(lock))
+
+    def wait(step):
+        with step.changes:
+            return step.changes.wait_for(step.condition, step.seconds)
+
     assert pool.acquire(60)
     assert not pool.acquire(50)
+    assert not execute(pool.wait_for(50, 0), wait)
     threading.Timer(0.01, pool.release, (60,)).start()
-    assert pool.acquire(50, timeout=20)
-    assert pool.used == 50
+    assert execute(pool.wait_for(50, 20), wait)
+    assert pool.acquire(50)
+    assert (pool.used, pool.waiters) == (50, 0)
     pool.release(50)
     assert pool.acquire(1000), "a record that is larger than all goes alone"
 
@@ -196,8 +205,9 @@ def encode(bulk, start, end, stamp, **how):
 def make_buffer(batch_bytes=10_000, records=100):
     partition_queue = PartitionQueue(WHERE, b"1" * 16)
     buffer = PartitionBuffer(
-        WHERE, partition_queue, batch_bytes=batch_bytes, max_batch_bytes=1 << 20, batch_records=records, run_batches=64
-    )
+        WHERE, partition_queue, threading.Lock(), batch_bytes=batch_bytes, max_batch_bytes=1 << 20,
+        batch_records=records, run_batches=64,
+    )  # fmt: skip
     buffer.open(PendingBatch(WHERE, 5, lambda pending: None), 0, buffer.piece_for(30))
     return buffer
 

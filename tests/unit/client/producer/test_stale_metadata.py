@@ -92,9 +92,9 @@ def queued(cluster_metadata, topic_id):
         cluster_metadata, Backoff(5, 50, random.Random(1)), idempotent=True, max_in_flight_requests=5,
         max_request_bytes=1 << 20, request_timeout_ms=1_000,
     )  # fmt: skip
-    in_flight_requests.set_identity(7, 0)
+    in_flight_requests.identity.set(7, 0)
     partition_queue = PartitionQueue(PARTITION, topic_id)
-    in_flight_requests.add_partition(partition_queue)
+    in_flight_requests.identity.start(partition_queue)
     batch = SealedBatch(partition_queue, PendingBatch(PARTITION, 0, lambda pending: None, 100), 1, 0, 10**9)
     batch.encoded = [BufferVector(batch_parts([b"v"], base_timestamp_ms=0, **batch.stamp._asdict()))]
     in_flight_requests.add(batch)

@@ -1,0 +1,215 @@
+"""The open batches of a producer: appending, growing within the buffer pool, sealing, lingering. No I/O.
+
+A caller that fills a batch seals it, encodes it and starts the call, by `Sender`. A batch lingers at least `linger_ms`,
+and as long as its partition has something in flight: so batches grow under load by themselves.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headrace.client.base.clock import monotonic_ms
+from headrace.client.base.config import ProducerConfig
+from headrace.client.base.interrupts import DeferredKeyboardInterrupt
+from headrace.client.producer.accumulator import BufferPool, ClosedBatch, Headers, PartitionBuffer
+from headrace.client.producer.bulk import Bulk
+from headrace.client.producer.futures import PendingBatch, RecordFuture, future_for
+from headrace.client.producer.maintenance import ProducerMaintenance
+from headrace.client.producer.partition_queue import SealedBatch
+from headrace.client.producer.producer_topics import ProducerTopics
+from headrace.client.producer.sender import Sender
+from headrace.wire.errors import BatchTooLargeError
+
+
+class UnsentRecord(NamedTuple):
+    """One record of `send`."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None
+    headers: Headers | None
+    partition: int | None
+    timestamp_ms: int | None
+    cost: int
+    """See `record_cost`."""
+
+
+class OpenBatches:
+    """Owned by a producer's core. Any thread, where the buffers' locks are those of threads."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        buffer_pool: BufferPool,
+        maintenance: ProducerMaintenance,
+        sender: Sender,
+        topics: ProducerTopics,
+        *,
+        uses_appenders: bool,
+    ) -> None:
+        """`uses_appenders`: fill `appenders`."""
+        self._config = config
+        self._buffer_pool = buffer_pool
+        self._maintenance = maintenance
+        self._sender = sender
+        self._topics = topics
+        self._uses_appenders = uses_appenders
+        self._lingering: dict[PartitionBuffer, None] = {}
+        self.appenders: dict[str, Callable[[bytes], RecordFuture | None]] = {}
+        """By topic: appends a value without a key to the open batch; see `PartitionBuffer.start_appender`."""
+
+    def append(self, buffer: PartitionBuffer, record: UnsentRecord) -> RecordFuture | int:
+        """See `ProducerCore.append`."""
+        topic, value, key, headers, partition, timestamp_ms, cost = record
+        while True:
+            with buffer.lock:
+                if buffer.appender is not None:
+                    buffer.stop_appender()
+                if buffer.has_room_for(cost):
+                    assert buffer.pending is not None, "there is room: a batch is open"
+                    future = future_for(buffer.pending, buffer.append(value, key, headers, timestamp_ms, cost))
+                    if self._uses_appenders and key is None and partition is None:
+                        self.appenders[topic] = buffer.start_appender(return_futures=self._config.return_futures)
+                    return future
+            missing = self._make_room(buffer, cost)
+            if missing is not None:
+                return missing
+
+    def _make_room(self, buffer: PartitionBuffer, cost: int) -> int | None:
+        """Let the open batch grow, or seal a full one.
+
+        Return None if it has grown; see `ProducerCore.append` for other values.
+        """
+        if cost > buffer.largest:
+            raise too_large(buffer, cost)
+        with DeferredKeyboardInterrupt():
+            with buffer.lock:
+                if buffer.appender is not None:
+                    buffer.stop_appender()
+                if buffer.retired:
+                    return 0
+                if not buffer.is_full_for(cost):
+                    return self._grow(buffer, cost)
+                sealed = self._seal(buffer)
+            if sealed is not None:
+                self._ship(buffer, *sealed)
+        return 0
+
+    def _grow(self, buffer: PartitionBuffer, cost: int) -> int | None:
+        """Add a piece of memory to the open batch, or open a batch with it. Under the buffer's lock.
+
+        Return None, or how many bytes the buffer pool lacks.
+        """
+        if buffer.has_room_for(cost):
+            return None
+        piece = buffer.piece_for(cost)
+        if not self._buffer_pool.acquire(piece):
+            return piece
+        if buffer.pending is not None:
+            buffer.extend(piece)
+            return None
+        buffer.open(self.pending_for(buffer), monotonic_ms(), piece)
+        self._lingering[buffer] = None
+        if buffer.partition_queue.idle:  # Otherwise the end of what is in flight looks for what is due.
+            self._maintenance.due_at(buffer.opened_ms + self._config.linger_ms)
+        return None
+
+    def pending_for(self, buffer: PartitionBuffer) -> PendingBatch:
+        """Return the completion of a batch that is opened now."""
+        return PendingBatch(buffer.where, time.time_ns() // 1_000_000, self._flush_now, buffer.batch_records)
+
+    def send_bulk(
+        self, buffer: PartitionBuffer, pending: PendingBatch, bulk: Bulk, rows: range, cost: int
+    ) -> int | None:
+        """Queue a batch of its own behind what is open and send both. Return None, or how many bytes are missing.
+
+        0: the buffer is out of use. With Ctrl-C deferred.
+        """
+        with buffer.lock:
+            if buffer.retired:
+                return 0
+            if not self._buffer_pool.acquire(cost):
+                return cost
+            before = self._seal(buffer)
+            batch = self._sender.enqueue(buffer.partition_queue, pending, len(rows), cost)
+        if before is not None:
+            self._sender.encode(before[0], 0, before[1])
+        self._sender.encode(batch, rows.start, bulk)
+        self._sender.dispatch()
+        return None
+
+    def _seal(self, buffer: PartitionBuffer) -> tuple[SealedBatch, ClosedBatch] | None:
+        """Take the open batch and queue it in its place, not yet encoded. Under the buffer's lock."""
+        if buffer.appender is not None:
+            buffer.stop_appender()
+        self._lingering.pop(buffer, None)
+        drained = buffer.drain()
+        if drained is None:
+            return None
+        records, unused = drained
+        if not records.values:
+            self._buffer_pool.release(unused + records.reserved_bytes)
+            records.pending.complete((), None)
+            return None
+        if unused:
+            self._buffer_pool.release(unused)
+        count = len(records.values)
+        return self._sender.enqueue(buffer.partition_queue, records.pending, count, records.reserved_bytes), records
+
+    def _ship(self, buffer: PartitionBuffer, batch: SealedBatch, records: ClosedBatch) -> None:
+        """Encode what was sealed and send it. With Ctrl-C deferred."""
+        self._sender.encode(batch, 0, records)
+        self._sender.dispatch()
+        self.move_sticky(buffer)
+
+    def seal_now(self, buffer: PartitionBuffer) -> None:
+        """Seal the open batch, encode it and send it."""
+        with DeferredKeyboardInterrupt():
+            with buffer.lock:
+                sealed = self._seal(buffer)
+            if sealed is not None:
+                self._ship(buffer, *sealed)
+
+    def seal_all(self) -> None:
+        """As `seal_now`, for every open batch."""
+        for buffer in list(self._lingering):
+            self.seal_now(buffer)
+
+    def _flush_now(self, pending: PendingBatch) -> None:
+        """Send a batch that is still open, because its result is waited for."""
+        for buffer in list(self._lingering):
+            if buffer.pending is pending:
+                self.seal_now(buffer)
+                return
+
+    def retire(self, buffer: PartitionBuffer) -> None:
+        """Send the open batch; nothing more is appended."""
+        self.seal_now(buffer)
+        with buffer.lock:
+            late = self._seal(buffer)
+            buffer.retired = True
+        if late is not None:
+            self._sender.encode(late[0], 0, late[1])
+            self._sender.dispatch()
+
+    def seal_lingering(self, now_ms: int) -> int | None:
+        """Seal what has lingered; return when the next one has, in monotonic ms, or `None`."""
+        next_ms: int | None = None
+        for buffer in list(self._lingering):
+            due_ms = buffer.opened_ms + self._config.linger_ms
+            if due_ms > now_ms and not buffer.is_overdue:
+                next_ms = due_ms if next_ms is None else min(next_ms, due_ms)
+            elif buffer.partition_queue.idle:
+                self.seal_now(buffer)
+        return next_ms
+
+    def move_sticky(self, buffer: PartitionBuffer) -> None:
+        """Records without a key move on from a partition whose batch was sealed."""
+        if self._topics.moves_sticky(buffer):
+            self.appenders.pop(buffer.where.topic, None)
+
+
+def too_large(buffer: PartitionBuffer, cost: int) -> BatchTooLargeError:
+    """Return the error of a record that no batch of its topic can hold."""
+    largest, topic = buffer.largest, buffer.where.topic
+    return BatchTooLargeError(f"a record of {cost} bytes is over the {largest} that {topic} takes")

@@ -1,0 +1,325 @@
+"""What a producer is, whatever waits for it: topics and their buffers, partitions, sealing, lingering, metadata.
+
+Owned by a `Producer` (threads) or an asyncio `Producer` (one loop), its I/O layers: they make its locks and calls, run
+its operations and wait for futures. Nothing here waits by itself. `OpenBatches` appends and seals;
+what becomes of a sealed batch is the part of `Sender`.
+
+Locks, always taken in this order: that of the topics, a buffer's (appending), then the sender's. None is held to
+encode, to call or to wait. `appenders` and `keyed` lead a blocking producer's records past all this; they are empty
+while there is a reason to look closer: closed, forked, not yet known.
+"""
+
+import random
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from headrace.client.base.clock import monotonic_ms
+from headrace.client.base.config import ProducerConfig
+from headrace.client.base.errors import BufferFullError, ClosedError, ForkedError
+from headrace.client.base.forking import ForkGuard
+from headrace.client.base.interrupts import DeferredKeyboardInterrupt
+from headrace.client.base.operations import Operation, Pause
+from headrace.client.base.retry import Backoff
+from headrace.client.base.serializers import resolve_serializer, serialize
+from headrace.client.interceptors.interceptor import Interceptors, ProducerInterceptor
+from headrace.client.net.bootstrap_client import BootstrapClient
+from headrace.client.net.cluster_metadata import TopicLeaders
+from headrace.client.producer.accumulator import BufferPool, Headers, PartitionBuffer, record_cost
+from headrace.client.producer.bulk import Bulk, bulk_of
+from headrace.client.producer.futures import RecordFuture, future_for
+from headrace.client.producer.maintenance import ProducerMaintenance
+from headrace.client.producer.open_batches import OpenBatches, UnsentRecord, too_large
+from headrace.client.producer.partition_queue import SealedBatch
+from headrace.client.producer.producer_topics import ProducerTopic, ProducerTopics, is_unknown_topic
+from headrace.client.producer.sender import ProducerIO, Sender
+from headrace.v1 import cluster_pb2, topics_pb2
+from headrace.wire.errors import HeadraceError
+
+TOPIC_GRACE_S = 2.0
+"""How long a topic may be unknown before that is believed: a server may not have the newest metadata yet."""
+
+
+class ProducerCore:
+    """Owned by one producer. Any thread, where its locks are those of threads."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        io: ProducerIO,
+        interceptors: Sequence[ProducerInterceptor],
+        *,
+        uses_appenders: bool,
+    ) -> None:
+        """Connects when first used. `uses_appenders`: fill `appenders` and `keyed`.
+
+        Raises:
+            ConfigError: an interceptor lacks a method.
+            UnsupportedCodecError: the compression's package is not installed; the message names it.
+        """
+        self.config = config
+        self.interceptors = Interceptors(interceptors)
+        self._key_serializer = resolve_serializer(config.key_serializer, "key_serializer")
+        self._value_serializer = resolve_serializer(config.value_serializer, "value_serializer")
+        is_plain = config.partitioner is None and self._value_serializer is None and self._key_serializer is None
+        self._uses_appenders = uses_appenders and is_plain
+        self.keyed: dict[str, list[PartitionBuffer]] = {}
+        """By topic: the buffers of the partitions, where the key's hash chooses."""
+        chance = random.Random()
+        backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, chance)
+        pool_lock = io.make_lock()
+        self.buffer_pool = BufferPool(config.buffer_memory, pool_lock, io.background.make_changes(pool_lock))
+        self.maintenance = ProducerMaintenance(
+            self, io.background, io.make_lock(), backoff, metadata_max_age_ms=config.metadata_max_age_ms
+        )
+        self.sender = Sender(config, io, backoff, self.buffer_pool, self.maintenance, self.interceptors)
+        self.topics = ProducerTopics(config, io, self.sender.cluster_metadata, chance)
+        self.open_batches = OpenBatches(
+            config, self.buffer_pool, self.maintenance, self.sender, self.topics, uses_appenders=self._uses_appenders
+        )
+        self._backoff = backoff
+        self._bootstrap = BootstrapClient(config)
+        self.is_closed = False
+        self.is_forked = False
+        self._fork = ForkGuard(self._after_fork)
+
+    # --- records ---
+
+    def make_record(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Headers | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+    ) -> UnsentRecord:
+        """Return what `append` takes.
+
+        Raises:
+            SerializationError: not bytes, or the serializer failed.
+        """
+        data = serialize(self._value_serializer, value, "value")
+        key_data = None if key is None else serialize(self._key_serializer, key, "key")
+        cost = record_cost(data, key_data, headers)
+        return UnsentRecord(topic, data, key_data, headers, partition, timestamp_ms, cost)
+
+    def append(self, record: UnsentRecord) -> RecordFuture | int:
+        """Append one record if that takes no waiting.
+
+        Returns:
+            Its future; or how many bytes the buffer pool lacks; or 0, where a batch was sealed or the topic is not
+            known: try again by `append_waiting`.
+        """
+        found = self.topics.known.get(record.topic)
+        if found is None:
+            return 0
+        buffer = found.buffers[self.topics.choose(found, record.key, record.partition)]
+        return self.open_batches.append(buffer, record)
+
+    def append_waiting(self, record: UnsentRecord) -> Operation[RecordFuture]:
+        """Append one record; wait for metadata and for room, at most `max_block_ms` each."""
+        deadline = time.monotonic() + self.config.max_block_ms / 1000
+        while True:
+            yield from self.topic(record.topic)
+            done = self.append(record)
+            if isinstance(done, RecordFuture):
+                return done
+            if done:
+                yield from self._wait_for_room(done, deadline)
+            else:
+                yield Pause(0)  # A batch was sealed: a loop that only sends lets its call start.
+
+    def _wait_for_room(self, amount: int, deadline: float) -> Operation[None]:
+        """Wait until the buffer pool has as many bytes. They are not reserved: a cancelled wait loses none."""
+        self.open_batches.seal_all()
+        has_room = yield from self.buffer_pool.wait_for(amount, max(0.0, deadline - time.monotonic()))
+        self.check_usable()
+        if not has_room:
+            raise BufferFullError(self.config.buffer_memory, self.config.max_block_ms)
+
+    def send_many(
+        self,
+        topic: str,
+        values: Any,
+        keys: Any,
+        headers: Sequence[Headers | None] | None,
+        timestamps_ms: Any,
+        partition: int | None,
+    ) -> Operation[list[tuple[RecordFuture, int]]]:
+        """Take many records; return the future of each batch's first record, and the number of records."""
+        bulk = bulk_of(values, keys, headers, timestamps_ms, self._key_serializer, self._value_serializer)
+        parts: list[tuple[RecordFuture, int]] = []
+        found = yield from self.topic(topic)
+        plan: Iterable[tuple[int | None, Bulk]] = [(partition, bulk)]
+        if partition is not None:
+            self.topics.choose(found, None, partition)
+        elif keys is not None or self.config.partitioner is not None:
+            plan = [*bulk.by_partition(lambda key: self.topics.choose(found, key, None))]
+        for chosen, share in plan:
+            yield from self._send_bulk(topic, chosen, share, parts)
+        return parts
+
+    def _send_bulk(
+        self, topic: str, chosen: int | None, bulk: Bulk, parts: list[tuple[RecordFuture, int]]
+    ) -> Operation[None]:
+        """Turn columns into batches without a step a record, behind what is open in the partition."""
+        deadline = time.monotonic() + self.config.max_block_ms / 1000
+        start = 0
+        while start < len(bulk):
+            found = yield from self.topic(topic)
+            buffer = found.buffers[found.sticky if chosen is None else chosen]
+            end, cost = bulk.cut(start, buffer.batch_limit, buffer.run_records)
+            if cost > buffer.largest:
+                raise too_large(buffer, cost)
+            pending = self.open_batches.pending_for(buffer)
+            pending.timestamps_ms = bulk.timestamps(start, end)
+            with DeferredKeyboardInterrupt():
+                missing = self.open_batches.send_bulk(buffer, pending, bulk, range(start, end), cost)
+            if missing is not None:
+                yield from self._wait_for_room(missing, deadline)
+                continue
+            for first in range(start, end, buffer.batch_records):
+                parts.append((future_for(pending, first - start), min(buffer.batch_records, end - first)))
+            if chosen is None:
+                self.open_batches.move_sticky(buffer)
+            start = end
+
+    def seal_due(self) -> int | None:
+        """Seal what has lingered, send what can be sent, end what is too late.
+
+        Return when to look again, in monotonic ms. Called by the maintenance, after a response and by the clock.
+        """
+        now_ms = monotonic_ms()
+        next_ms = self.open_batches.seal_lingering(now_ms)
+        event_ms = self.sender.look_after(now_ms)
+        self.sender.dispatch()
+        if next_ms is None or event_ms is None:
+            return event_ms if next_ms is None else next_ms
+        return min(next_ms, event_ms)
+
+    # --- topics and metadata ---
+
+    def topic(self, name: str) -> Operation[ProducerTopic]:
+        """Return a topic's buffers; read its metadata the first time.
+
+        Raises:
+            UnknownTopicError, NoBrokersAvailableError: it cannot be read within `max_block_ms`.
+            ClosedError, ForkedError: make a new producer.
+        """
+        self.check_usable()
+        found = self.topics.known.get(name)
+        return (yield from self._find_topic(name)) if found is None else found
+
+    def _find_topic(self, name: str) -> Operation[ProducerTopic]:
+        """Read a topic's metadata until it is there, or is not for longer than a new topic may take."""
+        deadline = time.monotonic() + self.config.max_block_ms / 1000
+        grace = time.monotonic() + min(TOPIC_GRACE_S, self.config.max_block_ms / 1000)
+        attempt = 0
+        unknown: HeadraceError | None = None
+        while True:
+            attempt += 1
+            left = max(0.001, deadline - time.monotonic())
+            try:
+                yield from self._read_metadata([name], min(left, self.config.request_timeout_ms / 1000))
+                topic_leaders = self.sender.require_topic(name)
+            except HeadraceError as error:
+                unknown = error if is_unknown_topic(error) else unknown
+                until = deadline if error.retriable else grace
+                if (not error.retriable and not is_unknown_topic(error)) or time.monotonic() >= until:
+                    if unknown is None or unknown is error:
+                        raise
+                    raise unknown from error  # A missing answer in the last moment is no news.
+                delay = self._backoff.delay_ms(attempt, error.retry_after_ms) / 1000
+                yield Pause(min(delay, max(0.0, until - time.monotonic())))
+                self.check_usable()
+                continue
+            return self._install(topic_leaders)
+
+    def _install(self, topic_leaders: TopicLeaders) -> ProducerTopic:
+        """Make buffers for a topic, or for its new partitions."""
+        with self.topics.lock:
+            self.check_usable()
+            known = self.topics.known.get(topic_leaders.name)
+            if known is not None and known.topic_leaders.topic_id != topic_leaders.topic_id:
+                self._retire(known)
+            topic = self.topics.install(topic_leaders)
+            if self._uses_appenders:
+                self.keyed[topic_leaders.name] = topic.buffers
+            return topic
+
+    def _retire(self, topic: ProducerTopic) -> None:
+        """Take a topic out of use: open batches are sent, nothing more is appended."""
+        name = topic.topic_leaders.name
+        for found in (self.topics.known, self.open_batches.appenders, self.keyed):
+            found.pop(name, None)
+        for buffer in topic.buffers:
+            self.open_batches.retire(buffer)
+
+    def _read_metadata(self, names: Iterable[str], timeout: float) -> Operation[None]:
+        refs = [topics_pb2.TopicRef(name=name) for name in names]
+        request = cluster_pb2.GetMetadataRequest(topics=refs, brokers_only=not refs)
+        self.sender.take_metadata((yield from self._bootstrap.metadata(request, timeout)))
+
+    def refresh(self) -> Operation[bool]:
+        """Read metadata, and the producer id if it is missing; return whether nothing is wanted any more."""
+        timeout = self.config.request_timeout_ms / 1000
+        names = dict.fromkeys([*self.topics.known, *self.sender.waiting_topics()])
+        yield from self._read_metadata(names, timeout)
+        for name in [] if self.is_closed else list(self.topics.known):
+            topic_leaders = self.sender.cluster_metadata.topic(name)
+            if topic_leaders is not None:
+                self._install(topic_leaders)
+            elif (error := self.sender.cluster_metadata.error(name)) is not None and is_unknown_topic(error):
+                with self.topics.lock:
+                    gone = self.topics.known.get(name)
+                    if gone is not None:
+                        self._retire(gone)
+        if self.sender.needs_identity():
+            request = cluster_pb2.InitProducerIdRequest()
+            self.sender.take_identity((yield from self._bootstrap.coordinator("InitProducerId", request, timeout)))
+        self.sender.dispatch()
+        return not self.sender.needs_refresh()
+
+    # --- ends ---
+
+    def begin_flush(self) -> list[SealedBatch]:
+        """Send everything; return the batches to wait for."""
+        self.check_usable(closed_is_fine=True)
+        self.open_batches.seal_all()
+        return self.sender.unresolved()
+
+    def end_flush(self, waiting: list[SealedBatch]) -> None:
+        """Raise `DeliveryError` for what has failed since the last flush, or is still pending of `waiting`."""
+        self.sender.raise_failures(sum(batch.records for batch in waiting if not batch.pending.done()))
+
+    def begin_close(self) -> None:
+        """Take no more records; what waits for room ends, and open batches are sent."""
+        self.is_closed = True
+        self.open_batches.appenders.clear()
+        self.keyed.clear()
+        with DeferredKeyboardInterrupt():
+            self.buffer_pool.close()
+            with self.topics.lock:  # After a topic that another thread is installing.
+                topics = list(self.topics.known.values())
+            for topic in topics:
+                self._retire(topic)
+
+    def end_close(self) -> None:
+        """Give up what is left, and end the maintenance."""
+        self.sender.abandon(ClosedError("Producer"))
+        self.maintenance.stop()
+
+    def check_usable(self, *, closed_is_fine: bool = False) -> None:
+        """Raise `ForkedError` in a child process, and `ClosedError` after the end."""
+        if self.is_forked:
+            raise ForkedError("Producer")
+        if self.is_closed and not closed_is_fine:
+            raise ClosedError("Producer")
+
+    def _after_fork(self) -> None:
+        """In the child after a fork: every method raises from now on."""
+        self.is_forked = True
+        self.open_batches.appenders.clear()
+        self.keyed.clear()
+        self.topics.known.clear()

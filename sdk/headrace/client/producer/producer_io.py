@@ -1,0 +1,76 @@
+"""The I/O layer of a blocking producer: its channels, Produce calls, background thread and waits. Any thread.
+
+The end of a call is taken on gRPC's thread, which starts the next call.
+"""
+
+import threading
+from functools import partial
+from typing import Any
+
+import grpc
+
+from headrace.client.base.background import BackgroundLoop
+from headrace.client.base.config import ProducerConfig
+from headrace.client.base.errors import ClosedError
+from headrace.client.base.operations import Pause
+from headrace.client.base.request_ids import metadata_of
+from headrace.client.net.connection import Connections
+from headrace.client.producer.partition_queue import Request
+from headrace.client.producer.produce_rpc import GRACE_MS, error_of
+from headrace.client.producer.sender import Landed
+
+CLOSE_TIMEOUT_S = 1.0
+"""How long `close` waits for the background thread, which never blocks long."""
+
+
+class BlockingProducerIO:
+    """A `ProducerIO` of threads. Owned by one producer."""
+
+    def __init__(self, config: ProducerConfig) -> None:
+        self.connections = Connections("Producer", config)
+        self.background = BackgroundLoop("headrace-producer", self.connections.start)
+        self.calls: dict[Request, grpc.Future[Any]] = {}
+        """In flight."""
+        self._is_closed = threading.Event()
+
+    def make_lock(self) -> threading.Lock:
+        """See `ProducerIO`."""
+        return threading.Lock()
+
+    def start(self, request: Request, data: bytes, landed: Landed) -> None:
+        """See `ProducerIO`."""
+        try:
+            call = self.connections.endpoint(request.address).produce.future(
+                data, timeout=(request.timeout_ms + GRACE_MS) / 1000, metadata=metadata_of(request.request_id)
+            )
+        except ValueError as error:  # grpc raises it for a channel that was closed meanwhile
+            raise ClosedError("Producer") from error
+        self.calls[request] = call
+        call.add_done_callback(partial(self._ended, request, landed))
+
+    def _ended(self, request: Request, landed: Landed, call: "grpc.Future[Any]") -> None:
+        self.calls.pop(request, None)
+        try:
+            response = call.result()
+        except Exception as error:
+            landed(request, None, error_of(error))
+        else:
+            landed(request, response, None)
+
+    def cancel(self, request: Request) -> None:
+        """See `ProducerIO`."""
+        call = self.calls.get(request)
+        if call is not None:
+            call.cancel()
+
+    def run_step(self, step: Any) -> Any:
+        """Run one step of an operation; a pause ends with the producer."""
+        if isinstance(step, Pause):
+            return self._is_closed.wait(step.seconds)
+        return self.connections.run_step(step)
+
+    def close(self) -> None:
+        """End pauses, the background thread and the calls."""
+        self._is_closed.set()
+        self.background.close(CLOSE_TIMEOUT_S)
+        self.connections.close()

@@ -1,0 +1,63 @@
+"""The I/O layer of an asyncio producer: its channels, Produce calls and tasks. One event loop."""
+
+import asyncio
+import threading
+from functools import partial
+from typing import Any
+
+import grpc
+
+from headrace.client.base.background_async import AsyncBackground
+from headrace.client.base.config import ProducerConfig
+from headrace.client.base.errors import ClosedError
+from headrace.client.base.request_ids import metadata_of
+from headrace.client.net.connection_async import AsyncConnections
+from headrace.client.producer.partition_queue import Request
+from headrace.client.producer.produce_rpc import GRACE_MS, error_of
+from headrace.client.producer.sender import Landed
+
+
+class AsyncProducerIO:
+    """A `ProducerIO` of one event loop. Owned by one producer."""
+
+    def __init__(self, config: ProducerConfig) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.connections = AsyncConnections("Producer", config)
+        self.run_step = self.connections.run_step
+        self.background = AsyncBackground("headrace-producer", self.run_step)
+        self.calls: dict[Request, asyncio.Task[Any]] = {}
+        """In flight."""
+
+    def make_lock(self) -> threading.Lock:
+        """See `ProducerIO`; never contended, as one thread runs the loop."""
+        return threading.Lock()
+
+    def start(self, request: Request, data: bytes, landed: Landed) -> None:
+        """See `ProducerIO`."""
+        try:
+            call = self.connections.endpoint(request.address).produce(
+                data, timeout=(request.timeout_ms + GRACE_MS) / 1000, metadata=metadata_of(request.request_id)
+            )
+        except grpc.aio.UsageError as error:
+            raise ClosedError("Producer") from error
+        task = self.calls[request] = self.loop.create_task(self.connections.answer(call))
+        task.add_done_callback(partial(self._ended, request, landed))
+
+    def _ended(self, request: Request, landed: Landed, task: "asyncio.Task[Any]") -> None:
+        self.calls.pop(request, None)
+        error = grpc.FutureCancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            landed(request, None, error_of(error))
+        else:
+            landed(request, task.result(), None)
+
+    def cancel(self, request: Request) -> None:
+        """See `ProducerIO`."""
+        task = self.calls.get(request)
+        if task is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        """End the tasks and the calls."""
+        await self.background.close()
+        await self.connections.close()
