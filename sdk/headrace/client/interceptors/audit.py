@@ -26,22 +26,32 @@ says the same of a whole instance.
 """
 
 import json
+import logging
 import secrets
 import socket
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
-from headrace.client.base.config import ProducerConfig
+from headrace.client.base.config import ClientConfig, ProducerConfig
 from headrace.client.interceptors.interceptor import ProducedBatch
 from headrace.wire.errors import HeadraceError, Outcome
 
 CLAIM_FORMAT = 1
 MAX_WAITING_CLAIMS = 10_000
 """Claims that the audit topic has not taken. With more the oldest is dropped, and its number is missing for ever."""
+BETWEEN_CLAIMS_S = 0.1
+"""A window that begins is claimed at once, but not more often than this."""
+MAX_BLOCK_MS = 5_000
+DELIVERY_TIMEOUT_MS = 30_000
+CLOSE_TIMEOUT_S = 10.0
+"""How long the last claims may take where `close` has no limit."""
+
+_log = logging.getLogger("headrace.client")
 
 
 @dataclass(slots=True)
@@ -166,3 +176,37 @@ class AuditLedger:
         }
         self._sequence += 1
         return Claim(self._instance.encode(), json.dumps(document, separators=(",", ":")).encode())
+
+
+def publisher_settings(config: ProducerConfig) -> dict[str, Any]:
+    """Return the settings of the producer that sends the claims of another one."""
+    shared = {field.name: getattr(config, field.name) for field in fields(ClientConfig)}
+    return {
+        **shared,
+        "client_id": f"{config.client_id}-audit",
+        "linger_ms": 0,
+        "max_block_ms": MAX_BLOCK_MS,
+        "delivery_timeout_ms": DELIVERY_TIMEOUT_MS,
+    }
+
+
+class Complaints:
+    """Says that claims cannot be sent: once for each time that they cannot."""
+
+    def __init__(self, audit_topic: str) -> None:
+        self._audit_topic = audit_topic
+        self._failing = False
+
+    def failed(self, error: Exception) -> None:
+        """Claims were not taken; they are kept."""
+        if not self._failing:
+            _log.warning(
+                "claims could not be sent to the audit topic %s and are tried again, records are not affected: %s",
+                self._audit_topic,
+                error,
+            )
+        self._failing = True
+
+    def worked(self) -> None:
+        """Claims were taken."""
+        self._failing = False

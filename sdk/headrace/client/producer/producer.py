@@ -23,7 +23,8 @@ from headrace.client.base.operations import execute
 from headrace.client.base.records import RecordMetadata
 from headrace.client.base.settings_types import ProducerSettings
 from headrace.client.base.unclosed import ATEXIT_TIMEOUT_S, close_in_thread
-from headrace.client.interceptors.audit_interceptor import AuditInterceptor, publisher_settings
+from headrace.client.interceptors.audit import publisher_settings
+from headrace.client.interceptors.audit_interceptor import AuditInterceptor
 from headrace.client.producer.accumulator import RECORD_OVERHEAD, Headers
 from headrace.client.producer.futures import BatchFuture, RecordFuture, future_for
 from headrace.client.producer.producer_core import ProducerCore

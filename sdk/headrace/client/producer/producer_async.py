@@ -17,7 +17,7 @@ from headrace.client.base.operations import aexecute
 from headrace.client.base.records import RecordMetadata
 from headrace.client.base.settings_types import ProducerSettings
 from headrace.client.base.unclosed import close_in_loop
-from headrace.client.interceptors.audit_interceptor import publisher_settings
+from headrace.client.interceptors.audit import publisher_settings
 from headrace.client.interceptors.audit_interceptor_async import AsyncAuditInterceptor
 from headrace.client.producer.accumulator import Headers
 from headrace.client.producer.futures import RecordFuture as SyncRecordFuture

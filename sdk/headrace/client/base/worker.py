@@ -1,0 +1,87 @@
+"""Work that a client repeats in the background: on a thread of its own, or in a task of an event loop."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable
+
+
+class Worker:
+    """Calls `work` soon after each `wake`, and once in an interval. The thread starts with the first `wake`."""
+
+    def __init__(self, name: str, work: Callable[[], object], *, interval_s: float, pause_s: float) -> None:
+        """`name` is the thread's; two calls are at least `pause_s` apart."""
+        self._name = name
+        self._work = work
+        self._interval_s = interval_s
+        self._pause_s = pause_s
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._woken = threading.Event()
+        self._stopped = threading.Event()
+
+    def wake(self) -> None:
+        """Call `work` soon; any thread."""
+        with self._lock:
+            if self._thread is None and not self._stopped.is_set():
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        self._woken.set()
+
+    def stop(self, timeout: float) -> bool:
+        """End the calls; return whether there was a call to wait for, or may have been, and it has ended in time."""
+        with self._lock:
+            self._stopped.set()
+            self._woken.set()
+        if self._thread is None:
+            return False
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            self._woken.wait(self._interval_s)
+            self._woken.clear()
+            if self._stopped.is_set():
+                return
+            self._work()
+            self._stopped.wait(self._pause_s)
+
+
+class AsyncWorker:
+    """As `Worker`, in a task; `stop` cancels a call."""
+
+    def __init__(self, name: str, work: Callable[[], Awaitable[object]], *, interval_s: float, pause_s: float) -> None:
+        self._name = name
+        self._work = work
+        self._interval_s = interval_s
+        self._pause_s = pause_s
+        self._task: asyncio.Task[None] | None = None
+        self._woken = asyncio.Event()
+        self._is_stopped = False
+
+    def wake(self) -> None:
+        """Call `work` soon."""
+        if self._task is None and not self._is_stopped:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=self._name)
+        self._woken.set()
+
+    async def stop(self, timeout: float) -> bool:
+        """End the calls; return whether there may have been any."""
+        self._is_stopped = True
+        if self._task is None:
+            return False
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.result()
+        return True
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._woken.wait()
+            self._woken.clear()
+            await self._work()
+            await asyncio.sleep(self._pause_s)
