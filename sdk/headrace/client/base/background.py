@@ -25,7 +25,7 @@ class Signal(Protocol):
     """As `threading.Event`, for one operation that waits."""
 
     def set(self) -> None:
-        """Let the operation go on, now or when it next waits; any thread."""
+        """Resume the operation, now or when it next waits; any thread."""
 
     def clear(self) -> None:
         """Forget it."""
@@ -60,7 +60,7 @@ class Background(Protocol):
 
     @property
     def endings(self) -> Changes:
-        """What is told whenever an operation has ended."""
+        """Notified whenever an operation has ended."""
 
     def make_signal(self) -> Signal:
         """Return a signal for one of the operations."""
@@ -84,7 +84,7 @@ class _LoopSignal:
         self.waiter: tuple[_Task, int] | None = None
 
     def set(self) -> None:
-        if self.is_set:  # Whoever clears it looks afterwards.
+        if self.is_set:  # The operation that clears it looks afterwards.
             return
         with self._loop.lock:
             self.is_set = True
@@ -184,7 +184,7 @@ class BackgroundLoop:
         return task in self._tasks
 
     def resume(self, task: _Task, turn: int, outcome: Any = None, error: BaseException | None = None) -> None:
-        """Let a task go on with what its step brought, unless something else has resumed it. Under the lock."""
+        """Resume a task with the outcome of its step, unless something else has resumed it. Under the lock."""
         self._resumed.append((task, turn, outcome, error))
         self._changed.notify()
 
@@ -210,7 +210,7 @@ class BackgroundLoop:
                 self._close(task)
 
     def _next(self) -> tuple[_Task, Any, BaseException | None] | None:
-        """Wait for a task that can go on; None: the loop is closed."""
+        """Wait for a task that can be resumed. `None` means that the loop is closed."""
         with self._changed:
             while not self._is_closed:
                 while self._resumed:

@@ -22,7 +22,7 @@ class CallStats(NamedTuple):
     retries: int
     """Of a producer: batches that were put back to be sent again. Of a reader: partitions that were fetched again."""
     corrupt_batches: int = 0
-    """Of a reader: batches that could not be decoded and were passed, as `on_corrupt_batch` says."""
+    """Of a reader: batches that could not be decoded and were passed; see `on_corrupt_batch`."""
 
 
 class CallCounts:

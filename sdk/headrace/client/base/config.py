@@ -1,6 +1,6 @@
 """Every setting of the SDK, as data: a class each, frozen, validated whole; an unknown name raises, with the nearest.
 
-`describe(cls)` gives the table from which the reference page is made. Times end in `_ms`, sizes in `_bytes` or
+`describe(cls)` returns the table from which the reference page is made. Times end in `_ms`, sizes in `_bytes` or
 `_memory`. The module is a table, and longer than others for that.
 """
 
@@ -185,7 +185,7 @@ class ProducerConfig(ClientConfig):
 
     @property
     def identity(self) -> tuple[int, int] | None:
-        """The producer id and epoch to send under; None: those that the coordinator gives."""
+        """The producer id and epoch to send under; None: those that the coordinator assigns."""
         return None if self.producer_id < 0 else (self.producer_id, self.producer_epoch)
 
     @property

@@ -119,7 +119,7 @@ class NoBrokersAvailableError(HeadraceError):
     """
 
     def __init__(self, causes: Mapping[str, str], *, action: str = "", retriable: bool = True) -> None:
-        """`action`: what to do, where a cause says more than that nobody is there."""
+        """`action`: the next step, where a cause is more specific than a refused connection."""
         tried = "; ".join(f"{address}: {cause}" for address, cause in causes.items())
         super().__init__(
             f"no broker or coordinator answered ({tried})",
@@ -172,12 +172,12 @@ class ProcessEndedError(HeadraceError):
 class LogTruncationError(HeadraceError):
     """Records that this reader has passed are no longer in the log, or others are in their place (KIP-320).
 
-    That happens when a replica was elected that did not have them. The reader goes on when it is told where.
+    That happens when a replica was elected that did not have them. The reader continues after a seek.
 
     Attributes:
         partition: where.
-        position: the offset that was asked for; records below it had been read.
-        diverging_offset: the first offset whose record may be another by now: the place to go on from.
+        position: the requested offset; records below it had been read.
+        diverging_offset: the first offset whose record may be another by now: the place to continue from.
         leader_epoch: the leader epoch that the log has there; -1 where it is not known.
     """
 
@@ -186,7 +186,7 @@ class LogTruncationError(HeadraceError):
             f"{partition} was truncated: of what was read up to offset {position}, the records from "
             f"{diverging_offset} on were lost or replaced",
             outcome=Outcome.NOT_APPLIED,
-            action=f"Take back what they did, then go on from {diverging_offset}: by seek, or with a new Reader.",
+            action=f"Take back what they did, then continue from {diverging_offset}: by seek, or with a new Reader.",
         )
         self.partition = partition
         self.position = position

@@ -1,7 +1,7 @@
 """What a client does, written once for the blocking and asyncio classes: generators that yield what to wait for.
 
-An `Operation` yields steps: a `Call`, a `Pause` or another one that its caller knows. It is resumed with the result, or
-with the exception, which is raised at the `yield`. It holds the decisions (which server to ask, what to retry, when to
+An `Operation` yields steps: a `Call`, a `Pause` or another one that its caller runs. It is resumed with the result, or
+with the exception, which is raised at the `yield`. It holds the decisions (which server to call, what to retry, when to
 stop); `execute` does the waiting on a thread, `aexecute` on an event loop. Operations compose by `yield from`.
 """
 
@@ -54,7 +54,7 @@ class InvokeCallback(NamedTuple):
 
 
 class Changes(Protocol):
-    """What tells those who wait in `WaitUntil`: a `threading.Condition`, or its like on an event loop."""
+    """What wakes the waits of `WaitUntil`: a `threading.Condition`, or its equivalent on an event loop."""
 
     def notify(self, n: int = 1) -> None:
         """Let at least `n` of those who wait check their condition again; called with the lock."""
@@ -70,7 +70,7 @@ class WaitUntil(NamedTuple):
     """Wait until a condition holds. Answered with whether it does."""
 
     changes: Any
-    """`Changes`, which are told whenever the condition may have changed."""
+    """`Changes`, which are notified whenever the condition may have changed."""
     condition: Callable[[], bool]
     seconds: float | None
     """`None` disables the limit."""

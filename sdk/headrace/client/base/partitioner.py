@@ -1,4 +1,4 @@
-"""Which partition a record goes to, when the caller does not say.
+"""Which partition a record goes to, unless the caller names one.
 
 Records with a key go to CRC-32 (zlib) of the key modulo the number of partitions, as librdkafka's default does, so that
 mixed producers agree. Records without a key stick to one partition until its batch is sealed, then move on (KIP-480):

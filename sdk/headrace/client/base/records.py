@@ -1,7 +1,7 @@
 """What applications receive: records one by one, and batches of them that stay columns until they are looked at.
 
 A `RecordBatch` is a sequence of `Record`s over the columns that came from the broker. Its objects are made by C loops,
-a batch at a time, when they are asked for; `to_arrow` never makes them.
+a batch at a time, when they are first used; `to_arrow` never makes them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -64,7 +64,7 @@ class _Received(_PlainTuple, Record):
         return Record, tuple(self)
 
 
-_Received.__name__ = _Received.__qualname__ = Record.__name__  # In what `repr` says.
+_Received.__name__ = _Received.__qualname__ = Record.__name__  # For `repr`.
 _make_record = cast("Callable[[tuple[Any, ...]], Record]", _Received)
 
 

@@ -1,7 +1,7 @@
 """The name that every operation has in the logs of clients, coordinators and brokers, and in the texts of errors.
 
 An operation is what `execute` runs (all its tries, and what it looks up on the way), or one Produce or Fetch. Its calls
-carry the name as metadata; servers write it into their logs and give it back with what they refuse. Any thread.
+carry the name as metadata; servers write it into their logs and return it with what they refuse. Any thread.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ class _Names:
         self.renew()
 
     def renew(self) -> None:
-        """In a new process, so that a fork does not say what its parent says."""
+        """In a new process, so that a fork uses no name of its parent."""
         self.prefix = secrets.token_hex(4)
         self.numbers = itertools.count(1)
 
@@ -52,7 +52,7 @@ def new_request_id() -> str:
 def request_id_scope() -> Iterator[None]:
     """Everything called within belongs together; inside another operation it is a part of that one.
 
-    An error that it raises after a call has left says the name.
+    An error that it raises after a call has left carries the name.
     """
     outer = _operation.get()
     found = _Operation() if outer is None else outer

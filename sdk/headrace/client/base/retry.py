@@ -1,6 +1,6 @@
 """Back-off with full jitter, and how often a new leader is looked for. Pure: chance is given, time is the caller's.
 
-Back-off is for a server that answered, or did not, and is to be tried again. A partition whose leader is gone is looked
+Back-off is for a server that must be tried again, after an answer or none. A partition whose leader is gone is looked
 for in the metadata instead, at `look_delay_ms`, for all partitions of a client together: what it waits for is the
 election, and the new leader is tried at once.
 """
@@ -10,7 +10,7 @@ import random
 LOOK_MS = 100
 """Metadata is read again after this long to twice this long while some partition's leader is looked for."""
 OVERDUE_MS = 1_000
-"""A call that waits this much longer than it asked the broker to wait makes its client ask for a newer leader."""
+"""A call that waits this much longer than the wait in its request makes its client read metadata for a newer leader."""
 
 
 class Backoff:
@@ -29,7 +29,7 @@ class Backoff:
 
         Args:
             attempt: how many tries have failed, from 1.
-            at_least_ms: what the server asked for; the delay is never shorter.
+            at_least_ms: the minimum that the server named; the delay is never shorter.
         """
         step = min(self._maximum_ms, self._initial_ms << min(max(attempt, 1) - 1, 20))
         return max(at_least_ms, 1, int(step * self._random.random()))
@@ -40,7 +40,7 @@ class Backoff:
 
 
 class Overdue:
-    """Whether a call should have been answered by now, and when metadata is to be read because of it."""
+    """Whether a call should have been answered by now, and when to read metadata because of it."""
 
     __slots__ = ("_look_at_ms", "due_ms")
 

@@ -24,7 +24,7 @@ SERIALIZERS: Final[dict[str, Serializer | None]] = {"bytes": None, "str": str.en
 """By name; None takes `bytes` as they are."""
 
 DESERIALIZERS: Final[dict[str, Deserializer | None]] = {"bytes": None, "str": _from_str, "json": json.loads}
-"""By name; None gives `bytes` as they are."""
+"""By name; `None` returns `bytes` as they are."""
 
 
 def resolve_serializer(setting: "str | Serializer | None", name: str) -> Serializer | None:
@@ -61,7 +61,7 @@ def serialize(serializer: Serializer | None, value: Any, what: str) -> bytes | N
     """Turn a key or value into bytes; None stays None.
 
     Raises:
-        SerializationError: the serializer failed, or did not give bytes.
+        SerializationError: the serializer failed, or did not return bytes.
     """
     if value is None:
         return None
@@ -93,7 +93,7 @@ def deserialize(deserializer: Deserializer, data: bytes | None, what: str, sourc
     except Exception as error:
         raise SerializationError(
             f"the {what} of {source} at offset {offset} could not be deserialized: {error!r}",
-            action=f"Seek the consumer to {offset + 1} to go on, or start a new Reader there.",
+            action=f"Seek the consumer to {offset + 1} to continue, or start a new Reader there.",
             partition=source,
             offset=offset,
         ) from error

@@ -1,4 +1,4 @@
-"""What a producer says about itself, so that others can count whether all of it arrived (the paper, section 4). No I/O.
+"""The claims of a producer, by which others count whether all its records arrived (the paper, section 4). No I/O.
 
 A *claim* is one record of the audit topic, a JSON object; its key is `instance`, so that one producer's claims stay in
 their order:
@@ -13,16 +13,16 @@ their order:
     sequence          numbers the claims of an instance from 0, without gaps
     sent              records that were handed to delivery since the instance's last claim about this topic and window
     acknowledged      those whose acknowledgement has come since then
-    failed            those that are known not to have been written; the application was told
+    failed            those that are known not to have been written; the application has the error
     unknown           those whose answer never came: they may have been written
     settled           the window is over, or the producer closed, and nothing is on its way: no more is expected
     as_of_ms          the producer's clock
 
 Counts are differences: a reader adds up the claims of different sequence numbers, and takes one that is there twice
 once. Of what is claimed, between `acknowledged` and `sent - failed` records must be in the log. A window that has a
-claim and none that is `settled` belongs to a producer that was killed, and nobody can say how much it sent; its first
-claim goes out with the window's first batch, so that little is sent which no claim speaks of. A missing sequence number
-says the same of a whole instance.
+claim and none that is `settled` belongs to a producer that was killed, and how much it sent is not known; its first
+claim is sent with the window's first batch, so that few records have no claim. A missing sequence number means the same
+for a whole instance.
 """
 
 import json
@@ -96,7 +96,7 @@ class AuditLedger:
         self._lock = threading.Lock()
 
     def sealed(self, batch: ProducedBatch) -> bool:
-        """Count a batch that goes out; whether it has begun a window, which is to be claimed soon."""
+        """Count a batch that is sent; return whether it has begun a window, which should be claimed soon."""
         if batch.where.topic == self._own_topic:
             return False
         begun = False
@@ -127,7 +127,7 @@ class AuditLedger:
                     window.unknown += count
 
     def claims(self, now_ms: int, *, closed: bool = False) -> list[Claim]:
-        """Return the claims that the audit topic has not taken yet, new ones among them; say later which it took."""
+        """Return the claims that the audit topic has not taken yet, new ones among them; see `taken`."""
         with self._lock:
             for (topic, start_ms), window in list(self._windows.items()):
                 is_over = closed or start_ms + self._window_ms <= now_ms
@@ -191,7 +191,7 @@ def publisher_settings(config: ProducerConfig) -> dict[str, Any]:
 
 
 class Complaints:
-    """Says that claims cannot be sent: once for each time that they cannot."""
+    """Logs that claims cannot be sent: once each time that this begins."""
 
     def __init__(self, audit_topic: str) -> None:
         self._audit_topic = audit_topic

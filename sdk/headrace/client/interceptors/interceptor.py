@@ -1,4 +1,4 @@
-"""Producer interceptors: objects of the application that are told of each batch (Kafka's `ProducerInterceptor`)."""
+"""Producer interceptors: objects of the application that are called for each batch (Kafka's `ProducerInterceptor`)."""
 
 import contextlib
 import logging
@@ -13,7 +13,7 @@ _log = logging.getLogger("headrace.client")
 
 
 class ProducedBatch(NamedTuple):
-    """What an interceptor is told of a batch; `on_sealed` and `on_finished` are given equal ones."""
+    """What an interceptor receives of a batch; `on_sealed` and `on_finished` receive equal ones."""
 
     where: TopicPartition
     record_count: int
@@ -25,17 +25,17 @@ class ProducedBatch(NamedTuple):
 
 @runtime_checkable
 class ProducerInterceptor(Protocol):
-    """Is told of each batch of a producer, in `Producer(interceptors=[...])`.
+    """Is called for each batch of a producer, in `Producer(interceptors=[...])`.
 
     `on_sealed` and `on_finished` are called once a batch, from any thread, and must return quickly and not call the
     producer: they run under its locks. An exception is logged and changes nothing for the records.
     """
 
     def on_sealed(self, batch: ProducedBatch) -> None:
-        """Note a batch that is complete and queued; its retries are not told."""
+        """Note a batch that is complete and queued; retries are not reported."""
 
     def on_finished(self, batch: ProducedBatch, error: HeadraceError | None) -> None:
-        """Note what became of a batch: None, or why it failed; `error.outcome` says whether it may be in the log."""
+        """Note what became of a batch: None, or why it failed; `error.outcome` is whether it may be in the log."""
 
     def close(self, timeout: float | None) -> Awaitable[None] | None:
         """Release what it holds, within `timeout` seconds (None: no limit), after every batch has finished.
@@ -45,7 +45,7 @@ class ProducerInterceptor(Protocol):
 
 
 class Interceptors:
-    """The interceptors of one producer. An exception of one is logged, and the others are still told."""
+    """The interceptors of one producer. An exception of one is logged, and the others are still called."""
 
     def __init__(self, interceptors: Sequence[ProducerInterceptor]) -> None:
         """Check them.
@@ -62,13 +62,13 @@ class Interceptors:
         return bool(self._all)
 
     def on_sealed(self, batch: ProducedBatch) -> None:
-        """Tell each of a batch that is queued."""
+        """Call each for a batch that is queued."""
         for each in self._all:
             with _logged(each):
                 each.on_sealed(batch)
 
     def on_finished(self, batch: ProducedBatch, error: HeadraceError | None) -> None:
-        """Tell each what became of a batch."""
+        """Call each with the result of a batch."""
         for each in self._all:
             with _logged(each):
                 each.on_finished(batch, error)

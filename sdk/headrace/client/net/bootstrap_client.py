@@ -1,11 +1,11 @@
-"""The calls that need no leader: which servers are asked, in which order, and what may be asked elsewhere. No I/O.
+"""The calls that need no leader: which servers are tried, in which order, and what may be tried elsewhere. No I/O.
 
 Bootstrap addresses may be brokers or coordinators: both serve `GetMetadata`, on services of different names, so the
 first call to an address finds out which it is. What may have been applied and was answered with a lost connection is
 never sent again by itself.
 
-A server that etcd does not reach answers with what it last read. Where that takes back what a newer answer said of a
-topic, another server is asked; the answer of another cluster counts only where no server of the known one answers.
+A server that etcd does not reach answers with what it last read. Where that contradicts a newer answer about a
+topic, another server is tried; the answer of another cluster counts only where no server of the known one answers.
 """
 
 import logging
@@ -75,7 +75,7 @@ class BootstrapClient:
         retry may resolve.
 
         Args:
-            request: what to ask; `client_id` is filled in.
+            request: the request; `client_id` is filled in.
             timeout: for all tries together, in seconds.
 
         Raises:
@@ -114,7 +114,7 @@ class BootstrapClient:
         return self._take(response, lists_all)
 
     def _problem_of(self, answer: cluster_pb2.GetMetadataResponse, lists_all: bool) -> str:
-        """Return why another server should be asked, or an empty string."""
+        """Return why another server should be tried, or an empty string."""
         with self._lock:
             if self._versions.is_foreign(answer):
                 return f"belongs to cluster {answer.cluster_id}, not to {self._versions.cluster_id}"
@@ -160,7 +160,7 @@ class BootstrapClient:
             request: its request; `client_id` is filled in.
             timeout: for all tries together, in seconds.
             repeatable: whether sending it twice does no harm. Otherwise an answer that was lost is raised with outcome
-                UNKNOWN, not asked for elsewhere.
+                UNKNOWN, not tried elsewhere.
 
         Raises:
             NoBrokersAvailableError: no coordinator could be reached.
@@ -182,7 +182,7 @@ class BootstrapClient:
     ) -> Operation[Any]:
         """Call `GroupService.method` about a group at the first coordinator that answers; as `coordinator`.
 
-        `group_id` decides who is asked first; the request names the group itself.
+        `group_id` decides which server is tried first; the request names the group itself.
         """
         if not self._coordinators:
             yield from self.metadata(cluster_pb2.GetMetadataRequest(brokers_only=True), timeout)
@@ -279,18 +279,18 @@ _NOT_HEADRACE = Explanation(
 
 
 def own_handshake() -> handshake_pb2.Handshake:
-    """What this client says of itself."""
+    """The handshake of this client."""
     return handshake_pb2.Handshake(release=RELEASE, capabilities=CAPABILITIES)
 
 
 def _is_no_such_service(error: grpc.RpcError) -> bool:
-    """Whether the server lacks the service; one that has it and refuses this release says so in a typed error."""
+    """Whether the server lacks the service; one that has it and refuses this release sends a typed error."""
     is_unimplemented = status_of(error)[0] == grpc.StatusCode.UNIMPLEMENTED
     return is_unimplemented and from_rpc_error(error).outcome != Outcome.NOT_APPLIED
 
 
 def _try_elsewhere(typed: HeadraceError, error: grpc.RpcError, repeatable: bool) -> bool:
-    """Whether another server may be asked where this one did not answer.
+    """Whether another server may be tried where this one did not answer.
 
     A connection that was never made has done nothing. An answer that was lost may have done something.
     """

@@ -1,4 +1,4 @@
-"""What the client knows of the cluster: topics, partitions, leaders, addresses. Pure; not thread-safe: its owner locks.
+"""The cluster as last read: topics, partitions, leaders, addresses. Pure; not thread-safe: its owner locks.
 
 Knowledge only moves forward: a leader of a lower epoch than the known one is ignored (PROTOCOL H4), and a topic's id is
 its identity: a topic that was deleted and created again replaces the old one as a whole. An older answer changes
@@ -19,12 +19,12 @@ class Leader:
     """Who leads a partition."""
 
     broker_id: int
-    """-1: nobody."""
+    """-1: none."""
     epoch: int
     """-1: not known."""
 
 
-NOBODY = Leader(-1, -1)
+NO_LEADER = Leader(-1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class ClusterMetadata:
         """Return a topic that the last answer must have known.
 
         Raises:
-            HeadraceError: what the answer said; UnknownTopicError where it said nothing.
+            HeadraceError: the topic's error in the answer; UnknownTopicError if it has none.
         """
         topic_leaders = self._topics.get(name)
         if topic_leaders is None:
@@ -188,7 +188,7 @@ class ClusterMetadata:
 
 def _leaders(topic: cluster_pb2.TopicMetadata) -> tuple[Leader, ...]:
     count = max((partition.partition for partition in topic.partitions), default=-1) + 1
-    leaders = [NOBODY] * count
+    leaders = [NO_LEADER] * count
     for partition in topic.partitions:
         leaders[partition.partition] = Leader(partition.leader_id, partition.leader_epoch)
     return tuple(leaders)

@@ -26,7 +26,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 )
-"""gRPC retries nothing by itself: every retry is ours, so that it knows what the first try may have done.
+"""gRPC retries nothing by itself: every retry is the client's, which considers what the first try may have done.
 
 `min_reconnect_backoff_ms` is also how long one attempt to connect may take. Servers allow a ping every 10 s.
 """
@@ -82,7 +82,7 @@ class Connections:
         self._closed = False
 
     def endpoint(self, address: str) -> Endpoint:
-        """Return the endpoint of an address, made when first asked for.
+        """Return the endpoint of an address, made at its first use.
 
         Raises:
             ClosedError: after `close`.
@@ -120,7 +120,7 @@ class Connections:
             endpoint.channel.close()
 
     def run_step(self, step: Any) -> Any:
-        """Do one step of `headrace.client.base.operations` and give what came of it.
+        """Run one step of `headrace.client.base.operations`; return its outcome.
 
         Raises:
             grpc.RpcError: the call failed.

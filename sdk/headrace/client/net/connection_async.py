@@ -61,7 +61,7 @@ class AsyncConnections:
         self._closed = asyncio.Event()
 
     def endpoint(self, address: str) -> AsyncEndpoint:
-        """Return the endpoint of an address, made when first asked for.
+        """Return the endpoint of an address, made at its first use.
 
         Raises:
             ClosedError: after `close`.
@@ -85,7 +85,7 @@ class AsyncConnections:
         self._retired[endpoint.address] = endpoint
 
     async def run_step(self, step: Any) -> Any:
-        """Do one step of `headrace.client.base.operations` and give what came of it.
+        """Run one step of `headrace.client.base.operations`; return its outcome.
 
         Raises:
             grpc.RpcError: the call failed.
@@ -115,7 +115,7 @@ class AsyncConnections:
             if self._closed.is_set() and not (task is not None and task.cancelling()):
                 raise ClosedError(self._what) from None
             raise
-        except grpc.aio.UsageError as error:  # grpc says it of a channel that was closed meanwhile
+        except grpc.aio.UsageError as error:  # grpc raises it for a channel that was closed meanwhile
             raise ClosedError(self._what) from error
 
     async def pause(self, seconds: float) -> None:

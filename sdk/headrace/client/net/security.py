@@ -1,7 +1,7 @@
 """How the channels of a client are opened: in plain text, or with TLS and the files that its settings name.
 
 The files are read when the client is made, and again when they change: channels that are opened from then on use what
-is new, those that are open go on. New files that cannot be used are passed over, and the ones before stay in force.
+is new, open ones stay as they are. New files that cannot be used are passed over, and the ones before stay in force.
 """
 
 import os
@@ -41,7 +41,7 @@ class ChannelSecurity:
         """Read the files.
 
         Raises:
-            ConfigError: one cannot be used; the message says which, and why.
+            ConfigError: one cannot be used; the message names it, and the reason.
         """
         self._config = config
         self._lock = threading.Lock()

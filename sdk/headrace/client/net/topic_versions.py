@@ -2,7 +2,7 @@
 
 Servers that etcd does not reach answer for hours with what they last read (PROTOCOL H84), so answers arrive in any
 order of age. A statement about which life a topic has, or that it has none, counts only if its answer is at least as
-new as the one behind the present knowledge. What is said of one and the same life needs no such order: leader epochs
+new as the one behind the present knowledge. Statements about one and the same life need no such order: leader epochs
 have their own.
 """
 
@@ -31,7 +31,7 @@ def version_of(response: cluster_pb2.GetMetadataResponse) -> MetadataVersion:
 
 
 class _Life(NamedTuple):
-    """What the newest answer about a topic said."""
+    """The newest answer about a topic."""
 
     version: MetadataVersion
     topic_id: bytes
@@ -50,7 +50,7 @@ class TopicVersions:
         return self.cluster_id not in ("", response.cluster_id)
 
     def refuted(self, response: cluster_pb2.GetMetadataResponse, *, lists_all: bool = False) -> dict[str, str]:
-        """Return the topics about which a newer answer said something else: why, by name.
+        """Return the topics about which a newer answer differs: why, by name.
 
         `lists_all`: the answer claims to list every topic, so that a topic it leaves out is not there.
         """
@@ -96,7 +96,7 @@ class TopicVersions:
 
 
 def claims_absence(topic: cluster_pb2.TopicMetadata) -> bool:
-    """Return whether an entry says that there is no such topic; other errors say nothing about its life."""
+    """Return whether an entry means that there is no such topic; other errors mean nothing for its life."""
     return topic.HasField("error") and int(topic.error.code) == ErrorCode.UNKNOWN_TOPIC
 
 

@@ -67,7 +67,7 @@ def parse_answer(head: bytes | bytearray, rest: memoryview) -> SplicedMessage:
 
     Raises:
         HeadraceError: the broker refused the request.
-        OSError: the answer is to be thrown away.
+        OSError: throw the answer away.
     """
     if rest[-1:] != WHOLE:
         raise OSError("the log changed while the broker sent it")
@@ -78,7 +78,7 @@ def parse_answer(head: bytes | bytearray, rest: memoryview) -> SplicedMessage:
 
 
 def address_of(address: str) -> tuple[str, int]:
-    """Split host:port as the socket functions want it."""
+    """Split host:port as the socket functions take it."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -96,7 +96,7 @@ class Transfers:
         self._closed = False
 
     def fetch(self, address: str, request: broker_pb2.FetchRequest, timeout: float) -> SplicedMessage | None:
-        """Fetch from a transfer port; None: not over this one, ask over gRPC.
+        """Fetch from a transfer port; `None` means: fetch over gRPC.
 
         Raises:
             HeadraceError: the broker refused the request as a whole.

@@ -27,7 +27,7 @@ class AsyncTransfers:
         self._idle: dict[str, list[socket.socket]] = {}
 
     async def fetch(self, address: str, request: broker_pb2.FetchRequest, timeout: float) -> SplicedMessage | None:
-        """Fetch from a transfer port; None: not over this one, ask over gRPC.
+        """Fetch from a transfer port; `None` means: fetch over gRPC.
 
         Raises:
             HeadraceError: the broker refused the request as a whole.

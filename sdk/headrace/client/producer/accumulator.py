@@ -3,7 +3,7 @@
 A buffer's `lock` is held to append to or to drain the open batch, never to encode. In a hurry records are appended
 without it, by a generator (`appender`). What an open batch may grow by (`room`) is taken from the buffer pool in pieces
 ahead of the records, so that the buffer is bounded strictly and an append only counts down. A batch of `batch_records`
-goes at once where its partition is idle; where it would stand in line, records go on gathering, and are cut into
+goes at once where its partition is idle; where it would wait in line, more records are appended, and are cut into
 batches when they are sealed: small batches share the work that a request takes. No I/O, no clock.
 """
 
@@ -23,15 +23,15 @@ from headrace.wire.errors import InternalError
 from headrace.wire.ids import TopicPartition
 
 RECORD_OVERHEAD = 24
-"""Bytes that a record may take in a batch beside its key, value and headers: every column's offsets, its timestamp,
+"""Bytes that a record may take in a batch besides its key, value and headers: every column's offsets, its timestamp,
 bits.
 """
 
 HEADER_OVERHEAD = 16
-"""Bytes that one application header may take beside its key and value."""
+"""Bytes that one application header may take besides its key and value."""
 
 BATCH_OVERHEAD = 512
-"""Bytes that a batch may take beside its records: its header, the first offsets, gaps and padding."""
+"""Bytes that a batch may take besides its records: its header, the first offsets, gaps and padding."""
 
 PIECE_BYTES = 128 * 1024
 """What an open batch takes from the buffer pool at first; then as much again as it has."""
@@ -253,7 +253,7 @@ class PartitionBuffer:
             return True
         if count < self.limit:
             return False
-        self.is_overdue = True  # Before the look: whoever makes the partition idle after it sees this.
+        self.is_overdue = True  # Set before the look: a response that makes the partition idle after it sees this.
         if self.partition_queue.idle:
             return True
         self.limit = self.run_records
@@ -279,7 +279,7 @@ class PartitionBuffer:
     def append(
         self, value: bytes | None, key: bytes | None, headers: Headers | None, timestamp_ms: int | None, cost: int
     ) -> int:
-        """Append a record for which there is room; gives its index in the batch."""
+        """Append a record for which there is room; return its index in the batch."""
         index = len(self.values)
         if key is not None:
             self.keys = _column(self.keys, index)
@@ -308,7 +308,7 @@ class PartitionBuffer:
 
 
 def _append_with_futures(buffer: PartitionBuffer, pending: PendingBatch) -> Generator[RecordFuture | None, bytes, None]:
-    """Append each value sent and give its future; ends where there is no room. All it touches a record is local."""
+    """Append each value sent and yield its future; end where there is no room. All it touches a record is local."""
     values = buffer.values
     append = values.append
     room = buffer.room

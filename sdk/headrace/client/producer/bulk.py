@@ -21,7 +21,7 @@ from headrace.wire.encoding import ArrowBuffers, arrow_buffers, batch_parts, col
 
 Int64s = npt.NDArray[np.int64]
 ENTRY_OVERHEAD = 5
-"""Bytes that an entry of a column takes beside itself: its offset and, rounded up, its bit of validity."""
+"""Bytes that an entry of a column takes besides its own: its offset and, rounded up, its bit of validity."""
 TIME_BYTES = 8
 JOINED_BYTES = 64 * 1024 * 1024
 """Lists of more bytes than this are joined batch by batch."""

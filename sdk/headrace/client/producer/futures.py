@@ -1,7 +1,7 @@
-"""What `send` gives back: a promise that resolves through its batch's one completion.
+"""What `send` returns: a future that resolves through its batch's one completion.
 
-A `PendingBatch` is made when a batch is opened and completed exactly once: by gRPC's thread, or by whoever gives up.
-Futures are two words each; whatever they know they look up in their batch.
+A `PendingBatch` is made when a batch is opened, and completed once: by gRPC's thread, or by the thread that gives it
+up. Futures are two words each; they look everything up in their batch.
 """
 
 import logging
@@ -24,7 +24,7 @@ class PendingBatch:
         where: its partition.
         timestamp_ms: what records without a timestamp of their own carry.
         timestamps_ms: the records' own timestamps, None each for `timestamp_ms`; None: none has one.
-        batch_records: where there are more records, they are cut into batches of so many.
+        batch_records: more records than this are cut into batches of this number.
         base_offsets: of each batch's first record once done; empty where they are not known.
         error: why it failed, once done.
         repeated: whether the leader had some of it, or of what came with it, before; known once done.
@@ -122,7 +122,7 @@ def _run(callback: Callable[[], None]) -> None:
 
 
 class RecordFuture:
-    """What became of one record. Any thread."""
+    """The result of one record. Any thread."""
 
     __slots__ = ("batch", "index")
 
@@ -134,17 +134,17 @@ class RecordFuture:
         return self.batch.done()
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait for the acknowledgement and give where the record went.
+        """Wait for the acknowledgement; return the record's metadata.
 
         Raises:
             TimeoutError: not within `timeout` seconds; the record may still arrive.
-            HeadraceError: why it failed; `outcome` says whether it may be read later.
+            HeadraceError: why it failed; `outcome` is whether it may be read later.
         """
         self.batch.wait(timeout)
         return self.batch.metadata(self.index)
 
     def exception(self, timeout: float | None = None) -> HeadraceError | None:
-        """Wait for the acknowledgement and give why it failed, or None.
+        """Wait for the acknowledgement; return why it failed, or `None`.
 
         Raises:
             TimeoutError: not within `timeout` seconds.
@@ -167,7 +167,7 @@ class RecordFuture:
 
 
 class BatchFuture:
-    """What became of the records of one `send_many`: one future a batch. Any thread."""
+    """The results of the records of one `send_many`: one future a batch. Any thread."""
 
     __slots__ = ("parts",)
 
@@ -183,7 +183,7 @@ class BatchFuture:
         return all(future.done() for future, _ in self.parts)
 
     def result(self, timeout: float | None = None) -> list[tuple[RecordMetadata, int]]:
-        """Wait for every acknowledgement; give where the first record of each run went, and how long the run is.
+        """Wait for every acknowledgement; return the metadata of each run's first record, and the run's length.
 
         Raises:
             TimeoutError: not within `timeout` seconds.

@@ -25,7 +25,7 @@ class RecordFuture:
         """Wait for the acknowledgement. Cancelling ends the wait, not the delivery.
 
         Raises:
-            HeadraceError: why it failed; `outcome` says whether it may be read later.
+            HeadraceError: why it failed; `outcome` is whether it may be read later.
         """
         if not self._future.done():
             yield from until_done(self._future.batch).__await__()

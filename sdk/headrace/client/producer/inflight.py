@@ -10,17 +10,17 @@ queue.
     retriable error, definitely not done    back to its place
     out of order or unknown producer        an earlier one unresolved: back to its place
     the same, the first of its partition    definite: back, a new epoch once nothing flies; unknown: finished, UNKNOWN
-    any other error, or out of time         finished with it; a sequence that is now missing asks for a new epoch
+    any other error, or out of time         finished with it; a sequence that is now missing needs a new epoch
 
-Where an identity is to be kept there is no new epoch: what would ask for one is finished with its error, and nothing is
-sent behind it.
+A kept identity gets no new epoch: a batch that would need one is finished with its error, and nothing is sent behind
+it.
 
 After a failure a partition is recovering: it sends nothing until all that flew has come back, and one request at a time
 until one succeeds. So order holds whatever is lost (PROTOCOL H50, H51, I20 to I22). Without a producer id one request
 at a time flies.
 
-A partition whose leader failed waits, and metadata is asked for a newer leader meanwhile, which is tried at once. A
-request that nobody answers is given up when metadata names a newer leader: its outcome is unknown.
+A partition whose leader failed waits; metadata is read for a newer leader meanwhile, which is tried at once. A
+request without a response is given up when metadata names a newer leader: its outcome is unknown.
 """
 
 from collections.abc import Iterable
@@ -54,12 +54,12 @@ _IDENTITY = frozenset({ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC, Erro
 _GONE = _LEADERSHIP | {ErrorCode.SHUTTING_DOWN, ErrorCode.TIMED_OUT}
 """Another leader may be found, or be on its way. So may be where a connection fails."""
 _FULL = frozenset({ErrorCode.THROTTLED, ErrorCode.STORAGE_FULL})
-"""Nothing is wrong with the leader that was asked."""
+"""The leader itself works."""
 _SEQUENCE = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.UNKNOWN_PRODUCER})
 
 
 class InFlightRequests:
-    """Decides what is sent when. The shell locks around every call.
+    """Decides what is sent when. The owner locks around every call.
 
     Sends the requests and completes what is finished.
     """
@@ -90,7 +90,7 @@ class InFlightRequests:
         self.unresolved: dict[SealedBatch, None] = {}
         """Every batch that was added and has not finished, in order."""
         self.needs_metadata = False
-        """Set when something cannot be sent for want of a leader; the shell reads metadata and clears it."""
+        """Set when something cannot be sent for want of a leader; the owner reads metadata and clears it."""
 
     def add(self, batch: SealedBatch) -> None:
         """Queue a batch that was sealed just now; it is sent once it is encoded."""
@@ -207,10 +207,10 @@ class InFlightRequests:
         return self._forget(finished)
 
     def give_up_overdue(self, now_ms: int) -> tuple[list[Request], list[Finished]]:
-        """Drop overdue requests whose partitions have a newer leader; the shell cancels their calls.
+        """Drop overdue requests whose partitions have a newer leader; the owner cancels their calls.
 
-        For the others that are overdue metadata is to be read. Their batches' outcome is unknown, so they go to the
-        newer leader with the same sequences; to all leaders, where one of the request has moved.
+        For other overdue requests metadata must be read. The outcome of dropped batches is unknown: they are sent
+        to the newer leader with the same sequences; to all leaders, if one partition of the request has moved.
         """
         given_up = []
         for request, overdue in self._flying.items():
@@ -365,7 +365,7 @@ class InFlightRequests:
         return self._forget(finished)
 
     def abandon(self, error: HeadraceError) -> list[Finished]:
-        """End everything, queued or flying; the shell cancels the calls, and what they bring is ignored."""
+        """End everything, queued or flying; the owner cancels the calls, and ignores their responses."""
         finished: list[Finished] = []
         for batch in list(self.unresolved):
             batch.outcome_unknown = batch.outcome_unknown or batch in batch.partition_queue.flying

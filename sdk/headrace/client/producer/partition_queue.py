@@ -104,7 +104,7 @@ class PartitionQueue:
         self.failed_epoch = -1
         """The leader epoch that the back-off is for; the leader of a newer one is tried at once."""
         self.seeks_leader = False
-        """Whether metadata is asked for a newer leader while it waits."""
+        """Whether metadata is read for a newer leader while it waits."""
 
     @property
     def idle(self) -> bool:
@@ -159,7 +159,7 @@ class Request:
         self.timeout_ms = timeout_ms
         self.landed = False
         self.started_seconds = 0.0
-        """When its call was started, by the shell's clock."""
+        """When its call was started, by the clock of its sender."""
 
 
 class PartitionResponse(NamedTuple):

@@ -46,7 +46,7 @@ def answers_of(
 ) -> list[PartitionResponse]:
     """Read an answer, one entry a part of the request.
 
-    With acks=0 the broker answers before it appends, and says nothing of the parts: all is well. Otherwise a part that
+    With acks=0 the broker answers before it appends, without the parts: they count as appended. Otherwise a part that
     is not answered has an unknown outcome.
     """
     found: dict[tuple[bytes, int], PartitionResponse] = {}

@@ -112,7 +112,7 @@ class Producer:
         """Send one record and wait for its acknowledgement. Cancelled, the record may still arrive.
 
         Raises:
-            HeadraceError: why it failed; `outcome` says whether it may be read later.
+            HeadraceError: why it failed; `outcome` is whether it may be read later.
         """
         future = await self.send(topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
         return await future

@@ -1,12 +1,11 @@
-"""What a producer is, whatever waits for it: topics and their buffers, partitions, sealing, lingering, metadata.
+"""The core of both producers: topics, partitions, bulk sending, metadata, flush and close. Waits for nothing itself.
 
-Owned by a `Producer` (threads) or an asyncio `Producer` (one loop), its I/O layers: they make its locks and calls, run
-its operations and wait for futures. Nothing here waits by itself. `OpenBatches` appends and seals;
-what becomes of a sealed batch is the part of `Sender`.
+A blocking or an asyncio `Producer` owns it: a `ProducerIO` makes its locks and calls, and runs its background; the
+producer runs its operations and waits for its futures. `OpenBatches` appends and seals, `Sender` sends sealed batches.
 
-Locks, always taken in this order: that of the topics, a buffer's (appending), then the sender's. None is held to
-encode, to call or to wait. `appenders` and `keyed` lead a blocking producer's records past all this; they are empty
-while there is a reason to look closer: closed, forked, not yet known.
+Locks, always taken in this order: that of the topics, a buffer's (appending), then the sender's or the buffer pool's.
+Except for that of the topics, none is held to encode or to call, and none to wait. The dictionaries `appenders` and
+`keyed` are the fast path of a blocking producer: without a topic until it is known, and empty after a fork or the end.
 """
 
 import random
@@ -306,7 +305,7 @@ class ProducerCore:
                 self._retire(topic)
 
     def end_close(self) -> None:
-        """Give up what is left, and end the maintenance."""
+        """Abandon what is left, and end the maintenance."""
         self.sender.abandon(ClosedError("Producer"))
         self.maintenance.stop()
 

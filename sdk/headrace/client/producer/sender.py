@@ -1,7 +1,7 @@
 """What a producer does with batches once they are sealed: from their place in line to their completion.
 
-`enqueue` gives a batch its place and its sequence, `encode` makes its bytes, `dispatch` starts the calls that may
-start, `landed` takes a response in, and completed batches give their memory back. `InFlightRequests` decides what may
+`enqueue` assigns a batch its place and its sequence, `encode` makes its bytes, `dispatch` starts the calls that may
+start, `landed` takes a response in, and completed batches release their memory. `InFlightRequests` decides what may
 start and what a response means; the I/O layer makes the calls. Any thread.
 """
 
@@ -245,7 +245,7 @@ class Sender:
         self._finish(finished)
 
     def _finish(self, finished: list[Finished]) -> None:
-        """Complete batches and give their memory back."""
+        """Complete batches and release their memory."""
         if not finished:
             return
         sent_records = sent_batches = failed_records = 0

@@ -24,14 +24,14 @@ _CRC_START = 36
 
 
 class ProducerStamp(NamedTuple):
-    """What a batch says of its producer."""
+    """The fields of a batch header that name its producer."""
 
     producer_id: int
     producer_epoch: int
     base_sequence: int
 
     def behind(self, records: int) -> "ProducerStamp":
-        """Return the stamp of the batch that starts so many records later."""
+        """Return the stamp of the batch that starts `records` records later."""
         if self.producer_id < 0:
             return self
         return self._replace(base_sequence=(self.base_sequence + records) % SEQUENCES)

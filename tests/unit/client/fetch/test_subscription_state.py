@@ -56,7 +56,7 @@ def test_a_replaced_log_is_an_error_once_all_that_was_read_is_delivered():
             reading.positions.pop(reading.now_ms)
         error = caught.value
         assert (error.partition, error.position, error.diverging_offset, error.leader_epoch) == (WHERE, 20, 0, 2)
-        assert "go on from 0" in str(error)
+        assert "continue from 0" in str(error)
         reading.later(1000)
         reading.answer(reading.fetch(), diverged=(2, 15))
     reading.positions.seek(WHERE, 15)

@@ -480,8 +480,8 @@ def test_ctrl_c_in_a_wait_leaves_a_producer_that_closes(fake_cluster):
         fake_cluster.arrived.acquire(timeout=WAIT)
         signal.pthread_kill(main, signal.SIGINT)
 
-    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
+        threading.Thread(target=interrupt).start()
         future.result(WAIT)
     fake_cluster.hold.set()
     assert future.result(WAIT).offset == 1
