@@ -28,7 +28,7 @@ class BlockingProducerIO:
 
     def __init__(self, config: ProducerConfig) -> None:
         self.connections = Connections("Producer", config)
-        self.background = BackgroundLoop("headrace-producer", self.connections.start)
+        self.background = BackgroundLoop("headrace-producer", self.connections.run_step)
         self.calls: dict[Request, grpc.Future[Any]] = {}
         """In flight."""
         self._is_closed = threading.Event()
@@ -72,5 +72,6 @@ class BlockingProducerIO:
     def close(self) -> None:
         """End pauses, the background thread and the calls."""
         self._is_closed.set()
-        self.background.close(CLOSE_TIMEOUT_S)
+        self.background.close()
+        self.background.join(CLOSE_TIMEOUT_S)
         self.connections.close()

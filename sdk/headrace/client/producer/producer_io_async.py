@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from headrace.client.base.background_async import AsyncBackground
+from headrace.client.base.background_async import AsyncBackgroundLoop
 from headrace.client.base.config import ProducerConfig
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.request_ids import metadata_of
@@ -15,6 +15,8 @@ from headrace.client.net.connection_async import AsyncConnections
 from headrace.client.producer.partition_queue import Request
 from headrace.client.producer.produce_rpc import GRACE_MS, error_of
 from headrace.client.producer.sender import Landed
+
+CLOSE_TIMEOUT_S = 1.0
 
 
 class AsyncProducerIO:
@@ -24,7 +26,7 @@ class AsyncProducerIO:
         self.loop = asyncio.get_running_loop()
         self.connections = AsyncConnections("Producer", config)
         self.run_step = self.connections.run_step
-        self.background = AsyncBackground("headrace-producer", self.run_step)
+        self.background = AsyncBackgroundLoop("headrace-producer", self.run_step)
         self.calls: dict[Request, asyncio.Task[Any]] = {}
         """In flight."""
 
@@ -59,5 +61,6 @@ class AsyncProducerIO:
 
     async def close(self) -> None:
         """End the tasks and the calls."""
-        await self.background.close()
+        self.background.close()
+        await self.background.join(CLOSE_TIMEOUT_S)
         await self.connections.close()
