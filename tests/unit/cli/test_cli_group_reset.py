@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.session import UsageProblem
+from headrace.cli.group import offset_files
 from headrace.cli.group import reset as group_reset
 from headrace.cli.records.offset_plan import (
     OffsetTarget,
@@ -306,7 +307,7 @@ def test_a_file_that_is_no_text_or_too_large_is_refused(
     path.write_bytes(b"\xff\xfe")
     ended = headrace("group", "reset", "billing", "--from-file", str(path), "--dry-run")
     assert (ended.code, "is not UTF-8 text" in ended.err) == (ExitCode.USAGE, True)
-    monkeypatch.setattr(group_reset, "MAX_FILE_BYTES", 1)
+    monkeypatch.setattr(offset_files, "MAX_FILE_BYTES", 1)
     ended = headrace("group", "reset", "billing", "--from-file", str(path), "--dry-run")
     assert (ended.code, "is larger than" in ended.err) == (ExitCode.USAGE, True)
 
