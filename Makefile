@@ -87,7 +87,7 @@ sim: set-up ## replication on a simulated network, disk, clock and etcd, all of 
 sim-groups: SIM_FLAGS += --groups
 sim-groups: sim ## consumer groups on the same network and etcd, as sim
 
-mutants: set-up ## take each rule of the ledger out of the code and see that somebody notices (MUTANT=, JOBS=)
+mutants: set-up ## take each rule out of the code, one at a time, and see that a test fails (MUTANT=, JOBS=)
 	@$(BIN)/python -m tests.mutation $(if $(MUTANT),--id $(MUTANT)) $(if $(filter command,$(origin JOBS)),--jobs $(JOBS)) $(MUTANT_FLAGS)
 
 check: set-up ## ruff, mypy --strict, import layers, words, protos, generated code and pages

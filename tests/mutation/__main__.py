@@ -1,4 +1,4 @@
-"""`make mutants`: take each rule of the ledger out of the code and see that somebody notices.
+"""`make mutants`: take each rule out of the code, one at a time, and see that a test fails.
 
 Exit code 0: every mutant was killed, each within its limit; 1: one survived or could not be judged; 2: wrong arguments.
 """
@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.mutation.ledger import LEDGER
+from tests.mutation.catalogue import CATALOGUE
 from tests.mutation.mutants import Mutant, Scenario, Simulation, Test
 from tests.mutation.run import Verdict, run_all
 
@@ -20,15 +20,15 @@ from tests.mutation.run import Verdict, run_all
 def main(arguments: Sequence[str] | None = None) -> int:
     """See the module."""
     parser = argparse.ArgumentParser(
-        prog="make mutants", description="Take each rule out of the code; somebody must notice."
+        prog="make mutants", description="Take each rule out of the code, one at a time; a test must fail."
     )
     parser.add_argument("--id", action="append", default=[], help="only this mutant; may be given more than once")
     parser.add_argument("--rule", action="append", default=[], help="only mutants of this rule, as H9")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default 2)")
-    parser.add_argument("--list", action="store_true", help="print the ledger and run nothing")
+    parser.add_argument("--list", action="store_true", help="print the catalogue and run nothing")
     parser.add_argument("--json", type=Path, help="write the summary to this file, too")
     asked = parser.parse_args(arguments)
-    known = {mutant.id for mutant in LEDGER}
+    known = {mutant.id for mutant in CATALOGUE}
     unknown = [each for each in asked.id if each not in known]
     if unknown:
         parser.error(f"no mutant is called {', '.join(unknown)}; --list prints them")
@@ -36,14 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--jobs is at least 1")
     chosen = [
         mutant
-        for mutant in LEDGER
-        if (not asked.id and not asked.rule) or mutant.id in asked.id or mutant.rule in asked.rule
+        for mutant in CATALOGUE
+        if (not asked.id and not asked.rule) or mutant.id in asked.id or set(mutant.rules.split()) & set(asked.rule)
     ]
     if not chosen:
         parser.error(f"no mutant breaks {', '.join(asked.rule)}")
     if asked.list:
         for mutant in chosen:
-            print(f"{mutant.rule:<4} {mutant.id:<44} {_killer(mutant):<34} {mutant.breaks}")
+            print(f"{mutant.rules:<10} {mutant.id:<44} {_killer(mutant):<34} {mutant.breaks}")
         return 0
     started, done = time.monotonic(), 0
 
@@ -54,18 +54,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     verdicts = run_all(chosen, jobs=asked.jobs, report=report)
     survivors = [verdict for verdict in verdicts if not verdict.killed]
-    print(f"{'rule':<5}{'mutant':<46}{'killed by':<58}{'seeds':>6}{'seconds':>9}")
+    print(f"{'rules':<10}{'mutant':<46}{'killed by':<58}{'seeds':>6}{'seconds':>9}")
     for verdict in verdicts:
         seeds = str(verdict.seeds) if verdict.seeds else "-"
         shown = verdict.by if verdict.killed else f"NOT KILLED: {verdict.by}"
-        print(f"{verdict.mutant.rule:<5}{verdict.mutant.id:<46}{shown:<58}{seeds:>6}{verdict.seconds:>9.1f}")
+        print(f"{verdict.mutant.rules:<10}{verdict.mutant.id:<46}{shown:<58}{seeds:>6}{verdict.seconds:>9.1f}")
     for verdict in survivors:
         print(f"\n{verdict.mutant.id}: {verdict.by}\n  {verdict.mutant.breaks}\n  {verdict.message}")
     seconds = time.monotonic() - started
     summary = {
         "mutants": len(verdicts),
         "killed": len(verdicts) - len(survivors),
-        "rules": len({verdict.mutant.rule for verdict in verdicts}),
+        "rules": len({rule for verdict in verdicts for rule in verdict.mutant.rules.split()}),
         "seconds": round(seconds, 1),
         "verdicts": [verdict.as_json() for verdict in verdicts],
     }
@@ -91,9 +91,9 @@ def _killer(mutant: Mutant) -> str:
 def _line(verdict: Verdict) -> str:
     mutant = verdict.mutant
     if not verdict.killed:
-        return f"{mutant.rule:<4} {mutant.id}: NOT KILLED, {verdict.by}"
+        return f"{mutant.rules:<10} {mutant.id}: NOT KILLED, {verdict.by}"
     seeds = f" at seed {verdict.seeds}" if verdict.seeds else ""
-    return f"{mutant.rule:<4} {mutant.id}: killed by {verdict.by}{seeds}, {verdict.seconds:.1f} s"
+    return f"{mutant.rules:<10} {mutant.id}: killed by {verdict.by}{seeds}, {verdict.seconds:.1f} s"
 
 
 if __name__ == "__main__":

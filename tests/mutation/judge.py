@@ -1,4 +1,4 @@
-"""The process that lets killers loose on copies of the sources, one at a time, each in a fork of its own.
+"""The process that executes killers on copies of the sources, one at a time, each in its own fork.
 
 `run` starts it by its path, with `python -P`. It imports what killers need and is not ours, which takes most of their
 time, then reads one JSON object a line from standard input and writes one to standard output. A fork puts its copy
@@ -183,7 +183,7 @@ def _judge(request: dict[str, Any]) -> Answer | None:
     try:
         while not line.endswith(b"\n"):
             ready, _, _ = select.select([reads, 0], [], [], max(0.0, deadline - time.monotonic()))
-            if reads not in ready:  # Too late, or whoever asked has gone.
+            if reads not in ready:  # Too late, or the caller has ended.
                 return None
             part = os.read(reads, 65_536)
             if not part:

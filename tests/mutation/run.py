@@ -1,7 +1,7 @@
-"""Runs the ledger: each mutant in a copy of the sources of its own, several at a time; the work tree is not touched.
+"""Runs the catalogue: each mutant in its own copy of the sources, several at a time; the work tree is not touched.
 
 A mutant is killed when its killer fails on the patched copy and passes on the unpatched one: of the simulator the seed
-that killed it is run again without the patch. Whoever survives fails the run.
+that killed it is run again without the patch. A mutant that survives fails the run.
 """
 
 from __future__ import annotations
@@ -22,17 +22,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol, Self
 
-from tests.mutation.mutants import Killer, Mutant, Scenario, Simulation, StaleEntryError, Test, apply
+from tests.mutation.mutants import PACKAGES, Killer, Mutant, Scenario, Simulation, StaleEntryError, Test, apply
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("sdk", "services/common", "services/broker", "services/coordinator", "services/devcluster")
-PACKAGES = (
-    "sdk/headrace",
-    "services/common/headrace_server",
-    "services/broker/headrace_broker",
-    "services/coordinator/headrace_coordinator",
-    "services/devcluster/headrace_devcluster",
-)
 TESTS = tuple(
     f"tests/{each}" for each in ("fakes", "mutation", "property", "scenario", "security", "simulation", "unit")
 )
@@ -54,7 +47,7 @@ class Verdict:
     mutant: Mutant
     killed: bool
     by: str
-    """What noticed: the broken promise, or why there is no verdict."""
+    """The broken invariant or the failed test, or why there is no verdict."""
     seeds: int
     """Seeds that it took; 0: it was not the simulator."""
     seconds: float
@@ -64,8 +57,8 @@ class Verdict:
         """For the summary."""
         return {
             "id": self.mutant.id,
-            "rule": self.mutant.rule,
-            "file": self.mutant.file,
+            "rules": self.mutant.rules,
+            "place": self.mutant.place,
             "breaks": self.mutant.breaks,
             "killer": type(self.mutant.killer).__name__.lower(),
             "killed": self.killed,
@@ -132,7 +125,7 @@ class Runner:
         _copy_sources(ROOT, self._pristine, shutil.copy2)
 
     def run(self, mutant: Mutant) -> Verdict:
-        """Let a mutant's killer loose on it."""
+        """Execute a mutant's killer on its copy."""
         started = time.monotonic()
 
         def verdict(killed: bool, by: str, seeds: int = 0, message: str = "") -> Verdict:
@@ -159,7 +152,7 @@ class Runner:
         return verdict(True, found["by"], found["seed"], found["message"])
 
     def _judge_unpatched(self, killer: Killer, seed: int) -> dict[str, Any]:
-        """Run the same on the code as it is; once, whoever asks."""
+        """Run the same on the code as it is, once for all mutants that have this killer and seed."""
         key = f"{killer} {seed}"
         with self._lock:
             done = self._sound.get(key)
@@ -218,7 +211,7 @@ def _copy_sources(source: Path, target: Path, copy: Callable[[str, str], object]
 
 
 def run_all(mutants: Sequence[Mutant], *, jobs: int, report: Callable[[Verdict], None]) -> list[Verdict]:
-    """Run `mutants`, `jobs` at a time, and give the verdicts in the order of the ledger."""
+    """Run `mutants`, `jobs` at a time, and return the verdicts in the order of `mutants`."""
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-mutants-"))
         judges = [stack.enter_context(JudgeProcess()) for _ in range(min(jobs, len(mutants)))]

@@ -1,4 +1,4 @@
-"""What the runner calls killed: one of the ledger is, a patch that changes nothing is not, nor is a slip."""
+"""What the runner calls killed: an entry of the catalogue is, a patch without effect is not, nor is a slip."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 
 from tests.mutation import __main__ as command
 from tests.mutation import run
-from tests.mutation.ledger import LEDGER
-from tests.mutation.mutants import Test
+from tests.mutation.catalogue import CATALOGUE
+from tests.mutation.mutants import Edit, Test
 
-KILLED = next(mutant for mutant in LEDGER if mutant.id == "lost-answer-taken-for-no")
-QUICK = next(mutant for mutant in LEDGER if mutant.id == "epoch-without-records-stays")
-HARMLESS = replace(QUICK, id="harmless", new=QUICK.old + "            # Nothing else.\n")
-SLIP = replace(QUICK, id="slip", new=QUICK.old + "            nowhere\n")
+KILLED = next(mutant for mutant in CATALOGUE if mutant.id == "lost-answer-taken-for-no")
+QUICK = next(mutant for mutant in CATALOGUE if mutant.id == "epoch-not-persisted")
+HARMLESS = replace(QUICK, id="harmless", edit=Edit(QUICK.edit.old, QUICK.edit.old + "\nassert True"))
+SLIP = replace(QUICK, id="slip", edit=Edit(QUICK.edit.old, QUICK.edit.old + "\nnowhere"))
 UNHARMED = replace(HARMLESS, id="unharmed", killer=Test("tests/unit/wire/test_wire_releases.py", "It is an example."))
 UNTESTED = replace(QUICK, id="untested", killer=Test("tests/unit/nowhere.py::test_a", "It is an example."))
 
@@ -26,7 +26,7 @@ def test_a_survivor_fails_the_run_and_a_slip_is_no_kill(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Five entries, of which one is killed: exit code 1, and the summary says which and why."""
-    monkeypatch.setattr(command, "LEDGER", (KILLED, HARMLESS, UNHARMED, SLIP, UNTESTED))
+    monkeypatch.setattr(command, "CATALOGUE", (KILLED, HARMLESS, UNHARMED, SLIP, UNTESTED))
     summary = tmp_path / "summary.json"
     assert command.main(["--jobs", "1", "--json", str(summary)]) == 1
     found = {
@@ -43,7 +43,7 @@ def test_a_survivor_fails_the_run_and_a_slip_is_no_kill(
 
 
 class Answers:
-    """A judge who has made up its mind: it gives these answers, one after the other."""
+    """A judge that returns these answers, one after the other."""
 
     def __init__(self, *answers: dict[str, Any] | None) -> None:
         self.left = list(answers)
@@ -97,8 +97,8 @@ def test_the_unpatched_code_is_asked_once_a_killer(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """Names that the ledger does not have are wrong arguments."""
+    """Names that the catalogue does not have are wrong arguments."""
     with pytest.raises(SystemExit) as ended:
-        command.main(["--id", "nobody"])
+        command.main(["--id", "unknown"])
     assert ended.value.code == 2
-    assert "no mutant is called nobody" in capsys.readouterr().err
+    assert "no mutant is called unknown" in capsys.readouterr().err

@@ -50,7 +50,6 @@ CLEAN = (
 """Folders and files that use none of both lists."""
 NOT_CLEAN = (
     "sdk/headrace/client/admin/",
-    "tests/mutation/",
     "tests/unit/broker/test_broker_core",
     "tests/unit/client/",
     "tests/unit/docs/test_docs_words.py",

@@ -1,0 +1,207 @@
+"""Rules of producers and readers: sequences, outcomes, positions, batches that enter and leave, and Spark's tasks."""
+
+from __future__ import annotations
+
+from tests.mutation.mutants import Mutant, Simulation, Test, drop, never, replace
+
+SOUND_BATCHES = "The simulator's producers send sound, uncompressed batches."
+NO_SPARK = "The simulator runs no query."
+
+CLIENTS = (
+    Mutant(
+        "reader-stops-short",
+        "I15",
+        "PartitionFetchState.at_end",
+        replace("self.position >= self.end_offset", "self.position >= self.end_offset - 1"),
+        "A reader of a bounded part ends before its last record.",
+        Simulation(40),
+    ),
+    Mutant(
+        "sequence-not-counted-by-records",
+        "I20",
+        "ProducerWindows.check",
+        replace("base_sequence == producer.next_sequence", "base_sequence >= producer.next_sequence"),
+        "A batch is taken though those before it are missing.",
+        Test(
+            "tests/unit/broker/test_broker_producers.py::test_gaps_and_overlaps_are_refused",
+            "The shipped producer never leaves one within an epoch.",
+        ),
+    ),
+    Mutant(
+        "several-in-flight-without-sequences",
+        "I21",
+        "InFlightRequests._may_send",
+        replace(
+            "partition_queue.recovering or partition_queue.needs_epoch or not self._idempotent",
+            "partition_queue.recovering or partition_queue.needs_epoch",
+        ),
+        "A producer without an id sends a batch while an earlier one may still fail and be sent again.",
+        Test(
+            "tests/unit/client/producer/test_inflight.py::test_without_a_producer_id_one_request_flies",
+            "The simulator's producers without an id are those with acks=0, which send nothing again.",
+        ),
+    ),
+    Mutant(
+        "position-kept-in-another-life",
+        "H26",
+        "PartitionFetchState.was_replaced",
+        replace("self.topic_id or topic_id", "topic_id"),
+        "An offset of a deleted topic is read on from in the one that was created again.",
+        Simulation(200, changes={"faults": ("topic made anew", "isolate", "pause"), "fault_period_ms": 700}),
+    ),
+    Mutant(
+        "duplicates-appended",
+        "H48",
+        "ProducerWindows.check",
+        replace("_find_duplicate(producer, base_sequence, record_count)", "None"),
+        "A retry of a batch that was written is written again.",
+        Simulation(60),
+    ),
+    Mutant(
+        "new-producer-forgets-one-that-may-retry",
+        "H49",
+        "ProducerWindows._check_room",
+        never("silent_ms < self._retry_window_ms"),
+        "A flood of producer ids makes the brokers store retries of others twice.",
+        Simulation(
+            40,
+            changes={
+                "forgets": True,
+                "faults": ("isolate", "pause", "kill"),
+                "fault_period_ms": 400,
+                "producers": (-1, -1, -1, -1, -1, -1),
+            },
+        ),
+    ),
+    Mutant(
+        "gaps-appended",
+        "H50",
+        "ProducerWindows.check",
+        replace(
+            "base_sequence == producer.next_sequence", "sequence_distance(producer.next_sequence, base_sequence) >= 0"
+        ),
+        "A batch behind a gap is written.",
+        Simulation(60),
+    ),
+    Mutant(
+        "sequences-reassigned-in-doubt",
+        "H51",
+        "InFlightRequests._raise_epoch",
+        never("partition_queue.queued[0].outcome_unknown"),
+        "A batch that may have been written gets a new epoch and sequence, and is written twice.",
+        Simulation(200, changes={"faults": ("kill", "isolate", "pause", "move leader"), "fault_period_ms": 500}),
+    ),
+    Mutant(
+        "lost-leadership-called-definite",
+        "H52",
+        "PartitionReplica._lost",
+        replace("Outcome.UNKNOWN", "Outcome.NOT_APPLIED"),
+        "A produce whose leader was deposed is reported as not applied, and the next leader commits it.",
+        Test(
+            "tests/unit/broker/test_broker_replica.py::test_losing_leadership_leaves_waiting_produces_unknown",
+            "The shipped producer sends the batch again with its sequence, and seldom gives up in between.",
+        ),
+    ),
+    Mutant(
+        "unknown-outcome-called-failed",
+        "H52 I22",
+        "InFlightRequests._end",
+        never("batch.outcome_unknown and error.outcome == Outcome.NOT_APPLIED"),
+        "A batch that an earlier try may have written is reported as certainly not written.",
+        Simulation(
+            100,
+            changes={"faults": ("kill", "isolate", "pause", "move leader"), "fault_period_ms": 500, "gives_up": True},
+        ),
+    ),
+    Mutant(
+        "producer-ids-by-chance-the-same",
+        "H53",
+        "ClusterServicer.InitProducerId",
+        replace("OWN_PRODUCER_IDS", "3"),
+        "Two producers get one id: what the second one sends is taken for a repeat of what the first one sent.",
+        Simulation(5),
+    ),
+    Mutant(
+        "old-producer-epoch-taken",
+        "H54",
+        "ProducerWindows.check",
+        never("producer_epoch < producer.epoch"),
+        "A batch of an epoch that its producer has given up is written behind those of the new one.",
+        Test(
+            "tests/unit/broker/test_broker_producers.py::test_epochs_fence",
+            "The simulator's producers begin an epoch only when nothing of the old one is under way.",
+        ),
+    ),
+    Mutant(
+        "failed-batch-moves-to-another-partition",
+        "H55",
+        "InFlightRequests._part_failed",
+        replace(
+            "self.counts.retries += sum(batch.count for batch in back)",
+            (
+                "self.counts.retries += sum(batch.count for batch in back)\n"
+                "partition_queue = next(iter(self._waiting), partition_queue)"
+            ),
+        ),
+        "What failed in one partition is queued for another one.",
+        Simulation(
+            50, changes={"faults": ("kill", "isolate", "pause", "move leader"), "fault_period_ms": 500, "partitions": 2}
+        ),
+    ),
+    Mutant(
+        "reset-to-the-end",
+        "H143",
+        "position_after",
+        never('auto_offset_reset == "earliest"'),
+        "A reader whose next records were removed leaves out all that are left, too.",
+        Simulation(
+            200, changes={"faults": ("delete records", "pause"), "fault_period_ms": 400, "produce_period_ms": 20}
+        ),
+    ),
+    Mutant(
+        "stream-reads-on-in-a-replaced-log",
+        "H143",
+        "HeadraceStreamReader._truncations",
+        replace("self._cluster().truncation_points(...)", "{}"),
+        "A stream continues at its offset although an unclean election put other records there.",
+        Test(
+            "tests/unit/spark/test_spark_stream_truncation.py::test_records_that_an_election_replaced_are_a_loss",
+            NO_SPARK,
+        ),
+    ),
+    Mutant(
+        "rows-divided-anew-stored-again",
+        "H144",
+        "TaskWriter._defers",
+        replace("self._stored.read(target.earlier)", "()"),
+        "A micro-batch that is tried with another number of tasks stores rows twice.",
+        Test("tests/unit/spark/test_spark_retries.py::test_another_number_of_tasks_stores_each_row_once", NO_SPARK),
+    ),
+    Mutant(
+        "columns-not-checked",
+        "H145",
+        "_check_columns",
+        drop("check_columns(batch, header, max_payload_bytes=settings.max_payload_bytes)"),
+        "A leader appends an uncompressed batch that no reader can decode.",
+        Test("tests/security/test_poison_entering.py::test_batch_that_no_reader_decodes_is_refused", SOUND_BATCHES),
+    ),
+    Mutant(
+        "ratio-not-looked-at",
+        "H146",
+        "check_columns",
+        never("header.payload_bytes > MAX_RATIO * stored_bytes"),
+        "A few bytes inflate to any size below max_payload_bytes.",
+        Test("tests/security/test_poison_entering.py::test_batch_that_no_reader_decodes_is_refused", SOUND_BATCHES),
+    ),
+    Mutant(
+        "passed-though-it-should-fail",
+        "H147",
+        "pass_corrupt_batch",
+        never('config.on_corrupt_batch == "fail"'),
+        "A reader loses records although its configuration forbids it.",
+        Test(
+            "tests/unit/client/fetch/test_corrupt_batches.py::test_error_says_that_every_replica_has_it_so",
+            "The simulator's readers decode nothing.",
+        ),
+    ),
+)

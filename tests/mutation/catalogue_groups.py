@@ -1,0 +1,201 @@
+"""Rules of consumer groups: transactions, ownership, and commits, in coordinators and clients."""
+
+from __future__ import annotations
+
+from tests.mutation.mutants import Mutant, Simulation, Test, always, drop, never, omit, replace
+
+GROUPS = (
+    Mutant(
+        "granted-at-the-epoch-of-before",
+        "I24",
+        "_TransitionBuilder.reconcile",
+        replace("self._assignment_epoch", "self._before.assignment_epoch or 1"),
+        "A partition has the same fencing token under two owners.",
+        Simulation(20, groups=True),
+    ),
+    Mutant(
+        "commit-of-a-former-tenure-stored",
+        "I26",
+        "_check_owner",
+        never("member_epoch < epoch"),
+        "What a member committed before it lost a partition and got it back takes a later owner's offset back.",
+        Test(
+            "tests/unit/coordinator/test_group_offsets.py::test_the_epoch_of_a_commit_lies_between_the_grant_and_the_present",
+            "The shipped member gives a partition up when its commits are stored.",
+        ),
+    ),
+    Mutant(
+        "own-commit-of-a-former-term-believed",
+        "I27",
+        "InitialOffsets._newest",
+        always("epoch == holding.assignment_epoch"),
+        "A member that is given a partition again begins where it stopped, before what others have committed since.",
+        Simulation(60, groups=True),
+    ),
+    Mutant(
+        "group-epochs-begin-again",
+        "I28",
+        "begin_epochs",
+        replace("(generation - 1) * EPOCHS_PER_GENERATION + create_revision", "0"),
+        "The fencing tokens of a group that was deleted and made anew start at 1 again.",
+        Simulation(60, groups=True),
+    ),
+    Mutant(
+        "first-records-of-a-grown-topic-skipped",
+        "I29",
+        "InitialOffsets.find",
+        replace('"earliest" if at == "latest" else at', "at"),
+        "A group that starts at the end skips the first records of a partition that was added later.",
+        Test(
+            "tests/unit/client/consumer/test_group_consumer.py::test_an_added_partition_is_read_from_its_beginning_whatever_the_reset",
+            "The simulator's groups start at the beginning of everything.",
+        ),
+    ),
+    Mutant(
+        "round-compares-nothing",
+        "H60",
+        "GroupTransactions._write",
+        omit("ModRevisionIs(keyspace.group(group_id), entry.mod_revision)"),
+        "Two coordinators write the group's state over each other's.",
+        Simulation(40, groups=True),
+    ),
+    Mutant(
+        "grant-before-revoke",
+        "H61 I25",
+        "_TransitionBuilder.reconcile",
+        replace(
+            "partition not in self._owners",
+            "partition not in self._owners or self._owners[partition].member_id != member_id",
+        ),
+        "A partition goes to its next owner while the former one still reads it.",
+        Simulation(20, groups=True),
+    ),
+    Mutant(
+        "revoked-while-it-is-read",
+        "H61",
+        "Membership._hold_on",
+        replace("holding.stage = Stage.REVOKED", "self._drop(key)"),
+        "A member reports partitions as given up that its application still reads.",
+        Simulation(20, groups=True),
+    ),
+    Mutant(
+        "commit-compares-no-assignment",
+        "H62",
+        "_check_owner",
+        replace(
+            "ModRevisionIs(view.keyspace.group_assignment(attempt.group_id, member_id), stored.mod_revision)",
+            'VersionIs(view.keyspace.group_assignment(attempt.group_id, b"?" * 16), 0)',
+        ),
+        "A coordinator whose view is behind stores what a former owner commits.",
+        Simulation(60, groups=True),
+    ),
+    Mutant(
+        "commit-refused-on-an-old-view",
+        "H63",
+        "GroupOffsets._store",
+        never("refused and await self._is_behind(attempt)"),
+        "A coordinator whose view lacks a grant refuses its owner's commit.",
+        Test(
+            "tests/unit/coordinator/test_group_offsets.py::test_a_good_commit_is_not_refused_by_a_view_that_is_behind",
+            "A client that is refused gives the partition back and is granted it again: the group comes to rest.",
+        ),
+    ),
+    Mutant(
+        "commits-compare-no-offsets",
+        "H64",
+        "GroupOffsets._transaction",
+        drop("compares.append(ModRevisionIs(...))"),
+        "A commit is stored over a later one that the coordinator's view does not show yet.",
+        Simulation(60, groups=True, changes={"rates": ("late requests", "slow messages"), "rate": 0.08}),
+    ),
+    Mutant(
+        "offsets-of-any-revision",
+        "H65",
+        "GroupOffsets.wait_for",
+        replace("await self._source.wait_for(revision, max(0.0, left))", "del left"),
+        "A new owner receives an offset from before its grant.",
+        Simulation(60, groups=True),
+    ),
+    Mutant(
+        "delivered-after-the-session",
+        "H66",
+        "GroupMember.delivery_paused",
+        never("boot_ms() >= self.membership.session_ends_ms()"),
+        "A member that was paused still delivers records of partitions that another one may own.",
+        Simulation(60, groups=True, changes={"stop_on_session_loss": True, "faults": ("pause", "isolate")}),
+    ),
+    Mutant(
+        "slow-handler-leaves-its-group",
+        "H67",
+        "GroupSession._has_stalled",
+        always("self._config.leave_on_processing_timeout"),
+        "A member whose handler takes long leaves its group unasked.",
+        Test(
+            "tests/unit/client/consumer/test_group_consumer.py::test_a_stalled_application_is_told_of_and_leaves_only_where_it_is_asked_to",
+            "To leave is allowed; no key shows that it was not intended.",
+        ),
+    ),
+    Mutant(
+        "transactions-without-a-pause",
+        "H68",
+        "GroupTransactions._run",
+        never("has_written"),
+        "Each member that joins is a write of the whole group.",
+        Test(
+            "tests/unit/coordinator/test_group_membership.py::test_members_that_join_at_once_share_rounds",
+            "It is slow, and nothing else.",
+        ),
+    ),
+    Mutant(
+        "static-member-joins-twice",
+        "H69",
+        "_TransitionBuilder._join",
+        replace("said.instance_id", '""'),
+        "A second life of a static member joins in addition to the first one.",
+        Simulation(20, groups=True),
+    ),
+    Mutant(
+        "group-expired-on-an-old-view",
+        "H70",
+        "_check_empty",
+        replace(
+            "ModRevisionIs(view.keyspace.group(group_id), entry.mod_revision)",
+            'VersionIs(view.keyspace.group(f"{group_id}-"), 0)',
+        ),
+        "Offsets of a group that members have joined meanwhile are removed.",
+        Test(
+            "tests/unit/coordinator/test_group_offsets.py::test_a_group_that_was_in_use_again_is_not_expired",
+            "A member has to join in the milliseconds of a deletion that comes once a minute.",
+        ),
+    ),
+    Mutant(
+        "groups-of-any-size",
+        "H71",
+        "check_size",
+        replace("size > MAX_STATE_BYTES", "size < 0"),
+        "A group grows until etcd no longer takes its key, and then makes no progress.",
+        Test(
+            "tests/unit/coordinator/test_group_membership.py::test_a_group_takes_no_more_than_fits_into_its_key",
+            "No group of the simulator comes near a mebibyte.",
+        ),
+    ),
+    Mutant(
+        "group-drops-topics-that-a-view-lacks",
+        "H72",
+        "_with_missing",
+        never("topic_id not in present and topic_id not in deleted"),
+        "A coordinator whose view lacks a topic takes its partitions from who reads them.",
+        Test(
+            "tests/unit/coordinator/test_group_membership.py::test_a_topic_that_is_only_absent_keeps_its_owners",
+            "The simulated etcd loses no key of a topic.",
+        ),
+    ),
+    Mutant(
+        "member-unknown-to-an-old-view",
+        "H73",
+        "GroupServicer._find",
+        never("known_revision > self._groups.source.revision"),
+        "A coordinator whose view is behind answers a member that it is not in the group.",
+        Simulation(100, groups=True),
+    ),
+)
