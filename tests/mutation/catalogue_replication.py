@@ -293,7 +293,7 @@ REPLICATION = (
     ),
     Mutant(
         "appends-during-a-hand-over",
-        "H24",
+        "H24 I15",
         "PartitionReplica.check_appending",
         never("self._hand_over.paused"),
         "A leader acknowledges records while the write that names its successor is on its way.",

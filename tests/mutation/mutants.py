@@ -105,7 +105,7 @@ class Mutant:
 
     id: str
     rules: str
-    """Their numbers in docs/protocols/rules.md: the rule that is taken out, then invariants that break with it."""
+    """Their numbers in docs/protocols/rules.md: the rule that is taken out, then others that the same line keeps."""
     place: str
     """A function or class by its qualified name, `module:name` where several modules have one of this name."""
     edit: Edit
