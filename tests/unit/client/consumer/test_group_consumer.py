@@ -396,6 +396,8 @@ def test_a_stalled_application_is_told_of_and_leaves_only_where_it_is_asked_to(c
         while consumer.health().healthy:
             assert time.monotonic() < deadline
         assert "has not polled for" in consumer.health().problem
+        sent = len(groups.heartbeats)
+        groups.wait_for(lambda: groups.left or len(groups.heartbeats) > sent + 2, "heartbeats of a stalled member")
         assert groups.left == []
     settings["processing_timeout_ms"] = 500  # Long enough that it does not leave between two polls.
     with consumer_for(clicks, leave_on_processing_timeout=True, **settings) as consumer:
