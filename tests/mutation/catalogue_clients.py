@@ -68,7 +68,7 @@ CLIENTS = (
     Mutant(
         "sequences-reassigned-in-doubt",
         "H51",
-        "InFlightRequests._raise_epoch",
+        "ProducerIdentity._raise_epoch",
         never("partition_queue.queued[0].outcome_unknown"),
         "A batch that may have been written gets a new epoch and sequence, and is written twice.",
         Simulation(200, changes=FAILOVERS),
@@ -76,7 +76,7 @@ CLIENTS = (
     Mutant(
         "lost-leadership-called-definite",
         "H52",
-        "PartitionReplica._lost",
+        "PartitionReplica.lost",
         replace("Outcome.UNKNOWN", "Outcome.NOT_APPLIED"),
         "A produce whose leader was deposed is reported as not applied, and the next leader commits it.",
         Test(
@@ -160,8 +160,8 @@ CLIENTS = (
     Mutant(
         "columns-not-checked",
         "H145",
-        "_check_columns",
-        drop("check_columns(batch, header, max_payload_bytes=settings.max_payload_bytes)"),
+        "check_run",
+        drop("check_columns(...)"),
         "A leader appends an uncompressed batch that no reader can decode.",
         Test("tests/security/test_poison_entering.py::test_batch_that_no_reader_decodes_is_refused", SOUND_BATCHES),
     ),

@@ -193,8 +193,8 @@ GROUPS = (
     Mutant(
         "member-unknown-to-an-old-view",
         "H73",
-        "GroupServicer._find",
-        never("known_revision > self._groups.source.revision"),
+        "GroupServicer._stay",
+        never("request.known_revision > self._groups.source.revision"),
         "A coordinator whose view is behind answers a member that it is not in the group.",
         Simulation(100, groups=True),
     ),

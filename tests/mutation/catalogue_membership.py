@@ -54,7 +54,7 @@ MEMBERSHIP = (
     Mutant(
         "progress-kept-behind-a-fence",
         "H17",
-        "PartitionReplica._fence_replicas",
+        "Leadership.see_key",
         drop("self.followers.forget(fence.broker_id)"),
         "A leader takes in a replica for what the log that it had before had acknowledged.",
         Test(
@@ -126,8 +126,8 @@ MEMBERSHIP = (
     Mutant(
         "durable-before-it-is",
         "H30",
-        "PartitionReplica._says_durable",
-        always("on_others and self.flushed_offset >= committed"),
+        "Leadership._says_durable",
+        always("on_others and replica.flushed_offset >= committed"),
         "The key promises that members have everything on stable storage while some have it in their page cache.",
         Test(
             "tests/unit/broker/test_broker_core_in_sync.py::test_the_key_says_durable_once_every_member_is",

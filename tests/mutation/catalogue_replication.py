@@ -8,7 +8,7 @@ REPLICATION = (
     Mutant(
         "unknown-write-not-settled",
         "C3",
-        "PartitionReplica._tick",
+        "Leadership._tick",
         never("self.proposals.unresolved"),
         "A write without an answer is never written again: what it names counts for ever.",
         Scenario("test_lost_answer.py::test_an_unknown_outcome_is_settled_by_another_write"),
@@ -73,7 +73,7 @@ REPLICATION = (
     Mutant(
         "log-start-raised-alone",
         "I18",
-        "PartitionReplica._advance_log_start",
+        "Leadership.advance_log_start",
         replace("Offset(-1 if follower is None else follower.log_start_offset)", "self.wanted_log_start"),
         "A leader deletes records before its followers begin behind them: the next leader has them again.",
         Scenario("test_log_start.py::test_followers_take_up_the_log_start_first"),
@@ -110,8 +110,8 @@ REPLICATION = (
     Mutant(
         "epochs-of-fetches-ignored",
         "H4",
-        "PartitionReplica._check_epoch",
-        always("known_epoch in (-1, self.leader_epoch)"),
+        "PartitionReplica.check_leading",
+        drop("raise self._wrong_epoch(known_epoch)"),
         "A leader answers fetches of any leader epoch.",
         Scenario("test_late_requests.py::test_a_fetch_of_an_old_epoch_says_nothing_of_the_new_one"),
     ),
@@ -119,14 +119,21 @@ REPLICATION = (
         "progress-kept-across-epochs",
         "H5 I8",
         "PartitionReplica._finish_start",
-        replace("self.followers = FollowerTable(event.at_ms)", "self.followers.started_ms = event.at_ms"),
+        replace(
+            "self.leadership = led = Leadership(...)",
+            "led = getattr(self, 'led', None)\n"
+            "kept = None if led is None else led.followers\n"
+            "self.leadership = led = Leadership(self, self.state, event.at_ms, self._proposal_numbers)\n"
+            "self.led, led.followers = led, kept or led.followers\n"
+            "led.followers.started_ms = event.at_ms",
+        ),
         "A leader that leads again counts what its followers had acknowledged in an epoch of its own before.",
         Scenario("test_kafka_13790.py::test_a_leader_that_leads_again_knows_nothing_of_its_followers"),
     ),
     Mutant(
         "late-answer-used",
         "H6 I18",
-        "PartitionReplica.take_answer",
+        "FollowerFetches.take_answer",
         never("token != self._awaited"),
         "An answer to an earlier fetch is used.",
         Scenario("test_late_fetch_reply.py::test_an_answer_of_a_stream_that_is_gone_is_not_used"),
@@ -134,11 +141,11 @@ REPLICATION = (
     Mutant(
         "answer-of-an-old-leader-used",
         "H6",
-        "PartitionReplica.take_answer",
-        never("leader_epoch != self.leader_epoch"),
+        "FollowerFetches.take_answer",
+        never("leader_epoch != self._leader_epoch"),
         "An answer of the leader of an old epoch is used.",
         Scenario("test_late_fetch_reply.py::test_an_answer_of_an_old_leader_is_not_used"),
-        also=(("PartitionReplica._follow_leader", drop("self._awaited = None")),),
+        also=(("FollowerFetches.follow", drop("self._awaited = None")),),
         second_line="At a new epoch the awaited token is forgotten, so that no answer of an old one fits.",
     ),
     Mutant(
@@ -146,9 +153,9 @@ REPLICATION = (
         "H7",
         "next_step",
         replace(
-            "if not replica.take_answer(...):\n    return None",
+            "if not replica.fetches.take_answer(...):\n    return None",
             (
-                "if not replica.take_answer(answer.token, answer.leader_epoch):\n"
+                "if not replica.fetches.take_answer(answer.token, answer.leader_epoch):\n"
                 "    return None\n"
                 "if answer.decision is not None:\n"
                 '    return AppendBatches(b"", log.log_end_offset, answer.log_start_offset, False)'
@@ -171,16 +178,16 @@ REPLICATION = (
     Mutant(
         "join-at-high-watermark-only",
         "H9 I3",
-        "PartitionReplica._join",
-        replace("max(self.high_watermark, self.start_offset)", "self.high_watermark"),
+        "Leadership._join",
+        replace("max(replica.high_watermark, self.start_offset)", "replica.high_watermark"),
         "A follower joins at the new leader's high watermark, which is still behind what was committed.",
         Scenario("test_kafka_7128.py::test_a_follower_at_the_lagging_high_watermark_stays_out"),
     ),
     Mutant(
         "join-below-high-watermark",
         "H9",
-        "PartitionReplica._join",
-        replace("max(self.high_watermark, self.start_offset)", "self.start_offset"),
+        "Leadership._join",
+        replace("max(replica.high_watermark, self.start_offset)", "self.start_offset"),
         "A follower joins at the start of the epoch, though more has been committed since.",
         Simulation(60),
     ),
@@ -189,7 +196,8 @@ REPLICATION = (
         "H10",
         "BrokerService._list_offset",
         replace(
-            "replica.check_latest()\nresult.offset = replica.high_watermark", "result.offset = replica.high_watermark"
+            "leadership.check_latest()\nresult.offset = replica.high_watermark",
+            "result.offset = replica.high_watermark",
         ),
         "A leader that has just started answers clients with a log end before what they have read.",
         Simulation(100, changes={"faults": ("kill", "isolate", "pause", "move leader"), "fault_period_ms": 500}),
@@ -197,7 +205,7 @@ REPLICATION = (
     Mutant(
         "proposals-do-not-count",
         "H11",
-        "PartitionReplica._counted_members",
+        "Leadership.recount",
         replace("(*self.state.in_sync, *self.proposals.members())", "self.state.in_sync"),
         "While a follower is being taken in, the high watermark moves without it.",
         Scenario("test_lost_answer.py::test_while_the_answer_is_awaited_who_is_proposed_counts"),
@@ -205,7 +213,7 @@ REPLICATION = (
     Mutant(
         "leaving-member-not-counted",
         "H11 I4",
-        "PartitionReplica._counted_members",
+        "Leadership.recount",
         replace("(*self.state.in_sync, *self.proposals.members())", "self.proposals.members() or self.state.in_sync"),
         "The high watermark advances without a member that the key still names, while it is being removed.",
         Simulation(60),
@@ -213,10 +221,10 @@ REPLICATION = (
     Mutant(
         "lost-answer-taken-for-no",
         "H12 I4",
-        "PartitionReplica._note_unanswered",
+        "Leadership._note_unanswered",
         replace(
             "self.proposals.take_answer(event.number)",
-            "self.proposals.take_answer(event.number)\nself.proposals.discard(event.number)",
+            "self.proposals.take_answer(event.number)\nself.proposals.discard(event.number)\nself.recount()",
         ),
         "A write without an answer is taken for one that did not happen.",
         Scenario("test_lost_answer.py::test_who_may_have_joined_counts"),
@@ -224,7 +232,7 @@ REPLICATION = (
     Mutant(
         "high-watermark-below-minimum",
         "H13",
-        "PartitionReplica._advance",
+        "Leadership.advance",
         never("len(state.in_sync) < state.min_insync_replicas"),
         "The high watermark moves though fewer than min_insync_replicas are in sync.",
         Simulation(60),
@@ -232,7 +240,7 @@ REPLICATION = (
     Mutant(
         "append-below-minimum",
         "H13",
-        "PartitionReplica.check_in_sync",
+        "Leadership.check_in_sync",
         never("len(self.state.in_sync) < self.state.min_insync_replicas"),
         "An acks=all append is taken though it cannot be committed.",
         Scenario("test_last_replica_standing.py::test_who_left_an_in_sync_set_below_its_minimum_may_lead"),
@@ -242,7 +250,7 @@ REPLICATION = (
         "H16",
         "PartitionReplica._follow_key",
         replace(
-            "state.leader != Replica(self.broker_id, self.broker_epoch)",
+            "state.leader != self.me",
             "state.leader is None or state.leader.broker_id != self.broker_id",
         ),
         "A restarted broker leads because the key names the session that it had before.",
@@ -251,15 +259,15 @@ REPLICATION = (
     Mutant(
         "join-without-comparing-the-session",
         "H17 I12",
-        "PartitionReplica._join",
-        replace("(self._me(), follower.replica)", "(self._me(),)"),
+        "Leadership._join",
+        replace("(self._me, follower.replica)", "(self._me,)"),
         "A follower is taken in though its session may be over when the write lands.",
         Scenario("test_late_requests.py::test_a_follower_is_not_taken_in_with_a_session_that_is_over"),
     ),
     Mutant(
         "stopping-follower-joins",
         "H18",
-        "PartitionReplica._take_fetch",
+        "Leadership._take_fetch",
         always("event.may_join"),
         "A broker that stops is taken into the in-sync set that it is leaving.",
         Test(
@@ -270,15 +278,15 @@ REPLICATION = (
     Mutant(
         "own-unflushed-records-count",
         "H22",
-        "PartitionReplica._own_offset",
-        never("self.flushed_only"),
+        "Leadership.advance",
+        replace("replica.flushed_offset if self.flushed_only else replica.log_end_offset", "replica.log_end_offset"),
         "The leader counts what it has written and not yet fsynced.",
         Simulation(60, durability="fsync"),
     ),
     Mutant(
         "two-proposals-at-once",
         "H23",
-        "PartitionReplica._join",
+        "Leadership._join",
         never("self.proposals.under_way"),
         "A second change of the in-sync set is proposed while the first is under way.",
         Simulation(60),
@@ -286,15 +294,15 @@ REPLICATION = (
     Mutant(
         "successor-lacks-records",
         "H24",
-        "PartitionReplica._name_successor",
-        always("follower.offset >= self.log_end_offset"),
+        "Leadership._name_successor",
+        always("follower.offset >= self._replica.log_end_offset"),
         "A leader hands over to a successor that lacks what it has acknowledged with acks=1.",
         Scenario("test_hand_over.py::test_of_several_successors_the_one_that_has_everything_leads"),
     ),
     Mutant(
         "appends-during-a-hand-over",
         "H24 I15",
-        "PartitionReplica.check_appending",
+        "Leadership.check_appending",
         never("self._hand_over.paused"),
         "A leader acknowledges records while the write that names its successor is on its way.",
         Simulation(
@@ -330,7 +338,7 @@ REPLICATION = (
     Mutant(
         "appends-wait-for-etcd",
         "H84",
-        "PartitionReplica._note_unanswered",
+        "Leadership._note_unanswered",
         never("event.number == self._hand_over.proposal"),
         "A leader that gets no answer to the write that names its successor refuses appends until etcd is back.",
         Scenario("test_hand_over.py::test_appends_go_on_where_etcd_does_not_answer"),

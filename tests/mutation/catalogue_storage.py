@@ -17,7 +17,7 @@ STORAGE = (
         "corrupt-batch-accepted",
         "I17",
         "check_next",
-        never("crc32c(view[36:]) != header.crc"),
+        never("crc32c(view[CRC_START:]) != header.crc"),
         "A follower takes a batch whose bytes were corrupt, and recovery takes a torn one.",
         Scenario("test_corruption.py::test_a_follower_refuses_what_its_leaders_disk_corrupt"),
     ),
@@ -45,7 +45,7 @@ STORAGE = (
         "H2",
         "PartitionLog._start_epoch",
         replace(
-            "self._durability.epochs_due |= self._epochs.assign(leader_epoch, self._state.end.offset)",
+            "self.durability.epochs_due |= self._epochs.assign(leader_epoch, self._state.end.offset)",
             "self._epochs.assign(leader_epoch, self._state.end.offset)",
         ),
         "A leader serves before the start of its epoch is durable.",
@@ -120,7 +120,7 @@ STORAGE = (
     Mutant(
         "part-of-a-batch-stays",
         "H35",
-        "PartitionLog._refuse",
+        "LogWriter._refuse",
         replace("self._truncation.remove_rest()", "state.uncut = False"),
         "A batch that the disk had no room for stays in part, with the next one behind it.",
         Test(
