@@ -24,7 +24,7 @@ import typer
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2, cluster_pb2_grpc, topics_pb2
 from headrace.wire.zero_copy import SplicedMessage, parse_fetch_response
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe_cluster
-from headrace_devcluster.service import ServiceProcess
+from headrace_devcluster.service import LocalService
 
 from bench.stage import POLL_SECONDS, processor_seconds, wait_until
 
@@ -181,7 +181,7 @@ def catch_up(
         show({"bytes": there.size_bytes, "rounds": copies, "median_share": median})
 
 
-def copy_rate(leader: ServiceProcess, follower: ServiceProcess, end_offset: int) -> tuple[float, list[float]]:
+def copy_rate(leader: LocalService, follower: LocalService, end_offset: int) -> tuple[float, list[float]]:
     """Bytes a second at which a follower copies, from its first bytes on; how much of a core either broker used."""
     pids = [part.pid for part in (leader, follower) if part.pid is not None]
     started, copied_from, before = 0.0, 0, [0.0, 0.0]

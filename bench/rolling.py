@@ -28,7 +28,7 @@ from typing import Annotated, Any
 import headrace
 import typer
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe_cluster
-from headrace_devcluster.service import ServiceProcess
+from headrace_devcluster.service import LocalService
 
 from bench.children import guarded
 from bench.open_loop import due_times_ns, percentiles
@@ -100,7 +100,7 @@ def restart(
     )
 
 
-def restart_one(running: LocalCluster, broker: ServiceProcess, *, machine: bool) -> dict[str, float]:
+def restart_one(running: LocalCluster, broker: LocalService, *, machine: bool) -> dict[str, float]:
     """As an upgrade does it: drained, stopped, started, and every replica in sync again. When it began, and seconds.
 
     `machine`: see `restart`.

@@ -28,7 +28,7 @@ FORKING.set_forkserver_preload([f"{module}.__main__" for module in MODULES])
 
 
 def forked_services() -> AbstractContextManager[object]:
-    """Within it `ServiceProcess` has its children from here."""
+    """Within it `LocalService` has its children from here."""
     return mock.patch.object(service, "Child", _child)
 
 
@@ -45,7 +45,7 @@ def _child(module: str, arguments: list[str], environment: Mapping[str, str], lo
 
 
 class ForkedChild:
-    """What `ServiceProcess` uses of a `Child`."""
+    """What `LocalService` uses of a `Child`."""
 
     def __init__(self, module: str, arguments: list[str], log_file: Path) -> None:
         given = (module, arguments, environ_without_settings(), str(log_file))

@@ -59,7 +59,7 @@ class AccessLine(NamedTuple):
     agent: str | None
 
 
-class BadLineError(ValueError):
+class AccessLineError(ValueError):
     """The line is not in the combined format; the message names the first field that is wrong."""
 
 
@@ -67,15 +67,15 @@ def parse_line(line: bytes) -> AccessLine:
     """Read one line.
 
     Raises:
-        BadLineError: it is not one of the format.
+        AccessLineError: it is not one of the format.
     """
     text = line.decode("utf-8", "backslashreplace")
     found = _LINE.fullmatch(text)
     if found is None:
-        raise BadLineError(_first_wrong_field(text))
+        raise AccessLineError(_first_wrong_field(text))
     at = _time_of(found["time"])
     if at is None:
-        raise BadLineError("time")
+        raise AccessLineError("time")
     request = _REQUEST.fullmatch(found["request"])
     method, path, protocol = request.groups() if request else (None, found["request"], None)
     sent = found["bytes"]
@@ -126,7 +126,7 @@ def row_of(origin: str, position: int, line: bytes) -> tuple[Any, ...]:
     """Make the row of COLUMNS for a line, whatever it is."""
     try:
         parsed = parse_line(line)
-    except BadLineError as error:
+    except AccessLineError as error:
         return (origin, position, BAD, *[None] * len(AccessLine._fields), line, str(error))
     return (origin, position, GOOD, *parsed, None, None)
 

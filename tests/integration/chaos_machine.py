@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace_devcluster.cluster import LocalCluster
-from headrace_devcluster.service import ServiceProcess
+from headrace_devcluster.service import LocalService
 
 SHIM = Path(__file__).parent / "faulty_machine"
 FILE_OPERATIONS = ("create", "write", "allocate", "truncate", "sync", "rename", "mkdir", "unlink", "rmdir")
@@ -72,6 +72,6 @@ def put_on_machines(cluster: LocalCluster) -> dict[int, Machine]:
         broker.stop()
         port = int(broker.address.rpartition(":")[2])
         spec = dataclasses.replace(broker.spec, port=port, environment=machine.environment)
-        cluster.brokers[index] = ServiceProcess(spec)
+        cluster.brokers[index] = LocalService(spec)
         cluster.restart(cluster.brokers[index])
     return machines

@@ -30,7 +30,7 @@ from headrace.wire.columns import decode_batch
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import Outcome
 from headrace_devcluster.cluster import LocalCluster
-from headrace_devcluster.service import ServiceProcess
+from headrace_devcluster.service import LocalService
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
 from headrace_server.cluster_secret import prove
 from headrace_server.internal_v1 import metadata_pb2
@@ -98,7 +98,7 @@ class Replicated:
         before.stop()
         port = int(before.address.rpartition(":")[2])
         spec = dataclasses.replace(before.spec, port=port, settings={**before.spec.settings, **settings})
-        self.cluster.brokers[broker_id - 1] = ServiceProcess(spec)
+        self.cluster.brokers[broker_id - 1] = LocalService(spec)
         self.cluster.restart(self.broker(broker_id))
 
     def lose_power(self, broker_ids: Sequence[int]) -> None:
@@ -168,7 +168,7 @@ class Replicated:
 
     # --- replicas ---
 
-    def broker(self, broker_id: int) -> ServiceProcess:
+    def broker(self, broker_id: int) -> LocalService:
         return self.cluster.broker(broker_id)
 
     def logs(self, topic: str, number: int = 0) -> dict[int, LogInfo]:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
-from headrace_devcluster.service import ServiceProcess
+from headrace_devcluster.service import LocalService
 
 from tests.integration.replicated import Follower, Replicated, Writer, until
 
@@ -15,7 +15,7 @@ def drain(
     replicated: Replicated, number: int, /, *, timeout: float = 30.0, **settings: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run the command with the settings of that broker."""
-    broker: ServiceProcess = replicated.broker(number)
+    broker: LocalService = replicated.broker(number)
     command = [sys.executable, "-m", "headrace_broker", "drain", "--timeout", str(timeout)]
     for name, value in {**broker.spec.settings, **settings}.items():
         command += ["--set", f"{name}={value}"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from headrace_devcluster.cluster import LocalCluster, describe_cluster
 from headrace_devcluster.etcd import Etcd
-from headrace_devcluster.service import ServiceProcess
+from headrace_devcluster.service import LocalService
 from headrace_server.keys import ROOT
 
 from tests.integration.metastore import connected
@@ -48,7 +48,7 @@ def registered(members: list[Etcd]) -> set[str]:
     return asyncio.run(ask())
 
 
-def lose_leader_and_stop(cluster: LocalCluster, lose: Callable[[Etcd], None], part: ServiceProcess) -> set[str]:
+def lose_leader_and_stop(cluster: LocalCluster, lose: Callable[[Etcd], None], part: LocalService) -> set[str]:
     """The part is told to stop as the member goes that leads; what is registered when its process has ended."""
     (leader,) = (member for member in cluster.etcd_members if member.is_leader())
     others = [member for member in cluster.etcd_members if member is not leader]

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import headrace
 import pytest
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
-from headrace_devcluster.service import ServiceProcess
+from headrace_devcluster.service import LocalService
 
 from tests.integration.chaos_machine import Machine
 from tests.integration.group_chaos import EtcdHistory, MemberProcess, check_members, delivered
@@ -57,7 +57,7 @@ class World:
         self.members = [self._join(kind) for kind in KINDS]
         stack.callback(self._end)
 
-    def _put_behind_gates(self, index: int, part: ServiceProcess) -> None:
+    def _put_behind_gates(self, index: int, part: LocalService) -> None:
         part.stop()
         settings = {
             **part.spec.settings,
@@ -65,7 +65,7 @@ class World:
             "advertised_address": self.member_gates[index].address,
         }
         port = int(part.address.rpartition(":")[2])
-        behind = ServiceProcess(
+        behind = LocalService(
             dataclasses.replace(part.spec, port=port, settings=settings, environment=self.machines[index].environment)
         )
         self.cluster.coordinators[index] = behind

@@ -16,7 +16,7 @@ from headrace.wire.errors import UnsupportedVersionError, from_rpc_error
 from headrace.wire.releases import CAPABILITIES, RELEASE
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.errors import PartStartError
-from headrace_devcluster.service import ServiceProcess
+from headrace_devcluster.service import LocalService
 from headrace_server.internal_v1 import replication_pb2 as internal
 
 from tests.integration.replicated import BROKER_SETTINGS, HandFollower, Replicated, until
@@ -35,11 +35,11 @@ def skewed() -> Iterator[Replicated]:
 
 
 @pytest.fixture
-def of_release(skewed: Replicated, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[ServiceProcess, str], None]]:
+def of_release(skewed: Replicated, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[LocalService, str], None]]:
     """Starts a part again as another release; it is of this one again afterwards."""
-    changed: list[tuple[ServiceProcess, object]] = []
+    changed: list[tuple[LocalService, object]] = []
 
-    def become(part: ServiceProcess, release: str) -> None:
+    def become(part: LocalService, release: str) -> None:
         monkeypatch.setenv("HEADRACE_TEST_RELEASE", release)
         changed.append((part, part.spec))
         kind = "broker" if part.name.startswith("broker") else "coordinator"

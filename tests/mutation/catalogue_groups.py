@@ -119,7 +119,7 @@ GROUPS = (
     Mutant(
         "delivered-after-the-session",
         "H66",
-        "GroupMember.delivery_paused",
+        "ConsumerMember.delivery_paused",
         never("boot_ms() >= self.membership.session_ends_ms()"),
         "A member that was paused still delivers records of partitions that another one may own.",
         Simulation(60, groups=True, changes={"stop_on_session_loss": True, "faults": ("pause", "isolate")}),

@@ -31,7 +31,7 @@ from headrace_broker.runtime import (
     partition_follower,
     producer_state,
     registration,
-    seen_metadata,
+    restore_guard,
 )
 from headrace_broker.runtime.membership import BrokerMembership
 from headrace_broker.runtime.replica_manager import ReplicaManager
@@ -402,7 +402,7 @@ def simulated(seed: int = 0, *, small: bool = False) -> Iterator[None]:
         for module in (registration, coordinator_session):
             stack.enter_context(mock.patch.object(module, "LeaseKeeper", VirtualKeeper))
         if small:
-            stack.enter_context(mock.patch.object(seen_metadata, "NOTE_SECONDS", 0.5))
+            stack.enter_context(mock.patch.object(restore_guard, "NOTE_SECONDS", 0.5))
             soon = partial(TopicConfig, file_delete_delay_ms=FILE_DELETE_DELAY_MS)
             stack.enter_context(mock.patch.object(log_deletion, "TopicConfig", soon))
             stack.enter_context(mock.patch.object(partition_follower, "_INLINE_BYTES", 300))

@@ -1,4 +1,4 @@
-"""A consumer of a group, one life of it: the SDK's `GroupMember` and its loops, under an application that is modelled.
+"""A consumer of a group, one life of it: the SDK's `ConsumerMember` and its loops, under a modelled application.
 
 The application asks for records, handles a few at a time for a while, is told of what comes and goes, and commits where
 it has to. Records are modelled by their offsets: a partition is as long as `GroupCluster` says.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.client.base.config import ConsumerConfig, build
 from headrace.client.base.operations import Operation, Pause
 from headrace.client.base.retry import Backoff
-from headrace.client.group.member import GroupMember
+from headrace.client.group.member import ConsumerMember
 from headrace.client.group.membership import Membership
 from headrace.wire.errors import HeadraceError, UnknownTopicError, UnknownTopicIdError
 from headrace.wire.ids import TopicPartition
@@ -98,7 +98,7 @@ class MemberLife:
         )
         fetcher: Any = _Fetcher(self)
         nothing_open: Any = SimpleNamespace(forget=lambda where: None)
-        self.member = GroupMember(config, place.topics, fetcher, nothing_open)
+        self.member = ConsumerMember(config, place.topics, fetcher, nothing_open)
         session = self.member.session
         session._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, self.chance)
         session.membership = Membership(
@@ -243,7 +243,7 @@ class MemberLife:
 
 
 class _Positions:
-    """Where the application reads: what of `headrace.client.fetch.subscription_state` a `GroupMember` uses."""
+    """Where the application reads: what of `headrace.client.fetch.subscription_state` a `ConsumerMember` uses."""
 
     def __init__(self, life: MemberLife) -> None:
         self._life = life
@@ -282,7 +282,7 @@ class _Found:
 
 
 class _Fetcher:
-    """What of `headrace.client.fetch.fetch_manager` a `GroupMember` uses."""
+    """What of `headrace.client.fetch.fetch_manager` a `ConsumerMember` uses."""
 
     def __init__(self, life: MemberLife) -> None:
         self._life = life

@@ -29,7 +29,7 @@ from headrace_devcluster.certificates import ClusterCertificates
 from headrace_devcluster.directory import ClusterDirectory
 from headrace_devcluster.errors import ClusterNotHealthyError
 from headrace_devcluster.etcd import Etcd, make_members
-from headrace_devcluster.service import POLL_SECONDS, ServiceProcess, ServiceSpec, check_port_is_free
+from headrace_devcluster.service import POLL_SECONDS, LocalService, ServiceSpec, check_port_is_free
 
 Answer = TypeVar("Answer")
 
@@ -89,8 +89,8 @@ class LocalCluster:
     def __init__(self, spec: LocalClusterSpec | None = None) -> None:
         self.spec = spec or LocalClusterSpec()
         self._directory = ClusterDirectory(self.spec.directory)
-        self.coordinators: list[ServiceProcess] = []
-        self.brokers: list[ServiceProcess] = []
+        self.coordinators: list[LocalService] = []
+        self.brokers: list[LocalService] = []
         self.etcd_members: list[Etcd] = []
         self._certificates: ClusterCertificates | None = None
         # Linux ends a child when the thread that started it ends, so all children come from one thread that stays.
@@ -149,20 +149,20 @@ class LocalCluster:
         """The client settings besides `bootstrap_servers`; set after the start."""
         return {} if self._certificates is None else self._certificates.client_settings()
 
-    def broker(self, broker_id: int) -> ServiceProcess:
+    def broker(self, broker_id: int) -> LocalService:
         """The broker of that id: 1, 2, ..."""
         return self.brokers[broker_id - 1]
 
-    def coordinator(self, coordinator_id: str) -> ServiceProcess:
+    def coordinator(self, coordinator_id: str) -> LocalService:
         """The coordinator of that id: a, b, ..."""
         return self.coordinators[COORDINATOR_IDS.index(coordinator_id)]
 
     @property
-    def parts(self) -> list[ServiceProcess]:
+    def parts(self) -> list[LocalService]:
         """Coordinators, then brokers."""
         return [*self.coordinators, *self.brokers]
 
-    def part(self, name: str) -> ServiceProcess:
+    def part(self, name: str) -> LocalService:
         """The part of that name, as `broker-1` or `coordinator-a`.
 
         Raises:
@@ -219,12 +219,12 @@ class LocalCluster:
             member.kill()
         self._directory.release()
 
-    def restart(self, part: ServiceProcess) -> None:
+    def restart(self, part: LocalService) -> None:
         """Start a part again that was stopped or killed, with its data and on its port; return when it serves."""
         self._spawn(part.launch)
         part.wait_until_ready()
 
-    def add_broker(self, **settings: object) -> ServiceProcess:
+    def add_broker(self, **settings: object) -> LocalService:
         """Start one more broker, of the next id, and return when the coordinators see it. It gets what is moved to it,
         and replicas of new topics. `settings` go before those of the spec.
 
@@ -311,12 +311,12 @@ class LocalCluster:
         self.coordinators = [self._make_coordinator(index) for index in range(self.spec.coordinators)]
         self.brokers = [self._make_broker(number, {}) for number in range(1, self.spec.brokers + 1)]
 
-    def _make_coordinator(self, index: int) -> ServiceProcess:
+    def _make_coordinator(self, index: int) -> LocalService:
         identity = COORDINATOR_IDS[index]
         own = {"coordinator_id": identity, **self.spec.coordinator_settings}
         return self._make_part(f"coordinator-{identity}", "headrace_coordinator", COORDINATOR_PORT + index, own)
 
-    def _make_broker(self, broker_id: int, settings: Mapping[str, object]) -> ServiceProcess:
+    def _make_broker(self, broker_id: int, settings: Mapping[str, object]) -> LocalService:
         rack = self.spec.rack(broker_id)
         own = {
             "broker_id": broker_id,
@@ -327,11 +327,11 @@ class LocalCluster:
         }
         return self._make_part(f"broker-{broker_id}", "headrace_broker", BROKER_PORT + broker_id - 1, own)
 
-    def _make_part(self, name: str, module: str, fixed_port: int, own: Mapping[str, object]) -> ServiceProcess:
+    def _make_part(self, name: str, module: str, fixed_port: int, own: Mapping[str, object]) -> LocalService:
         tls = {} if self._certificates is None else self._certificates.settings(name)
         common = {"etcd_endpoints": self.etcd_endpoints, "log_format": "console", **tls}
         settings = {**common, **self._metrics(fixed_port), **own}
-        return ServiceProcess(ServiceSpec(name, module, self.directory, self._port(fixed_port), settings))
+        return LocalService(ServiceSpec(name, module, self.directory, self._port(fixed_port), settings))
 
     def _port(self, fixed: int) -> int:
         return fixed if self.spec.fixed_ports else 0

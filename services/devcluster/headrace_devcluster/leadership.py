@@ -15,7 +15,7 @@ TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Leadership:
+class PartitionSummary:
     """The partitions of a cluster at one moment."""
 
     topics: int
@@ -30,7 +30,7 @@ class Leadership:
 
 def ask_for_leadership(
     bootstrap_servers: str, client_settings: Mapping[str, str] = MappingProxyType({})
-) -> Leadership | None:
+) -> PartitionSummary | None:
     """Ask the coordinators; None: they do not answer within TIMEOUT_SECONDS. `client_settings`: those for TLS."""
     settings: dict[str, Any] = {"bootstrap_servers": bootstrap_servers, "client_id": "devcluster", **client_settings}
     try:
@@ -41,10 +41,10 @@ def ask_for_leadership(
         return None
 
 
-def summarize(cluster: ClusterDescription, topics: Iterable[TopicDescription]) -> Leadership:
+def summarize(cluster: ClusterDescription, topics: Iterable[TopicDescription]) -> PartitionSummary:
     """Count."""
     leaders = Counter(part.leader_id for topic in topics for part in topic.partitions if part.leader_id >= 0)
-    return Leadership(
+    return PartitionSummary(
         topics=cluster.topics,
         partitions=cluster.partitions,
         offline_partitions=cluster.offline_partitions,
@@ -53,7 +53,7 @@ def summarize(cluster: ClusterDescription, topics: Iterable[TopicDescription]) -
     )
 
 
-def sentence(leadership: Leadership | None) -> str:
+def sentence(leadership: PartitionSummary | None) -> str:
     """For people."""
     if leadership is None:
         return "the coordinators do not answer; their logs say why"

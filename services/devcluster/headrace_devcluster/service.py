@@ -71,7 +71,7 @@ class Child(subprocess.Popen[bytes]):
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
-class ServiceProcess:
+class LocalService:
     """One process and its files. Any thread may call it, one at a time.
 
     The thread that calls `launch` must live as long as the process is wanted: Linux counts the end of that thread as

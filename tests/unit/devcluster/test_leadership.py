@@ -1,7 +1,7 @@
 """What `status` says of the partitions follows from what the coordinators say."""
 
 from headrace.client.admin.rpc import ClusterDescription, PartitionDescription, TopicDescription
-from headrace_devcluster.leadership import Leadership, ask_for_leadership, sentence, summarize
+from headrace_devcluster.leadership import PartitionSummary, ask_for_leadership, sentence, summarize
 from headrace_devcluster.ports import ReservedPort
 
 
@@ -20,7 +20,7 @@ def test_leaders_are_counted_and_those_without_are_not() -> None:
     """Each broker's partitions are counted over all topics; a partition without a leader counts for none."""
     described = cluster(topics=2, partitions=5, offline_partitions=1, under_replicated_partitions=2)
     found = summarize(described, [topic("t", 2, 1, 2), topic("u", 2, -1)])
-    assert found == Leadership(2, 5, 1, 2, {1: 1, 2: 3})
+    assert found == PartitionSummary(2, 5, 1, 2, {1: 1, 2: 3})
     assert sentence(found) == (
         "5 partitions of 2 topics: 1 without a leader, 2 with fewer replicas in sync than they have"
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from headrace_devcluster.errors import PartStartError, PortInUseError
 from headrace_devcluster.ports import ReservedPort
-from headrace_devcluster.service import ServiceProcess, ServiceSpec
+from headrace_devcluster.service import LocalService, ServiceSpec
 
 HERE = Path(__file__).parent
 
@@ -22,10 +22,10 @@ HERE = Path(__file__).parent
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    made: list[ServiceProcess] = []
+    made: list[LocalService] = []
 
-    def make_service(port: int = 0, **settings: object) -> ServiceProcess:
-        service = ServiceProcess(ServiceSpec("broker-1", "stand_in_service", tmp_path, port, settings))
+    def make_service(port: int = 0, **settings: object) -> LocalService:
+        service = LocalService(ServiceSpec("broker-1", "stand_in_service", tmp_path, port, settings))
         made.append(service)
         return service
 
@@ -48,7 +48,7 @@ def wait_for(condition, seconds: float = 10.0) -> None:
         os.sched_yield()
 
 
-def start(service: ServiceProcess) -> ServiceProcess:
+def start(service: LocalService) -> LocalService:
     service.launch()
     service.wait_until_ready(20)
     return service
@@ -57,7 +57,7 @@ def start(service: ServiceProcess) -> ServiceProcess:
 def test_a_service_has_variables_of_its_own(make) -> None:
     """What the spec says goes before what this process has."""
     service = make()
-    service = start(ServiceProcess(dataclasses.replace(service.spec, environment={"PYTHONPATH": f"{HERE}:/nowhere"})))
+    service = start(LocalService(dataclasses.replace(service.spec, environment={"PYTHONPATH": f"{HERE}:/nowhere"})))
     try:
         assert f"PYTHONPATH={HERE}:/nowhere\0" in Path(f"/proc/{service.pid}/environ").read_text()
     finally:
@@ -141,8 +141,8 @@ def test_the_service_ends_with_its_parent(tmp_path: Path) -> None:
     owner = textwrap.dedent("""
         import sys, signal
         from pathlib import Path
-        from headrace_devcluster.service import ServiceProcess, ServiceSpec
-        service = ServiceProcess(ServiceSpec("broker-1", "stand_in_service", Path(sys.argv[1])))
+        from headrace_devcluster.service import LocalService, ServiceSpec
+        service = LocalService(ServiceSpec("broker-1", "stand_in_service", Path(sys.argv[1])))
         service.launch()
         service.wait_until_ready()
         print(service.pid, flush=True)

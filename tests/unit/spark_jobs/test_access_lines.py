@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from spark_jobs.access_lines import AccessLine, BadLineError, lines_of, parse_line, row_of
+from spark_jobs.access_lines import AccessLine, AccessLineError, lines_of, parse_line, row_of
 from spark_jobs.log_files import LogFileError, new_parts
 
 from spark_jobs import log_files
@@ -63,7 +63,7 @@ def test_a_request_that_is_no_http_is_a_line_all_the_same():
 )
 def test_a_line_that_cannot_be_read_is_kept_with_its_first_wrong_field(line, wrong):
     """All of it, to the byte."""
-    with pytest.raises(BadLineError, match=wrong):
+    with pytest.raises(AccessLineError, match=wrong):
         parse_line(line)
     row = row_of("t/0", 7, line)
     assert (row[:3], row[-2:]) == (("t/0", 7, "bad"), (line, wrong))

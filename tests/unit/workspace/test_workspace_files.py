@@ -1,5 +1,6 @@
 """The workspace's own files: locks without places, a Makefile that explains itself, a set-up that is quick twice."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -90,3 +91,16 @@ def test_hooks_call_the_project_s_own_tools() -> None:
     (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     assert local["repo"] == "local"
     assert {hook["entry"].split()[0].rpartition("/")[0] for hook in local["hooks"]} == {".venv/bin"}
+
+
+def test_no_public_class_of_the_product_has_the_name_of_another() -> None:
+    """A name that is searched for leads to one class; those of `headrace.aio` are named as the blocking ones."""
+    command = ["git", "ls-files", "sdk/*.py", "services/*.py", "spark_jobs/*.py"]
+    files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    places: dict[str, list[str]] = {}
+    for file in files:
+        if (ROOT / file).is_file() and not file.endswith(("_pb2.py", "_pb2_grpc.py", "_async.py")):
+            for node in ast.parse((ROOT / file).read_text("utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(file)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

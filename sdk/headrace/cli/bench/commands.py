@@ -24,7 +24,7 @@ from headrace.cli.records.produce import (
 )
 
 if TYPE_CHECKING:
-    from headrace.cli.bench.pace import Progress, Send
+    from headrace.cli.bench.pace import Send, SendProgress
     from headrace.cli.bench.records import Block, KeyPool
     from headrace.cli.bench.workloads import Workload
 
@@ -68,7 +68,7 @@ class LoadPlan:
 class LoadOutcome:
     """What became of the load."""
 
-    progress: "Progress"
+    progress: "SendProgress"
     seconds: float
     processor_seconds: float
     # Refused, or not acknowledged when the time was up.
@@ -181,10 +181,10 @@ def bench(
 
 def _send(plan: LoadPlan, blocks: "Iterator[Block]", send: "Send", producer: Any = None) -> LoadOutcome:
     """Send what is due until the last of it is acknowledged; after Ctrl-C only what has been sent."""
-    from headrace.cli.bench.pace import Progress, send_paced
+    from headrace.cli.bench.pace import SendProgress, send_paced
 
     failure: BaseException | None = None
-    progress, failed_records = Progress(), 0
+    progress, failed_records = SendProgress(), 0
     used, started = time.process_time(), time.perf_counter()
     try:
         send_paced(blocks, send, time.perf_counter, time.sleep, plan.seconds, progress)

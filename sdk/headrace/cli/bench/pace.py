@@ -23,7 +23,7 @@ Send = Callable[[RecordColumns], "BatchFuture | None"]
 
 
 @dataclass(slots=True)
-class Progress:
+class SendProgress:
     """What has been sent and acknowledged. Waits are added on the producer's threads, the rest on the caller's."""
 
     records: int = 0
@@ -43,8 +43,8 @@ def send_paced(
     clock: Callable[[], float],
     sleep: Callable[[float], object],
     seconds: float | None = None,
-    progress: Progress | None = None,
-) -> Progress:
+    progress: SendProgress | None = None,
+) -> SendProgress:
     """Send all blocks; returns when the last one was taken, not acknowledged.
 
     Args:
@@ -57,7 +57,7 @@ def send_paced(
     """
     started = clock()
     if progress is None:
-        progress = Progress()
+        progress = SendProgress()
     for block in blocks:
         index, count, at_once = 0, len(block.due_s), not block.due_s.any()
         if seconds is not None:
@@ -84,7 +84,7 @@ def send_paced(
 
 
 def _note_acknowledgement(
-    future: "BatchFuture | None", progress: Progress, clock: Callable[[], float], due: float
+    future: "BatchFuture | None", progress: SendProgress, clock: Callable[[], float], due: float
 ) -> None:
     if future is None or not future.parts:
         return

@@ -22,7 +22,7 @@ from headrace.client.fetch.offset_resets import offsets_at
 from headrace.client.fetch.open_fetch import OpenFetch
 from headrace.client.fetch.partition_fetch_state import NO_EPOCH
 from headrace.client.group.consumer_health import ConsumerHealth
-from headrace.client.group.member import GroupMember
+from headrace.client.group.member import ConsumerMember
 from headrace.client.group.offsets import CommitCallback, OffsetAndMetadata
 from headrace.wire.errors import (
     CorruptBatchError,
@@ -45,11 +45,11 @@ class ConsumerCore:
             raise ConfigError("a topic is not a name", action='Write Consumer("clicks", "views", ...).')
         self._topics = frozenset(topics)
         self._open_fetch = OpenFetch(self.config)
-        self.group: GroupMember | None = None
+        self.group: ConsumerMember | None = None
         if self.config.group_id:
             if not topics and not self.config.topic_pattern:
                 raise ConfigError("a consumer of a group names no topic", action="Name topics or set topic_pattern.")
-            self.group = GroupMember(self.config, topics, self.fetcher, self._open_fetch)
+            self.group = ConsumerMember(self.config, topics, self.fetcher, self._open_fetch)
         else:
             fetcher.engine.grows_with = self._topics
 
@@ -235,7 +235,7 @@ class ConsumerCore:
         """Read the committed offsets; see `Consumer.committed`."""
         return (yield from self.in_group().committed(partitions or self.assignment(), timeout))
 
-    def in_group(self) -> GroupMember:
+    def in_group(self) -> ConsumerMember:
         """Return what this consumer is as a member.
 
         Raises:

@@ -27,7 +27,7 @@ log = logging.getLogger("headrace.consumer")
 CLOSE_TIMEOUT_S = 10.0
 
 
-class GroupMember:
+class ConsumerMember:
     """Owned by one consumer."""
 
     def __init__(

@@ -25,7 +25,7 @@ from headrace.client.base.serializers import deserialize
 from headrace.client.fetch.corrupt_batches import WriteLetters
 from headrace.client.fetch.dead_letters import dead_letter
 from headrace.client.fetch.decoding import deserializers_of
-from headrace.client.group.member import GroupMember
+from headrace.client.group.member import ConsumerMember
 from headrace.client.group.membership import InitialPosition, OwnedPartition
 from headrace.client.group.offsets import OffsetAndMetadata
 from headrace.client.handlers.poison_records import PREFIX, PoisonRecordDetector
@@ -101,7 +101,7 @@ class HandlerPool:
         self,
         options: RunOptions,
         config: ConsumerConfig,
-        group: GroupMember,
+        group: ConsumerMember,
         *,
         wake_workers: Callable[[], None],
         wake: Callable[[], None],

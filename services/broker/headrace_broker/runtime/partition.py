@@ -57,7 +57,7 @@ from headrace_broker.runtime.batch_checks import AppendResult
 from headrace_broker.runtime.corruption import CorruptionCheck
 from headrace_broker.runtime.flush_policy import FlushPolicy
 from headrace_broker.runtime.log_start import LogStart
-from headrace_broker.runtime.partition_appender import Acknowledgements, PartitionAppender
+from headrace_broker.runtime.partition_appender import AcknowledgementWaits, PartitionAppender
 from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.partition_follower import PartitionFollower
 from headrace_broker.runtime.partition_host import DelayedFetch, PartitionHost
@@ -110,7 +110,7 @@ class Partition:
             lag_max_ms=context.settings.replica_lag_max_ms,
             join_retry_ms=JOIN_RETRY_MS + zlib.crc32(b"%b %d" % (topic_id, number)) % JOIN_RETRY_MS,
         )
-        self.acknowledgements = Acknowledgements(self)
+        self.acknowledgements = AcknowledgementWaits(self)
         self.appender = PartitionAppender(self)
         self.reads = PartitionReads(self)
         self.flush_policy = FlushPolicy(self)

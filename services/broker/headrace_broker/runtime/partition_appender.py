@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
 
 
-class Acknowledgements:
+class AcknowledgementWaits:
     """Who waits for the core's answer: to an append, or to a deletion of records."""
 
     def __init__(self, partition: Partition) -> None:

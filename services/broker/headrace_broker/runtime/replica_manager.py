@@ -37,7 +37,7 @@ from headrace_broker.runtime.partition import Partition, log_settings
 from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.producer_state import rebuild_producers
 from headrace_broker.runtime.replication import Replication
-from headrace_broker.runtime.seen_metadata import SeenMetadata, etcd_restored
+from headrace_broker.runtime.restore_guard import RestoreGuard, etcd_restored
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +67,7 @@ class ReplicaManager:
         self._broker_epoch: int | None = None
         self._calls = DirectoryCalls(context.executor)
         self.deletion = LogDeletion(view, metastore, directory, self._calls, context)
-        self._seen = SeenMetadata(view, directory, self._calls, context)
+        self._seen = RestoreGuard(view, directory, self._calls, context)
         self._was_undecodable = bool(view.undecodable)
         self._unsubscribe = view.subscribe(self._on_change)
 

@@ -30,7 +30,7 @@ def etcd_restored(found: str) -> InvalidConfigError:
     )
 
 
-class SeenMetadata:
+class RestoreGuard:
     """See the module."""
 
     def __init__(
