@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -37,6 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
     Where `PYTHONDONTWRITEBYTECODE` is set, as in many images, each would compile all that it imports: a broker for a
     second. Workers of pytest inherit the variables and the directory, which ends with the run.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell's background job ignores Ctrl-C, and so would all that it starts: the tests send it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("JAVA_TOOL_OPTIONS", JAVA_OPTIONS)
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
         directory = tempfile.TemporaryDirectory(prefix="headrace-bytecode-")

@@ -13,6 +13,8 @@ import pytest
 from headrace.client.base.partitioner import partition_for_key
 from headrace_devcluster.cluster import LocalCluster
 
+from tests.children import running
+
 PARTITIONS = 3
 
 
@@ -81,7 +83,7 @@ def test_a_file_arrives_in_its_own_time(headrace_cluster: LocalCluster, topic: s
 def test_ctrl_c_tells_what_was_sent(headrace_cluster: LocalCluster, topic: str) -> None:
     """Everything that is counted is in the log; exit code 130, no traceback."""
     arguments = command(headrace_cluster, topic, "--rate", "2000", "--seconds", "600")
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with running(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 30
         while not stored(headrace_cluster, topic):
             assert time.monotonic() < deadline, "nothing was sent"

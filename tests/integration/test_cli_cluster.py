@@ -17,6 +17,8 @@ from headrace.cli.common.session import SdkClients
 from headrace.cli.main import run
 from headrace_devcluster.cluster import LocalCluster
 
+from tests.children import running
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -154,7 +156,7 @@ def test_a_reader_that_goes_away_is_no_error(headrace: Run, headrace_cluster: Lo
     """`headrace consume | head -1` says nothing on stderr."""
     ok(headrace("produce", topic, stdin="a long enough line\n" * 50_000))
     arguments = [sys.executable, "-m", "headrace.cli", "consume", topic, "-e", "-b", headrace_cluster.bootstrap_servers]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.readline()
@@ -168,7 +170,7 @@ def test_ctrl_c_ends_a_follower_at_once(headrace: Run, headrace_cluster: LocalCl
     ok(headrace("produce", topic, stdin="first\n"))
     arguments = [sys.executable, "-m", "headrace.cli", "consume", topic, "-o", "start"]
     arguments += ["-b", headrace_cluster.bootstrap_servers]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() == b"first\n"
@@ -182,7 +184,7 @@ def test_ctrl_c_ends_watching_at_once(headrace_cluster: LocalCluster) -> None:
     arguments = [sys.executable, "-m", "headrace.cli", "cluster", "health", "--watch", "--interval", "60"]
     ours, theirs = os.openpty()
     try:
-        with subprocess.Popen(
+        with running(
             [*arguments, "-b", headrace_cluster.bootstrap_servers], stdout=theirs, stderr=subprocess.PIPE
         ) as process:
             assert process.stderr is not None

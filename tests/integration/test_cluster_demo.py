@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.children import running
+
 COMMAND = [sys.executable, "-m", "examples.demo"]
 WITHOUT_SPARK = [*COMMAND, "--no-spark"]
 
@@ -71,18 +73,13 @@ def test_it_ends_with_a_table_and_three_answers(tmp_path: Path) -> None:
 def test_ctrl_c_in_the_middle_of_the_failover_ends_everything(tmp_path: Path) -> None:
     """Interrupted while a broker is dead and writes wait for a leader, the demo ends and nothing is left."""
     environ = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        [*WITHOUT_SPARK, "--records", "50000"], stdout=subprocess.PIPE, text=True, env=environ
-    ) as running:
-        assert running.stdout is not None
-        try:
-            assert any(line.startswith("kill -9") for line in running.stdout)
-            children = psutil.Process(running.pid).children()
-            assert len(list(tmp_path.glob("headrace-cluster-*"))) == 1
-            running.send_signal(signal.SIGINT)
-            assert running.wait(60) == 130
-        finally:
-            running.kill()
+    with running([*WITHOUT_SPARK, "--records", "50000"], stdout=subprocess.PIPE, text=True, env=environ) as demo:
+        assert demo.stdout is not None
+        assert any(line.startswith("kill -9") for line in demo.stdout)
+        children = psutil.Process(demo.pid).children()
+        assert len(list(tmp_path.glob("headrace-cluster-*"))) == 1
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(60) == 130
     _, alive = psutil.wait_procs(children, timeout=20)
     assert alive == []
     assert list(tmp_path.iterdir()) == []

@@ -19,6 +19,8 @@ from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe
 from headrace_devcluster.errors import PartStartError
 from headrace_devcluster.etcd import FIRST_SAFE_VERSION_TO_KILL
 
+from tests.children import running
+
 COMMAND = [sys.executable, "-m", "headrace_devcluster"]
 
 
@@ -175,9 +177,7 @@ def test_up_status_down(tmp_path: Path) -> None:
 def test_nothing_outlives_the_owner(number: signal.Signals) -> None:
     """Ctrl-C, SIGTERM and SIGKILL of the owner end every part; the first two leave no directory either."""
     command = [*COMMAND, "run", "--any-port", "--brokers", "1", "--coordinators", "1"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
-    ) as owner:
+    with running(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as owner:
         assert owner.stdout is not None
         assert "the cluster is up" in owner.stdout.readline()
         children = psutil.Process(owner.pid).children()

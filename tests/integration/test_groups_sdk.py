@@ -18,6 +18,7 @@ import pytest
 from headrace import TopicPartition
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
+from tests.children import running
 from tests.integration.replicated import until
 
 SESSION_MS = 1_500
@@ -251,13 +252,10 @@ def test_a_member_that_is_killed_is_replaced(group):
     group.join()
     group.wait_shared()
     command = [sys.executable, "-c", KILLED, group.servers, group.name, str(SESSION_MS)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            read = {int(process.stdout.readline().split()[0])}
-            process.kill()
-        finally:
-            process.kill()
+    with running(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        read = {int(process.stdout.readline().split()[0])}
+        process.kill()
     print(f"a member that was killed was replaced within {group.wait_shared():.2f} s; it had read {read}")
     group.wait_news()
     # What the killed one committed by itself is not in the ledger, nor is what it was given.

@@ -16,6 +16,8 @@ from headrace_devcluster.errors import PartStartError, PortInUseError
 from headrace_devcluster.ports import ReservedPort
 from headrace_devcluster.service import LocalService, ServiceSpec
 
+from tests.children import running
+
 HERE = Path(__file__).parent
 
 
@@ -148,7 +150,7 @@ def test_the_service_ends_with_its_parent(tmp_path: Path) -> None:
         print(service.pid, flush=True)
         signal.pause()
     """)
-    with subprocess.Popen(
+    with running(
         [sys.executable, "-c", owner, str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,

@@ -104,3 +104,9 @@ def test_no_public_class_of_the_product_has_the_name_of_another() -> None:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     places.setdefault(node.name, []).append(file)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_test_waits_for_a_child_without_limit() -> None:
+    """The `with` of a Popen waits for ever where its block fails: `tests.children.running` kills the child first."""
+    files = [path for path in (ROOT / "tests").rglob("*.py") if path.name not in ("children.py", Path(__file__).name)]
+    assert [str(path) for path in files if "with subprocess.Popen(" in path.read_text("utf-8")] == []
