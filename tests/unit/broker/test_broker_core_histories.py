@@ -194,7 +194,7 @@ def test_kafka_13790_what_a_follower_had_in_another_epoch_does_not_commit() -> N
     partition.fetch(B, C)
     partition.lead(A)
     partition[A].see()
-    assert partition[A].replica.high_watermark == 0, "nobody has fetched in this epoch"
+    assert partition[A].replica.high_watermark == 0, "no follower has fetched in this epoch"
     partition.see_all()
     settle(partition, A, B, C)
     assert partition[A].replica.high_watermark == partition[A].replica.log_end_offset
@@ -228,7 +228,7 @@ def test_the_last_replica_standing_loses_its_disk_and_others_lead() -> None:
 
 
 def test_a_zombie_leader_commits_nothing() -> None:
-    """H4, H20: it has not heard that B leads; its members have left its epoch, so its high watermark stands."""
+    """H4, H20: A has not seen that B leads; its members left its epoch, so its high watermark does not advance."""
     partition = ThreeReplicas(min_insync_replicas=2).start(A)
     request = partition[B].request()
     partition.lead(B)
@@ -249,7 +249,7 @@ def test_a_zombie_leader_commits_nothing() -> None:
 
 
 def test_a_zombie_leader_that_is_alone_in_sync_is_the_only_candidate() -> None:
-    """H20: it goes on acknowledging, and nobody else is elected, however dead it looks."""
+    """H20: it still acknowledges records after its lease has expired, and no other replica is elected."""
     partition = both(min_insync_replicas=1)
     partition.write(leave(partition.state, [B]))
     partition[A].see()

@@ -233,7 +233,7 @@ def test_who_joins_counts_before_the_write_is_sent() -> None:
 
 
 def test_who_leaves_counts_until_the_write_is_known() -> None:
-    """I4, H11: a shrink frees nobody from waiting before it has succeeded."""
+    """I4, H11: the high watermark waits for a removed member until the shrink has succeeded."""
     leading = Leading(in_sync=(1, 2), records=2)
     proposal = leading.proposed(leading.tick(LAG_MAX_MS + 1))
     assert leading.members(proposal.state) == [1]
@@ -258,7 +258,7 @@ def test_a_session_that_ended_meanwhile_does_not_join_and_is_not_asked_again_at_
 
 
 def test_a_refused_join_frees_the_high_watermark() -> None:
-    """C3: a compare that failed says that it never happened, so nobody waits for who did not come in."""
+    """C3: a failed compare proves that the write did not happen, so the leader does not wait for that follower."""
     leading = Leading(in_sync=(1, 2), records=1)
     leading.fetch(FOLLOWER, 1)
     proposal = leading.proposed(leading.fetch(THIRD, 1))
@@ -337,7 +337,7 @@ def test_the_last_replica_standing_is_kept_eligible() -> None:
 
 
 def test_the_key_says_durable_once_every_member_is() -> None:
-    """H30: from then on a crash takes nobody's membership, so not before all have flushed what is committed."""
+    """H30: a durable member stays in sync after a crash, so every member must first flush the committed records."""
     leading = Leading(in_sync=(1, 2), durable=False)
     state = leading.partition.state
     leading.node.produce()
@@ -355,7 +355,7 @@ def test_the_key_says_durable_once_every_member_is() -> None:
     assert leading.tick(400) == []
 
 
-def test_a_key_that_says_durable_binds_whoever_leads() -> None:
+def test_a_durable_key_binds_every_leader() -> None:
     """H30: while the key promises it only flushed records count; who leads takes the promise back, then they do."""
     leading = Leading(in_sync=(1, 2))
     leading.node.handle(DurabilityChanged(False))
@@ -416,7 +416,7 @@ def test_a_write_without_an_answer_counts_and_is_resolved_by_another() -> None:
 
 
 def test_unanswered_then_won() -> None:
-    """C3: the write had happened: the next one over the same version fails and brings what stands there."""
+    """C3: the first write was applied, so the next one over the same version fails and returns the stored state."""
     leading = Leading(in_sync=(1, 2), records=1)
     first = leading.proposed(leading.fetch(THIRD, 1))
     leading.partition.apply(first)
@@ -515,7 +515,7 @@ def test_a_gone_key_fails_a_write() -> None:
 @pytest.mark.parametrize("corrupt", [False, True])
 @pytest.mark.parametrize("broker", [LEADER, FOLLOWER])
 def test_a_broken_log_leaves_the_set(broker: int, corrupt: bool) -> None:
-    """H33, H34: whoever it is asks to be taken out of the key, and takes part in nothing more."""
+    """H33, H34: the leader or follower requests its removal from the key and handles nothing else."""
     partition = ThreeReplicas().start(LEADER)
     actions = partition[broker].handle(StorageFailed("disk gone", corrupt))
     assert actions[-1] == LeaveInSync(corrupt)

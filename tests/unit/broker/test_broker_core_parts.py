@@ -56,7 +56,7 @@ def test_who_has_everything_is_caught_up_at_its_fetch() -> None:
 
 
 def test_who_reached_the_end_of_its_last_fetch_was_caught_up_then() -> None:
-    """Under steady writes nobody is ever at the end: what counts is the end at the fetch before."""
+    """Under steady writes no follower reaches the log end: the log end at its previous fetch counts."""
     table = Table()
     table.fetch(5, 4_000, end=8)
     assert table.is_late(STARTED_MS + LAG_MAX_MS + 1)

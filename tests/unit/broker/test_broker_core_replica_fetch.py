@@ -230,7 +230,7 @@ def test_below_the_log_start_the_follower_starts_over() -> None:
 
 @pytest.mark.parametrize("log_start", [4, 5])
 def test_at_the_log_start_the_chain_is_judged_too(log_start: int) -> None:
-    """H32: whoever is where this log begins has the chain that it begins with; inside the first batch nobody ends."""
+    """H32: a log that ends at this log's start must have its start chain; no log ends inside the first batch."""
     partition = leader_with_epochs()
     node = partition[LEADER]
     node.flush()
@@ -245,7 +245,7 @@ def test_at_the_log_start_the_chain_is_judged_too(log_start: int) -> None:
         assert compare_logs(node.log, replace(fresh, offset=5)) == Restart(4, crc)
 
 
-def test_an_append_beside_the_look_makes_no_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_during_the_comparison_makes_no_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
     """H46: a slow append ends in its thread between two looks at the log's end; a good copy stays one."""
     partition = leader_with_epochs()
     node = partition[LEADER]
@@ -398,7 +398,7 @@ def test_an_answer_to_one_who_follows_no_more_is_not_used(role: str) -> None:
 
 
 def with_uncommitted_tail() -> ThreeReplicas:
-    """The follower led epoch 2 and appended at 2 and 3 what nobody else has; the leader of epoch 3 has epoch 1 only."""
+    """The follower led epoch 2 and alone has its records at 2 and 3; the leader of epoch 3 has only epoch 1."""
     partition = follower_with(2)
     partition.lead(FOLLOWER)
     partition[FOLLOWER].see()
@@ -426,7 +426,7 @@ def test_a_log_is_cut_where_both_agree(decision: Diverged, target: int) -> None:
 
 
 def test_a_start_from_nothing_is_taken_whole() -> None:
-    """H8: log start, log end and high watermark in one step, and the chain to go on from."""
+    """H8: one step sets log start, log end, high watermark and the chain that the next batch continues."""
     partition = follower_with(2)
     node = partition[FOLLOWER]
     step = node.take(answer_to(asked(partition), decision=Restart(9, 77)))
@@ -470,7 +470,7 @@ def test_a_restarted_member_cuts_nothing_that_the_key_calls_committed(decision: 
 
 
 def test_a_member_that_ends_below_what_the_key_calls_committed_lacks_it() -> None:
-    """I3: whatever shortened its log; after an unclean election nobody is measured by what was committed before."""
+    """I3: the cause of the shorter log does not matter; an unclean election resets the committed offset."""
     partition = restarted_member(3)
     node = partition[FOLLOWER]
     assert (node.replica.high_watermark, node.replica.lacks_committed) == (2, True)

@@ -136,7 +136,7 @@ def test_every_event_in_every_role(role: Role, event: Event) -> None:
 
 
 @pytest.mark.parametrize("role", [role for role in Role if role is not Role.LEADING], ids=lambda role: role.name)
-def test_who_does_not_lead_answers_no_follower_and_nobody_waits_there(role: Role) -> None:
+def test_a_replica_that_does_not_lead_answers_no_follower_and_has_no_waiters(role: Role) -> None:
     """Fetches, ticks and waits that arrive late change nothing and start nothing."""
     driver = driver_in(role)
     before = driver.replica.high_watermark
@@ -172,7 +172,7 @@ KEYS: dict[str, PartitionState] = {
     "me, old session": PartitionState((ME, OTHER), Replica(ME, EPOCH - 1), LEADS_NOW + 1, (Replica(ME, EPOCH - 1),)),
     "other, new epoch": PartitionState((ME, OTHER), ELSEWHERE, LEADS_NOW + 1, (MYSELF, ELSEWHERE)),
     "other, same epoch": PartitionState((ME, OTHER), ELSEWHERE, LEADS_NOW, (ELSEWHERE,)),
-    "nobody": PartitionState((ME, OTHER), None, LEADS_NOW + 1, (MYSELF,)),
+    "no leader": PartitionState((ME, OTHER), None, LEADS_NOW + 1, (MYSELF,)),
     "moved away": PartitionState((OTHER,), ELSEWHERE, LEADS_NOW + 1, (ELSEWHERE,)),
 }
 END = LeadershipEnded(LeaderEpoch(LEADS_NOW))
@@ -182,25 +182,25 @@ ROLES: list[tuple[Role, str, Role, list[object]]] = [
     (Role.IDLE, "me, new epoch", Role.STARTING, [PERSIST]),
     (Role.IDLE, "me, old session", Role.IDLE, []),
     (Role.IDLE, "other, new epoch", Role.FOLLOWING, [FOLLOW]),
-    (Role.IDLE, "nobody", Role.IDLE, []),
+    (Role.IDLE, "no leader", Role.IDLE, []),
     (Role.IDLE, "moved away", Role.IDLE, []),
     (Role.FOLLOWING, "me, new epoch", Role.STARTING, [Unfollow(), PERSIST]),
     (Role.FOLLOWING, "me, old session", Role.IDLE, [Unfollow()]),
     (Role.FOLLOWING, "other, new epoch", Role.FOLLOWING, [FOLLOW]),
     (Role.FOLLOWING, "other, same epoch", Role.FOLLOWING, []),
-    (Role.FOLLOWING, "nobody", Role.IDLE, [Unfollow()]),
+    (Role.FOLLOWING, "no leader", Role.IDLE, [Unfollow()]),
     (Role.FOLLOWING, "moved away", Role.IDLE, [Unfollow()]),
     (Role.STARTING, "me, new epoch", Role.STARTING, [PERSIST]),
     (Role.STARTING, "me, same epoch", Role.STARTING, []),
     (Role.STARTING, "me, old session", Role.IDLE, []),
     (Role.STARTING, "other, new epoch", Role.FOLLOWING, [FOLLOW]),
-    (Role.STARTING, "nobody", Role.IDLE, []),
+    (Role.STARTING, "no leader", Role.IDLE, []),
     (Role.STARTING, "moved away", Role.IDLE, []),
     (Role.LEADING, "me, new epoch", Role.STARTING, [END, PERSIST]),
     (Role.LEADING, "me, same epoch", Role.LEADING, [HighWatermarkAdvanced(Offset(LOG_END))]),
     (Role.LEADING, "me, old session", Role.IDLE, [END]),
     (Role.LEADING, "other, new epoch", Role.FOLLOWING, [END, FOLLOW]),
-    (Role.LEADING, "nobody", Role.IDLE, [END]),
+    (Role.LEADING, "no leader", Role.IDLE, [END]),
     (Role.LEADING, "moved away", Role.IDLE, [END]),
     (Role.FENCED, "me, new epoch", Role.FENCED, []),
     (Role.FENCED, "other, new epoch", Role.FENCED, []),
@@ -211,7 +211,7 @@ ROLES: list[tuple[Role, str, Role, list[object]]] = [
 
 @pytest.mark.parametrize(("role", "key", "then", "actions"), ROLES, ids=lambda value: str(value)[:24])
 def test_the_role_is_what_the_key_says(role: Role, key: str, then: Role, actions: list[object]) -> None:
-    """I12, H16: level-triggered, for this session only; a new epoch is begun anew also by whoever led before."""
+    """I12, H16: level-triggered, for this session only; the previous leader also restarts for a new epoch."""
     driver = driver_in(role)
     assert driver(StateSeen(KEYS[key], 10**6)) == actions
     assert driver.replica.role is then

@@ -48,14 +48,7 @@ CLEAN = (
     "tools/",
 )
 """Folders and files that use none of both lists."""
-NOT_CLEAN = (
-    "sdk/headrace/client/admin/",
-    "tests/unit/broker/test_broker_core",
-    "tests/unit/client/",
-    "tests/unit/docs/test_docs_words.py",
-    "tests/unit/log/",
-    "tests/unit/wire/",
-)
+NOT_CLEAN = ("tests/unit/docs/test_docs_words.py",)
 """Files in folders of `CLEAN` that are not clean."""
 
 

@@ -18,7 +18,7 @@ def test_no_stop_is_clean_where_a_log_has_failed(bench):
 
 
 def test_a_clean_stop_is_known_to_the_next_start_only(bench):
-    """The marker is read once, whoever dies after that."""
+    """The first start removes the marker, even if that process crashes afterwards."""
     bench.open()
     bench.append()
     bench.directory.close(clean=True, broker_epoch=7)

@@ -46,7 +46,7 @@ def test_directory_of_another_is_refused_and_left_alone(tmp_path, other):
     again.close(clean=True)
 
 
-def test_a_directory_goes_on_in_a_later_generation_that_names_it(tmp_path):
+def test_a_directory_continues_in_a_later_generation_that_names_it(tmp_path):
     """After a restore of etcd the new generation says which disks it counted: only these are taken over, for good."""
     path = str(tmp_path / "data")
     DataDirectory.open(path, **OWNER).close(clean=True, broker_epoch=5)
@@ -61,7 +61,7 @@ def test_a_directory_goes_on_in_a_later_generation_that_names_it(tmp_path):
 
 
 def test_a_directory_knows_whether_the_machine_was_started_anew(tmp_path):
-    """Within one boot the kernel has kept what a killed process wrote; without a name of the boot nobody knows."""
+    """Within one boot the kernel keeps what a killed process wrote; without a boot id that is not provable."""
 
     def opened(**boot):
         directory = DataDirectory.open(str(tmp_path / "data"), **OWNER, **boot)
@@ -79,14 +79,14 @@ def test_a_directory_knows_whether_the_machine_was_started_anew(tmp_path):
 
 
 def test_corrupt_identity_is_refused(tmp_path):
-    """Nobody guesses whose data it is."""
+    """The broker does not guess the owner of the data."""
     DataDirectory.open(str(tmp_path / "data"), **OWNER).close(clean=True)
     (tmp_path / "data" / "identity").write_bytes(b"garbage")
     with pytest.raises(WrongDirectoryError, match="corrupt"):
         DataDirectory.open(str(tmp_path / "data"), **OWNER)
 
 
-def test_logs_live_and_go_on_a_real_disk(tmp_path):
+def test_a_log_is_created_reopened_and_deleted_on_a_real_disk(tmp_path):
     """Append, flush, read without waiting, restart, quarantine and delete, on the real file system."""
     directory = DataDirectory.open(str(tmp_path / "data"), **OWNER)
     log = directory.open_log(b"t" * 16, 7, LogSettings(segment_bytes=3_000))
@@ -183,7 +183,7 @@ def test_a_volume_on_which_nothing_fits_says_so():
     ],
 )
 def test_a_disk_that_fails_under_a_directory_is_named(operation, suffix, call):
-    """Each call raises the storage's own error with the path, never an OSError that nobody expects."""
+    """Each call raises the storage's own error with the path, never a plain OSError."""
     disk = MemoryFileSystem()
     directory = DataDirectory.open("/data", **OWNER, boot_id="b", filesystem=disk)
     log = directory.open_log(b"u" * 16, 0, LogSettings())

@@ -6,7 +6,7 @@ from tests.fakes.memory_filesystem import Loss
 
 
 def test_an_epoch_without_records_gives_way(bench):
-    """Starts rise strictly: of two epochs that begin at one offset the later one stands."""
+    """Start offsets rise strictly: of two epochs that begin at one offset the log keeps the later one."""
     bench.open()
     bench.append(epoch=1)
     bench.log.start_epoch(2)

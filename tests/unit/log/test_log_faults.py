@@ -11,7 +11,7 @@ from headrace.wire.errors import Outcome, StorageFullError, StorageOfflineError
 
 
 def test_full_disk_mid_append_leaves_no_trace(bench):
-    """ENOSPC in the middle of a batch: cut back, refused as NOT_APPLIED; the log goes on when there is room (H35)."""
+    """ENOSPC within a batch: the log rolls back, refuses it as NOT_APPLIED, and appends again with free space (H35)."""
     log = bench.open()
     bench.append(3)
     before = bench.content()
@@ -30,7 +30,7 @@ def test_full_disk_mid_append_leaves_no_trace(bench):
 
 
 def test_appends_are_refused_before_the_disk_is_full_and_again_taken(bench):
-    """Low and high water marks with hysteresis; reads and flushes go on meanwhile."""
+    """Low and high water marks with hysteresis; reads and flushes still succeed meanwhile."""
     bench.limits = DiskLimits(reserve_bytes=0, refuse_below_bytes=10_000, resume_above_bytes=20_000)
     log = bench.open()
     bench.append(3)
@@ -48,7 +48,7 @@ def test_appends_are_refused_before_the_disk_is_full_and_again_taken(bench):
     assert bench.append() == 3
 
 
-def test_free_space_is_looked_at_every_so_many_bytes_and_not_at_each_append(bench):
+def test_free_space_is_checked_once_per_check_every_bytes_and_not_at_each_append(bench):
     """`statvfs` is not on the path of an append (H35)."""
     bench.limits = DiskLimits(reserve_bytes=0, refuse_below_bytes=0, resume_above_bytes=0, check_every_bytes=2_000)
     bench.open()

@@ -90,8 +90,8 @@ def test_look_up_beside_a_truncation_finds_neither_corruption_nor_a_failed_disk(
         assert log.reader.batch_with(offset).base_offset == offset
 
 
-def test_file_that_somebody_removed_is_corruption_and_no_failed_disk(bench, log_of_segments):
-    """A segment that is in the list and not on the disk was not taken by retention: its replica is to be replaced."""
+def test_file_removed_outside_the_log_is_corruption_and_no_failed_disk(bench, log_of_segments):
+    """Retention did not remove a listed segment that is not on the disk: the replica must be replaced."""
     log = log_of_segments
     bench.disk.unlink(bench.path(log.log_start_offset))
     with pytest.raises(CorruptLogError, match="the file is gone"):

@@ -1,4 +1,4 @@
-"""The high watermark that is left to the next process, beside the last checkpoint and not synced (I18, H37)."""
+"""The high watermark that a process notes for the next one, without fsync, in addition to checkpoints (I18, H37)."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def test_a_closed_file_is_opened_again_for_whatever_needs_it() -> None:
 
 
 def test_an_append_that_finds_no_descriptor_is_refused() -> None:
-    """Nothing is appended, and the log goes on when there is one (H35)."""
+    """Nothing is appended, and the next append with a free descriptor succeeds (H35)."""
     logs = Logs(2, 1)
     logs.append(0)
     logs.append(1)
@@ -286,7 +286,7 @@ def test_a_file_stays_open_while_it_is_written_to() -> None:
 
 
 class ForbiddenLock:
-    """Fails whoever takes it."""
+    """A lock that fails every caller that acquires it."""
 
     def __enter__(self) -> None:
         raise AssertionError("the lock of the open files was taken")

@@ -45,7 +45,7 @@ def test_crash_scans_only_past_the_recovery_point(bench):
     assert bench.log.log_end_offset == 55
 
 
-def test_torn_tail_is_cut_and_appends_go_on(bench):
+def test_torn_tail_is_cut_and_appends_continue(bench):
     """A batch half written at a crash goes, and the next one fits onto the one before it (H31)."""
     bench.open()
     bench.append(3)
@@ -153,7 +153,7 @@ def test_a_torn_tail_is_one_until_it_was_recovered(bench):
 
 
 def test_an_io_error_takes_back_what_the_boot_promises(bench):
-    """After a failed fsync nobody knows what the kernel has kept, so the next start in the same boot is not clean."""
+    """After a failed fsync the page cache is not trusted, so the next start in the same boot is not clean."""
     assert not bench.open_directory().boot.same_boot
     bench.directory.note_boot()
     bench.directory.close(clean=False)
@@ -194,7 +194,7 @@ def test_lost_segment_is_corruption(bench):
 
 @pytest.mark.parametrize("slot", [0, 1])
 def test_one_bad_checkpoint_slot_costs_only_work(bench, slot):
-    """The other slot stands in, with an older recovery point at worst (H37)."""
+    """Recovery uses the other slot, with an older recovery point at worst (H37)."""
     bench.open()
     for round_ in range(4):
         bench.append(2)
@@ -210,7 +210,7 @@ def test_one_bad_checkpoint_slot_costs_only_work(bench, slot):
 
 
 def test_both_checkpoint_slots_bad_scans_all_and_refuses_only_a_bad_tail(bench):
-    """Without a mark nobody can say that a bad tail was never fsynced, so it is not cut (H37)."""
+    """Without a recovery point a bad tail may have been fsynced, so recovery does not truncate it (H37)."""
     bench.open()
     bench.append(5)
     bench.directory.close(clean=True)
@@ -432,7 +432,7 @@ def test_checkpoint_write_that_failed_is_tried_again_in_its_own_slot(bench):
 
 
 def test_retention_of_a_log_just_opened_knows_the_age_of_its_segments(bench):
-    """The last append of a segment stands in its index, which a log just opened reads when retention asks."""
+    """The index of a segment has the time of its last append; a newly opened log reads it for retention."""
     bench.settings = LogSettings(segment_bytes=700, retention_ms=1_000)
     bench.open()
     bench.append(8)

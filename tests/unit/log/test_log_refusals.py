@@ -1,4 +1,4 @@
-"""A full disk, or no descriptor, at every file operation of a log's life: refused, nothing lost, it goes on (H35).
+"""A full disk, or no descriptor, at every file operation of a log: it refuses, loses nothing and recovers (H35).
 
 One script appends, rolls, flushes, checkpoints, removes, cuts, closes and opens again. It is run once for each of its
 file operations, which then fails: alone, or with all that follow until there is room again.
@@ -210,9 +210,9 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_every_file_operation_may_be_refused(case: tuple[int, frozenset[str], bool]) -> None:
-    """At whatever operation: the log stays online, holds what it acknowledged, and goes on when there is room.
+    """At every operation the log stays online, keeps acknowledged records and appends again once there is room.
 
-    Then the power goes, and what was flushed is there.
+    After a power loss the flushed records are still there.
     """
     number, operations, lasting = case
     refused = 0

@@ -31,7 +31,7 @@ def test_what_was_replaced_stays_replaced(disk: MemoryFileSystem, loss: Loss, se
 
 @pytest.mark.parametrize(("loss", "seed"), LOSSES)
 def test_power_that_is_lost_on_the_way_leaves_one_of_the_two(disk: MemoryFileSystem, loss: Loss, seed: int) -> None:
-    """At each of its steps; what was left half way is in nobody's way afterwards."""
+    """At each of its steps; a partial replacement does not block a later one."""
     for after in range(100):
         disk.lose_power(after=after)
         try:

@@ -1,4 +1,4 @@
-"""Flush, checkpoint, reads and look-ups in threads beside the one that appends, cuts and removes, on a real disk.
+"""Flush, checkpoint, read and look up in threads while one thread appends, truncates and removes, on a real disk.
 
 For a bounded number of steps.
 """
@@ -54,8 +54,8 @@ def repeat(step: Callable[[], None], done: threading.Event) -> int:
     return steps
 
 
-def test_flush_checkpoint_and_reads_beside_appends(tmp_path: Path) -> None:
-    """The log's promise: any thread reads, flushes and checkpoints beside the one that appends and rolls.
+def test_flush_checkpoint_and_reads_during_appends(tmp_path: Path) -> None:
+    """Any thread may read, flush and checkpoint while one thread appends and rolls segments.
 
     Readers see every record once and in order, the durable mark never falls nor passes the end, and what is left on
     disk opens to the same.
@@ -123,10 +123,10 @@ def look_up(log: PartitionLog, step: int) -> None:
             call()
 
 
-def test_look_ups_beside_retention_and_truncation(tmp_path: Path) -> None:
-    """No look-up ends in corruption or in an I/O error, whatever is removed, cut and appended beside it (I18, H34).
+def test_look_ups_during_retention_and_truncation(tmp_path: Path) -> None:
+    """No look-up raises corruption or an I/O error during concurrent removals, truncations and appends (I18, H34).
 
-    The scrubber's checks are among the look-ups. At the end the log is online and sound, also for who opens it anew.
+    The scrubber's checks are among the look-ups. At the end the log is online and valid, also after a reopen.
     """
     limits = DiskLimits(reserve_bytes=0, refuse_below_bytes=0, resume_above_bytes=0, max_open_files=2)
     directory = DataDirectory.open(

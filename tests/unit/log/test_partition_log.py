@@ -10,7 +10,7 @@ from headrace.wire.errors import CorruptBatchError, OffsetOutOfRangeError
 
 
 def test_sequential_reads_search_nothing(bench):
-    """A reader that goes on where its last read ended costs one pread a batch range, no look-up."""
+    """A reader that continues where its last read ended costs one pread per batch range and no look-up."""
     bench.open()
     bench.append(100, size_bytes=1000)
     offset = 0
@@ -200,7 +200,7 @@ def test_a_time_that_later_batches_are_before_is_found(bench, kind, interval_byt
 
 
 def test_empty_segment_file_that_a_crash_left_is_used_again(bench):
-    """A roll that finds its name taken by an empty file goes on with it; by a full one it stops (H47)."""
+    """A roll reuses an existing empty file of its name; a file with data stops it (H47)."""
     bench.settings = LogSettings(segment_bytes=150)
     bench.open()
     bench.append()

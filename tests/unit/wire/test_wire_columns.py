@@ -55,7 +55,7 @@ def test_any_changed_payload_byte_is_refused_or_in_range(position: int) -> None:
     ],
 )
 def test_false_offsets_are_refused_with_the_next_good_offset(offsets: list[int], says: str) -> None:
-    """A reader can go on behind a batch whose columns lie."""
+    """The error has the offset to continue from after a batch with invalid columns."""
     batch = encode_batch([b"a", b"bc"], base_timestamp_ms=0)
     head = stamp(read_header(batch), base_offset=40, append_timestamp_ms=1, leader_epoch=0, previous_crc=0)
     false = head + batch[32:80] + np.array(offsets, "<i4").tobytes() + batch[92:]

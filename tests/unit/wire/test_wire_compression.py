@@ -64,7 +64,7 @@ def test_zstd_window_is_bounded() -> None:
 
 @pytest.mark.parametrize(("codec", "module"), [(Codec.LZ4, "lz4.frame"), (Codec.ZSTD, "zstandard")])
 def test_missing_package_names_the_extra(codec: Codec, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever lacks a package reads which command brings it."""
+    """The error has the command that installs the missing package."""
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UnsupportedCodecError, match=rf"pip install 'headrace\[{codec.name.lower()}\]'"):
         compress(codec, b"x")

@@ -89,7 +89,7 @@ def test_unknown_code_of_a_newer_server() -> None:
 
 @pytest.mark.parametrize("status", list(grpc.StatusCode))
 def test_untyped_failures_have_an_unknown_outcome(status: grpc.StatusCode) -> None:
-    """H52: nobody vouches for a call that broke off."""
+    """H52: the outcome of a call that broke off is not known."""
     for trailers in ((), ((STATUS_DETAILS_KEY, b"\xff\xff"),)):
         assert from_rpc_error(FailedCall(status, trailers, "gone")).outcome == Outcome.UNKNOWN
 

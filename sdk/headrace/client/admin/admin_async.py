@@ -240,7 +240,7 @@ class AsyncAdmin:
     async def delete_records(
         self, topic: str, before: Mapping[int, int], *, timeout: float | None = None
     ) -> list[DeletedRecords]:
-        """Delete the records of partitions below offsets; -1 stands for the high watermark as the call begins.
+        """Delete the records of partitions below offsets; -1 means the high watermark when the call begins.
 
         Returns once every in-sync replica has deleted them: no later leader has them again.
 
@@ -304,7 +304,7 @@ class AsyncAdmin:
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> list[PartitionChange]:
-        """Move partitions to other brokers; gives what became of each, in order. Copying goes on after the answer.
+        """Move partitions to other brokers and return one result per partition, in order. Copying continues afterwards.
 
         A partition that was refused has its `error` in the result and hinders no other. Naming other replicas for a
         partition that moves changes where it goes; `list_reassignments` shows what is under way.
@@ -352,7 +352,7 @@ class AsyncAdmin:
 
         Args:
             kind: `preferred`: the first replica in order that is in sync and alive. `unclean`: a replica that is alive
-                and may lack records, where nobody else can lead; what it lacks is lost.
+                and may lack records, for a partition with no other eligible leader; the records it lacks are lost.
             partitions: which; None for all, which `unclean` does not allow.
             broker_id: with `unclean`, who is to lead; None: the first replica that is alive.
             validate_only: check everything, change nothing.
@@ -366,7 +366,10 @@ class AsyncAdmin:
         )
 
     async def drain_broker(self, broker_id: int, *, timeout: float | None = None) -> DrainResult:
-        """Take leadership and new replicas away from a broker, which goes on copying. Lasts until `undrain_broker`."""
+        """Move leadership off a broker and assign it no new replicas until `undrain_broker`.
+
+        Its replicas continue to copy.
+        """
         return await self._run(self._operations.drain_broker(broker_id, drain=True, timeout=timeout))
 
     async def undrain_broker(self, broker_id: int, *, timeout: float | None = None) -> DrainResult:
@@ -406,12 +409,12 @@ class AsyncAdmin:
     async def group_lag(
         self, group: str | GroupDescription, *, times: bool = True, timeout: float | None = None
     ) -> list[PartitionLag]:
-        """Say how far behind a group is, in every partition that it has.
+        """Return the lag of a group in each of its partitions.
 
-        `records` is exact: the high watermark less the committed offset. `behind_ms` is the age of the first record
-        that is still to be read, which takes one batch of each partition that is behind; it is as right as the clocks
-        of this machine and of whoever set the record's timestamp. A partition whose end cannot be learnt has a
-        `problem` and hides no other.
+        `records` is exact: the high watermark less the committed offset. `behind_ms` is the age of the first unread
+        record; to compute it, the client fetches one batch of each partition that is behind. Its accuracy depends on
+        the clocks of this machine and of the machine that set the record's timestamp. A partition whose end offset
+        cannot be determined has a `problem` and hides no other.
 
         Args:
             group: its id, or what `describe_group` gave.

@@ -10,7 +10,7 @@ from headrace.wire.errors import HeadraceError, from_detail
 from headrace.wire.ids import TopicPartition
 
 NO_OFFSET = -1
-"""Stands for no offset: none is stored; in a reset, what is stored is removed."""
+"""No offset is stored; in a reset, removes the stored offset."""
 MAX_COMMIT_PARTITIONS = 1_000
 """Partitions in one request; more go in several."""
 
@@ -39,7 +39,7 @@ class GroupListing:
 
 
 class CommittedOffset(NamedTuple):
-    """Where a group goes on in one partition."""
+    """The offset that a group has committed in one partition."""
 
     offset: int
     """The next record to read."""
@@ -96,7 +96,7 @@ class GroupDescription:
     offsets: Mapping[TopicPartition, CommittedOffset]
     """A topic that is not there any more goes by its id in hex."""
     unowned: tuple[TopicPartition, ...]
-    """Partitions of the group that nobody owns at this moment."""
+    """Partitions of the group that no member owns."""
     topic_ids: Mapping[str, bytes]
     """Of the topics named above; 16 bytes each."""
     revision: int

@@ -127,7 +127,7 @@ class DiskInfo(NamedTuple):
 
 
 def topic_refs(names: Sequence[str] | None) -> list[topics_pb2.TopicRef]:
-    """Name topics; none stands for all."""
+    """Return references to topics by name; none means all topics."""
     return [topics_pb2.TopicRef(name=name) for name in names or ()]
 
 

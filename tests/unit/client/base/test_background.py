@@ -242,7 +242,7 @@ def test_closing_the_loop_closes_every_operation(loop):
     assert sorted(closed) == ["a", "b"]
 
 
-def test_an_operation_that_fails_is_logged_and_the_others_go_on(loop, caplog):
+def test_an_operation_that_fails_is_logged_and_the_others_continue(loop, caplog):
     ended, wait = done()
 
     def failing(error):

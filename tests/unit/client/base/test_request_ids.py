@@ -12,7 +12,7 @@ from headrace.wire.errors import REQUEST_ID_KEY, HeadraceError, InvalidTopicName
 
 
 def names(count):
-    """Steps that ask for the name so many times."""
+    """Yield `count` steps that request the name."""
     found = []
     for _ in range(count):
         found.append((yield "name"))
@@ -58,7 +58,7 @@ def test_an_error_says_the_name_once_a_call_has_left():
     assert str(late.value).endswith(f"[request {late.value.request_id}]")
 
 
-def test_a_fork_does_not_go_on_with_its_parents_names():
+def test_a_fork_does_not_continue_its_parents_names():
     """Names are a random part and a number; the child draws anew."""
     before = new_request_id()
     reading, writing = os.pipe()

@@ -69,7 +69,7 @@ def test_it_gives_every_record_of_every_partition_in_order(clicks, consume):
     assert records[0].headers == ()
 
 
-def test_the_iterator_blocks_and_goes_on(clicks, consume):
+def test_the_iterator_blocks_and_continues(clicks, consume):
     """An iterator that found nothing waits, and gives what comes later (paper 3: it never ends)."""
     records = iter(consume("clicks"))
     later = threading.Timer(0.05, lambda: clicks.append("clicks", batch("late")))
@@ -94,7 +94,7 @@ def test_an_error_in_the_middle_of_a_batch_repeats_nothing(clicks, consume, by_p
     assert seen == list(range(25))
 
 
-def test_an_open_batch_of_a_deleted_topic_is_dropped_where_the_engine_goes_on_in_the_next(clicks, consume):
+def test_an_open_batch_of_a_deleted_topic_is_dropped_where_the_engine_continues_in_the_next(clicks, consume):
     """Records of the old topic are not delivered as if they stood in the new one."""
     fill(clicks, 20)
     consumer = consume()
@@ -135,7 +135,7 @@ def test_poll_gives_at_most_what_was_asked_for(clicks, consume):
     assert len(consumer.poll(0)) == 0
 
 
-def test_poll_inside_an_iteration_goes_on_where_it_stands(clicks, consume):
+def test_poll_inside_an_iteration_continues_at_its_position(clicks, consume):
     """Iterating and polling share one position: nothing comes twice, nothing is left out."""
     fill(clicks, 30)
     consumer = consume()
@@ -164,7 +164,7 @@ def test_seek_inside_an_iteration_takes_effect_at_the_next_record(clicks, consum
 
 
 def test_a_paused_partition_stays_where_it_is(clicks, consume):
-    """While paused nothing comes, also nothing that was fetched before; after resume it goes on without a gap."""
+    """A paused partition delivers nothing, not even fetched records; after resume it continues without a gap."""
     fill(clicks, 20)
     fill(clicks, 20, partition=1)
     consumer = consume("clicks")
@@ -202,7 +202,7 @@ def test_seek_to_time_and_edges(clicks, consume):
 
 @pytest.mark.parametrize(("reset", "offset"), [("earliest", 10), ("latest", 30)])
 def test_a_position_that_retention_took_is_reset_as_set(clicks, consume, reset, offset):
-    """Out of range below the log start: goes on at the edge that auto_offset_reset names."""
+    """Below the log start the consumer continues at the offset that auto_offset_reset selects."""
     fill(clicks, 30)
     clicks.topics["clicks"].partitions[0].start = 10
     consumer = consume(auto_offset_reset=reset)
@@ -240,9 +240,9 @@ def test_a_truncated_log_is_an_error_where_asked(clicks, consume):
     assert (caught.value.position, caught.value.diverging_offset) == (17, 10)
 
 
-def test_a_reader_of_what_was_replaced_is_told_and_goes_on_where_it_says(clicks, consume):
-    """Records that were received and are others by now are an error with the offset to go on from; after the seek all
-    that is in the log is read, once and in order (KIP-320).
+def test_replaced_records_raise_an_error_with_the_offset_to_continue_from(clicks, consume):
+    """Delivered records that the log has replaced raise an error with the offset to continue from; after the seek the
+    consumer reads the whole log, once and in order (KIP-320).
     """
     fill(clicks, 30)
     consumer = consume(auto_offset_reset="latest")
@@ -262,7 +262,7 @@ def test_a_reader_of_what_was_replaced_is_told_and_goes_on_where_it_says(clicks,
 
 
 def test_what_was_not_received_may_be_replaced(clicks, consume):
-    """A truncation behind the position is nobody's business."""
+    """A truncation of records that were not delivered raises no error."""
     fill(clicks, 30)
     consumer = consume()
     consumer.assign({P0: 0})
@@ -290,7 +290,7 @@ def test_a_batch_that_was_corrupt_on_its_way_is_fetched_again(clicks, consume):
 
 @pytest.mark.parametrize("broken", ["give_up_overdue", "take_answer"])
 def test_a_bug_in_a_background_thread_reaches_the_application(clicks, consume, monkeypatch, broken):
-    """What nobody foresaw ends the consumer with an error rather than a wait without end, and health says so."""
+    """An unexpected error ends the consumer with that error, not an endless wait, and health reports it."""
     consumer = consume("clicks")
 
     def bug(*args):
@@ -308,7 +308,7 @@ def test_a_bug_in_a_background_thread_reaches_the_application(clicks, consume, m
 
 
 def test_a_corrupt_batch_names_itself_and_the_next_good_offset(clicks, consume):
-    """Bytes that fail their checksum are never delivered; the error says where to go on, and one can (I17)."""
+    """Bytes that fail their checksum are never delivered; the error has the offset to continue from (I17)."""
     fill(clicks, 30)
     log = clicks.topics["clicks"].partitions[0]
     header, stored = log.batches[1]
@@ -325,7 +325,7 @@ def test_a_corrupt_batch_names_itself_and_the_next_good_offset(clicks, consume):
 
 
 def test_wakeup_ends_a_wait_once(clicks, consume):
-    """wakeup raises in the waiting thread; the consumer goes on afterwards."""
+    """wakeup raises in the waiting thread; the consumer continues afterwards."""
     consumer = consume("clicks")
     waker = threading.Timer(0.05, consumer.wakeup)
     waker.start()
@@ -386,7 +386,7 @@ def test_tables_and_parts_of_a_poll(clicks, consume):
 
 
 def test_deserializers_and_their_errors_name_the_record(clicks, consume):
-    """A value that cannot be read says which it was; the next call goes on behind it: it blocks nothing."""
+    """The error names the record that cannot be deserialized; the next call continues after that record."""
     clicks.append("clicks", batch("[1]", "nonsense", "[3]"))
     consumer = consume(value_deserializer="json")
     consumer.assign([P0])
@@ -456,7 +456,7 @@ def test_with_latest_a_topic_made_anew_is_read_from_its_end(clicks, consume):
 
 
 def test_a_topic_made_anew_is_an_error_where_asked(clicks, consume):
-    """With auto_offset_reset error the application learns both ids; a seek goes on in the new life."""
+    """With auto_offset_reset "error" the exception has both ids; a seek continues in the new topic."""
     fill(clicks, 100)
     consumer = consume(auto_offset_reset="error")
     consumer.assign({P0: 0})

@@ -50,7 +50,7 @@ async def take(consumer, count):
 
 
 async def test_the_position_is_exact_in_the_middle_of_a_batch(clicks):
-    """After each record the position is the next one's offset; poll, seek and pause go on from exactly there."""
+    """After each record the position is the next one's offset; poll, seek and pause continue from exactly there."""
     fill(clicks, 30)
     async with consumer_for(clicks) as consumer:
         await consumer.assign([P0])
@@ -108,7 +108,7 @@ async def test_a_poll_that_finds_records_cannot_be_cancelled_out_of_them(clicks)
 
 @pytest.mark.parametrize("how", ["iterate", "poll", "poll some"])
 async def test_a_corrupt_batch_names_itself_and_hides_nothing_before_it(clicks, how):
-    """Bytes that fail their checksum are never delivered; all before them are; one can go on behind (I17)."""
+    """Corrupt bytes are never delivered, all records before them are, and a seek continues after them (I17)."""
     fill(clicks, 30)
     corruption(clicks, 1)
     async with consumer_for(clicks) as consumer:
@@ -221,7 +221,7 @@ async def test_bad_calls_are_refused(clicks):
 
 
 async def test_a_truncation_and_a_repaired_corruption_are_told_as_by_the_blocking_class(clicks):
-    """Corruption on the way shows nowhere; records that were replaced are an error with the offset to go on from."""
+    """Corruption in transit raises no error; replaced records raise one with the offset to continue from."""
     log = clicks.topics["clicks"].partitions[0]
     fill(clicks, 30)
     log.spoiled = 2
@@ -239,7 +239,7 @@ async def test_a_truncation_and_a_repaired_corruption_are_told_as_by_the_blockin
 
 @pytest.mark.parametrize("broken", ["give_up_overdue", "take_answer"])
 async def test_a_bug_in_a_background_task_reaches_the_application(clicks, monkeypatch, broken):
-    """What nobody foresaw ends the consumer with an error rather than a wait without end."""
+    """An unexpected error ends the consumer with that error, not an endless wait."""
 
     def bug(*args):
         raise RuntimeError("a bug")

@@ -186,7 +186,7 @@ def test_leaving_the_block_says_that_everything_was_dealt_with_and_an_error_does
     assert groups.offset("clicks", 0) == 10
 
 
-def test_a_loop_ends_between_two_records_when_its_partition_is_to_be_given_up(clicks, groups):
+def test_a_loop_ends_between_two_records_when_its_partition_is_revoked(clicks, groups):
     fill(clicks, 100, size=100)
     fill(clicks, 100, partition=1, size=100)
     groups.assign(("clicks", 0), ("clicks", 1))
@@ -346,7 +346,7 @@ def test_nothing_is_given_up_before_its_last_commit_is_resolved(clicks, groups):
         assert consumer.assignment() == []
 
 
-def test_while_etcd_is_away_reading_goes_on_and_health_says_so(clicks, groups):
+def test_while_etcd_is_away_reading_continues_and_health_reports_it(clicks, groups):
     fill(clicks, 10)
     groups.assign(("clicks", 0))
     with consumer_for(clicks) as consumer:
@@ -499,7 +499,7 @@ def test_a_commit_that_a_close_overtakes_is_not_reported_as_stored(clicks, group
     assert not groups.offsets
 
 
-def test_a_member_has_one_thread_beside_its_fetches_and_those_of_grpc(clicks, groups):
+def test_a_member_has_one_thread_besides_its_fetches_and_those_of_grpc(clicks, groups):
     """Heartbeats, commits, look-ups, metadata and positions share it."""
     fill(clicks, 10)
     groups.assign(("clicks", 0), ("clicks", 1))
@@ -528,7 +528,7 @@ class FullOnce:
 
 
 def test_what_is_left_of_a_fetch_is_not_lost_where_room_comes_while_nothing_is_taken(clicks, groups):
-    """H66 and `run` alike: who is held back for a moment goes on with the very next record, though more is there."""
+    """H66 and `run`: after a short pause a partition continues at the next record, though newer ones are fetched."""
     fill(clicks, 20)
     fill(clicks, 20, partition=1)
     groups.assign(("clicks", 0), ("clicks", 1))

@@ -87,7 +87,7 @@ def test_every_kind_can_be_passed(name, clicks):
     assert passed == 3
 
 
-def test_skip_goes_on_and_says_so(clicks, caplog):
+def test_skip_continues_and_logs_it(clicks, caplog):
     """A line with topic, partition and offsets, and a count for metrics, a batch."""
     with caplog.at_level(logging.ERROR, "headrace.consumer"):
         assert consumed(clicks, 30, on_corrupt_batch="skip") == (GOOD, 2)
@@ -227,7 +227,7 @@ def test_group_commits_what_is_behind_it(clicks):
         assert groups.offset("clicks", 0) == 36
 
 
-def test_handlers_go_on_behind_it(clicks):
+def test_handlers_continue_after_it(clicks):
     """`run` handles what can be decoded; the batch itself goes where the setting says, not to the handler's topic."""
     with fake_groups(clicks) as groups:
         groups.assign(("clicks", 0))

@@ -95,7 +95,7 @@ def test_while_it_waits_for_a_leader_metadata_is_asked_for(error):
         assert reading.fetches.stale_topics == {"clicks"}
 
 
-def test_where_nobody_leads_metadata_is_asked_for():
+def test_a_partition_without_a_leader_needs_metadata():
     reading = Reading()
     reading.cluster_metadata.update(metadata(leader=-1, epoch=4))
     assert reading.fetch() is None
@@ -111,7 +111,7 @@ def test_an_unreachable_leader_is_tried_again_only_after_a_while():
     assert reading.asks()[0] == 1
 
 
-def test_a_fetch_that_nobody_answers_is_given_up_for_a_newer_leader():
+def test_a_fetch_without_an_answer_is_given_up_for_a_newer_leader():
     """Metadata is asked for once it is overdue; what the old leader answers later is dropped, and nothing twice."""
     reading = Reading(fetch_max_wait_ms=500)
     reading.read(0)
@@ -156,7 +156,7 @@ def test_a_success_ends_the_back_off_and_failures_raise_it():
 
 
 def test_a_wait_that_is_over_does_not_wake_the_engine_again():
-    """A partition that is in flight anew, or has nobody to ask, is waited for no more: the engine would never rest."""
+    """A partition that is in flight again or has no leader has no retry time; otherwise the engine would spin."""
     reading = Reading()
     reading.fail(reading.fetch())
     reading.cluster_metadata.update(metadata())
@@ -198,7 +198,7 @@ def test_partitions_take_turns_and_one_that_is_idle_holds_up_none():
 
 
 def test_of_many_partitions_those_that_have_more_are_asked_for_first():
-    """A few at a time, as an answer has room for few; those that are idle wait together, and hold up nobody."""
+    """A few per fetch, as a response has room for few; idle partitions share one fetch and delay no other."""
     many = 3 * PARTITIONS_BEHIND
     reading = Reading()
     reading.cluster_metadata.update(metadata(partitions=many))
@@ -248,7 +248,7 @@ def test_a_reader_knows_from_the_start_where_there_is_more():
     assert len({part.where for plan in plans for part in plan.partitions}) == FETCHES_PER_BROKER * PARTITIONS_BEHIND
 
 
-def test_a_look_at_many_partitions_goes_on_where_the_last_one_ended():
+def test_a_look_at_many_partitions_continues_where_the_last_one_ended():
     """It ends when there is enough to ask for; so those at the end of the line come as soon as the others."""
     many = 4 * FETCHES_BEHIND * PARTITIONS_BEHIND * 3
     reading = Reading()
@@ -288,7 +288,7 @@ def test_the_leader_names_a_nearer_replica_and_it_is_read():
     assert (broker_id, entry.offset, entry.last_epoch, entry.leader_epoch) == (2, 10, 3, 3)
 
 
-def test_data_beside_the_replicas_name_is_kept():
+def test_data_with_the_replicas_name_is_kept():
     reading = Reading(client_rack="east")
     reading.answer(reading.fetch(), batch(0), preferred=2)
     assert reading.deliver(10).offset == 0

@@ -210,7 +210,7 @@ def settings(clicks):
 
 
 def test_a_consumer_commits_its_positions(clicks, receiver):
-    """At its start, and as it goes on."""
+    """At its start, and periodically while it reads."""
     with headrace.Consumer("clicks", auto_offset_reset="earliest", **settings(clicks)) as consumer:
         receiver.wait_for({("clicks", 0): 0, ("clicks", 1): 0})
         assert [len(consumer.poll(WAIT, max_records=5)) for _ in range(3)] == [5, 5, 5]
@@ -220,7 +220,7 @@ def test_a_consumer_commits_its_positions(clicks, receiver):
 
 
 def test_within_a_batch_it_is_exact(clicks, receiver):
-    """A loop that stands at a record for long is not committed at the batch's beginning."""
+    """While a loop handles one record the committed position is exact, not the batch's first offset."""
     with headrace.Consumer("clicks", auto_offset_reset="earliest", **settings(clicks)) as consumer:
         for record in consumer:
             if record.offset == 14:
@@ -253,7 +253,7 @@ def test_asyncio_readers_commit_their_positions(clicks, receiver):
 
 
 def test_a_coordinator_that_hangs_holds_up_no_record_and_no_close(clicks, receiver):
-    """Reading goes on and ends, and so does the reader, while the first commit is in flight."""
+    """The reader reads to its end and closes while the first commit is in flight."""
     receiver.hangs.clear()
     with headrace.Reader("clicks", **settings(clicks)) as reader:
         receiver.wait_for({("clicks", 0): 0, ("clicks", 1): 0})

@@ -45,7 +45,7 @@ def test_a_position_that_was_chosen_is_not_checked():
 
 
 def test_a_replaced_log_is_an_error_once_all_that_was_read_is_delivered():
-    """The error has the diverging offset; it comes again until the position is moved, and then reading goes on."""
+    """The error has the diverging offset; it is raised until a seek moves the position, and then reading continues."""
     reading = Reading()
     reading.answer(reading.fetch(), batch(0), batch(10))
     assert reading.answer(reading.fetch(), diverged=(2, 15))
@@ -72,8 +72,8 @@ def test_a_replaced_log_is_an_error_once_all_that_was_read_is_delivered():
     [((3, 25), 25), ((2, 15), 15), ((2, 30), 20), ((1, 99), 10), ((0, 3), 0), ((-1, 0), 0)],
 )
 def test_the_diverging_offset_is_where_the_logs_part_as_far_as_epochs_tell(diverged, offset):
-    """The leader's end of an epoch that both have, or where ours of that epoch ended, whichever is less: what follows
-    that was read in later epochs is not the leader's, however far its own epoch goes on.
+    """The leader's end of an epoch that both have, or where ours of that epoch ended, whichever is less: later records,
+    read in later epochs, are not in the leader's log, however long its own epoch is.
     """
     reading = Reading()
     for base, epoch in ((0, 1), (10, 2), (20, 3)):
@@ -127,7 +127,7 @@ def test_a_position_of_a_newer_life_waits_for_the_metadata_to_reach_it():
     assert reading.positions.replaced(WHERE) == (OTHER_ID, b"e" * 16)
 
 
-def test_a_seek_after_the_loss_goes_on_in_the_new_life():
+def test_a_seek_after_the_loss_continues_in_the_new_topic():
     reading = Reading()
     reading.read(0)
     reading.cluster_metadata.update(metadata(epoch=0, topic_id=OTHER_ID))
@@ -331,7 +331,7 @@ def test_corruption_is_asked_for_after_a_back_off_and_forgotten_by_a_seek():
 
 
 def test_after_three_corrupt_copies_it_is_the_applications():
-    """And then again after three, as long as the application stays there: nobody passes corruption unaware."""
+    """Every further three raise again while the position is unchanged: no application passes corruption unnoticed."""
     reading = Reading()
     for _ in range(2):
         assert [corrupt(reading) for _ in range(CORRUPT_COPIES)] == [True, True, False]
@@ -371,7 +371,7 @@ def test_a_leader_that_refuses_what_is_corrupt_is_waited_out(error):
     assert not reading.asks()[1].corruption_detected, "then it begins anew"
 
 
-def test_corruption_in_what_was_left_behind_meanwhile_is_nobodys():
+def test_corruption_in_a_fetch_that_a_seek_has_replaced_is_ignored():
     """A completed fetch from before a seek says nothing about where the reader is now."""
     reading = Reading()
     reading.answer(reading.fetch(), batch(0))

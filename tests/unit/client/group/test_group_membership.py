@@ -109,7 +109,7 @@ def test_a_partition_is_read_only_after_its_start_is_known():
     assert owned(member) == [P[0]]
 
 
-def test_what_is_to_be_given_up_is_said_to_be_owned_until_the_application_and_its_commit_are_done():
+def test_a_revoked_partition_is_reported_as_owned_until_the_application_and_its_commit_are_done():
     member = joined()
     hear(member, 6, 1, {0: 1})
     assert [holding.where for holding in member.pending_events().revoked] == [P[1]]
@@ -137,7 +137,7 @@ def test_what_the_application_was_never_told_of_is_given_up_without_it():
     assert said(member.request()) == []
 
 
-def test_a_revocation_that_nobody_heard_of_is_taken_back():
+def test_a_revocation_that_was_not_delivered_is_taken_back():
     member = joined()
     hear(member, 6, 1, {0: 1})
     hear(member, 7, 2, {0: 1, 1: 1})
@@ -450,7 +450,7 @@ class MembersOfOneGroup(RuleBasedStateMachine):
         member.acknowledge_lost(member.pending_events().lost)
 
     @invariant()
-    def nobody_reads_what_another_one_reads(self):
+    def no_two_members_read_the_same_partition(self):
         read = [where for member in self.members for where in owned(member)]
         assert len(read) == len(set(read))
 
@@ -464,7 +464,7 @@ class MembersOfOneGroup(RuleBasedStateMachine):
                     assert granted.get(key) == holding.assignment_epoch
 
     def teardown(self):
-        """When everybody goes on, everything is read."""
+        """Once all members send heartbeats again, they own and read every partition."""
         for _ in range(12):
             for member in self.members:
                 request = member.request()

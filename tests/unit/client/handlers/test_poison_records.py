@@ -144,8 +144,8 @@ def test_a_process_that_was_ended_once_is_followed_by_one_that_works_as_always()
     assert group.marks < 1_500
 
 
-def test_a_trial_that_finds_nothing_is_over_after_so_many_records():
-    """What ended the processes before was not a record: everything goes on as always."""
+def test_a_trial_that_finds_nothing_ends_after_a_fixed_number_of_records():
+    """No record ended the earlier processes: the group returns to normal processing."""
     group = Group({P0: 3 * ISOLATE_RECORDS})
     group.stored[P0] = OffsetAndMetadata(0, 0, ProgressMarker(Mode.WATCH).text)
     assert group.live(workers=8, steps=100_000)
@@ -174,7 +174,7 @@ def test_a_trial_is_over_after_a_minute():
     assert [queue.take(0).record.offset, queue.take(0).record.offset] == [1, 2]
 
 
-def test_without_etcd_work_goes_on_after_a_while():
+def test_without_etcd_work_continues_after_a_while():
     """A mark that cannot be stored holds up what is owned for some seconds, and no longer."""
     group = Group({P0: 50})
     with pytest.raises(AssertionError, match="no end"):

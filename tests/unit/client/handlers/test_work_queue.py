@@ -52,7 +52,7 @@ def test_the_position_is_that_of_the_first_unfinished_record(start, gaps, order)
         assert tracker.leader_epoch == (below[-1] // 10 if below else -1)
 
 
-def test_records_of_a_key_come_one_by_one_and_those_of_others_and_without_a_key_beside_them():
+def test_records_of_a_key_come_one_by_one_and_those_of_others_and_without_a_key_concurrently():
     queue = queue_of()
     for offset, key in enumerate([b"a", b"a", b"b", None, None]):
         queue.add(record(offset, key), 0)

@@ -104,7 +104,7 @@ def test_a_claim_that_was_not_taken_is_made_again_as_it_was():
     assert ledger.claims(5_200) == [second]
 
 
-def test_claims_that_nobody_takes_are_bounded_and_their_numbers_missed(monkeypatch):
+def test_claims_that_are_not_sent_are_bounded_and_their_numbers_missed(monkeypatch):
     """Memory is bounded while the audit topic is away; the gap in the numbers tells that something is missing."""
     monkeypatch.setattr(audit, "MAX_WAITING_CLAIMS", 3)
     ledger = ledger_for()
@@ -150,7 +150,7 @@ def test_claims_and_log_agree_to_the_record(fake_cluster):
 
 
 def test_a_window_is_claimed_when_its_first_batch_goes_out(fake_cluster):
-    """Whoever is killed later has said that it was there."""
+    """A producer that is killed later has already reported that it was running."""
     fake_cluster.create_topic("t")
     fake_cluster.create_topic("audit")
     settings = {**FAST, "audit_topic": "audit", "audit_interval_ms": 3_600_000}

@@ -77,7 +77,7 @@ def test_an_interceptor_that_raises_changes_nothing_for_the_records(fake_cluster
 
 
 async def test_the_asyncio_producer_awaits_the_close(fake_cluster):
-    """Of interceptors that return an awaitable, beside those that do not."""
+    """One interceptor's close returns an awaitable, and the other one's does not."""
     fake_cluster.create_topic("t")
     told, awaited = Recorder(), AsyncRecorder()
     async with headrace.aio.Producer(bootstrap_servers=fake_cluster.address, interceptors=[told, awaited]) as producer:

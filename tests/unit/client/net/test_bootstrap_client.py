@@ -79,14 +79,14 @@ def test_a_short_time_is_not_overrun(monkeypatch):
 
 
 def test_a_conflict_is_tried_elsewhere_and_told_as_what_it_is(monkeypatch):
-    """The next server may succeed; where the last one says so, too, servers were there and nobody was missing."""
+    """The next server may succeed; if the last one reports a conflict too, the error is the conflict."""
     status = errors_pb2.Status()
-    status.details.add().Pack(to_detail(ConflictError("somebody else was first")))
+    status.details.add().Pack(to_detail(ConflictError("another writer was first")))
     conflict = FailedCallError(grpc.StatusCode.ABORTED)
     conflict.trailing_metadata = lambda: ((STATUS_DETAILS_KEY, status.SerializeToString()),)
     good = cluster_pb2.GetMetadataResponse(cluster_id="c")
     assert Servers(monkeypatch, a=conflict, b=good).metadata().cluster_id == "c"
-    with pytest.raises(ConflictError, match="somebody else was first"):
+    with pytest.raises(ConflictError, match="another writer was first"):
         Servers(monkeypatch, a=REFUSED, b=conflict).metadata(timeout=0.5)
 
 

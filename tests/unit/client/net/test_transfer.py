@@ -163,7 +163,7 @@ def test_what_goes_wrong_goes_over_grpc_and_the_port_is_left_alone(client, port,
     assert client.fetch(there.address) is not None
 
 
-def test_nobody_there_goes_over_grpc(client, port):
+def test_without_a_listener_the_call_goes_over_grpc(client, port):
     there = port()
     there.close()
     assert client.fetch(there.address) is None

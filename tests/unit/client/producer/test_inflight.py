@@ -221,10 +221,10 @@ def test_too_few_replicas_are_waited_for_with_the_same_sequence(error, outcome_u
     assert [entry.base_offsets for entry in sending.answer(request, offsets=(4,))] == [(4,)]
 
 
-# --- calls that nobody answers ---
+# --- calls without an answer ---
 
 
-def test_a_call_that_nobody_answers_is_given_up_for_a_newer_leader():
+def test_a_call_without_an_answer_is_given_up_for_a_newer_leader():
     """Metadata is asked for once a second while it is overdue; what comes late changes nothing."""
     sending = Sending()
     batch = sending.add()
@@ -252,7 +252,7 @@ def test_a_call_that_nobody_answers_is_given_up_for_a_newer_leader():
 
 
 def test_a_call_is_not_given_up_before_it_is_overdue():
-    """A leader that moves in good order answers by itself what it knows."""
+    """After a clean leader change the former leader still answers the call."""
     sending = Sending()
     sending.add()
     sending.send_one()
@@ -417,7 +417,7 @@ def test_without_a_producer_id_one_request_flies():
 
 
 def test_offsets_that_the_broker_has_forgotten_are_not_made_up():
-    """An answer with fewer offsets than batches: the others are delivered, where nobody knows."""
+    """An answer has fewer offsets than batches: the other batches are delivered, at unknown offsets."""
     sending = Sending()
     sending.add()
     sending.add()
@@ -472,7 +472,7 @@ def test_when_epochs_are_used_up_a_new_producer_id_is_asked_for():
 
 
 def test_a_doubtful_batch_that_was_forgotten_is_never_numbered_anew():
-    """It may be in the log: its error says that nobody knows (PROTOCOL H51)."""
+    """It may be in the log: the outcome of its error is UNKNOWN (PROTOCOL H51)."""
     sending = Sending()
     sending.add()
     sending.fail(sending.send_one())
@@ -626,7 +626,7 @@ def test_batches_of_a_topic_that_is_gone_end_and_one_that_flies_does_not(created
 
 @pytest.mark.parametrize("topic_id", [TOPIC_ID, b"2" * 16])
 def test_a_topic_that_is_there_again_is_sent_to_in_a_new_epoch(topic_id):
-    """It may be the very one, with what it was sent, where etcd was put back: its sequences stand for that (H51)."""
+    """After an etcd restore it may be the same topic, whose log still has the old sequences (H51)."""
     sending = Sending()
     sending.add()
     sending.answer(sending.send_one(), offsets=(0,))

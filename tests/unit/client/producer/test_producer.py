@@ -280,7 +280,7 @@ def test_the_clock_is_not_woken_for_what_an_answer_looks_after(fake_cluster, mon
         assert wakes == []
         go_on.set()
         done = threading.Event()
-        third.add_done_callback(lambda _: done.set())  # Nobody asks for it, which would seal it as well.
+        third.add_done_callback(lambda _: done.set())  # Unlike `result`, this does not seal the batch.
         assert done.wait(WAIT)
 
 
@@ -329,7 +329,7 @@ def test_a_topic_that_a_server_did_not_know_stays_unknown_when_servers_fall_sile
 
 
 def test_an_unreachable_cluster_names_every_address_and_its_cause():
-    """A port that nobody listens on and a name that does not resolve, each with its own cause."""
+    """A port without a listener and a name that does not resolve, each with its own cause."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
@@ -418,7 +418,7 @@ def test_serializers_and_a_custom_partitioner(fake_cluster):
         producer.send("t", b"x")
 
 
-def test_callbacks_run_once_and_one_that_raises_hurts_nobody(fake_cluster, caplog):
+def test_callbacks_run_once_and_one_that_raises_does_not_affect_the_others(fake_cluster, caplog):
     fake_cluster.create_topic("t")
     called = []
     seen = threading.Event()
@@ -509,5 +509,5 @@ def test_a_forked_child_is_told_to_make_its_own_producer(fake_cluster):
 
 
 def test_a_transport_error_is_retriable_and_unknown():
-    """What the faults above stand on: a broken call may have been carried out."""
+    """The faults above depend on this: the server may have executed a call that broke off."""
     assert TransportError("x", outcome=Outcome.UNKNOWN, retriable=True).outcome == Outcome.UNKNOWN

@@ -13,7 +13,7 @@ from headrace.wire.errors import InternalError, NotLeaderError, Outcome
 
 P0 = TopicPartition("t", 0)
 WAIT = 20
-"""In seconds; far less than request_timeout_ms, which is what waiting out a call that nobody answers would take."""
+"""In seconds; far less than request_timeout_ms, after which a call without an answer times out."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def die(first, second):
 
 
 def hang(first, second):
-    """The leader keeps its connections and answers nobody."""
+    """The leader keeps its connections and answers no call."""
     second.move_leader("t", 2)
 
 
@@ -161,7 +161,7 @@ def test_while_there_is_no_leader_one_thread_asks_for_metadata(brokers):
 
 
 def test_a_hint_to_a_port_that_refuses_is_left_again(brokers, faults):
-    """The old leader names somebody who is not there; metadata knows better."""
+    """The old leader names a broker that refuses connections; the metadata has the right leader."""
     first, second = brokers
     second.stop()
     hint = headrace.wire.errors.LeaderHint(2, 0, second.address)
@@ -171,7 +171,7 @@ def test_a_hint_to_a_port_that_refuses_is_left_again(brokers, faults):
 
 
 def test_a_bug_in_reading_an_answer_is_the_records_error(brokers, monkeypatch):
-    """Nobody waits for ever: the outcome is unknown, and what is sent afterwards arrives."""
+    """The future completes with an unknown outcome, and later records are delivered."""
     first, _ = brokers
 
     def bug(*args):

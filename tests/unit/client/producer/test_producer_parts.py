@@ -121,7 +121,7 @@ def metadata(leader=1, epoch=0, topic_id=b"1" * 16, partitions=2):
 
 
 def test_routes_only_move_forward():
-    """A leader of a lower epoch never replaces a newer one, whoever says so (PROTOCOL H4)."""
+    """A leader of a lower epoch never replaces a newer one, from hints or from metadata (PROTOCOL H4)."""
     cluster_metadata = ClusterMetadata()
     cluster_metadata.update(metadata(leader=1, epoch=5))
     assert cluster_metadata.leader(WHERE) == (1, "b1:1", 5)
@@ -231,7 +231,7 @@ def test_an_appender_appends_until_there_is_no_room_and_leaves_a_true_count(futu
 
 
 def test_an_appender_lets_one_thread_in_at_a_time_and_says_so():
-    """The lock-free path stands on this: a generator that runs raises ValueError to another caller."""
+    """The lock-free path depends on this: a running generator raises ValueError to another caller."""
     buffer = make_buffer()
 
     class Value(bytes):

@@ -82,7 +82,7 @@ def test_another_cluster_replaces_all_that_was_known():
     assert (cluster_metadata.cluster_id, cluster_metadata.require("t").topic_id) == ("d", NEW)
 
 
-def test_an_error_that_a_retry_may_mend_says_nothing_against_a_topic():
+def test_a_retriable_error_is_no_evidence_against_a_topic():
     cluster_metadata = table(answer(95, NEW), answer(96, error=MetastoreUnavailableError("the value cannot be read")))
     assert cluster_metadata.require("t").topic_id == NEW
 
