@@ -8,9 +8,10 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from unittest import mock
 
 import pytest
-from headrace_broker.core.replica import PartitionReplica
+from headrace_broker.core.leadership import Leadership
 
 from tests.simulation.checking import ROOT, counts_of_all, outputs_under_two_hash_seeds, sound
 from tests.simulation.exercise import CHECKED, REQUIRED, REQUIRED_OF_GROUPS, SELDOM_FAULTS, never_exercised
@@ -161,7 +162,13 @@ def test_faults_that_are_seldom_drawn_are_done():
 
 def test_a_broken_promise_is_found_and_made_smaller(monkeypatch):
     """A leader that counts what it has not fsynced (H22 undone) is found, and the run that shows it shrinks."""
-    monkeypatch.setattr(PartitionReplica, "_own_offset", lambda self: self.log_end_offset)
+    advance = Leadership.advance
+
+    def advance_to_the_end(self):
+        with mock.patch.object(self._replica, "flushed_offset", self._replica.log_end_offset):
+            return advance(self)
+
+    monkeypatch.setattr(Leadership, "advance", advance_to_the_end)
     failed = next(result for seed in range(50) if (result := run(Plan.draw(seed, durability="fsync"))).broken)
     smaller = shrink(failed)
     assert smaller.broken == failed.broken
