@@ -123,9 +123,10 @@ async def test_a_write_that_a_lost_leader_has_is_sent_again(etcd_members):
         leader.pause()
         with pytest.raises(MetastoreUnknownOutcomeError) as failed:
             await store.txn([ModRevisionIs(KEY, base)], [Put(KEY, b"lost")])
-        # The deadline of the try, not the member's own answer that its leader was lost, which takes 7 s.
-        assert isinstance(failed.value.__cause__, grpc.aio.AioRpcError)
-        assert failed.value.__cause__.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        # At the deadline of the try, which the member has too: it may answer a moment before the client's own timer.
+        cause = failed.value.__cause__
+        assert isinstance(cause, grpc.aio.AioRpcError)
+        assert cause.code() == grpc.StatusCode.DEADLINE_EXCEEDED or "request timed out" in (cause.details() or "")
         assert (await write_until_known(store, base)).succeeded
 
 
