@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from headrace.v1 import broker_pb2 as pb
 from headrace.v1 import topics_pb2
@@ -184,8 +185,7 @@ def test_a_broker_holds_more_partitions_than_it_may_open_files(broker_process: A
         return [each(topic_id, partition) for topic_id in topic_ids for partition in range(50)]
 
     def segments_open() -> int:
-        directory = Path(f"/proc/{broker_process._process.pid}/fd")
-        return sum(os.path.realpath(path).endswith(".log") for path in directory.iterdir())
+        return sum(file.path.endswith(".log") for file in psutil.Process(broker_process._process.pid).open_files())
 
     def write(value: bytes) -> None:
         results = call(lambda topic_id, partition: produce(broker_process, topic_id, batch(value), partition=partition))
