@@ -103,10 +103,11 @@ def measure(value_bytes: int, repeat: int) -> dict[str, float]:
         for _ in RecordCursor(decoded, 1).records():
             pass
 
+    without_futures, producer = Unsent(return_futures=False), Unsent(return_futures=True)
     steps: dict[str, Callable[[], Any]] = {
         "a method call with the parameters of send": sending(Named().send, values),
-        "send, return_futures=False": sending(Unsent(return_futures=False).send, values),
-        "send": sending(Unsent(return_futures=True).send, values),
+        "send, return_futures=False": sending(without_futures.send, values),
+        "send": sending(producer.send, values),
         "encoding a batch": lambda: batch_parts(values, **stamp),
         "- of which joining the values": lambda: b"".join(values),
         "- of which their lengths": lambda: deque(map(len, values), maxlen=0),
@@ -116,7 +117,8 @@ def measure(value_bytes: int, repeat: int) -> dict[str, float]:
         "for record in consumer": looped,
         "- of which the values": columns.value_column.to_list,
     }
-    return {name: round(least_ns(work, records, repeat), 1) for name, work in steps.items()}
+    with without_futures, producer:
+        return {name: round(least_ns(work, records, repeat), 1) for name, work in steps.items()}
 
 
 def main(
