@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers (`-n 3 --dist loadgroup`) all tests of the shared cluster run in one: it is started once.
+    """With several workers (`-n 2 --dist loadgroup`) all tests of the shared cluster run in one: it is started once.
 
     So do all tests of the Spark session and of its cluster, and those of a module that share what a fixture makes. The
     group is said at the end of the id, where pytest-xdist looks: what its mark writes pytest 9.2 does not read.
