@@ -65,8 +65,8 @@ status: set-up ## what runs, where, since when
 test: check ## the checks, then all tests; those of the cores and of the storage engine first, with their coverage
 	@mkdir -p build
 	$(BIN)/pytest $(PYTEST_FLAGS) --cov --cov-report= $(CORE_TESTS)
-	@for folder in $(MEASURED); do echo "coverage of $$folder: $$($(BIN)/coverage report --include="$$folder/*" --format=total) %"; \
-		$(BIN)/coverage report --include="$$folder/*" --skip-covered > build/uncovered.txt || { cat build/uncovered.txt; exit 1; }; done
+	@for folder in $(MEASURED); do percent=$$($(BIN)/coverage report --include="$$folder/*" --format=total) \
+		&& echo "coverage of $$folder: $$percent %" || { $(BIN)/coverage report --include="$$folder/*" --skip-covered; exit 1; }; done
 	$(BIN)/pytest $(PYTEST_FLAGS) $(CORE_TESTS:%=--ignore=%)
 
 fast: set-up ## the unit and property tests of what changed since main, nearest first, for at most a minute (FAST_FLAGS=--help)
