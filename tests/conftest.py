@@ -76,7 +76,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     and runs no handler while C code does not return: such a test would hold up the run without a word.
     """
     marker = item.get_closest_marker("timeout")
-    seconds = float(marker.args[0] if marker and marker.args else item.config.getini("timeout"))
+    of_run = item.config.getoption("timeout") or item.config.getini("timeout")
+    seconds = float(marker.args[0] if marker and marker.args else of_run)
     faulthandler.dump_traceback_later(
         2 * seconds + GRACE_S, exit=True, file=item.config.stash[fault_handler_stderr_fd_key]
     )
