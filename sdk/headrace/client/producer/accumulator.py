@@ -43,14 +43,18 @@ Headers = Sequence[tuple[str, bytes]]
 
 
 class BufferPool:
-    """The memory that all buffered records share, in bytes. Any thread."""
+    """The memory that all buffered records share, in bytes. Any thread.
+
+    While senders wait for room, released memory goes to the one that has waited longest: small records cannot keep it
+    from a large one.
+    """
 
     def __init__(self, limit: int, lock: AbstractContextManager[Any], changes: Changes) -> None:
         """`changes` are those of `lock`."""
         self.limit = limit
         self._used = 0
-        self.waiters = 0
-        """Operations that wait for room."""
+        self._waiting: dict[int, None] = {}
+        """The `id` of each sender that waits, the longest first."""
         self._is_closed = False
         self._lock = lock
         self._changes = changes
@@ -60,10 +64,15 @@ class BufferPool:
         """Bytes reserved now."""
         return self._used
 
-    def acquire(self, amount: int) -> bool:
+    @property
+    def waiters(self) -> int:
+        """Senders that wait for room."""
+        return len(self._waiting)
+
+    def acquire(self, amount: int, sender: object) -> bool:
         """Reserve `amount` bytes; return whether they were reserved. An empty pool grants more than its limit."""
         with self._lock:
-            if self._used + amount > self.limit and self._used:
+            if not self._has_room(amount, sender):
                 return False
             self._used += amount
             return True
@@ -73,19 +82,27 @@ class BufferPool:
         with self._lock:
             self._used -= amount
             assert self._used >= 0, "more was released than acquired"
-            if self.waiters:
+            if self._waiting:
                 self._changes.notify_all()
 
-    def wait_for(self, amount: int, seconds: float) -> Operation[bool]:
-        """Wait until `amount` bytes can be reserved, or the pool is closed; return whether that is so."""
+    def wait_for(self, amount: int, sender: object, seconds: float) -> Operation[bool]:
+        """Wait until `sender` can reserve `amount` bytes, or the pool is closed; return whether that is so.
+
+        Nothing is reserved, so a cancelled wait loses nothing. The sender keeps its place until `leave`.
+        """
         with self._lock:
-            self.waiters += 1
-        try:
-            has_room: bool = yield WaitUntil(self._changes, lambda: self._has_room(amount), seconds)
-            return has_room
-        finally:
-            with self._lock:
-                self.waiters -= 1
+            self._waiting.setdefault(id(sender))
+        has_room: bool = yield WaitUntil(
+            self._changes, lambda: self._is_closed or self._has_room(amount, sender), seconds
+        )
+        return has_room
+
+    def leave(self, sender: object) -> None:
+        """Let the next sender have its turn. Does nothing if `sender` does not wait."""
+        with self._lock:
+            if id(sender) in self._waiting:
+                del self._waiting[id(sender)]
+                self._changes.notify_all()
 
     def close(self) -> None:
         """End all waits, now and later."""
@@ -93,8 +110,9 @@ class BufferPool:
             self._is_closed = True
             self._changes.notify_all()
 
-    def _has_room(self, amount: int) -> bool:
-        return self._used + amount <= self.limit or not self._used or self._is_closed
+    def _has_room(self, amount: int, sender: object) -> bool:
+        is_turn = not self._waiting or next(iter(self._waiting)) == id(sender)
+        return is_turn and (self._used + amount <= self.limit or not self._used)
 
 
 class ClosedBatch:

@@ -71,15 +71,16 @@ class OpenBatches:
                     if self._uses_appenders and key is None and partition is None:
                         self.appenders[topic] = buffer.start_appender(return_futures=self._config.return_futures)
                     return future
-            missing = self._make_room(buffer, cost)
+            missing = self._make_room(buffer, record)
             if missing is not None:
                 return missing
 
-    def _make_room(self, buffer: PartitionBuffer, cost: int) -> int | None:
+    def _make_room(self, buffer: PartitionBuffer, record: UnsentRecord) -> int | None:
         """Let the open batch grow, or seal a full one.
 
         Return None if it has grown; see `ProducerCore.append` for other values.
         """
+        cost = record.cost
         if cost > buffer.largest:
             raise too_large(buffer, cost)
         with DeferredKeyboardInterrupt():
@@ -89,21 +90,21 @@ class OpenBatches:
                 if buffer.retired:
                     return 0
                 if not buffer.is_full_for(cost):
-                    return self._grow(buffer, cost)
+                    return self._grow(buffer, record)
                 sealed = self._seal(buffer)
             if sealed is not None:
                 self._ship(buffer, *sealed)
         return 0
 
-    def _grow(self, buffer: PartitionBuffer, cost: int) -> int | None:
+    def _grow(self, buffer: PartitionBuffer, record: UnsentRecord) -> int | None:
         """Add a piece of memory to the open batch, or open a batch with it. Under the buffer's lock.
 
         Return None, or how many bytes the buffer pool lacks.
         """
-        if buffer.has_room_for(cost):
+        if buffer.has_room_for(record.cost):
             return None
-        piece = buffer.piece_for(cost)
-        if not self._buffer_pool.acquire(piece):
+        piece = buffer.piece_for(record.cost)
+        if not self._buffer_pool.acquire(piece, record):
             return piece
         if buffer.pending is not None:
             buffer.extend(piece)
@@ -128,7 +129,7 @@ class OpenBatches:
         with buffer.lock:
             if buffer.retired:
                 return 0
-            if not self._buffer_pool.acquire(cost):
+            if not self._buffer_pool.acquire(cost, bulk):
                 return cost
             before = self._seal(buffer)
             batch = self._sender.enqueue(buffer.partition_queue, pending, len(rows), cost)

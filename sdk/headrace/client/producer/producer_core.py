@@ -119,20 +119,23 @@ class ProducerCore:
     def append_waiting(self, record: UnsentRecord) -> Operation[RecordFuture]:
         """Append one record; wait for metadata and for room, at most `max_block_ms` each."""
         deadline = time.monotonic() + self.config.max_block_ms / 1000
-        while True:
-            yield from self.topic(record.topic)
-            done = self.append(record)
-            if isinstance(done, RecordFuture):
-                return done
-            if done:
-                yield from self._wait_for_room(done, deadline)
-            else:
-                yield Pause(0)  # A batch was sealed: a loop that only sends lets its call start.
+        try:
+            while True:
+                yield from self.topic(record.topic)
+                done = self.append(record)
+                if isinstance(done, RecordFuture):
+                    return done
+                if done:
+                    yield from self._wait_for_room(done, record, deadline)
+                else:
+                    yield Pause(0)  # A batch was sealed: a loop that only sends lets its call start.
+        finally:
+            self.buffer_pool.leave(record)
 
-    def _wait_for_room(self, amount: int, deadline: float) -> Operation[None]:
-        """Wait until the buffer pool has as many bytes. They are not reserved: a cancelled wait loses none."""
+    def _wait_for_room(self, amount: int, sender: object, deadline: float) -> Operation[None]:
+        """Wait until the buffer pool has as many bytes, for the `sender` whose turn it is."""
         self.open_batches.seal_all()
-        has_room = yield from self.buffer_pool.wait_for(amount, max(0.0, deadline - time.monotonic()))
+        has_room = yield from self.buffer_pool.wait_for(amount, sender, max(0.0, deadline - time.monotonic()))
         self.check_usable()
         if not has_room:
             raise BufferFullError(self.config.buffer_memory, self.config.max_block_ms)
@@ -156,7 +159,10 @@ class ProducerCore:
         elif keys is not None or self.config.partitioner is not None:
             plan = [*bulk.by_partition(lambda key: self.topics.choose(found, key, None))]
         for chosen, share in plan:
-            yield from self._send_bulk(topic, chosen, share, parts)
+            try:
+                yield from self._send_bulk(topic, chosen, share, parts)
+            finally:
+                self.buffer_pool.leave(share)
         return parts
 
     def _send_bulk(
@@ -176,8 +182,9 @@ class ProducerCore:
             with DeferredKeyboardInterrupt():
                 missing = self.open_batches.send_bulk(buffer, pending, bulk, range(start, end), cost)
             if missing is not None:
-                yield from self._wait_for_room(missing, deadline)
+                yield from self._wait_for_room(missing, bulk, deadline)
                 continue
+            self.buffer_pool.leave(bulk)
             for first in range(start, end, buffer.batch_records):
                 parts.append((future_for(pending, first - start), min(buffer.batch_records, end - first)))
             if chosen is None:

@@ -179,23 +179,47 @@ def test_a_restamped_batch_is_sound_and_only_its_producer_differs(count):
     assert bytes(restamp(changed, ProducerStamp(-1, -1, -1))) == bytes(batch)
 
 
-def test_a_budget_waits_for_room_and_never_gives_more_than_it_has():
+def wait_on_thread(step):
+    with step.changes:
+        return step.changes.wait_for(step.condition, step.seconds)
+
+
+def test_a_buffer_pool_waits_for_room_and_never_grants_more_than_it_has():
     lock = threading.Lock()
     pool = BufferPool(100, lock, threading.Condition(lock))
-
-    def wait(step):
-        with step.changes:
-            return step.changes.wait_for(step.condition, step.seconds)
-
-    assert pool.acquire(60)
-    assert not pool.acquire(50)
-    assert not execute(pool.wait_for(50, 0), wait)
+    first, second = object(), object()
+    assert pool.acquire(60, first)
+    assert not pool.acquire(50, second)
+    assert not execute(pool.wait_for(50, second, 0), wait_on_thread)
     threading.Timer(0.01, pool.release, (60,)).start()
-    assert execute(pool.wait_for(50, 20), wait)
-    assert pool.acquire(50)
+    assert execute(pool.wait_for(50, second, 20), wait_on_thread)
+    assert pool.acquire(50, second)
+    pool.leave(second)
     assert (pool.used, pool.waiters) == (50, 0)
     pool.release(50)
-    assert pool.acquire(1000), "a record that is larger than all goes alone"
+    assert pool.acquire(1000, first), "a record that is larger than all goes alone"
+
+
+def test_room_goes_to_the_sender_that_has_waited_longest():
+    """A large record would never get its room where small ones took each piece that is released."""
+    lock = threading.Lock()
+    pool = BufferPool(100, lock, threading.Condition(lock))
+    small, large, later = object(), object(), object()
+    assert pool.acquire(50, small)
+    assert pool.acquire(40, small)
+    step = next(pool.wait_for(80, large, 20))
+    step_later = next(pool.wait_for(10, later, 20))
+    assert not step.condition()
+    assert not pool.acquire(10, small)
+    assert not step_later.condition()
+    pool.release(90)
+    assert not pool.acquire(10, small)
+    assert step.condition()
+    assert pool.acquire(80, large)
+    pool.leave(large)
+    assert step_later.condition()
+    pool.leave(later)
+    assert pool.acquire(10, small)
 
 
 def encode(bulk, start, end, stamp, **how):
