@@ -86,7 +86,7 @@ class MemoryFileSystem:
         # What `pread_nowait` says: whether everything is in the page cache.
         self.cached = True
         self._descriptors: dict[int, tuple[str, _File]] = {}
-        self._next_descriptor = 1000
+        self._next_descriptor = self._first_descriptor = 1000  # of all processes; of the present one
         self._names: dict[str, _File | None] = {"": None}  # None is a directory
         self._durable_names: dict[str, _File | None] = {"": None}
         self._faults: list[_Fault] = []
@@ -137,6 +137,7 @@ class MemoryFileSystem:
     def crash(self, loss: Loss, chance: random.Random) -> None:
         """Lose power: close everything, keep what is durable and what `loss` and `chance` leave of the rest."""
         self._descriptors.clear()
+        self._first_descriptor = self._next_descriptor
         self._faults.clear()
         self._refusal = None
         self._stopped = False
@@ -196,7 +197,9 @@ class MemoryFileSystem:
         return self._next_descriptor
 
     def close(self, descriptor: int) -> None:
-        """Close, and give up its lock."""
+        """Close, and give up its lock. A crash closed those of the process that it ended, whose objects go later."""
+        if descriptor <= self._first_descriptor:
+            return
         _, file = self._descriptors.pop(descriptor)
         if not any(other is file for _, other in self._descriptors.values()):
             file.locked = False

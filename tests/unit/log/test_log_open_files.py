@@ -49,6 +49,19 @@ def test_a_file_made_anew_behind_an_open_one_takes_its_name(disk: MemoryFileSyst
     assert files.pin("/log/a") is new
 
 
+def test_a_pin_that_outlives_its_process_closes_nothing(disk: MemoryFileSystem) -> None:
+    """A slice is collected after a crash has closed its descriptor; one that is closed twice is an error still."""
+    files = OpenFiles(disk, capacity=4)
+    file = files.pin_new("/log/a")
+    files.forget("/log/a")
+    disk.crash(Loss.NOTHING, random.Random(1))
+    files.unpin(file)
+    again = disk.open("/log/a")
+    disk.close(again)
+    with pytest.raises(KeyError):
+        disk.close(again)
+
+
 def test_an_empty_file_that_a_crash_left_is_used_again_and_a_full_one_never(disk: MemoryFileSystem) -> None:
     """Nothing that was written is written over; the refused pin is given back."""
     files = OpenFiles(disk, capacity=1)
