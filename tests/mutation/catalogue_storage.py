@@ -9,7 +9,7 @@ STORAGE = (
         "flush-without-fsync",
         "I16 H22",
         "LogDurability.sync_file",
-        drop("self._filesystem.fsync(file.descriptor)"),
+        drop("self._segments.filesystem.fsync(file.descriptor)"),
         "A flush moves the durable mark and syncs nothing.",
         Simulation(60, durability="fsync"),
     ),

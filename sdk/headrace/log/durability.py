@@ -33,12 +33,9 @@ class LogDurability:
         # An fsync failed: pages that are clean in the page cache may be missing on the disk.
         self._in_doubt = False
         self._held = 0  # rolled segments with a pinned file
-        self._files = state.environment.files
-        self._filesystem = state.environment.filesystem
         self._space = state.environment.space
         self._state = state
         self._segments = state.segments
-        self._lock = state.segments.lock
         self._checkpoint_file = checkpoint_file
         self._checkpoint_due = False
         self._last_checkpoint: Checkpoint | None = None
@@ -59,10 +56,10 @@ class LogDurability:
         Files that are not fsynced stay dirty. After a failed fsync the kernel may have marked pages clean that never
         reached the disk, and a second fsync would not report them: they are written again first (fsyncgate, H34).
         """
-        with self._lock:
+        with self._segments.lock:
             target = self._state.end
         self._write_again(target)
-        with self._lock:
+        with self._segments.lock:
             dirty = [segment for segment in self._segments.items if segment.dirty]
             directory_dirty = self.directory_dirty
         for segment in dirty:
@@ -71,15 +68,15 @@ class LogDurability:
         if directory_dirty:
             self.directory_dirty = False
             try:
-                self._filesystem.fsync_directory(self._state.directory)
+                self._segments.filesystem.fsync_directory(self._state.directory)
             except OSError:
                 self.directory_dirty = True
                 raise
-        with self._lock:
+        with self._segments.lock:
             self._state.flushed = target
 
     def _sync(self, segment: Segment) -> None:
-        file = self._files.pin(segment.path)
+        file = self._segments.files.pin(segment.path)
         segment.dirty = False
         try:
             self.sync_file(file)
@@ -87,13 +84,13 @@ class LogDurability:
             segment.dirty = True
             raise
         finally:
-            self._files.unpin(file)
+            self._segments.files.unpin(file)
         self.release(segment)
 
     def sync_file(self, file: OpenFile) -> None:
         """Fsync a segment's file; if that fails, its bytes beyond the mark are in doubt. Raises OSError."""
         try:
-            self._filesystem.fsync(file.descriptor)
+            self._segments.filesystem.fsync(file.descriptor)
         except OSError:
             self._in_doubt = True
             raise
@@ -105,28 +102,28 @@ class LogDurability:
 
     def release(self, segment: Segment) -> None:
         """Unpin the file of a rolled segment: it was synced, or has left the log."""
-        with self._lock:
+        with self._segments.lock:
             file, segment.held_file = segment.held_file, None
             self._held -= file is not None
         if file is not None:
-            self._files.unpin(file)
+            self._segments.files.unpin(file)
 
     def _write_again(self, target: Mark) -> None:
         """Write the bytes between the mark and `target` again if they are in doubt. Raises OSError."""
         if not self._in_doubt:
             return
-        mark = self._state.flushed
+        mark, segments = self._state.flushed, self._segments
         before = ChainPoint(mark.offset, mark.crc, mark.epoch)
-        with self._lock:
-            parts = [each for each in self._segments.items if mark.segment <= each.base_offset <= target.segment]
+        with segments.lock:
+            parts = [each for each in segments.items if mark.segment <= each.base_offset <= target.segment]
         for segment in parts:
             position = mark.position if segment.base_offset == mark.segment else 0
             end_position = target.position if segment.base_offset == target.segment else segment.size_bytes
-            file = self._files.pin(segment.path)
+            file = segments.files.pin(segment.path)
             try:
-                before = write_again(self._filesystem, file.descriptor, segment.path, position, end_position, before)
+                before = write_again(segments.filesystem, file.descriptor, segment.path, position, end_position, before)
             finally:
-                self._files.unpin(file)
+                segments.files.unpin(file)
             segment.dirty = True
 
     def is_stale(self, high_watermark: int) -> bool:
@@ -150,7 +147,7 @@ class LogDurability:
         state = self._state
         with self.round_lock:
             state.check_online()
-            with self._lock:
+            with self._segments.lock:
                 state.high_watermark = high_watermark
                 content = self._make_checkpoint()
                 waited = at_ms - self._last_checkpoint_ms >= state.settings.checkpoint_interval_ms
@@ -201,7 +198,7 @@ class LogDurability:
             closed.held_file = file
             self._held += 1
         elif file is not None:
-            self._files.unpin(file)  # It is synced, or held since it was closed before a truncation.
+            self._segments.files.unpin(file)  # It is synced, or held since it was closed before a truncation.
         self._unwritten_indexes.append(closed)
         self._checkpoint_due = True
 
@@ -214,7 +211,7 @@ class LogDurability:
         """Replace the epoch file if it is due. Raises OSError."""
         if self.epochs_due:
             content = seal(self._state.epochs.encode())
-            replace = partial(replace_file, self._filesystem, self._state.directory, EPOCHS_FILE, content)
+            replace = partial(replace_file, self._segments.filesystem, self._state.directory, EPOCHS_FILE, content)
             self._space.with_reserve(replace)
             self.epochs_due = False
 
@@ -229,7 +226,7 @@ class LogDurability:
 
     def _write_indexes(self) -> None:
         """Write new index entries; refused ones stay in memory, and a restart scans the headers instead."""
-        with self._lock:
+        with self._segments.lock:
             try:
                 for segment in (*self._unwritten_indexes, self._segments.active):
                     segment.index.write()

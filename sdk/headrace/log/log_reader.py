@@ -6,7 +6,7 @@ Belongs to a `PartitionLog`. Any thread, concurrently with an append.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from headrace.log.errors import CorruptLogError, SliceCutError
@@ -86,24 +86,14 @@ class LogReader:
                 else:
                     position, header = self._locate(segment, read_at, offset, nowait=nowait)
                     base_offset = header.base_offset
-                ends = (
-                    (segment_end_offset, size_bytes),
-                    (flushed.offset, flushed.position if flushed.segment == segment.base_offset else -1),
-                )
-                for known_offset, known_position in ends:
-                    if known_offset == limit_offset and position < known_position <= position + max_bytes:
-                        end = known_offset, known_position
-                        break
-                else:
-                    end = self._end(
-                        segment,
-                        read_at,
-                        (base_offset, position),
-                        max_position=position + max_bytes,
-                        limit_offset=limit_offset,
-                        size_bytes=size_bytes,
-                        nowait=nowait,
-                    )
+                end = self._end(
+                    segment, read_at, (base_offset, position),
+                    known_ends=(
+                        (segment_end_offset, size_bytes),
+                        (flushed.offset, flushed.position if flushed.segment == segment.base_offset else -1),
+                    ),
+                    max_position=position + max_bytes, limit_offset=limit_offset, size_bytes=size_bytes, nowait=nowait,
+                )  # fmt: skip
             if end[1] == position:
                 segments.files.unpin(file)
                 return self._empty(segment, offset)
@@ -143,6 +133,7 @@ class LogReader:
         read_at: ReadAt,
         start: tuple[int, int],
         *,
+        known_ends: Sequence[tuple[int, int]],
         max_position: int,
         limit_offset: int,
         size_bytes: int,
@@ -150,8 +141,11 @@ class LogReader:
     ) -> tuple[int, int]:
         """Return offset and position of the last batch end within both limits.
 
-        The first batch may pass `max_position`.
+        One of `known_ends` at the limit needs no search. The first batch may pass `max_position`.
         """
+        for known in known_ends:
+            if known[0] == limit_offset and start[1] < known[1] <= max_position:
+                return known
         interval = self._state.settings.index_interval_bytes
         segments = self._segments
         floor = segments.floor(

@@ -22,11 +22,10 @@ class LogRetention:
     """Raises the log start, never lowers it."""
 
     def __init__(self, state: LogState, durability: LogDurability) -> None:
-        self._files = state.environment.files
         self._state = state
         self._segments = state.segments
         self._durability = durability
-        self._deleted = DeletedFiles(self._files)
+        self._deleted = DeletedFiles(self._segments.files)
 
     def plan(self, now_ms: int | None, high_watermark: int) -> Offset:
         """Return the log start after retention removes closed segments below `high_watermark` that are past a limit.
@@ -47,14 +46,14 @@ class LogRetention:
 
     def _last_append_ms(self, segment: Segment) -> int:
         if not segment.index_ready:
-            self._files.make_room()
+            self._segments.files.make_room()
             with self._state.disk():
                 file = self._segments.pin(segment)
                 try:
                     read_at = self._segments.reader(file)
                     self._segments.ready_index(segment, read_at, self._state.settings.index_interval_bytes)
                 finally:
-                    self._files.unpin(file)
+                    self._segments.files.unpin(file)
         return segment.index.max_append_ms
 
     def delete_records(self, before: int, high_watermark: int) -> Offset:

@@ -20,8 +20,6 @@ class LogTruncation:
     def __init__(
         self, state: LogState, durability: LogDurability, reader: LogReader, snapshots: ProducerSnapshots
     ) -> None:
-        self._files = state.environment.files
-        self._filesystem = state.environment.filesystem
         self._state = state
         self._segments = state.segments
         self._epochs = state.epochs
@@ -61,7 +59,7 @@ class LogTruncation:
             durability.write_checkpoint(lowered, both=True)
             segments.drop_index_files(segment.stem)  # hints: where the cut is refused, they are built again
         except BaseException:
-            self._files.unpin(file)
+            self._segments.files.unpin(file)
             raise
         with segments.lock:
             state.log_start_offset, state.high_watermark, state.flushed = lowered
@@ -90,7 +88,7 @@ class LogTruncation:
         segment.cuts += 1
         self._segments.remove(segment)
         self._durability.release(segment)
-        self._files.forget(segment.path)
+        self._segments.files.forget(segment.path)
         self._discarded.append(segment)
 
     def remove_rest(self) -> None:
@@ -98,7 +96,7 @@ class LogTruncation:
 
         Synced, so that no later append finds old blocks behind it (H32). May be repeated. Raises OSError.
         """
-        state, segments, filesystem = self._state, self._segments, self._filesystem
+        state, segments, filesystem = self._state, self._segments, self._segments.filesystem
         if not state.uncut:
             return
         while self._discarded:
@@ -128,12 +126,12 @@ class LogTruncation:
     def _move_to(self, offset: int, first: Segment, start: Mark) -> None:
         """Let an empty log, of which `first` is the segment, start at `offset`."""
         state, segments = self._state, self._segments
-        file = pin_empty(self._files, f"{state.directory}/{offset:020d}{LOG_SUFFIX}")
+        file = pin_empty(self._segments.files, f"{state.directory}/{offset:020d}{LOG_SUFFIX}")
         try:
-            self._filesystem.fsync_directory(state.directory)
+            self._segments.filesystem.fsync_directory(state.directory)
             self._durability.write_checkpoint(Checkpoint(offset, offset, start), both=True)
         except BaseException:
-            self._files.unpin(file)
+            self._segments.files.unpin(file)
             raise
         with segments.lock:
             state.uncut = True

@@ -25,12 +25,9 @@ class LogWriter:
     """Writes whole batches at the log end; an append that fails leaves none of its bytes."""
 
     def __init__(self, state: LogState, durability: LogDurability, truncation: LogTruncation) -> None:
-        self._files = state.environment.files
-        self._filesystem = state.environment.filesystem
         self._space = state.environment.space
         self._state = state
         self._segments = state.segments
-        self._lock = state.segments.lock
         self._durability = durability
         self._truncation = truncation
 
@@ -40,7 +37,7 @@ class LogWriter:
         if not segments.items or segments.active.base_offset != end.segment:
             return self._create_segment(end.offset)
         active = segments.active
-        file = self._files.pin(active.path)
+        file = self._segments.files.pin(active.path)
         read_at = segments.reader(file)
         segments.ready_index(active, read_at, self._state.settings.index_interval_bytes)
         active.first_append_ms = first_append_ms(read_at, active.size_bytes)
@@ -89,7 +86,7 @@ class LogWriter:
         state, refusal = self._state, None
         file = self._segments.active_file or self._open_again()
         try:
-            written = self._filesystem.pwritev(file.descriptor, buffers, segment.size_bytes)
+            written = self._segments.filesystem.pwritev(file.descriptor, buffers, segment.size_bytes)
         except OSError as error:
             if not is_refused(error):
                 raise state.go_offline(error) from error
@@ -98,7 +95,7 @@ class LogWriter:
             self._refuse(refusal)
         self._space.note_appended(size_bytes)
         offset, interval = state.end.offset, state.settings.index_interval_bytes
-        with self._lock:
+        with self._segments.lock:
             if segment.size_bytes == 0:
                 segment.first_append_ms = headers[0].append_timestamp_ms if at_ms is None else at_ms
             for header in headers:
@@ -118,7 +115,7 @@ class LogWriter:
 
     def _open_again(self) -> OpenFile:
         """Open the active segment's file, which was closed while the log was idle."""
-        self._files.make_room()
+        self._segments.files.make_room()
         with self._state.disk():
             return self._segments.open_active()
 
@@ -135,14 +132,14 @@ class LogWriter:
     def roll(self) -> None:
         """Close the active segment and start the next at the log end; `flush` fsyncs the closed one later."""
         old = self._segments.active
-        self._files.make_room()
+        self._segments.files.make_room()
         try:
             file = self._create_segment(self._state.end.offset)
         except OSError as error:
             if is_no_room(error):
                 self._space.note_full()
             raise self._state.failed(error) from error
-        with self._lock:
+        with self._segments.lock:
             old_file = self._segments.take_active_file()
             self._segments.hold_active(file)
             self._durability.note_rolled(old, old_file)
@@ -150,13 +147,13 @@ class LogWriter:
     def _create_segment(self, base_offset: int) -> OpenFile:
         """Create the file of an empty segment and add it to the list. Raises OSError."""
         stem = f"{self._state.directory}/{base_offset:020d}"
-        file = pin_empty(self._files, stem + LOG_SUFFIX)
+        file = pin_empty(self._segments.files, stem + LOG_SUFFIX)
         try:
             self._segments.drop_index_files(stem)
         except OSError:
-            self._files.unpin(file)
+            self._segments.files.unpin(file)
             raise
-        with self._lock:
+        with self._segments.lock:
             self._segments.add(base_offset, 0)
             self._durability.directory_dirty = True
         return file
