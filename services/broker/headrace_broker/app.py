@@ -32,7 +32,7 @@ from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.view import PrefixView
 from headrace_server.service_process import ServiceProcess, run_process
-from headrace_server.topic_configs import CONFIGS
+from headrace_server.topic_configs import TopicConfig
 from prometheus_client import CollectorRegistry
 
 from headrace_broker.core.phi_accrual import PhiAccrualFailureDetector
@@ -49,7 +49,6 @@ from headrace_broker.runtime.maintenance import keep_high_watermarks, maintain, 
 from headrace_broker.runtime.membership import BrokerMembership
 from headrace_broker.runtime.partition import PartitionContext
 from headrace_broker.runtime.partition_samples import describe_sample
-from headrace_broker.runtime.registration import Registration
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.replica_messages import HEARTBEAT_SECONDS
 from headrace_broker.runtime.replication import TICK_SECONDS, Replication
@@ -87,7 +86,9 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
             if reached is None:
                 return
             identity, adopts = reached
-            shares = _share_descriptors(settings)
+            limit, transfers = raise_limit(), settings.max_transfer_connections if settings.transfer_listen else 0
+            shares = share_out(limit, max_connections=settings.max_connections, transfers=transfers)
+            report(limit, shares)
             directory = await asyncio.get_running_loop().run_in_executor(
                 executor, _open_directory, settings, shares, identity, adopts
             )
@@ -99,20 +100,12 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
 
 
 def crash(tasks: asyncio.TaskGroup, error: BaseException) -> None:
-    """End the broker, whose tasks these are: a call or another task met a bug."""
+    """End the broker that owns `tasks`: a call or another task met a bug."""
 
     async def fail() -> None:
         raise error
 
     spawn_unless_ending(tasks, fail())
-
-
-def _share_descriptors(settings: BrokerSettings) -> DescriptorShares:
-    limit = raise_limit()
-    transfers = settings.max_transfer_connections if settings.transfer_listen else 0
-    shares = share_out(limit, max_connections=settings.max_connections, transfers=transfers)
-    report(limit, shares)
-    return shares
 
 
 def _open_directory(
@@ -202,7 +195,7 @@ class BrokerServer:
     # --- construction ---
 
     async def _wire(self, tasks: asyncio.TaskGroup, stop: StopRequest) -> _Parts:
-        """Read the metadata and put the parts together; nothing is at work yet."""
+        """Read the metadata and connect the parts; none of them runs yet."""
         process, metastore, directory = self._process, self._process.metastore, self._directory
         source = PrefixView(metastore, self._identity.keyspace.prefix, process.clock)
         await process.load(source, stop=stop)
@@ -219,7 +212,12 @@ class BrokerServer:
             health=self._health,
             make_renewer=process.make_renewer,
         )
-        failure_detector = self._make_failure_detector(membership.registration)
+        phi = PhiAccrualFailureDetector(
+            threshold=self._settings.phi_threshold,
+            promised_ms=round(HEARTBEAT_SECONDS * 1000),
+            tick_ms=round(TICK_SECONDS * 1000),
+        )
+        failure_detector = PeerFailureDetector(phi, membership.registration, self._metrics)
         replication = Replication(view, metastore, context, failure_detector, tasks, process.tls.internal)
         replica_manager = ReplicaManager(view, metastore, directory, context, replication)
         service = BrokerService(
@@ -256,8 +254,6 @@ class BrokerServer:
 
     def _describe(self) -> metadata_pb2.BrokerLive:
         settings = self._settings
-        default = CONFIGS["max_batch_bytes"].default
-        assert isinstance(default, int)
         live = metadata_pb2.BrokerLive(
             broker_id=settings.broker_id,
             rack=settings.rack,
@@ -266,7 +262,7 @@ class BrokerServer:
             boot_id=secrets.token_bytes(16),
             version=RELEASE,
             capabilities=CAPABILITIES,
-            max_batch_bytes=default,
+            max_batch_bytes=TopicConfig().max_batch_bytes,
             takes_no_replicas=self._directory.lacks_room(),
         )
         if live.takes_no_replicas:
@@ -276,14 +272,6 @@ class BrokerServer:
                 advice="give it a larger volume, or lower disk_refuse_below_bytes; it gets no new replicas until then",
             )
         return live
-
-    def _make_failure_detector(self, registration: Registration) -> PeerFailureDetector:
-        table = PhiAccrualFailureDetector(
-            threshold=self._settings.phi_threshold,
-            promised_ms=round(HEARTBEAT_SECONDS * 1000),
-            tick_ms=round(TICK_SECONDS * 1000),
-        )
-        return PeerFailureDetector(table, registration, self._metrics)
 
     def _observe(self, parts: _Parts) -> None:
         """Publish the state of the metadata and the partitions from now on."""
@@ -317,19 +305,19 @@ class BrokerServer:
         parts.clocks.look()
 
     async def _newest_append_ms(self, replica_manager: ReplicaManager) -> int:
-        """When the newest record on the disk was appended; 0: there is none, or it cannot be read."""
+        """Return when the newest record on the disk was appended; 0: there is none, or it cannot be read."""
 
         def look() -> int:
             newest_ms = 0
             for partition in replica_manager.partitions:
-                with suppress(HeadraceError):  # What cannot be read has been reported, or will be when it is asked for.
+                with suppress(HeadraceError):  # What cannot be read has been reported, or will be when it is read.
                     newest_ms = max(newest_ms, 0 if partition.log is None else partition.log.reader.newest_append_ms())
             return newest_ms
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, look)
 
     async def _serve(self, tasks: asyncio.TaskGroup, stop: StopRequest, parts: _Parts) -> list[asyncio.Task[None]]:
-        """Register and serve until `stop`; return the tasks that are at work still, none where it came first."""
+        """Register and serve until `stop`; return the tasks that still run, none if it came first."""
         replica_manager, membership = parts.replica_manager, parts.membership
         parts.service.begin_serving()
         starting = tasks.create_task(membership.start_session(replica_manager))
@@ -392,16 +380,12 @@ class BrokerServer:
         if background:
             await asyncio.wait(background)
         self._clean = await replica_manager.close()
-        await self._outdate_copies(membership.registration)
+        with suppress(TimeoutError):  # Every copy of the directory that was made before is known to be one (H16).
+            async with asyncio.timeout(LAST_VERSION_SECONDS):
+                await membership.registration.announce_version()
         await self._close_directory()
         await membership.registration.end(revoke=True)
         log.info("stopped", clean=self._clean)
-
-    async def _outdate_copies(self, registration: Registration) -> None:
-        """Raise the directory's version: every copy of it that was made before is known to be one (H16)."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_VERSION_SECONDS):
-                await registration.announce_version()
 
     async def _close_directory(self) -> None:
         """Close what is on disk, once: after a clean stop, or after any other end of the broker."""

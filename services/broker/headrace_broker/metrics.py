@@ -23,6 +23,8 @@ class BrokerMetrics:
     """Instruments on one registry; made once a broker."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        """Register all of them: a table of one statement an instrument, and as long as there are instruments."""
+
         def histogram(name: str, documentation: str) -> LoopHistogram:
             return LoopHistogram(f"{PREFIX}_{name}", documentation, registry, bounds=_SECONDS)
 
@@ -186,7 +188,7 @@ _LED_ONLY = ("replicas", "in_sync_replicas")
 
 
 def partition_metrics(samples: list[PartitionSample]) -> Iterator[Metric]:
-    """The families of `/metrics/detail`."""
+    """Yield the families of `/metrics/detail`."""
     labels = [[sample.topic, str(sample.partition)] for sample in samples]
     for name, documentation, read in _DETAIL_GAUGES:
         gauge = GaugeMetricFamily(f"{PREFIX}_partition_{name}", documentation, labels=("topic", "partition"))

@@ -130,9 +130,7 @@ class CommonMetrics:
             bounds=LOOP_SECONDS,
         )
         self.loop_cpu_seconds = LoopCounter(
-            f"{prefix}_loop_cpu_seconds",
-            "CPU time of the event loop's thread; saturated at 1 s/s",
-            registry,
+            f"{prefix}_loop_cpu_seconds", "CPU time of the event loop's thread; saturated at 1 s/s", registry
         )
         self.loop_stalls = Counter(
             f"{prefix}_loop_stalls", "Times that the watchdog found the event loop stalled", registry=registry

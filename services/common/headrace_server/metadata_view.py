@@ -1,14 +1,14 @@
 """The cluster as the metadata in etcd describes it: brokers, topics, partitions, decoded once and kept up to date.
 
 Brokers and coordinators both hold one `ClusterView`, so that `GetMetadata` has one answer and one code path (PROTOCOL
-I19). It reads from a `KeySource`, which is `metastore.view.PrefixView` over the generation's prefix, and is told which
-keys changed after each whole revision. It belongs to the event loop. It decides nothing: safety rests on
+I19). It reads from a `KeySource`, which is `metastore.view.PrefixView` over the generation's prefix, which
+reports the changed keys after each whole revision. It belongs to the event loop. It decides nothing: safety rests on
 compare-and-swap alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol, TypeVar
@@ -41,7 +41,7 @@ from headrace_server.key_table import (
     TopicKey,
 )
 from headrace_server.metastore.api import KeyValue
-from headrace_server.partition_state import PartitionState, Replica, decode
+from headrace_server.partition_state import PartitionState, decode
 from headrace_server.topic_configs import TopicConfig, read_stored_topic_config
 
 log = structlog.get_logger(__name__)
@@ -53,23 +53,23 @@ ChangeCallback = Callable[[int, Sequence[str]], None]
 
 
 class KeySource(Protocol):
-    """What a ClusterView asks of a view of etcd's keys."""
+    """The view of etcd's keys that a `ClusterView` reads."""
 
     @property
     def revision(self) -> int:
         """The revision of the view."""
 
     def age_ms(self) -> int:
-        """How long ago etcd last confirmed it, in milliseconds."""
+        """Return how long ago etcd last confirmed it, in milliseconds."""
 
     def get(self, key: str) -> KeyValue | None:
-        """One key, or None."""
+        """Return one key, or None."""
 
     def items(self, prefix: str) -> Sequence[KeyValue]:
-        """All keys of a prefix, ascending."""
+        """Return all keys of a prefix, ascending."""
 
     def subscribe(self, callback: ChangeCallback) -> Callable[[], None]:
-        """Call `callback(revision, changed keys)` after each revision; returns what ends that."""
+        """Call `callback(revision, changed keys)` after each revision; return a function that ends that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class ClusterView:
         self._topics: dict[str, Topic] = {}
         self._names: dict[TopicId, str] = {}
         self._partitions: dict[TopicId, dict[int, PartitionEntry]] = {}
-        self._described: dict[TopicId, cluster_pb2.TopicMetadata] = {}  # as clients are told; forgotten at a change
+        self._described: dict[TopicId, cluster_pb2.TopicMetadata] = {}  # as clients get it; forgotten at a change
         self._callbacks: list[ChangeCallback] = []
         for key_value in source.items(self.keyspace.prefix):
             self._apply(key_value.key, key_value)
@@ -155,7 +155,7 @@ class ClusterView:
         self._unsubscribe()
 
     def subscribe(self, callback: ChangeCallback) -> Callable[[], None]:
-        """Call `callback(revision, changed keys)` after this view has taken in a revision; returns what ends that."""
+        """Call `callback(revision, changed keys)` after this view applied a revision; return what ends it."""
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
 
@@ -165,19 +165,19 @@ class ClusterView:
         return MappingProxyType(self._topics)
 
     def topic_by_id(self, topic_id: bytes) -> Topic | None:
-        """The visible topic of that id, or None."""
+        """Return the visible topic of that id, or None."""
         name = self._names.get(TopicId(topic_id))
         return self._topics.get(name) if name is not None else None
 
     def partition(self, topic_id: bytes, partition: int) -> PartitionEntry | None:
-        """A partition of a visible topic, or None."""
+        """Return a partition of a visible topic, or None."""
         topic = self.topic_by_id(topic_id)
         if topic is None or not 0 <= partition < topic.partitions:
             return None
         return self._partitions.get(topic.topic_id, {}).get(partition)
 
     def partitions(self, topic_id: bytes) -> list[PartitionEntry]:
-        """The partitions of a visible topic, ascending; empty where it is not visible."""
+        """Return the partitions of a visible topic, ascending; none if it is not visible."""
         topic = self.topic_by_id(topic_id)
         if topic is None:
             return []
@@ -212,17 +212,11 @@ class ClusterView:
                 return found
         raise InvalidRequestError("the request names a topic neither by name nor by id")
 
-    def metadata(
-        self,
-        request: cluster_pb2.GetMetadataRequest,
-        *,
-        answered_by: str,
-        max_batch_bytes: int,
-    ) -> cluster_pb2.GetMetadataResponse:
+    def metadata(self, request: cluster_pb2.GetMetadataRequest, answered_by: str) -> cluster_pb2.GetMetadataResponse:
         """Answer `GetMetadata`; an unknown topic is an error in its own result, not of the call.
 
         Raises:
-            UnsupportedVersionError: who asks does not go with this release.
+            UnsupportedVersionError: the client is of a release that does not go with this one.
         """
         check_handshake(f"client {request.client_id[:64]!r}", request.handshake)
         response = cluster_pb2.GetMetadataResponse(
@@ -232,7 +226,7 @@ class ClusterView:
             age_ms=self.source.age_ms(),
             brokers=self.broker_metadata(),
             coordinators=[self.coordinators[name].live.address for name in sorted(self.coordinators)],
-            max_batch_bytes=max_batch_bytes,
+            max_batch_bytes=TopicConfig().max_batch_bytes,
             answered_by=answered_by,
             handshake=own_handshake(),
         )
@@ -251,7 +245,7 @@ class ClusterView:
         return response
 
     def broker_metadata(self) -> list[cluster_pb2.BrokerMetadata]:
-        """The public description of all registered brokers, by id."""
+        """Return the public description of all registered brokers, by id."""
         return [
             cluster_pb2.BrokerMetadata(
                 broker_id=broker_id,
@@ -267,7 +261,7 @@ class ClusterView:
         ]
 
     def is_draining(self, broker_id: int) -> bool:
-        """Whether a broker is to have no leadership: it stops, or an administrator said so."""
+        """Return whether a broker should have no leadership: it stops, or an administrator drained it."""
         broker = self.brokers.get(BrokerId(broker_id))
         return BrokerId(broker_id) in self.drained or (broker is not None and broker.live.draining)
 
@@ -349,20 +343,16 @@ def _partition_metadata(partition: PartitionEntry) -> cluster_pb2.PartitionMetad
     state = partition.state
     return cluster_pb2.PartitionMetadata(
         partition=partition.partition,
-        leader_id=-1 if state.leader is None else state.leader.broker_id,
+        leader_id=state.leader_id,
         leader_epoch=state.leader_epoch,
         replicas=state.replicas,
-        in_sync_replicas=_ids(state.in_sync),
-        eligible_leaders=_ids(state.eligible_leaders),
+        in_sync_replicas=[member.broker_id for member in state.in_sync],
+        eligible_leaders=[member.broker_id for member in state.eligible_leaders],
         adding_replicas=state.adding,
         removing_replicas=state.removing,
         unclean=state.unclean,
         min_insync_replicas=state.min_insync_replicas,
     )
-
-
-def _ids(entries: Iterable[Replica]) -> list[int]:
-    return [entry.broker_id for entry in entries]
 
 
 def _set(

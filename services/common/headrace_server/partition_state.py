@@ -43,9 +43,9 @@ class PartitionState:
     leader_epoch: int
     #: Replicas that hold every committed record and on which the high watermark waits.
     in_sync: tuple[Replica, ...]
-    #: Replicas that left `isr_updater` while it was below `min_insync_replicas`: they hold every committed record too.
+    #: Replicas that left `in_sync` while it was below `min_insync_replicas`: they hold every committed record too.
     eligible_leaders: tuple[Replica, ...] = ()
-    #: Fewest members of `isr_updater` with which the high watermark moves.
+    #: Fewest members of `in_sync` with which the high watermark moves.
     min_insync_replicas: int = 1
     #: Counts the writes of this key.
     partition_epoch: int = 0
@@ -68,12 +68,17 @@ class PartitionState:
     #: What was committed at least, and so is in the log of every member; 0 after an unclean election.
     high_watermark: int = 0
 
+    @property
+    def leader_id(self) -> int:
+        """The broker id of the leader; -1: none."""
+        return -1 if self.leader is None else self.leader.broker_id
+
     def fetches_count_from(self, broker_id: int) -> int:
         """Return the least `partition_epoch` of a broker's fetches that count."""
         return next((fence.partition_epoch for fence in self.fetch_fences if fence.broker_id == broker_id), 0)
 
     def replica_of(self, broker_id: int) -> Replica | None:
-        """The entry of a broker in `isr_updater`, or None."""
+        """Return the entry of a broker in `in_sync`, or None."""
         return next((entry for entry in self.in_sync if entry.broker_id == broker_id), None)
 
 
@@ -152,7 +157,7 @@ def change(
 ) -> PartitionState:
     """Compute the next value of a partition key: every write of a key goes through here (H15).
 
-    `isr_updater` is the new in-sync set. Members of the old one that are not in it become eligible leaders, with the
+    `in_sync` is the new in-sync set. Members of the old one that are not in it become eligible leaders, with the
     session they had, iff the new set is smaller than `min_insync_replicas` and they are not `doubtful` (broker ids
     whose data may be incomplete). `eligible_leaders` are the entries to keep from before (default: all of them); they
     stay under the same condition. With enough in-sync members the eligible set is empty (I4). `leader_epoch` rises by
@@ -174,8 +179,7 @@ def change(
         candidates = {entry.broker_id: entry for entry in (*before, *state.in_sync) if entry.broker_id not in barred}
         kept = _in_replica_order(move.replicas, list(candidates.values()))
     leader_epoch = state.leader_epoch + (leader != state.leader)
-    if unclean is None:
-        unclean = state.unclean and leader == state.leader
+    unclean = (state.unclean and leader == state.leader) if unclean is None else unclean
     after = PartitionState(
         replicas=tuple(move.replicas),
         leader=leader,

@@ -23,6 +23,8 @@ class CoordinatorMetrics:
     """Instruments on one registry; made once a coordinator, used from its event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        """Register all of them: a table of one statement an instrument, and as long as there are instruments."""
+
         def counter(name: str, documentation: str) -> Counter:
             return Counter(f"{PREFIX}_{name}", documentation, registry=registry)
 

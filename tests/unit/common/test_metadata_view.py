@@ -78,9 +78,7 @@ def source():
 
 
 def metadata(view, **request):
-    return view.metadata(
-        cluster_pb2.GetMetadataRequest(**request), answered_by="coordinator-a", max_batch_bytes=1 << 20
-    )
+    return view.metadata(cluster_pb2.GetMetadataRequest(**request), answered_by="coordinator-a")
 
 
 def test_what_was_there_and_what_comes_are_the_same(source):

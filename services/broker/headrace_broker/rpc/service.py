@@ -27,7 +27,6 @@ from headrace.wire.zero_copy import SplicedMessage, fetch_response_bytes, parse_
 from headrace_server.calls import CALLER
 from headrace_server.metadata_view import ClusterView, Topic
 from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run, unary
-from headrace_server.topic_configs import CONFIGS
 
 from headrace_broker.core.leadership import Leadership
 from headrace_broker.core.roles import Role
@@ -269,11 +268,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     ) -> cluster_pb2.GetMetadataResponse:
         """See the proto."""
         self._check_count([len(request.topics)])
-        default = CONFIGS["max_batch_bytes"].default
-        assert isinstance(default, int)
-        return self._view.metadata(
-            request, answered_by=f"broker-{self._partition_context.broker_id}", max_batch_bytes=default
-        )
+        return self._view.metadata(request, f"broker-{self._partition_context.broker_id}")
 
     def _check_count(self, counts: Iterable[int]) -> None:
         limit = self._partition_context.settings.max_request_partitions

@@ -18,7 +18,6 @@ from headrace_server.keys import Keyspace, meta_key, value_json
 from headrace_server.metadata_view import ClusterView, Coordinator
 from headrace_server.metastore.api import KeyValue, Metastore
 from headrace_server.rpc import server_streaming, unary
-from headrace_server.topic_configs import TopicConfig
 
 from headrace_coordinator.core.control import is_under_replicated
 from headrace_coordinator.metrics import CoordinatorMetrics
@@ -68,11 +67,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     ) -> cluster_pb2.GetMetadataResponse:
         """Brokers, topics, leaders: from the view."""
         self._check(request.client_id, request.topics)
-        return self._view.metadata(
-            request,
-            answered_by=f"coordinator-{self._settings.coordinator_id}",
-            max_batch_bytes=TopicConfig().max_batch_bytes,
-        )
+        return self._view.metadata(request, f"coordinator-{self._settings.coordinator_id}")
 
     @unary
     async def CreateTopics(
