@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from headrace.wire.errors import (
-    HeadraceError,
     LeaderNotAvailableError,
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
@@ -77,7 +76,7 @@ class Leadership:
         self.raising_to = Offset(-1)  # the log is being made to begin there
         self._hand_over = HandOver()
         self._acknowledgements = Acknowledgements()
-        self._deletions = Acknowledgements()  # who waits until records are deleted, by the log start that answers them
+        self._deletions = Acknowledgements()  # waits for deletions of records, by the log start that answers them
         self.recount()
 
     # --- questions ---
@@ -136,17 +135,14 @@ class Leadership:
         """After a change of the in-sync set: pending appends may be committed, or cannot be any more (H13)."""
         actions = [*self.advance(), *self.advance_log_start()]
         if len(self.state.in_sync) < self.state.min_insync_replicas:
-            actions += _abandon_all(
-                self._acknowledgements,
-                lambda: NotEnoughReplicasAfterAppendError("the in-sync set shrank below min_insync_replicas"),
-            )
+            why, tokens = "the in-sync set shrank below min_insync_replicas", self._acknowledgements.take_all()
+            actions += [Abandon(token, NotEnoughReplicasAfterAppendError(why)) for token in tokens]
         return actions
 
     def end(self, why: str) -> list[Action]:
-        """Abandon all who wait; this leadership is not used again."""
-        waiting = (self._deletions, self._acknowledgements)
-        abandoned = [each for waits in waiting for each in _abandon_all(waits, lambda: self._replica.lost(why))]
-        return [LeadershipEnded(self.leader_epoch), *abandoned]
+        """Abandon all waits; this leadership is not used again."""
+        tokens = [*self._deletions.take_all(), *self._acknowledgements.take_all()]
+        return [LeadershipEnded(self.leader_epoch), *(Abandon(token, self._replica.lost(why)) for token in tokens)]
 
     # --- the high watermark ---
 
@@ -299,9 +295,9 @@ class Leadership:
         return []
 
     def _says_durable(self) -> bool:
-        """What the key is to say: whether every member has all that is committed on stable storage (H30).
+        """Return the `durable` of the next key: whether every member has all that is committed on stable storage (H30).
 
-        It is taken back by who leads, and while enough are in sync: members that lost power before that outlive it.
+        Only a leader clears it, and while enough are in sync: members that lost power before that outlive it.
         """
         replica, state = self._replica, self.state
         if state.durable:
@@ -384,10 +380,6 @@ class Leadership:
         assert (counted, flushed_only) == (self._counted, self.flushed_only), "recount after every change"
         self._acknowledgements.validate(replica.high_watermark)
         self._deletions.validate(min(replica.log_start_offset, self.replicated_log_start))
-
-
-def _abandon_all(waits: Acknowledgements, error: Callable[[], HeadraceError]) -> list[Action]:
-    return [Abandon(token, error()) for token in waits.take_all()]
 
 
 LEADER_EVENTS: dict[type[Event], Callable[[Leadership, Any], list[Action]]] = {

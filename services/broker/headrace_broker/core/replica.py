@@ -1,7 +1,8 @@
 """One partition replica as a pure state machine: who may append and read, what is visible, what is acknowledged.
 
-Driven by `headrace_broker.runtime.partition` and by the simulator. `handle(event)` gives the actions to perform; the
+Driven by `headrace_broker.runtime.partition` and by the simulator. `handle(event)` returns the actions to perform; the
 `check_*` methods answer for the hot path and change nothing. Keeps I4, I5, I8, I9, I10, I11, I20 for this replica.
+It is longer than other modules because it is one state machine: all events change the same few offsets and epochs.
 Source: PROTOCOL section 1.2, after Kafka's replication (KIP-101, KIP-320, KIP-497, KIP-841, KIP-903, KIP-966).
 
 Its parts: `roles`, `leadership` (while it leads), `follower_fetches` (while it follows), `producers` (sequences).
@@ -17,7 +18,6 @@ from typing import Any
 from headrace.wire.errors import (
     FencedLeaderEpochError,
     HeadraceError,
-    LeaderHint,
     NotLeaderError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
@@ -59,7 +59,7 @@ from headrace_broker.core.messages import (
     Unfollow,
 )
 from headrace_broker.core.producers import ProducerWindows
-from headrace_broker.core.roles import Role, not_leading
+from headrace_broker.core.roles import Role, leader_hint, not_leading
 
 JOIN_RETRY_MS = 1_000
 """After a refused proposal to take a follower in, it is not proposed again for at least so long (H23)."""
@@ -133,7 +133,7 @@ class PartitionReplica:
         """
         leadership = self.leadership
         if leadership is None:
-            raise not_leading(self.role, self.leader_hint(), self.offline_reason)
+            raise not_leading(self.role, leader_hint(self.state), self.offline_reason)
         if known_epoch not in (-1, self.leader_epoch):
             raise self._wrong_epoch(known_epoch)
         return leadership
@@ -141,19 +141,19 @@ class PartitionReplica:
     def check_serving(self, known_epoch: int) -> None:
         """As `check_leading`, for readers that take a follower, too (KIP-392)."""
         if self.role not in (Role.LEADING, Role.FOLLOWING):
-            raise not_leading(self.role, self.leader_hint(), self.offline_reason)
+            raise not_leading(self.role, leader_hint(self.state), self.offline_reason)
         if known_epoch not in (-1, self.leader_epoch):
             raise self._wrong_epoch(known_epoch)
 
     def _wrong_epoch(self, known_epoch: int) -> HeadraceError:
-        hint = self.leader_hint()
+        hint = leader_hint(self.state)
         message = f"the leader epoch is {self.leader_epoch}, the caller knows {known_epoch}"
         if known_epoch < self.leader_epoch:
             return FencedLeaderEpochError(message, leader=hint)
         return UnknownLeaderEpochError(message, leader=hint)
 
     def counts_append(self, leader_epoch: int) -> bool:
-        """Whether an append of `leader_epoch` that was under way may be acknowledged: no successor may lack it."""
+        """Return whether an append of `leader_epoch` under way may be acknowledged: no successor may lack it."""
         leadership = self.leadership
         return leadership is not None and leadership.leader_epoch == leader_epoch and not leadership.names_successor
 
@@ -181,7 +181,7 @@ class PartitionReplica:
 
     @property
     def known_log_start(self) -> Offset:
-        """The log start to tell clients; -1: `Leadership.check_earliest` refuses it."""
+        """The log start for clients; -1: `Leadership.check_earliest` refuses it."""
         leadership = self.leadership
         is_known = leadership is None or leadership.replicated_log_start >= self.log_start_offset
         return self.log_start_offset if is_known else Offset(-1)
@@ -360,7 +360,7 @@ class PartitionReplica:
         return self.leadership.advance()
 
     def may_cut_committed(self, last_batch_epoch: int) -> bool:
-        """Whether records below the high watermark may go: an unclean election came after the log's last batch."""
+        """Return whether records below the high watermark may go: an unclean election came after the last batch."""
         return self.state is not None and last_batch_epoch < self.state.unclean_epoch
 
     def _replicate(self, event: BatchesReplicated) -> list[Action]:
@@ -399,15 +399,8 @@ class PartitionReplica:
     def lost(self, why: str) -> HeadraceError:
         """Return the error of a wait without an outcome: the next leader may commit the records (H52)."""
         return NotLeaderError(
-            f"{why} while the acknowledgement was awaited", outcome=Outcome.UNKNOWN, leader=self.leader_hint()
+            f"{why} while the acknowledgement was awaited", outcome=Outcome.UNKNOWN, leader=leader_hint(self.state)
         )
-
-    def leader_hint(self) -> LeaderHint:
-        """Who leads, as the key says; the address is filled in by the shell."""
-        state = self.state
-        if state is None:
-            return LeaderHint(-1, -1)
-        return LeaderHint(-1 if state.leader is None else state.leader.broker_id, state.leader_epoch)
 
     # --- invariants ---
 

@@ -24,7 +24,7 @@ from headrace.wire.ids import LeaderEpoch, Offset
 from headrace_server.partition_state import Replica
 
 from headrace_broker.core.replica import PartitionReplica
-from headrace_broker.core.roles import Role
+from headrace_broker.core.roles import Role, leader_hint
 
 
 class ReplicaReader(Protocol):
@@ -307,7 +307,7 @@ def check_reader(replica: PartitionReplica, log: ReplicaLog, offset: int, last_e
     if last_epoch > replica.leader_epoch:
         raise UnknownLeaderEpochError(
             f"the reader knows leader epoch {last_epoch}, this replica {replica.leader_epoch}",
-            leader=replica.leader_hint(),
+            leader=leader_hint(replica.state),
         )
     if replica.role is Role.FOLLOWING and offset > replica.high_watermark:
         raise OffsetNotAvailableError(f"offset {offset} is not known to be committed here yet")

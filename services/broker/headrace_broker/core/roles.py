@@ -15,6 +15,7 @@ from headrace.wire.errors import (
     StorageOfflineError,
     UnknownTopicIdError,
 )
+from headrace_server.partition_state import PartitionState
 
 
 class Role(Enum):
@@ -27,6 +28,11 @@ class Role(Enum):
     LEADING = auto()  # serves
     OFFLINE = auto()  # its log failed; stays so for the life of the process
     DELETED = auto()  # its topic is gone; stays so
+
+
+def leader_hint(state: PartitionState | None) -> LeaderHint:
+    """Return the leader in the key, without its address, which the shell adds."""
+    return LeaderHint(-1, -1) if state is None else LeaderHint(state.leader_id, state.leader_epoch)
 
 
 def not_leading(role: Role, leader: LeaderHint, offline_reason: str) -> HeadraceError:

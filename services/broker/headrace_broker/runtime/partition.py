@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar, assert_never
@@ -25,6 +25,7 @@ from headrace.wire.errors import (
     InternalError,
 )
 from headrace.wire.ids import LeaderEpoch, Offset
+from headrace_server.metadata_view import Topic
 from headrace_server.topic_configs import TopicConfig
 
 from headrace_broker.core.hand_over import HAND_OVER_MS
@@ -62,7 +63,7 @@ from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.partition_follower import PartitionFollower
 from headrace_broker.runtime.partition_host import DelayedFetch, PartitionHost
 from headrace_broker.runtime.partition_reads import PartitionReads
-from headrace_broker.runtime.producer_state import ProducerState, make_windows
+from headrace_broker.runtime.producer_state import ProducerState, make_windows, rebuild_producers
 from headrace_broker.runtime.uninterrupted import uninterrupted
 
 log = structlog.get_logger(__name__)
@@ -340,8 +341,33 @@ class Partition:
             raise InternalError(f"the storage met an unexpected {type(error).__name__}") from error
 
 
+async def open_partition(
+    topic: Topic, number: int, opening: Awaitable[PartitionLog], *, context: PartitionContext, host: PartitionHost
+) -> Partition:
+    """Return a partition over the log that `opening` opens, offline if that or reading its producers fails."""
+    partition_log, failure = None, None
+    try:
+        partition_log = await opening
+    except HeadraceError as error:
+        failure = error
+    partition = Partition(
+        topic.name, topic.topic_id, number, partition_log, config=topic.config, context=context, host=host
+    )
+    if partition_log is not None:
+        try:
+            kept = await asyncio.get_running_loop().run_in_executor(
+                context.executor, rebuild_producers, partition.replica.producers, partition_log
+            )
+            partition.producers.note_snapshot(kept)
+        except HeadraceError as error:
+            failure = error
+    if failure is not None:
+        partition.fail(failure)
+    return partition
+
+
 def log_settings(config: TopicConfig) -> LogSettings:
-    """What a topic's settings mean for a log."""
+    """Return what a topic's settings mean for a log."""
     return LogSettings(
         segment_bytes=config.segment_bytes,
         segment_ms=config.segment_ms,

@@ -30,12 +30,11 @@ from headrace_server.partition_state import Replica
 from headrace_server.topic_configs import TopicConfig
 
 from headrace_broker.core.messages import SessionLost, SessionStarted, StateGone, StateSeen
-from headrace_broker.core.roles import Role
+from headrace_broker.core.roles import Role, leader_hint
 from headrace_broker.runtime.directory_calls import DirectoryCalls
 from headrace_broker.runtime.log_deletion import LogDeletion
-from headrace_broker.runtime.partition import Partition, log_settings
+from headrace_broker.runtime.partition import Partition, log_settings, open_partition
 from headrace_broker.runtime.partition_context import PartitionContext
-from headrace_broker.runtime.producer_state import rebuild_producers
 from headrace_broker.runtime.replication import Replication
 from headrace_broker.runtime.restore_guard import RestoreGuard, etcd_restored
 
@@ -77,32 +76,27 @@ class ReplicaManager:
         return list(self._partitions.values())
 
     def get(self, key: PartitionId) -> Partition | None:
-        """The replica held here of the partition (topic id, number), or None."""
+        """Return the replica held here of the partition (topic id, number), or None."""
         return self._partitions.get(key)
 
     def find_in(self, topic: Topic, number: int) -> Partition:
-        """The replica held here of a partition. Raises UnknownPartitionError, NotLeaderError with a hint."""
+        """Return the replica held here of a partition. Raises UnknownPartitionError, NotLeaderError with a hint."""
         partition = self._partitions.get((topic.topic_id, number))
         if partition is not None:
             return partition
         if not 0 <= number < topic.partitions:
             raise UnknownPartitionError(f"topic {topic.name} has partitions 0 to {topic.partitions - 1}, not {number}")
         entry = self.view.partition(topic.topic_id, number)
-        state = None if entry is None else entry.state
-        hint = LeaderHint(-1, -1)
-        if state is not None:
-            hint = LeaderHint(-1 if state.leader is None else state.leader.broker_id, state.leader_epoch)
-        raise NotLeaderError(
-            "this broker holds no replica of the partition", outcome=Outcome.NOT_APPLIED, leader=self.with_address(hint)
-        )
+        hint = self.with_address(leader_hint(None if entry is None else entry.state))
+        raise NotLeaderError("this broker holds no replica of the partition", outcome=Outcome.NOT_APPLIED, leader=hint)
 
     def with_address(self, hint: LeaderHint) -> LeaderHint:
-        """`hint` with the leader's address for clients, where it is registered."""
+        """Return `hint` with the leader's address for clients if it is registered."""
         broker = self.view.brokers.get(BrokerId(hint.leader_id))
         return hint if broker is None else LeaderHint(hint.leader_id, hint.leader_epoch, broker.live.address)
 
     def rack_of(self, replica: Replica) -> str:
-        """The rack of a broker in that session; empty: it names none, or is not registered so."""
+        """Return the rack of a broker in that session; empty: it names none, or is not registered so."""
         broker = self.view.brokers.get(BrokerId(replica.broker_id))
         return broker.live.rack if broker is not None and broker.broker_epoch == replica.broker_epoch else ""
 
@@ -349,36 +343,15 @@ class ReplicaManager:
             )
 
     async def _open(self, topic: Topic, number: int) -> Partition:
-        """Open the log of a partition; one that cannot be opened is held offline, and the others are served."""
-        topic_id, config = topic.topic_id, topic.config
-        error: HeadraceError | None = None
-        partition_log = None
-        try:
-            partition_log = await self._calls.run(
-                lambda: self._directory.open_log(topic_id, number, log_settings(config))
-            )
-        except HeadraceError as met:
-            error = met
-        partition = Partition(
-            topic.name,
-            topic_id,
+        settings = log_settings(topic.config)
+        partition = await open_partition(
+            topic,
             number,
-            partition_log,
-            config=config,
+            self._calls.run(lambda: self._directory.open_log(topic.topic_id, number, settings)),
             context=self._context,
             host=self._replication,
         )
-        if partition_log is not None:
-            try:
-                kept = await asyncio.get_running_loop().run_in_executor(
-                    self._context.executor, rebuild_producers, partition.replica.producers, partition_log
-                )
-                partition.producers.note_snapshot(kept)
-            except HeadraceError as met:
-                error = met
-        if error is not None:
-            partition.fail(error)
-        self._partitions[(topic_id, number)] = partition
+        self._partitions[(topic.topic_id, number)] = partition
         self._context.metrics.partitions.set(len(self._partitions))
         return partition
 
@@ -404,7 +377,7 @@ class ReplicaManager:
                 self._mark(*key)
 
     async def close(self) -> bool:
-        """Flush and close every log; whether all of them are whole, so that the stop is clean."""
+        """Flush and close every log; return whether all of them are whole, so that the stop is clean."""
         self._unsubscribe()
         whole = True
         for partition in self.partitions:
@@ -414,7 +387,7 @@ class ReplicaManager:
         return whole
 
     async def _close_log(self, partition: Partition) -> bool:
-        """Close a log; False: what a full disk had no room for is left to the next start."""
+        """Close a log; return False if a full disk left something to the next start."""
         partition_log = partition.log
         if partition_log is None:
             return True
