@@ -38,7 +38,7 @@ _Parts = list[tuple[broker_pb2.PartitionProduce, list[bytes]]]
 
 
 class _Work(NamedTuple):
-    """What a request asks for."""
+    """An unpacked request."""
 
     topics: list[tuple[broker_pb2.TopicProduce, _Parts]]
     size_bytes: int
@@ -60,7 +60,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Times:
-    """When a call got where; seconds of `time.perf_counter`."""
+    """Times of one call in seconds of `time.perf_counter`."""
 
     started: float
     appended: float = 0.0
@@ -110,7 +110,7 @@ class ProduceHandler:
             self._budget.give_back(work.size_bytes)
 
     def _unpack(self, spliced: SplicedMessage, connection: str) -> _Work:
-        """Check what concerns the whole request, and count what it asks for."""
+        """Check what concerns the whole request; return its batches by partition, and how much they are."""
         request: broker_pb2.ProduceRequest = spliced.message
         if request.timeout_ms <= 0:
             raise InvalidRequestError("timeout_ms must be positive", action="Set timeout_ms, for example to 30000.")
@@ -198,7 +198,7 @@ class ProduceHandler:
         return response, pending
 
     def _observe(self, times: _Times, pending: list[_Pending]) -> None:
-        """Record the phases of the call's time; a call that did not wait counts in no phase."""
+        """Record the stages of the call's time; a call that did not wait has only the first two."""
         metrics = self._context.metrics
         metrics.queue_stage.observe(times.appended - times.started - times.append_seconds)
         metrics.append_stage.observe(times.append_seconds)
@@ -233,25 +233,20 @@ class ProduceHandler:
             raise InvalidRequestError("a partition carries neither batches nor records")
         if in_slices and len(batches) > 1:
             return await self._append_slices(partition, batches, known_epoch, committed)
-        started = time.perf_counter()
         result = partition.appender.append_now(batches, known_epoch, committed=committed)
         if result is None:
-            return await partition.appender.append(batches, known_epoch, committed=committed)
-        result.append_seconds = time.perf_counter() - started
+            result = await partition.appender.append(batches, known_epoch, committed=committed)
         return result
 
     async def _append_slices(
         self, partition: Partition, batches: list[bytes], known_epoch: int, committed: bool
     ) -> AppendResult:
-        """Append them under one leader's epoch, or the answer could not say which of them are acknowledged by whom."""
+        """Append them under one leader epoch: the answer has one for all of them."""
         whole: AppendResult | None = None
         for each in _slices(batches):
-            started = time.perf_counter()
             result = partition.appender.append_now(each, known_epoch, committed=committed)
             if result is None:
                 result = await partition.appender.append(each, known_epoch, committed=committed)
-            else:
-                result.append_seconds = time.perf_counter() - started
             if whole is None:
                 whole, known_epoch = result, result.leader_epoch
             else:
@@ -290,7 +285,7 @@ class ProduceHandler:
 
 
 def _slices(batches: list[bytes]) -> Iterator[list[bytes]]:
-    """The batches of one partition, in parts of at most `SLICE_BATCHES` batches and, but for one, `SLICE_BYTES`."""
+    """Yield a partition's batches in parts of at most `SLICE_BATCHES` batches and, except one batch, `SLICE_BYTES`."""
     first = size_bytes = 0
     for index, batch in enumerate(batches):
         if index > first and (index - first == SLICE_BATCHES or size_bytes + len(batch) > SLICE_BYTES):

@@ -41,7 +41,7 @@ _GROUP_BYTES = 8 << 20
 
 @dataclass(slots=True)
 class AppendResult:
-    """What became of one partition's batches."""
+    """The outcome of appending one partition's batches."""
 
     base_offsets: list[int] = field(default_factory=list)  # one a batch that was appended or was there already
     end_offset: int = 0  # the high watermark that acknowledges them all; 0: nothing to wait for
@@ -81,7 +81,7 @@ def check_run(
 
     A duplicate goes into `result` and ends the run, and so does a bad batch behind good ones, which meets its error as
     the first of the next run.
-    Raises what the first batch, or the replica, is refused for; nothing of the run is appended then.
+    Raises the error of the first batch, or of the replica; nothing of the run is appended then.
     """
     replica.check_leading(known_epoch).check_appending(committed=committed)
     result.leader_epoch, result.log_start_offset = replica.leader_epoch, replica.known_log_start
@@ -158,22 +158,20 @@ def _codec_numbers(names: str) -> frozenset[int]:
     return frozenset(int(Codec[name.upper()]) for name in names.split(","))
 
 
-def must_inflate(batches: Sequence[bytes], config: TopicConfig) -> bool:
-    """Whether one of the batches is compressed, and its columns are checked."""
-    return config.validate is Validation.COLUMNS and any(map(_is_compressed, batches))
-
-
-def _is_compressed(batch: bytes) -> bool:
-    return len(batch) > _CODEC_AT and batch[_CODEC_AT] != Codec.NONE
+def find_compressed(batches: Sequence[bytes], config: TopicConfig) -> list[int]:
+    """Return the indexes of the batches that are compressed; none if their columns are not checked."""
+    if config.validate is not Validation.COLUMNS:
+        return []
+    return [index for index, batch in enumerate(batches) if len(batch) > _CODEC_AT and batch[_CODEC_AT] != Codec.NONE]
 
 
 async def check_compressed(
-    batches: Sequence[bytes], config: TopicConfig, context: PartitionContext
+    batches: Sequence[bytes], compressed: Sequence[int], config: TopicConfig, context: PartitionContext
 ) -> dict[int, HeadraceError | None]:
-    """Inflate those of the batches that are compressed and check their columns, in threads: by index, what is wrong.
+    """Inflate the `compressed` batches and check their columns, in threads; return each one's error by index, or None.
 
-    Of a batch that is not sound, too large or of a codec that the topic does not allow `check_run` says so: it is not
-    inflated.
+    A batch that is not sound, too large or of a codec that the topic does not allow is not inflated: `check_run` raises
+    its error.
     """
     most = context.settings.max_payload_bytes
     found: dict[int, HeadraceError | None] = {}
@@ -186,12 +184,10 @@ async def check_compressed(
             except HeadraceError as error:
                 found[index] = error
 
-    for index, batch in enumerate(batches):
-        if not _is_compressed(batch):
-            continue
+    for index in compressed:
         found[index] = None
         try:
-            header = read_header(batch)
+            header = read_header(batches[index])
         except HeadraceError:
             continue
         if header.payload_bytes > most or header.codec not in _codec_numbers(config.allowed_codecs):
@@ -206,7 +202,7 @@ async def check_compressed(
 
 
 def _continues(previous: BatchHeader, header: BatchHeader) -> bool:
-    """Whether the producer window will take `header` right behind `previous`, so that one write may append both."""
+    """Return whether the producer window will take `header` right behind `previous`: one write may append both."""
     if header.producer_id < 0:
         return True
     return (

@@ -1,6 +1,6 @@
 """What producers append to a partition that is led here, and who waits for it to be committed.
 
-The hot path: batches are checked once (`batch_checks`), stamped and written by the log, and the core is told a few
+The hot path: batches are checked once (`batch_checks`), stamped and written by the log, and the core gets a few
 integers.
 """
 
@@ -19,7 +19,7 @@ from headrace_server.calls import CALLER
 
 from headrace_broker.core.messages import AcknowledgementAwaited, AcknowledgementDropped, Action, Appended
 from headrace_broker.core.roles import Role
-from headrace_broker.runtime.batch_checks import AppendResult, check_compressed, check_run, must_inflate
+from headrace_broker.runtime.batch_checks import AppendResult, check_compressed, check_run, find_compressed
 from headrace_broker.runtime.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class AcknowledgementWaits:
-    """Who waits for the core's answer: to an append, or to a deletion of records."""
+    """The calls that wait for the core's answer to an append, or to a deletion of records."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -36,9 +36,9 @@ class AcknowledgementWaits:
         self._tokens = itertools.count()
 
     def of(self, end_offset: int, leader_epoch: int) -> tuple[int, asyncio.Future[HeadraceError | None]] | None:
-        """A future: None once the high watermark has reached `end_offset`, or the error that prevents it.
+        """Return a token for `give_up` and a future: None once the high watermark reaches `end_offset`, or an error.
 
-        None: it has reached it already. The token is for `give_up`.
+        Return None if it has reached it already.
         """
         if end_offset <= self._replica.high_watermark and leader_epoch == self._replica.leader_epoch:
             return None
@@ -81,26 +81,28 @@ class PartitionAppender:
         """Since the start, for `/metrics/detail`."""
 
     def append_now(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult | None:
-        """Append on the event loop, into the page cache; None where `append` has to do it, in a thread.
+        """Append on the event loop, into the page cache; return None if `append` must do it, in a thread.
 
         `committed`: the caller will wait for the high watermark, so too few in-sync replicas refuse it (H13).
         """
-        if self.is_slow or self._appending or self._log_lock.locked() or must_inflate(batches, self._partition.config):
+        partition_log, config = self._partition.log, self._partition.config
+        if self.is_slow or self._appending or self._log_lock.locked() or find_compressed(batches, config):
             return None
-        partition_log = self._partition.log
         if partition_log is not None and partition_log.is_closed_while_idle:
             return None
+        started = time.perf_counter()
         result, at_ms, leader_epoch = AppendResult(), self._context.now_ms(), self._replica.leader_epoch
         try:
             while len(result.base_offsets) < len(batches):
                 run = check_run(
-                    batches, result, replica=self._replica, config=self._partition.config, context=self._context,
+                    batches, result, replica=self._replica, config=config, context=self._context,
                     known_epoch=known_epoch, committed=committed, now_ms=at_ms,
                 )  # fmt: skip
                 if run:
                     self._note_run(run, self._write(run, at_ms, leader_epoch), at_ms, leader_epoch, result)
         except HeadraceError as error:
             self._end_append(result, error)
+        result.append_seconds = time.perf_counter() - started
         return result
 
     async def append(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult:
@@ -115,15 +117,15 @@ class PartitionAppender:
         result = AppendResult()
         async with self._log_lock:
             try:
-                compressed = None
-                if must_inflate(batches, self._partition.config):
+                inflated, config = None, self._partition.config
+                if compressed := find_compressed(batches, config):
                     self._replica.check_leading(known_epoch)
-                    compressed = await check_compressed(batches, self._partition.config, self._context)
+                    inflated = await check_compressed(batches, compressed, config, self._context)
                 while len(result.base_offsets) < len(batches):
                     run = check_run(
                         batches, result, replica=self._replica, config=self._partition.config, context=self._context,
                         known_epoch=known_epoch, committed=committed, now_ms=self._context.now_ms(),
-                        compressed=compressed,
+                        compressed=inflated,
                     )  # fmt: skip
                     if run:
                         await self._append_in_thread(run, result)
