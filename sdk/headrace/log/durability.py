@@ -127,7 +127,7 @@ class LogDurability:
             segment.dirty = True
 
     def is_stale(self, high_watermark: int) -> bool:
-        """Whether `checkpoint` has anything to write; a hint that takes no lock and never blocks."""
+        """Return whether `checkpoint` has anything to write; a hint that takes no lock and never blocks."""
         last, state = self._last_checkpoint, self._state
         return (
             last is None

@@ -207,14 +207,14 @@ class LogReader:
                 raise _cut_meanwhile() from None
 
     def batch_before(self, offset: int) -> BatchHeader | None:
-        """The header of the batch that ends at `offset`; None at log start, or where no batch ends there."""
+        """Return the header of the batch that ends at `offset`; None at log start, or if no batch ends there."""
         if offset <= self._state.log_start_offset or offset > self._state.end.offset:
             return None
         header = self.batch_with(offset - 1)
         return header if header.end_offset == offset else None
 
     def batch_with(self, offset: int) -> BatchHeader:
-        """The header of the batch that holds `offset`. May block; raises as `read`."""
+        """Return the header of the batch that holds `offset`. May block; raises as `read`."""
         header = next(self.headers(offset), None)
         if header is None:
             raise OffsetOutOfRangeError(f"offset {offset} is the end of the log: no batch holds it")
@@ -232,7 +232,7 @@ class LogReader:
         return Offset(header.base_offset), header.previous_crc
 
     def newest_append_ms(self) -> int:
-        """When the last batch was appended, by the clock of its leader; -1 for an empty log. May block."""
+        """Return when the last batch was appended, by the clock of its leader; -1 for an empty log. May block."""
         active = self._segments.active
         if active.size_bytes:
             return active.index.max_append_ms
@@ -240,7 +240,7 @@ class LogReader:
         return -1 if header is None else header.append_timestamp_ms
 
     def offset_for_timestamp(self, timestamp_ms: int, kind: TimestampKind) -> TimestampedOffset | None:
-        """The first record whose timestamp is `timestamp_ms` or later, None if there is none. May block.
+        """Return the first record whose timestamp is `timestamp_ms` or later, None if there is none. May block.
 
         By APPEND: the base offset of the first batch appended then or later. By RECORD: the first record of the first
         batch whose largest record timestamp reaches it. Inside that batch the record is found where the batch carries
@@ -284,7 +284,7 @@ class LogReader:
         return None
 
     def verify(self, offset: int | None = None) -> Offset:
-        """Check every CRC, chain, offset and epoch from the batch that holds `offset` (default: log start); the end.
+        """Check every CRC, chain, offset and epoch from the batch with `offset` (default: log start); return the end.
 
         The scrubber's and the operator's check; reads all, and pins one segment at a time. Raises CorruptLogError.
         """
@@ -321,7 +321,7 @@ class LogReader:
             yield from headers
 
     def verify_from(self, offset: int, max_bytes: int) -> tuple[Offset, int]:
-        """As `verify`, of about `max_bytes` of the segment from the batch that holds `offset` on; where, how many."""
+        """As `verify`, of about `max_bytes` of a segment from the batch with `offset` on; return end and bytes."""
         end_offset, headers = self._check_slice(offset, max_bytes)
         return end_offset, sum(header.batch_bytes for header in headers)
 

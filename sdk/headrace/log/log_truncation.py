@@ -37,7 +37,7 @@ class LogTruncation:
         self._cut_to(segment, Mark(base_offset, segment.base_offset, position, header.previous_crc, epoch))
 
     def _epoch_before(self, offset: int) -> int:
-        """The epoch of the last batch below `offset`; -1 for none."""
+        """Return the epoch of the last batch below `offset`; -1 for none."""
         before = [epoch for epoch, start in self._epochs.entries() if start < offset]
         return before[-1] if before else -1
 

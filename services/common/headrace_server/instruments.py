@@ -37,7 +37,7 @@ class LoopCounter(Collector):
         self.value += amount
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry."""
+        """Yield the family, for the registry."""
         yield CounterMetricFamily(self._name, self._documentation, value=self.value)
 
     describe = collect
@@ -83,11 +83,11 @@ class LoopHistogram(Collector):
         registry.register(self)
 
     def series(self, value: str) -> LoopTimes:
-        """The series of one value of the label."""
+        """Return the series of one value of the label."""
         return self._series[value]
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry."""
+        """Yield the family, for the registry."""
         family = HistogramMetricFamily(self._name, self._documentation, labels=self._labelnames)
         for value, times in self._series.items():
             counts, total = list(times.counts), 0
@@ -166,7 +166,7 @@ class CommonMetrics:
 
 
 def add_process_metrics(registry: CollectorRegistry) -> None:
-    """Let a registry also say what the library knows of the process: memory, files, processor, garbage, Python."""
+    """Add the library's metrics of the process to a registry: memory, files, processor, garbage, Python."""
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)

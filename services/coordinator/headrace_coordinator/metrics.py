@@ -104,7 +104,7 @@ class CoordinatorMetrics:
         registry.register(self.lags)
 
     def timers(self, service_name: str, but: Sequence[str] = ()) -> dict[str, Histogram]:
-        """What times the calls of a service, by method, without those named in `but`."""
+        """Return the histograms of a service's calls, by method, without those named in `but`."""
         service = descriptor_pool.Default().FindServiceByName(service_name)
         names = [method.name for method in service.methods if method.name not in but]
         return {name: self.call_seconds.labels(name) for name in names}
@@ -196,7 +196,7 @@ class LagCollector(Collector):
     describe = collect
 
     def detail(self) -> Iterator[Metric]:
-        """The families of `/metrics/detail`."""
+        """Yield the families of `/metrics/detail`."""
         shown = self.round or LagRound()
         for name, documentation, read in _PARTITION_GAUGES:
             family = GaugeMetricFamily(

@@ -28,7 +28,7 @@ class Acknowledgements:
         self._waiting.discard(token)
 
     def release(self, high_watermark: int) -> list[int]:
-        """The tokens that `high_watermark` answers, in offset order."""
+        """Remove and return the tokens that `high_watermark` answers, in offset order."""
         released = []
         while self._pending and self._pending[0][0] <= high_watermark:
             token = heapq.heappop(self._pending)[1]
@@ -38,7 +38,7 @@ class Acknowledgements:
         return released
 
     def take_all(self) -> list[int]:
-        """End all waits; their tokens in offset order."""
+        """End all waits; return their tokens in offset order."""
         tokens = [token for _, token in sorted(self._pending) if token in self._waiting]
         self._pending.clear()
         self._waiting.clear()

@@ -27,7 +27,7 @@ class FollowerFetches:
         self._leader_epoch = self._awaited = None
 
     def begin(self, *, replace: bool = False, ahead_offset: int = 0) -> int | None:
-        """The token of a fetch to send; None: it does not follow, or awaits an answer (and `replace` is not wanted).
+        """Return the token of a fetch to send; None: it does not follow, or awaits an answer (unless `replace`).
 
         `ahead_offset`: the answer is to begin there, and can be used once the log ends there. Such a fetch waits for
         nothing at the leader, so none takes its place.
@@ -42,11 +42,11 @@ class FollowerFetches:
         return self._awaited
 
     def end(self) -> None:
-        """The connection is gone: no answer is awaited any more, and one that comes is not used."""
+        """Await no answer any more, and use none that comes: the connection is gone."""
         self._awaited = None
 
     def take_answer(self, token: int, leader_epoch: int) -> bool:
-        """Whether an answer may be used: it is awaited, and neither role nor epoch has changed. Only once (H6)."""
+        """Return whether an answer may be used: it is awaited, role and epoch have not changed. Only once (H6)."""
         if self._leader_epoch is None or token != self._awaited or leader_epoch != self._leader_epoch:
             return False
         self._awaited = None

@@ -27,7 +27,7 @@ class Follower:
     join_after_ms: int = 0  # a proposal to take it in was refused: not again before
 
     def acknowledged(self, flushed_only: bool) -> Offset:
-        """What counts for the high watermark."""
+        """Return the offset that counts for the high watermark."""
         return self.durable_offset if flushed_only else self.offset
 
 
@@ -42,12 +42,12 @@ class FollowerTable:
         return iter(self._followers.values())
 
     def get(self, replica: Replica) -> Follower | None:
-        """The follower in exactly this session."""
+        """Return the follower in exactly this session, or None."""
         found = self._followers.get(replica.broker_id)
         return found if found is not None and found.replica == replica else None
 
     def last_session(self, broker_id: int) -> int:
-        """The newest broker epoch that has fetched; -1: none."""
+        """Return the newest broker epoch that has fetched; -1: none."""
         found = self._followers.get(broker_id)
         return -1 if found is None else found.replica.broker_epoch
 
@@ -85,11 +85,11 @@ class FollowerTable:
                 follower.caught_up_ms = at_ms
 
     def forget(self, broker_id: int) -> None:
-        """What a broker had says nothing any more: it has to fetch again."""
+        """Forget what a broker had: it has to fetch again."""
         self._followers.pop(broker_id, None)
 
     def behind(self, members: Iterable[Replica], at_ms: int, lag_max_ms: int) -> list[Replica]:
-        """Those of `members` that were not caught up for `lag_max_ms`; one that never fetched: since the start.
+        """Return those of `members` not caught up for `lag_max_ms`; one that never fetched: since the start.
 
         A broker's sessions count together: one that came back has the time that it would have had before.
         """

@@ -23,14 +23,14 @@ class HandOver:
         self._failed = False  # when is not known yet
 
     def may_pause(self, at_ms: int) -> bool:
-        """Whether appends stop already, or may again."""
+        """Return whether appends stop already, or may again."""
         if self._failed:
             self._failed = False
             self._not_before_ms = at_ms + HAND_OVER_RETRY_MS
         return self.paused or at_ms >= self._not_before_ms
 
     def pause(self) -> int:
-        """Stop appends; the number of this pause."""
+        """Stop appends; return the number of this pause."""
         self.paused = True
         self._pauses += 1
         return self._pauses
@@ -40,7 +40,7 @@ class HandOver:
         self.paused, self.proposal = True, number
 
     def is_over(self, number: int) -> bool:
-        """Whether pause `number` has lasted too long: appends still stop, and no successor has been named."""
+        """Return whether pause `number` has lasted too long: appends still stop, and no successor has been named."""
         return self.paused and self._pauses == number and self.proposal is None
 
     def fail(self) -> None:

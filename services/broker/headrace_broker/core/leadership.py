@@ -132,7 +132,7 @@ class Leadership:
         self.recount()
 
     def judge_in_sync(self) -> list[Action]:
-        """After a change of the in-sync set: pending appends may be committed, or cannot be any more (H13)."""
+        """Commit pending appends after a change of the in-sync set, or abandon those that cannot be any more (H13)."""
         actions = [*self.advance(), *self.advance_log_start()]
         if len(self.state.in_sync) < self.state.min_insync_replicas:
             why, tokens = "the in-sync set shrank below min_insync_replicas", self._acknowledgements.take_all()
@@ -147,7 +147,7 @@ class Leadership:
     # --- the high watermark ---
 
     def recount(self) -> None:
-        """After a change of the key, the proposals or the settings: which members count, and what of their logs.
+        """Compute which members count, and what of their logs: after a change of key, proposals or settings.
 
         Those of the maximal in-sync set without this replica; one may come twice (H11, H12). Only flushed records count
         where the topic says so, or the key still promises it, or may do so (H30).
@@ -207,7 +207,7 @@ class Leadership:
         return self._release_deletions()
 
     def note_log_start(self, log_start_offset: Offset) -> list[Action]:
-        """The log begins at `log_start_offset` now."""
+        """Apply a new begin of the log, `log_start_offset`."""
         self.wanted_log_start = max(self.wanted_log_start, log_start_offset)
         return [*self.advance_log_start(), *self._release_deletions()]
 
@@ -312,7 +312,7 @@ class Leadership:
     # --- hand-over ---
 
     def _try_hand_over(self, at_ms: int) -> list[Action]:
-        """After a fetch of a successor: name one, or stop appends so that it reaches the log end (H24)."""
+        """Name a successor after a fetch of one, or stop appends so that it reaches the log end (H24)."""
         if self.proposals.under_way or not self._hand_over.may_pause(at_ms):
             return []
         actions = self._name_successor()
@@ -347,7 +347,7 @@ class Leadership:
         return proposal
 
     def note_refused(self, number: int, proposed: PartitionState) -> list[Action]:
-        """The write `number` did not happen, and the key is as it was: a session had ended."""
+        """Drop the write `number`, which did not happen: a session had ended, and the key is as it was."""
         self.proposals.discard(number)
         self.recount()
         if number == self._hand_over.proposal:

@@ -138,7 +138,7 @@ class ProducerWindows:
             )
 
     def record_batch(self, header: BatchHeader) -> None:
-        """Remember a batch as its header in the log tells it, if a producer numbered it; see `record`."""
+        """Remember a batch by its header in the log, if a producer numbered it; see `record`."""
         if header.producer_id >= 0:
             self.record(
                 header.producer_id,
@@ -202,7 +202,7 @@ class ProducerWindows:
                 del self._families[producer_id >> PRODUCER_FAMILY_BITS]
 
     def expire(self, at_ms: int) -> int:
-        """Forget producers that have been silent for the expiry time; how many."""
+        """Forget producers that have been silent for the expiry time; return how many."""
         expired = 0
         while self._producers:
             producer_id, producer = next(iter(self._producers.items()))
@@ -272,7 +272,7 @@ class ProducerWindows:
 
 
 def _find_duplicate(producer: _Producer, base_sequence: int, record_count: int) -> Duplicate:
-    """The place of a range wholly below the next sequence; newest first, since retries are of recent batches."""
+    """Return the place of a range wholly below the next sequence; newest first, as retries are of recent batches."""
     for known in reversed(producer.ranges):
         skipped = sequence_distance(known.base_sequence, base_sequence)
         if skipped < 0:

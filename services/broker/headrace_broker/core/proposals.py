@@ -33,11 +33,11 @@ class Proposals:
 
     @property
     def durable(self) -> bool:
-        """Whether one of them says that members have everything on stable storage: that may be in effect by now."""
+        """Whether one of them sets `durable`: that may be in effect by now."""
         return any(state.durable for state in self._unresolved.values())
 
     def members(self) -> list[Replica]:
-        """All that unresolved proposals have in sync; an entry may come twice."""
+        """Return all that unresolved proposals have in sync; an entry may come twice."""
         return [entry for state in self._unresolved.values() for entry in state.in_sync]
 
     def send(self, state: PartitionState, base_revision: int, sessions: tuple[Replica, ...]) -> Propose:
@@ -48,7 +48,7 @@ class Proposals:
         return Propose(number, state, base_revision, sessions)
 
     def take_answer(self, number: int) -> PartitionState | None:
-        """What was proposed by `number`; None where the key has moved on since, so that the answer says nothing."""
+        """Return what `number` proposed; None if the key has changed since, so that the answer has no meaning."""
         if self._under_way != number:
             return None
         self._under_way = None

@@ -31,11 +31,11 @@ class ReplicaReader(Protocol):
     """What the protocol reads of a log; `headrace.log.log_reader.LogReader`."""
 
     def batch_before(self, offset: int) -> BatchHeader | None:
-        """The header of the batch that ends at `offset`; None where none does."""
+        """Return the header of the batch that ends at `offset`, or None."""
         ...
 
     def batch_with(self, offset: int) -> BatchHeader:
-        """The header of the batch that holds `offset`."""
+        """Return the header of the batch that holds `offset`."""
         ...
 
     def verify_from(self, offset: int, max_bytes: int) -> tuple[Offset, int]:
@@ -76,7 +76,7 @@ class ReplicaLog(Protocol):
         ...
 
     def epoch_end(self, leader_epoch: int) -> tuple[LeaderEpoch, Offset]:
-        """The largest known epoch <= `leader_epoch` and where it ends; (-1, log start) for none."""
+        """Return the largest known epoch <= `leader_epoch` and where it ends; (-1, log start) for none."""
         ...
 
 
@@ -275,7 +275,7 @@ def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -
 
 
 def _truncated_end(log: ReplicaLog, target: int) -> int:
-    """Where the log ends when it is cut to `target`: at the batch before it, where that lies inside one."""
+    """Return where the log ends when it is cut to `target`: at the batch before it if that lies inside one."""
     if not log.log_start_offset <= target < log.log_end_offset:
         return target
     return log.reader.batch_with(target).base_offset

@@ -340,7 +340,7 @@ def _describe(partition: Partition, failure_detector: PeerFailureDetector) -> br
 def _describe_followers(
     partition: Partition, leadership: Leadership, failure_detector: PeerFailureDetector
 ) -> Iterator[broker_pb2.FollowerDescription]:
-    """What this leader knows of the other replicas, in replica order."""
+    """Yield what this leader knows of the other replicas, in replica order."""
     replica, now_ms = partition.replica, partition.context.clock.monotonic_ms()
     state = leadership.state
     in_sync = {entry.broker_id for entry in state.in_sync}

@@ -21,7 +21,7 @@ class Results(Protocol[ResultT_co]):
 def answer_topic(
     view: ClusterView, reference: topics_pb2.TopicRef, results: Results[ResultT_co]
 ) -> tuple[Topic | None, HeadraceError | None, ResultT_co]:
-    """The topic, or why it cannot be served, and the element of the answer that names it as far as it is known."""
+    """Return the topic, or why it cannot be served, and the element of the answer, which names it if it is known."""
     try:
         topic = view.resolve(reference)
     except HeadraceError as error:

@@ -34,7 +34,7 @@ class FlushPolicy:
         self._flushes.append((durable_offset, time.perf_counter()))
 
     def flushed_at(self, end_offset: int) -> float | None:
-        """When a recent flush made everything below `end_offset` durable, by `time.perf_counter`; None: none did."""
+        """Return when a recent flush made everything below `end_offset` durable (`time.perf_counter`), or None."""
         return next((at for offset, at in self._flushes if offset >= end_offset), None)
 
     @property

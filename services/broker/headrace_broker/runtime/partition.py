@@ -146,7 +146,7 @@ class Partition:
             raise
 
     def _fail_incomplete(self) -> None:
-        """The log is that of another time or replica, whatever the cause: it must not count (I2, I3)."""
+        """Fail a log of another time or replica, whatever the cause: it must not count (I2, I3)."""
         state, partition_log = self.replica.state, self.open_log
         assert state is not None
         self.fail(

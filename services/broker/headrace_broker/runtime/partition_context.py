@@ -18,7 +18,7 @@ from headrace_broker.settings import BrokerSettings
 
 
 def _report(error: BaseException) -> None:
-    """Let the event loop say it: there is no broker to end."""
+    """Report it to the event loop: there is no broker to end."""
     asyncio.get_running_loop().call_exception_handler({"message": "an invariant is violated", "exception": error})
 
 
@@ -51,7 +51,7 @@ class PartitionContext:
     """End the broker: an invariant is violated. Returns at once."""
 
     def now_ms(self) -> int:
-        """The time that records are stamped with and their own times are compared with: of a clock that is believed."""
+        """Return the time of a trusted clock, with which records are stamped and their own times are compared."""
         return self.clock.now_ms() if self.stamp_clock is None else self.stamp_clock()
 
     def watch(self, task: asyncio.Task[None]) -> None:

@@ -32,7 +32,7 @@ class PartitionReads:
     def locate_now(
         self, offset: int, max_bytes: int, known_epoch: int, *, from_follower: bool = False
     ) -> tuple[Slice | None, bool]:
-        """The visible batches from `offset` on, without blocking: (slice, or None for nothing yet; would it block).
+        """Return the visible batches from `offset` on, without blocking: (slice or None, whether it would block).
 
         `from_follower`: the reader takes a follower's, too. Close the slice. Raises as
         `PartitionReplica.check_leading` and `check_read`, and StorageOfflineError.
@@ -64,7 +64,7 @@ class PartitionReads:
         return await self._partition.in_thread(lambda: reader.read(offset, max_bytes, high_watermark))
 
     async def read(self, found: Slice) -> bytes:
-        """The bytes of a slice, from the page cache at once, else from the disk in a thread; closes it."""
+        """Return the bytes of a slice, from the page cache or else from the disk in a thread; close it."""
         with found:
             data = found.try_read_nowait()
             if data is None:
@@ -73,14 +73,14 @@ class PartitionReads:
             return data
 
     async def offset_for_timestamp(self, timestamp_ms: int, kind: TimestampKind) -> TimestampedOffset | None:
-        """The first visible record at or after `timestamp_ms`; None if there is none."""
+        """Return the first visible record at or after `timestamp_ms`; None if there is none."""
         found = await self._partition.in_thread(
             lambda: self._partition.open_log.reader.offset_for_timestamp(timestamp_ms, kind)
         )
         return None if found is None or found.offset >= self._replica.high_watermark else found
 
     async def append_time(self, offset: int) -> TimestampedOffset | None:
-        """The first visible record from `offset` on, and when its batch was appended; None: there is none."""
+        """Return the first visible record from `offset` on, and when its batch was appended; None: there is none."""
         wanted = max(offset, self._replica.log_start_offset)
         if wanted >= self._replica.high_watermark:
             return None
@@ -88,9 +88,9 @@ class PartitionReads:
         return TimestampedOffset(Offset(wanted), header.append_timestamp_ms)
 
     async def read_for_replica(self, offset: int, max_bytes: int) -> tuple[bytes, Offset | None]:
-        """Whole batches from `offset` to the log end, fsynced or not, and where more follow; None: nowhere.
+        """Return whole batches from `offset` to the log end, fsynced or not, and where more follow; None: nowhere.
 
-        The core's log end: of an append in a thread it is told when it is done, and then wakes the followers.
+        The log end is the core's, which an append in a thread moves when it is over; the followers wake then.
         Raises SliceCutError, StorageOfflineError.
         """
         partition_log = self._partition.open_log

@@ -173,13 +173,13 @@ class ReplicaManager:
     # --- sessions ---
 
     def start_session(self, broker_epoch: int) -> None:
-        """The broker registered: partitions that name this session begin to lead, the others to follow."""
+        """Begin to lead the partitions that name this session, and to follow the others: the broker has registered."""
         self._broker_epoch = self._replication.broker_epoch = broker_epoch
         for partition in self.partitions:
             partition.handle(SessionStarted(broker_epoch))
 
     def lose_session(self) -> None:
-        """The registration is gone: nothing is led."""
+        """Lead nothing: the registration is gone."""
         self._broker_epoch = self._replication.broker_epoch = None
         for partition in self.partitions:
             partition.handle(SessionLost())

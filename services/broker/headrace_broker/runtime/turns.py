@@ -18,7 +18,7 @@ class Turns:
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
     def must_wait(self, connection: str) -> bool:
-        """Whether a call that comes now has to `take` its turn, since another one is at work or waits for its own."""
+        """Return whether a call that comes now must `take` its turn: another one is at work or waits for its own."""
         return connection in self._locks
 
     @asynccontextmanager
