@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import structlog
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import (
     FencedInstanceError,
@@ -571,6 +572,21 @@ async def test_bad_heartbeats_are_refused_and_leave_nothing(pair, fields, error)
     assert refused.message
     assert not (await parts.memory.range(parts.keyspace.groups_prefix)).key_values
     assert not parts.memory._leases
+
+
+async def test_each_new_assignment_is_counted_and_logged_once(pair):
+    """By the coordinator that wrote it; a heartbeat that changes nothing is neither."""
+    parts, a, _ = pair
+    one, two = Caller(1), Caller(2)
+    with structlog.testing.capture_logs() as logs:
+        await one.beat(a)
+        await one.beat(a)
+        assert parts.metric("group_rebalances") == 1
+        await two.beat(a)
+        await settle(a, one, two)
+    assert parts.metric("group_rebalances") == 2
+    joined = [entry["joined"] for entry in logs if entry["event"] == "group_changed"]
+    assert joined == [[one.id.hex()], [two.id.hex()]]
 
 
 async def test_a_violation_in_a_round_ends_the_coordinator(pair, monkeypatch):

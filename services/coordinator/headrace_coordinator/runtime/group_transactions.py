@@ -306,6 +306,7 @@ class GroupTransactions:
         """Write one transaction; return False if another coordinator was faster or the outcome is unknown. Returns once
         the view shows it."""
         keyspace = self._view.keyspace
+        before = entry.group  # The view changes its entry as soon as it shows the write.
         compares: list[Compare] = [
             ModRevisionIs(keyspace.group(group_id), entry.mod_revision),
             *(VersionIs(keyspace.group_member(group_id, member_id), 0) for member_id in result.absent),
@@ -317,7 +318,7 @@ class GroupTransactions:
         for member_id, value in result.assignments.items():
             operations.append(Put(keyspace.group_assignment(group_id, member_id), value))
         for member_id, member in result.group.members.items():
-            if member_id not in entry.group.members:
+            if member_id not in before.members:
                 operations.append(_put_liveness(keyspace.group_member(group_id, member_id), member))
         try:
             written = await self._metastore.txn(compares, operations)
@@ -328,7 +329,7 @@ class GroupTransactions:
         # The revision of a transaction that wrote nothing may be above all that this prefix has seen.
         if written.succeeded:
             await self._source.wait_for(written.revision, VIEW_SECONDS)
-            self._report(group_id, entry.group, result)
+            self._report(group_id, before, result)
         else:
             self._metrics.group_conflicts.inc()
             await self._catch_up(group_id, entry)
