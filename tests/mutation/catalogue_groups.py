@@ -182,7 +182,7 @@ GROUPS = (
     Mutant(
         "group-drops-topics-that-a-view-lacks",
         "H72",
-        "_with_missing",
+        "with_missing_topics",
         never("topic_id not in present and topic_id not in deleted"),
         "A coordinator whose view lacks a topic takes its partitions from who reads them.",
         Test(

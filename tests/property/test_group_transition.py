@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 from headrace.wire.errors import FencedInstanceError, FencedMemberEpochError, HeadraceError, UnknownMemberError
 from headrace_coordinator.core.assignors import ASSIGNORS, AssignableTopic
+from headrace_coordinator.core.group_heartbeats import MemberHeartbeat
 from headrace_coordinator.core.group_state import Group, Member, assignments_of, decode_group, encode_group
-from headrace_coordinator.core.group_transition import MAX_OPERATIONS, MemberHeartbeat, transition
+from headrace_coordinator.core.group_transition import MAX_OPERATIONS, transition
 from headrace_server.internal_v1 import metadata_pb2
 
 SEEDS = 40

@@ -574,6 +574,26 @@ async def test_bad_heartbeats_are_refused_and_leave_nothing(pair, fields, error)
     assert not parts.memory._leases
 
 
+async def test_a_lost_compare_whose_cause_the_view_shows_already_is_tried_again_at_once(pair, monkeypatch):
+    """The pause is for a view that is behind."""
+    monkeypatch.setattr(group_transactions, "RETRY_SECONDS", (10 * SECONDS, 10 * SECONDS))
+    _, a, b = pair
+    one, two, three = Caller(1), Caller(2), Caller(3)
+    await one.beat(a)
+    await until(lambda: one.id in b.group.members)
+    txn = b.metastore.txn
+
+    async def after_another(compares, operations):
+        monkeypatch.setattr(b.metastore, "txn", txn)
+        await two.beat(a)
+        await until(lambda: two.id in b.group.members)
+        return await txn(compares, operations)
+
+    monkeypatch.setattr(b.metastore, "txn", after_another)
+    await three.beat(b)
+    assert set(b.group.members) == {one.id, two.id, three.id}
+
+
 async def test_each_new_assignment_is_counted_and_logged_once(pair):
     """By the coordinator that wrote it; a heartbeat that changes nothing is neither."""
     parts, a, _ = pair

@@ -51,32 +51,48 @@ def source() -> Source:
     return Source()
 
 
-def test_a_member_is_woken_by_its_own_assignment_and_others_by_anything_but_offsets(source):
+async def test_a_member_is_woken_by_its_own_assignment_and_others_by_anything_but_offsets(source):
     view = GroupView(KEYS, source)
-    ones, anybodys = asyncio.Event(), asyncio.Event()
-    end = view.watch("g", ones, ONE)
-    view.watch("g", anybodys)
+    was_woken = {"one": False, "any": False}
+    over = {"one": False, "any": False}
 
-    def woken() -> tuple[bool, bool]:
-        found = ones.is_set(), anybodys.is_set()
-        ones.clear()
-        anybodys.clear()
+    def shows(name: str) -> bool:
+        was_woken[name] = True
+        return over[name]
+
+    ones = asyncio.create_task(view.wait_until("g", lambda: shows("one"), None, ONE))
+    anybodys = asyncio.create_task(view.wait_until("g", lambda: shows("any"), None))
+
+    async def woken() -> tuple[bool, bool]:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        found = was_woken["one"], was_woken["any"]
+        was_woken.update(one=False, any=False)
         return found
 
+    assert await woken() == (True, True)
+
     source.put(KEYS.group_assignment("g", ONE))
-    assert woken() == (True, True)
+    assert await woken() == (True, True)
     source.put(KEYS.group_assignment("g", TWO), KEYS.group("g"))
-    assert woken() == (False, True)
+    assert await woken() == (False, True)
     source.put(KEYS.group_assignment("g", TWO), KEYS.group_assignment("g", ONE))
-    assert woken() == (True, True)
+    assert await woken() == (True, True)
     source.put(KEYS.group_member("g", ONE))
-    assert woken() == (False, True)
+    assert await woken() == (False, True)
     source.put(KEYS.group_offset("g", b"t" * 16, 0), value=metadata_pb2.CommittedOffset(offset=1).SerializeToString())
-    assert woken() == (False, False)
+    assert await woken() == (False, False)
     source.put(KEYS.group_assignment("h", ONE))
-    assert woken() == (False, False)
+    assert await woken() == (False, False)
     source.delete(KEYS.group_assignment("g", ONE))
-    assert woken() == (True, True)
-    end()
+    assert await woken() == (True, True)
+    over["one"] = True
     source.put(KEYS.group_assignment("g", ONE))
-    assert woken() == (False, True)
+    assert await woken() == (True, True)
+    assert await ones
+    source.put(KEYS.group_assignment("g", ONE))
+    assert await woken() == (False, True)
+    over["any"] = True
+    source.put(KEYS.group("g"))
+    assert await anybodys
+    assert not await view.wait_until("g", lambda: False, asyncio.get_running_loop().time())

@@ -1,6 +1,6 @@
 """The next state of a consumer group: one pure function of its state, live members, topics and requests.
 
-`transition` takes all heartbeats and departures that wait for a group and gives the next state, which the runtime
+`transition` takes all heartbeats and departures that wait for a group and returns the next state, which the runtime
 writes in one transaction that compares the version it was computed from (H60, "one heartbeat round, one transaction").
 A partition is granted only when it has no owner, and freed only when its owner reports that it released it, is gone,
 or ran out of time (I24, I25). A member's report counts only for its present assignment: a member that is
@@ -10,20 +10,24 @@ PROTOCOL section 1.3.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace.wire.errors import (
-    FencedInstanceError,
     FencedMemberEpochError,
     GroupTooLargeError,
     HeadraceError,
     InvalidRequestError,
-    UnknownMemberError,
 )
 
 from headrace_coordinator.core.assignors import ASSIGNORS, AssignableTopic, Subscriber, TopicPartition
+from headrace_coordinator.core.group_heartbeats import (
+    MemberHeartbeat,
+    holder_of,
+    no_member,
+    released_partitions,
+    wants_the_same,
+)
 from headrace_coordinator.core.group_state import (
     Group,
     GroupTopic,
@@ -32,26 +36,13 @@ from headrace_coordinator.core.group_state import (
     assignments_of,
     encode_group,
 )
+from headrace_coordinator.core.group_subscriptions import matching_names, subscribed_topics, with_missing_topics
 
 MAX_STATE_BYTES = 1 << 20
 MAX_OPERATIONS = 120
 """Of one transaction, of the 128 that etcd takes, and as many compares; what is left follows in the next one."""
 MAX_ASSIGNMENT_BYTES = 256 << 10
 """Maximum assignments that one transaction writes with the state; the rest follows in the next."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberHeartbeat:
-    """A member's report about itself."""
-
-    member: Member
-    """Its requested metadata; of its epochs and times only `lease_id`, the timeouts and `joined_ms` are taken."""
-    member_epoch: int
-    """The member epoch that it has; 0: it joins."""
-    assignor: str = ""
-    """Empty: the group's."""
-    owned: frozenset[TopicPartition] | None = None
-    """What it owns; `None`: as last reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +94,7 @@ def transition(
     give up in time, as the asking coordinator counts. `now_ms`: its wall clock, for what the state says of since when;
     nothing is decided on it. Two coordinators that ask the same get the same.
     """
-    builder = _TransitionBuilder(group, live, _with_missing(group, topics, deleted), now_ms)
+    builder = _TransitionBuilder(group, live, with_missing_topics(group, topics, deleted), now_ms)
     builder.expire_members(overdue)
     for member_id in sorted(leaving):
         builder.end(member_id)
@@ -116,22 +107,6 @@ def transition(
     builder.compute_target()
     builder.reconcile()
     return builder.build(stored)
-
-
-def _with_missing(
-    group: Group, topics: Mapping[str, AssignableTopic], deleted: Collection[bytes]
-) -> Mapping[str, AssignableTopic]:
-    """Add the group's topics that the view lacks and that nothing says to be deleted.
-
-    The view is behind, or cannot decode their values (H72).
-    """
-    present = {topic.topic_id for topic in topics.values()}
-    missing = {
-        topic.name: AssignableTopic(topic_id, topic.name, topic.partitions)
-        for topic_id, topic in group.topics.items()
-        if topic_id not in present and topic_id not in deleted
-    }
-    return {**topics, **missing} if missing else topics
 
 
 class _TransitionBuilder:
@@ -177,7 +152,7 @@ class _TransitionBuilder:
                 self.end(member_id)
 
     def _spend(self, operations: int, compares: int = 0) -> bool:
-        """Whether that many more operations and compares fit into the transaction; if so, count them."""
+        """Return whether that many more operations and compares fit into the transaction; if so, count them."""
         if self._operations + operations > MAX_OPERATIONS or self._compares + compares > MAX_OPERATIONS:
             return False
         self._operations += operations
@@ -230,7 +205,7 @@ class _TransitionBuilder:
             topic_pattern=said.topic_pattern,
             rebalance_timeout_ms=said.rebalance_timeout_ms,
         )
-        if (updated.topics, updated.topic_pattern, updated.rack) != (known.topics, known.topic_pattern, known.rack):
+        if not wants_the_same(known, updated):
             self._is_stale = True
         self._members[said.member_id] = updated
         if heartbeat.owned is not None and heartbeat.member_epoch == known.member_epoch:
@@ -240,8 +215,8 @@ class _TransitionBuilder:
         if not self._members and heartbeat.assignor:
             self._assignor = heartbeat.assignor
         said = replace(heartbeat.member, member_epoch=0, revoking_since_ms=0)
-        holder = _holder(self._members, said.instance_id)
-        if holder is not None and not self._is_stale and _wants_the_same(holder, said):
+        holder = holder_of(self._members, said.instance_id)
+        if holder is not None and not self._is_stale and wants_the_same(holder, said):
             self._replace(holder, said)
             return
         if holder is not None:
@@ -270,11 +245,7 @@ class _TransitionBuilder:
 
     def _give_up(self, member_id: bytes, owned: frozenset[TopicPartition]) -> None:
         """Free revoked partitions that the member no longer reports as owned."""
-        given_up = [
-            partition
-            for partition, owner in self._owners.items()
-            if owner.member_id == member_id and self._target.get(partition) != member_id and partition not in owned
-        ]
+        given_up = [*released_partitions(self._owners, self._target, member_id, owned)]
         if not given_up:
             return
         if member_id not in self._shrunk and not self._spend(1):
@@ -289,7 +260,7 @@ class _TransitionBuilder:
 
     def follow_topics(self, begun: Mapping[bytes, int]) -> None:
         """Apply topics and partitions that were added or removed since the target was computed."""
-        wanted = self._subscribed_topics()
+        wanted = subscribed_topics(self._members.values(), self._topics, self._group_topics)
         now = {topic.topic_id: self._follow(topic, begun.get(topic.topic_id, 0)) for topic in wanted}
         targeted = {topic_id for topic_id, _ in self._target}
         if now != {topic_id: topic for topic_id, topic in self._group_topics.items() if topic_id in targeted}:
@@ -306,7 +277,7 @@ class _TransitionBuilder:
         }
 
     def _follow(self, topic: AssignableTopic, begun: int) -> GroupTopic:
-        """A topic of the group: partitions that came after the group began to read it are told from the first ones."""
+        """Return a topic of the group, with the number of partitions that it had when the group began to read it."""
         known = self._group_topics.get(topic.topic_id)
         first = known.first_partitions if known is not None else begun or topic.partitions
         return GroupTopic(topic.topic_id, topic.name, topic.partitions, min(first, topic.partitions))
@@ -315,19 +286,6 @@ class _TransitionBuilder:
         """Free the partitions of a deleted topic without their owners' confirmation."""
         for partition in [partition for partition in self._owners if partition[0] == topic_id]:
             self._raise_epoch(self._owners.pop(partition).member_id)
-
-    def _subscribed_topics(self) -> list[AssignableTopic]:
-        names: dict[str, None] = {}
-        for member in self._members.values():
-            names.update(dict.fromkeys(_matching(member, self._topics)))
-        topics = []
-        for name in sorted(names):
-            topic = self._topics[name]
-            known = self._group_topics.get(topic.topic_id)
-            if known is not None and known.partitions > topic.partitions:
-                topic = replace(topic, partitions=known.partitions)  # Topics never shrink: this coordinator is behind.
-            topics.append(topic)
-        return topics
 
     def compute_target(self) -> None:
         """Compute the target again if anything that it rests on has changed."""
@@ -339,7 +297,7 @@ class _TransitionBuilder:
             Subscriber(
                 member.member_id,
                 member.order,
-                frozenset(self._topics[name].topic_id for name in _matching(member, self._topics)),
+                frozenset(self._topics[name].topic_id for name in matching_names(member, self._topics)),
                 member.rack,
             )
             for member in self._members.values()
@@ -421,44 +379,12 @@ class _TransitionBuilder:
         return self._now_ms if self._before.members else self._before.empty_since_ms
 
     def _is_asked_now(self, partition: TopicPartition, member_id: bytes) -> bool:
-        """Whether the owner of a partition is asked to give it up since this transaction."""
+        """Return whether this transaction is the first to ask the owner of a partition to release it."""
         owner = self._before.owners.get(partition)
         was_asked = (
             owner is not None and owner.member_id == member_id and self._before.target.get(partition) != member_id
         )
         return not was_asked
-
-
-def no_member(members: Mapping[bytes, Member], member_id: bytes, instance_id: str) -> HeadraceError:
-    """The error for who is no member: its session is over, or another life of the instance took its place (H69)."""
-    if _holder(members, instance_id) is not None:
-        return FencedInstanceError(f"another member has taken the place {instance_id!r}")
-    return UnknownMemberError(f"the group has no member {member_id.hex()}: its session is over")
-
-
-def _holder(members: Mapping[bytes, Member], instance_id: str) -> Member | None:
-    if not instance_id:
-        return None
-    return next((member for member in members.values() if member.instance_id == instance_id), None)
-
-
-def replaced_member(group: Group, live: Collection[bytes], joining: Member) -> Member | None:
-    """Return the live member whose place a join takes (H69); `None`: the group gets one more member.
-
-    Limits of members do not count the join of a replacement: it adds no session.
-    """
-    holder = _holder(group.members, joining.instance_id)
-    return holder if holder is not None and holder.member_id in live else None
-
-
-def may_enlarge(group: Group, heartbeat: MemberHeartbeat) -> bool:
-    """Return whether a heartbeat may make the state larger: a new member, or another subscription.
-
-    The join of a static member counts as a heartbeat of the member that it replaces.
-    """
-    said = heartbeat.member
-    known = group.members.get(said.member_id) or _holder(group.members, said.instance_id)
-    return known is None or (said.topics, said.topic_pattern) != (known.topics, known.topic_pattern)
 
 
 def check_size(group: Group) -> None:
@@ -469,15 +395,3 @@ def check_size(group: Group) -> None:
             f"{len(group.members)} members and {len(group.target)} partitions take {size} bytes, "
             f"more than {MAX_STATE_BYTES}"
         )
-
-
-def _wants_the_same(holder: Member, said: Member) -> bool:
-    return (holder.topics, holder.topic_pattern, holder.rack) == (said.topics, said.topic_pattern, said.rack)
-
-
-def _matching(member: Member, topics: Mapping[str, AssignableTopic]) -> list[str]:
-    """Names of the topics that a member subscribes to and that are there."""
-    names = [name for name in member.topics if name in topics]
-    if member.topic_pattern:
-        names += fnmatch.filter(topics, member.topic_pattern)
-    return names

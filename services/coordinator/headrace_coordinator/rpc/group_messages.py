@@ -9,6 +9,7 @@ from headrace.v1 import groups_pb2
 from headrace.wire.errors import InvalidRequestError
 from headrace.wire.topic_names import check_topic_name
 from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.metastore.api import KeyValue
 
 from headrace_coordinator.core.assignors import TopicPartition
 from headrace_coordinator.core.group_state import Group, Member
@@ -16,10 +17,8 @@ from headrace_coordinator.runtime.group_view import GroupEntry
 
 MAX_GROUP_ID_CHARACTERS = 249
 MAX_TOPICS = 1_000
-MAX_METADATA_BYTES = 4_096
 MAX_SUBSCRIPTION_BYTES = 64 << 10
 """Of the names of topics of one member."""
-"""Of what one reader reports; 10,000 partitions take about 100 KiB."""
 SESSION_TIMEOUT_MS = (1_000, 600_000)
 REBALANCE_TIMEOUT_MS = (1_000, 86_400_000)
 _GROUP_ID = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
@@ -52,7 +51,7 @@ def check_member_id(member_id: bytes) -> None:
 
 
 def read_member(request: groups_pb2.HeartbeatRequest) -> Member:
-    """Read what a member says of itself.
+    """Return the member that a request describes.
 
     Raises:
         InvalidRequestError, InvalidTopicNameError: with what is wrong.
@@ -77,8 +76,14 @@ def read_member(request: groups_pb2.HeartbeatRequest) -> Member:
         )
     if request.instance_id:
         check_group_id(request.instance_id)
-    _check_range("session_timeout_ms", request.session_timeout_ms, SESSION_TIMEOUT_MS)
-    _check_range("rebalance_timeout_ms", request.rebalance_timeout_ms, REBALANCE_TIMEOUT_MS)
+    for name, value, (low, high) in (
+        ("session_timeout_ms", request.session_timeout_ms, SESSION_TIMEOUT_MS),
+        ("rebalance_timeout_ms", request.rebalance_timeout_ms, REBALANCE_TIMEOUT_MS),
+    ):
+        if not low <= value <= high:
+            raise InvalidRequestError(
+                f"{name} = {value} is not within {low} to {high}", action=f"Set {name} within its range."
+            )
     if request.member_epoch < 0 or request.known_revision < 0 or request.max_wait_ms < 0:
         raise InvalidRequestError("member_epoch, known_revision and max_wait_ms must not be negative")
     return Member(
@@ -95,20 +100,27 @@ def read_member(request: groups_pb2.HeartbeatRequest) -> Member:
 
 
 def subscribed_bytes(member: Member) -> int:
-    """What the names that a member subscribes to take of etcd."""
+    """Return the size of the names that a member subscribes to."""
     return sum(map(len, member.topics)) + len(member.topic_pattern)
 
 
 def read_owned(request: groups_pb2.HeartbeatRequest) -> frozenset[TopicPartition] | None:
-    """Read what a member owns; None: as it was told."""
+    """Return what a member owns; `None` means what it reported last."""
     if not request.HasField("owned"):
         return None
     return frozenset((topic.topic_id, number) for topic in request.owned.topics for number in topic.partitions)
 
 
-def write_assigned(response: groups_pb2.HeartbeatResponse, assignment: metadata_pb2.MemberAssignment) -> None:
-    """Put what a member may own into an answer: all that it owns but for what it is to give up."""
-    response.member_epoch = assignment.member_epoch
+def write_heartbeat(group: Group, stored: KeyValue, interval_ms: int) -> groups_pb2.HeartbeatResponse:
+    """Return the response to a member: all that `stored`, its assignment, grants, but for what it must give up."""
+    assignment = metadata_pb2.MemberAssignment.FromString(stored.value)
+    response = groups_pb2.HeartbeatResponse(
+        revision=stored.mod_revision,
+        member_epoch=assignment.member_epoch,
+        heartbeat_interval_ms=interval_ms,
+        assignor=group.assignor,
+        group_epoch=group.group_epoch,
+    )
     for topic in assignment.topics:
         partitions: Sequence[int] = topic.partitions
         epochs: Sequence[int] = topic.assignment_epochs
@@ -120,6 +132,7 @@ def write_assigned(response: groups_pb2.HeartbeatResponse, assignment: metadata_
             response.assigned.add(
                 topic_id=topic.topic_id, name=topic.name, partitions=partitions, assignment_epochs=epochs
             )
+    return response
 
 
 def write_partitions(
@@ -138,29 +151,52 @@ def write_partitions(
 
 
 def write_offsets(entry: GroupEntry, names: Mapping[bytes, str]) -> list[groups_pb2.TopicOffsets]:
-    """All offsets of a group, by topic."""
+    """Return all offsets of a group, by topic."""
     topics: dict[bytes, groups_pb2.TopicOffsets] = {}
     for (topic_id, number), stored in sorted(entry.offsets.items()):
         topic = topics.setdefault(topic_id, groups_pb2.TopicOffsets(topic_id=topic_id, name=names.get(topic_id, "")))
-        topic.partitions.add(
-            partition=number,
-            offset=stored.message.offset,
-            leader_epoch=stored.message.leader_epoch,
-            metadata=stored.message.metadata,
-            committed_ms=stored.message.committed_ms,
-        )
+        topic.partitions.append(_partition_offset(number, stored.message))
     return list(topics.values())
 
 
+def write_requested_offsets(
+    entry: GroupEntry, requested: Iterable[groups_pb2.GroupTopicPartitions]
+) -> list[groups_pb2.TopicOffsets]:
+    """Return the offsets of the partitions requested, in that order; -1 where there is none."""
+    topics = []
+    for topic in requested:
+        answer = groups_pb2.TopicOffsets(topic_id=topic.topic_id, name=topic.name)
+        known = entry.group.topics.get(topic.topic_id)
+        for number in topic.partitions:
+            stored = entry.offsets.get((topic.topic_id, number))
+            if stored is not None:
+                answer.partitions.append(_partition_offset(number, stored.message))
+            else:
+                is_added = known is not None and number >= known.first_partitions
+                answer.partitions.add(partition=number, offset=-1, leader_epoch=-1, is_added=is_added)
+        topics.append(answer)
+    return topics
+
+
+def _partition_offset(number: int, message: metadata_pb2.CommittedOffset) -> groups_pb2.PartitionOffset:
+    return groups_pb2.PartitionOffset(
+        partition=number,
+        offset=message.offset,
+        leader_epoch=message.leader_epoch,
+        metadata=message.metadata,
+        committed_ms=message.committed_ms,
+    )
+
+
 def state_of(group: Group) -> groups_pb2.GroupState:
-    """What a group is doing."""
+    """Return the state that clients see."""
     if not group.members:
         return groups_pb2.GROUP_STATE_EMPTY
     return groups_pb2.GROUP_STATE_STABLE if group.is_stable else groups_pb2.GROUP_STATE_REBALANCING
 
 
 def write_listing(group_id: str, entry: GroupEntry) -> groups_pb2.GroupListing:
-    """One line about a group."""
+    """Return the summary of a group."""
     group = entry.group
     return groups_pb2.GroupListing(
         group_id=group_id,
@@ -173,7 +209,7 @@ def write_listing(group_id: str, entry: GroupEntry) -> groups_pb2.GroupListing:
 
 
 def write_members(entry: GroupEntry, names: Mapping[bytes, str], now_ms: int) -> list[groups_pb2.MemberDescription]:
-    """All members of a group, by instance id and member id."""
+    """Return all members of a group, by instance id and member id."""
     group = entry.group
     described = []
     for member in sorted(group.members.values(), key=lambda member: (member.order, member.member_id)):
@@ -198,10 +234,3 @@ def write_members(entry: GroupEntry, names: Mapping[bytes, str], now_ms: int) ->
             )
         )
     return described
-
-
-def _check_range(name: str, value: int, allowed: tuple[int, int]) -> None:
-    if not allowed[0] <= value <= allowed[1]:
-        raise InvalidRequestError(
-            f"{name} = {value} is not within {allowed[0]} to {allowed[1]}", action=f"Set {name} within its range."
-        )

@@ -6,54 +6,48 @@ Belongs to the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from headrace.v1 import groups_pb2, groups_pb2_grpc
 from headrace.wire.errors import (
     HeadraceError,
-    InvalidRequestError,
     MetastoreUnavailableError,
     Outcome,
     TimedOutError,
     UnknownGroupError,
-    UnknownTopicError,
-    UnknownTopicIdError,
 )
 from headrace.wire.releases import MEMBER_NEEDS
 from headrace_server.clock import Clock
 from headrace_server.handshakes import check_handshake
-from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import LeaseNotFoundError, Metastore, MetastoreRolledBackError
 from headrace_server.rpc import unary
 
-from headrace_coordinator.core.assignors import TopicPartition
+from headrace_coordinator.core.group_heartbeats import MemberHeartbeat, needs_transaction, no_member, replaced_member
 from headrace_coordinator.core.group_state import Member
-from headrace_coordinator.core.group_transition import MemberHeartbeat, no_member, replaced_member
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.group_messages import (
-    MAX_METADATA_BYTES,
     check_group_id,
     check_member_id,
     read_member,
     read_owned,
     subscribed_bytes,
-    write_assigned,
+    write_heartbeat,
     write_listing,
     write_members,
     write_offsets,
     write_partitions,
+    write_requested_offsets,
 )
-from headrace_coordinator.runtime.group_offsets import Commit, GroupOffsets
+from headrace_coordinator.rpc.offset_commits import OffsetCommits
+from headrace_coordinator.runtime.group_offsets import GroupOffsets
 from headrace_coordinator.runtime.group_transactions import GroupTransactions
 from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
 from headrace_coordinator.runtime.metadata_limits import MetadataLimits
 
 SERVICE_NAME = "headrace.v1.GroupService"
-MAX_REQUEST_PARTITIONS = 10_000
 HEARTBEATS_A_SESSION = 4
 """Minimum heartbeats in a member's session timeout: it bounds the interval that members get."""
 LONGEST_INTERVAL_MS = 3_000
@@ -82,6 +76,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         self._groups = groups
         self._transactions = transactions
         self._offsets = offsets
+        self._commits = OffsetCommits(view, groups, offsets, answers, limits)
         self._answers = answers
         self._metrics = metrics
         self.call_errors = metrics.common.call_errors
@@ -110,8 +105,18 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         # From 0.75 to 1 of its wait, by its id: members that joined together do not stay in step.
         share = 1 - int.from_bytes(member.member_id[:2], "big") / (4 << 16)
         wait_until = min(deadline, started + min(request.max_wait_ms, interval_ms) * share / 1000)
-        await self._wait_for_news(request, wait_until)
-        return self._answer(request, interval_ms)
+
+        def has_news() -> bool:
+            stored = self._groups.entry(request.group_id).assignments.get(member.member_id)
+            return stored is None or stored.mod_revision != request.known_revision
+
+        if request.known_revision and request.max_wait_ms:
+            await self._groups.wait_until(request.group_id, has_news, wait_until, member.member_id)
+        entry = self._groups.entry(request.group_id)
+        stored = entry.assignments.get(member.member_id)
+        if stored is None or member.member_id not in entry.group.members or member.member_id not in entry.live:
+            raise _not_in(entry, request)
+        return write_heartbeat(entry.group, stored, interval_ms)
 
     async def _join(self, request: groups_pb2.HeartbeatRequest, member: Member, deadline: float) -> None:
         """Let a member in: its lease first, its key with the group's state."""
@@ -150,19 +155,18 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             pass  # It ends by itself.
 
     async def _stay(self, request: groups_pb2.HeartbeatRequest, member: Member, deadline: float) -> None:
-        """Renew a member's lease, and hold a round where it says something new."""
+        """Renew a member's lease, and run a transaction where the heartbeat changes something."""
         if request.known_revision > self._groups.source.revision:
             await self._catch_up(request.known_revision)
         entry = self._groups.entry(request.group_id)
         known = entry.group.members.get(member.member_id)
-        owned = read_owned(request)
-        if known is not None and not await self._renew(request.group_id, member.member_id, known.lease_id):
-            raise await self._no_session(request, known.lease_id)
-        if known is not None and not _says_something_new(entry, known, member, request.member_epoch, owned):
-            return
+        heartbeat = MemberHeartbeat(member, request.member_epoch, request.assignor, read_owned(request))
         if known is not None:
+            if not await self._renew(request.group_id, member.member_id, known.lease_id):
+                raise await self._no_session(request, known.lease_id)
+            if not needs_transaction(entry.group, known, heartbeat):
+                return
             self._limits.check_growth("a longer subscription", subscribed_bytes(known), subscribed_bytes(member))
-        heartbeat = MemberHeartbeat(member, request.member_epoch, request.assignor, owned)
         await self._transactions.heartbeat(request.group_id, heartbeat, deadline)
 
     async def _catch_up(self, known_revision: int) -> None:
@@ -177,7 +181,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             raise _behind() from None
 
     async def _renew(self, group_id: str, member_id: bytes, lease_id: int) -> bool:
-        """Renew a session; False: it is over, though this coordinator's view may not show it yet (H73, H76)."""
+        """Renew a session; return False if it is over, which this coordinator's view may not show yet (H73, H76)."""
         key = self._groups.keyspace.group_member(group_id, member_id)
         try:
             left_ms, live = await asyncio.gather(self._metastore.renew_lease(lease_id), self._metastore.get(key))
@@ -186,57 +190,18 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         return left_ms > 0 and live.key_value is not None and live.key_value.lease_id == lease_id
 
     async def _no_session(self, request: groups_pb2.HeartbeatRequest, lease_id: int) -> HeadraceError:
-        """Why a session is over; of an instance once this coordinator's view shows whether it was replaced."""
+        """Return why a session is over; of an instance once this coordinator's view shows whether it was replaced."""
         if not request.instance_id:
             return no_member({}, request.member_id, "")
-        changed = asyncio.Event()
-        end = self._groups.watch(request.group_id, changed)
-        try:
-            async with asyncio.timeout(BEHIND_SECONDS):
-                while True:
-                    entry = self._groups.entry(request.group_id)
-                    present = entry.live.get(request.member_id)
-                    if present is None or present.lease_id != lease_id:
-                        return _not_in(entry, request)
-                    await changed.wait()
-                    changed.clear()
-        except TimeoutError:
+
+        def is_over() -> bool:
+            present = self._groups.entry(request.group_id).live.get(request.member_id)
+            return present is None or present.lease_id != lease_id
+
+        deadline = asyncio.get_running_loop().time() + BEHIND_SECONDS
+        if not await self._groups.wait_until(request.group_id, is_over, deadline):
             return _behind()
-        finally:
-            end()
-
-    async def _wait_for_news(self, request: groups_pb2.HeartbeatRequest, wait_until: float) -> None:
-        """Return when the member's assignment is another than it knows, or it is no member any more, or in time."""
-        if not request.known_revision or not request.max_wait_ms:
-            return
-        changed = asyncio.Event()
-        end = self._groups.watch(request.group_id, changed, request.member_id)
-        try:
-            async with asyncio.timeout_at(wait_until):
-                while True:
-                    stored = self._groups.entry(request.group_id).assignments.get(request.member_id)
-                    if stored is None or stored.mod_revision != request.known_revision:
-                        return
-                    await changed.wait()
-                    changed.clear()
-        except TimeoutError:
-            return
-        finally:
-            end()
-
-    def _answer(self, request: groups_pb2.HeartbeatRequest, interval_ms: int) -> groups_pb2.HeartbeatResponse:
-        entry = self._groups.entry(request.group_id)
-        stored = entry.assignments.get(request.member_id)
-        if stored is None or request.member_id not in entry.group.members or request.member_id not in entry.live:
-            raise _not_in(entry, request)
-        response = groups_pb2.HeartbeatResponse(
-            revision=stored.mod_revision,
-            heartbeat_interval_ms=interval_ms,
-            assignor=entry.group.assignor,
-            group_epoch=entry.group.group_epoch,
-        )
-        write_assigned(response, metadata_pb2.MemberAssignment.FromString(stored.value))
-        return response
+        return _not_in(self._groups.entry(request.group_id), request)
 
     @unary
     async def LeaveGroup(self, request: groups_pb2.LeaveGroupRequest, context: Any) -> groups_pb2.LeaveGroupResponse:
@@ -258,80 +223,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         self, request: groups_pb2.CommitOffsetsRequest, context: Any
     ) -> groups_pb2.CommitOffsetsResponse:
         """See the proto."""
-        check_group_id(request.group_id)
-        if request.member_id:
-            check_member_id(request.member_id)
-        _check_count(request.topics)
-        response = groups_pb2.CommitOffsetsResponse()
-        commits: dict[TopicPartition, Commit] = {}
-        places: dict[TopicPartition, groups_pb2.PartitionOffset] = {}
-        for topic in request.topics:
-            answer = response.topics.add(topic_id=topic.topic_id, name=topic.name)
-            for asked in topic.partitions:
-                place = answer.partitions.add(partition=asked.partition, offset=asked.offset)
-                try:
-                    commit = self._read_commit(topic, asked, by_member=bool(request.member_id))
-                except HeadraceError as error:
-                    self._answers.put_error(place, error)
-                    continue
-                if commit.partition in commits:
-                    raise InvalidRequestError(f"partition {asked.partition} is named twice")
-                commits[commit.partition], places[commit.partition] = commit, place
-        if any(commit.offset >= 0 for commit in commits.values()):
-            self._limits.check_group(request.group_id)
-            self._refuse_growth(self._groups.entry(request.group_id), commits, places)
-        outcome = await self._offsets.commit(
-            request.group_id,
-            request.member_id,
-            request.member_epoch,
-            list(commits.values()),
-            self._answers.deadline(0, context.time_remaining()),
-            commit_number=request.commit_number,
-            expected_group_epoch=request.expected_group_epoch if request.HasField("expected_group_epoch") else None,
-        )
-        response.revision = outcome.revision
-        for (topic_id, number), refusal in outcome.refused.items():
-            is_gone = self._view.topic_by_id(topic_id) is None
-            self._answers.put_error(places[(topic_id, number)], _no_topic(topic_id) if is_gone else refusal)
-        return response
-
-    def _refuse_growth(
-        self,
-        entry: GroupEntry,
-        commits: dict[TopicPartition, Commit],
-        places: Mapping[TopicPartition, groups_pb2.PartitionOffset],
-    ) -> None:
-        """Take out of `commits` what there is no room for, and say so in its place; other partitions are stored."""
-        for partition, commit in list(commits.items()):
-            stored = entry.offsets.get(partition)
-            before = None if stored is None else len(stored.message.metadata.encode())
-            try:
-                if commit.offset >= 0:
-                    self._limits.check_growth("an offset", before, len(commit.metadata.encode()))
-            except HeadraceError as error:
-                self._answers.put_error(places[partition], error)
-                del commits[partition]
-
-    def _read_commit(
-        self, topic: groups_pb2.TopicOffsets, asked: groups_pb2.PartitionOffset, *, by_member: bool
-    ) -> Commit:
-        topic_id = topic.topic_id
-        if not topic_id:
-            found = self._view.topics.get(topic.name)
-            if found is None:
-                raise UnknownTopicError(f"there is no topic named {topic.name[:249]!r}")
-            topic_id = found.topic_id
-        known = self._view.topic_by_id(topic_id)
-        if not by_member:  # What a member owns is there, though this coordinator may not have heard of it yet.
-            if known is None:
-                raise _no_topic(topic_id)
-            if not 0 <= asked.partition < known.partitions:
-                raise InvalidRequestError(f"topic {known.name} has no partition {asked.partition}")
-        if asked.offset < (0 if by_member else -1):
-            raise InvalidRequestError(f"offset {asked.offset} is negative")
-        if len(asked.metadata.encode()) > MAX_METADATA_BYTES:
-            raise InvalidRequestError(f"the metadata is longer than {MAX_METADATA_BYTES} bytes")
-        return Commit((bytes(topic_id), asked.partition), asked.offset, asked.leader_epoch, asked.metadata)
+        return await self._commits.commit(request, self._answers.deadline(0, context.time_remaining()))
 
     @unary
     async def FetchOffsets(
@@ -342,26 +234,10 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         await self._see(request.min_revision, context)
         entry = self._groups.entry(request.group_id)
         response = groups_pb2.FetchOffsetsResponse(revision=self._groups.source.revision)
-        if not request.topics:
+        if request.topics:
+            response.topics.extend(write_requested_offsets(entry, request.topics))
+        else:
             response.topics.extend(write_offsets(entry, self._names()))
-            return response
-        for topic in request.topics:
-            answer = response.topics.add(topic_id=topic.topic_id, name=topic.name)
-            known = entry.group.topics.get(topic.topic_id)
-            for number in topic.partitions:
-                stored = entry.offsets.get((topic.topic_id, number))
-                if stored is None:
-                    is_added = known is not None and number >= known.first_partitions
-                    answer.partitions.add(partition=number, offset=-1, leader_epoch=-1, is_added=is_added)
-                else:
-                    message = stored.message
-                    answer.partitions.add(
-                        partition=number,
-                        offset=message.offset,
-                        leader_epoch=message.leader_epoch,
-                        metadata=message.metadata,
-                        committed_ms=message.committed_ms,
-                    )
         return response
 
     # --- administration ---
@@ -434,34 +310,3 @@ def _silent() -> MetastoreUnavailableError:
 
 def _behind() -> MetastoreUnavailableError:
     return MetastoreUnavailableError("this coordinator's metadata is behind", outcome=Outcome.NOT_APPLIED)
-
-
-def _no_topic(topic_id: bytes) -> UnknownTopicIdError:
-    return UnknownTopicIdError(f"there is no topic with id {topic_id[:16].hex()}")
-
-
-def _says_something_new(
-    entry: GroupEntry,
-    known: Member,
-    said: Member,
-    member_epoch: int,
-    owned: frozenset[TopicPartition] | None,
-) -> bool:
-    """Whether a heartbeat changes anything, so that a round is needed."""
-    if member_epoch > known.member_epoch:
-        return True
-    if (known.topics, known.topic_pattern, known.rack) != (said.topics, said.topic_pattern, said.rack):
-        return True
-    if owned is None or member_epoch != known.member_epoch or not known.revoking_since_ms:
-        return False
-    group = entry.group
-    return any(
-        owner.member_id == known.member_id and group.target.get(partition) != known.member_id and partition not in owned
-        for partition, owner in group.owners.items()
-    )
-
-
-def _check_count(topics: Sequence[groups_pb2.TopicOffsets]) -> None:
-    count = sum(len(topic.partitions) for topic in topics)
-    if count > MAX_REQUEST_PARTITIONS:
-        raise InvalidRequestError(f"{count} partitions are over the limit of {MAX_REQUEST_PARTITIONS}")

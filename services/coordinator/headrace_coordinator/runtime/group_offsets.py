@@ -209,15 +209,7 @@ class GroupOffsets:
             return True
         if stored == seen:
             return False
-        changed = asyncio.Event()
-        end = self._view.watch(attempt.group_id, changed)
-        try:
-            while self._source.get(key) == seen:
-                await changed.wait()
-                changed.clear()
-        finally:
-            end()
-        return True
+        return await self._view.wait_until(attempt.group_id, lambda: self._source.get(key) != seen, None)
 
     def _transaction(
         self, attempt: _Attempt, entry: GroupEntry, allowed: Sequence[Commit]

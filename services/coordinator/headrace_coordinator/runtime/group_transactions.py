@@ -40,14 +40,9 @@ from headrace_server.metastore.api import (
 from headrace_server.metastore.view import PrefixView
 
 from headrace_coordinator.core.assignors import AssignableTopic
+from headrace_coordinator.core.group_heartbeats import MemberHeartbeat, may_enlarge
 from headrace_coordinator.core.group_state import Group, Member, begin_epochs, encode_group
-from headrace_coordinator.core.group_transition import (
-    MemberHeartbeat,
-    Transition,
-    check_size,
-    may_enlarge,
-    transition,
-)
+from headrace_coordinator.core.group_transition import Transition, check_size, transition
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.runtime.group_times import GroupTimes
 from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
@@ -266,8 +261,7 @@ class GroupTransactions:
         if written.succeeded:
             await self._source.wait_for(written.revision, VIEW_SECONDS)
         else:
-            self._metrics.group_conflicts.inc()
-            await self._catch_up(group_id, self._view.entry(group_id))
+            await self._lost_compare(group_id, 0)
 
     def _compute(
         self,
@@ -306,7 +300,7 @@ class GroupTransactions:
         """Write one transaction; return False if another coordinator was faster or the outcome is unknown. Returns once
         the view shows it."""
         keyspace = self._view.keyspace
-        before = entry.group  # The view changes its entry as soon as it shows the write.
+        before, revision = entry.group, entry.mod_revision  # The view changes its entry as soon as it shows the write.
         compares: list[Compare] = [
             ModRevisionIs(keyspace.group(group_id), entry.mod_revision),
             *(VersionIs(keyspace.group_member(group_id, member_id), 0) for member_id in result.absent),
@@ -331,22 +325,14 @@ class GroupTransactions:
             await self._source.wait_for(written.revision, VIEW_SECONDS)
             self._report(group_id, before, result)
         else:
-            self._metrics.group_conflicts.inc()
-            await self._catch_up(group_id, entry)
+            await self._lost_compare(group_id, revision)
         return written.succeeded
 
-    async def _catch_up(self, group_id: str, entry: GroupEntry) -> None:
-        """Wait a moment for the view to show what the compare has met."""
-        changed = asyncio.Event()
-        end = self._view.watch(group_id, changed)
-        try:
-            if self._view.entry(group_id).mod_revision == entry.mod_revision:
-                async with asyncio.timeout(RETRY_SECONDS[0]):
-                    await changed.wait()
-        except TimeoutError:
-            pass
-        finally:
-            end()
+    async def _lost_compare(self, group_id: str, revision: int) -> None:
+        """Wait a moment for the view to show a state that is not of `revision`, which the compare has met."""
+        self._metrics.group_conflicts.inc()
+        deadline = asyncio.get_running_loop().time() + RETRY_SECONDS[0]
+        await self._view.wait_until(group_id, lambda: self._view.entry(group_id).mod_revision != revision, deadline)
 
     def _report(self, group_id: str, before: Group, result: Transition) -> None:
         after = result.group

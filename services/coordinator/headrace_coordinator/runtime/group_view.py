@@ -101,19 +101,28 @@ class GroupView:
         """Call it no more."""
         self._callbacks.remove(callback)
 
-    def watch(self, group_id: str, event: asyncio.Event, member_id: bytes | None = None) -> Callable[[], None]:
-        """Set `event` whenever membership or assignments of the group change, or, where a member is given, that
-        member's assignment; returns what ends that.
+    async def wait_until(
+        self, group_id: str, shows: Callable[[], bool], deadline: float | None, member_id: bytes | None = None
+    ) -> bool:
+        """Return True once `shows()` holds, False at `deadline` in loop time; `None` disables the limit.
+
+        It is called after each change of the group's membership or assignments, or of `member_id`'s assignment alone.
         """
-        self._watchers.setdefault(group_id, {})[event] = member_id
-
-        def end() -> None:
-            watchers = self._watchers.get(group_id, {})
-            watchers.pop(event, None)
+        changed = asyncio.Event()
+        watchers = self._watchers.setdefault(group_id, {})
+        watchers[changed] = member_id
+        try:
+            async with asyncio.timeout_at(deadline):
+                while not shows():
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            return False
+        finally:
+            del watchers[changed]
             if not watchers:
-                self._watchers.pop(group_id, None)
-
-        return end
+                del self._watchers[group_id]
+        return True
 
     def _on_change(self, revision: int, keys: Sequence[str]) -> None:
         changed: dict[str, set[bytes | None]] = {}

@@ -19,8 +19,9 @@ from headrace.wire.errors import (
 )
 from headrace.wire.ids import TopicPartition
 from headrace_coordinator.core.assignors import AssignableTopic
+from headrace_coordinator.core.group_heartbeats import MemberHeartbeat
 from headrace_coordinator.core.group_state import Group, Member
-from headrace_coordinator.core.group_transition import MemberHeartbeat, transition
+from headrace_coordinator.core.group_transition import transition
 from headrace_server.internal_v1 import metadata_pb2
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule

@@ -1,0 +1,51 @@
+"""The topics that a group reads: what its members subscribe to, of what is there as far as this coordinator knows.
+
+A view that is behind takes no topic and no partition from a group. Used by `group_transition`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from headrace_coordinator.core.assignors import AssignableTopic
+from headrace_coordinator.core.group_state import Group, GroupTopic, Member
+
+
+def with_missing_topics(
+    group: Group, topics: Mapping[str, AssignableTopic], deleted: Collection[bytes]
+) -> Mapping[str, AssignableTopic]:
+    """Add the group's topics that the view lacks and that nothing says to be deleted.
+
+    The view is behind, or cannot decode their values (H72).
+    """
+    present = {topic.topic_id for topic in topics.values()}
+    missing = {
+        topic.name: AssignableTopic(topic_id, topic.name, topic.partitions)
+        for topic_id, topic in group.topics.items()
+        if topic_id not in present and topic_id not in deleted
+    }
+    return {**topics, **missing} if missing else topics
+
+
+def matching_names(member: Member, topics: Mapping[str, AssignableTopic]) -> list[str]:
+    """Return the names of the existing topics that a member subscribes to."""
+    names = [name for name in member.topics if name in topics]
+    if member.topic_pattern:
+        names += fnmatch.filter(topics, member.topic_pattern)
+    return names
+
+
+def subscribed_topics(
+    members: Iterable[Member], topics: Mapping[str, AssignableTopic], known: Mapping[bytes, GroupTopic]
+) -> list[AssignableTopic]:
+    """Return the topics of all members by name, with at least as many partitions as the group knows of each."""
+    subscribed = []
+    for name in sorted({name for member in members for name in matching_names(member, topics)}):
+        topic = topics[name]
+        before = known.get(topic.topic_id)
+        if before is not None and before.partitions > topic.partitions:
+            topic = replace(topic, partitions=before.partitions)  # Topics never shrink: this coordinator is behind.
+        subscribed.append(topic)
+    return subscribed
