@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import grpc
@@ -242,13 +243,11 @@ class BackgroundLoop:
                 step = task.context.run(task.operation.throw, error)
         except (StopIteration, ClosedError):
             self._ended(task)
+            return
         except Exception:
             self._ended(task)
             log.exception("%s: an operation has failed", self._name)
-        else:
-            self._begin(task, step)
-
-    def _begin(self, task: _Task, step: Any) -> None:
+            return
         match step:
             case Pause():
                 task.deadline = time.monotonic() + step.seconds
@@ -279,7 +278,7 @@ class BackgroundLoop:
             with self.lock:
                 self.resume(task, turn, error=error)
         else:
-            future.add_done_callback(lambda done: self._answered(task, turn, done))
+            future.add_done_callback(partial(self._answered, task, turn))
 
     def _answered(self, task: _Task, turn: int, future: "grpc.Future[Any]") -> None:
         """Take in the end of a call, on gRPC's thread."""

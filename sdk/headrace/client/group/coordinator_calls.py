@@ -39,10 +39,26 @@ class CoordinatorSelector:
     def ask(self, method: str, request: Any, timeout: float, *, until: Signal | None = None) -> Operation[Any]:
         """Call the coordinator whose turn it is; return `None` if `until` was set first.
 
+        Coordinators are looked up where they are unknown or have all failed.
+
         Raises:
+            NoBrokersAvailableError: no server has a coordinator in its metadata.
             HeadraceError: the reason for which there is no response.
         """
-        call = yield from self._next_call(method, request, timeout)
+        known = self._bootstrap.coordinators
+        if not known or (self.failures and self.failures % len(known) == 0):
+            asked = cluster_pb2.GetMetadataRequest(brokers_only=True)
+            try:
+                yield from self._bootstrap.metadata(asked, min(timeout, self._config.request_timeout_ms / 1000))
+            except NoBrokersAvailableError:
+                if not known:
+                    raise
+            known = self._bootstrap.coordinators or known
+        if not known:
+            raise NoBrokersAvailableError(dict.fromkeys(self._config.addresses, "knows no coordinator"))
+        if known != self._known:
+            self._known, self._ranked = known, coordinators_for(self._group_id, known)
+        call = Call(self._ranked[self._turn % len(self._ranked)], "groups", method, request, timeout)
         try:
             return (yield call if until is None else LongPollCall(call, until))
         except grpc.RpcError as error:
@@ -66,27 +82,6 @@ class CoordinatorSelector:
                     raise
                 self.failed()
             yield Pause(backoff.delay_ms(self.failures) / 1000)
-
-    def _next_call(self, method: str, request: Any, timeout: float) -> Operation[Call]:
-        """Make the next call; look the coordinators up where they are unknown or have all failed.
-
-        Raises:
-            NoBrokersAvailableError: no server has a coordinator in its metadata.
-        """
-        known = self._bootstrap.coordinators
-        if not known or (self.failures and self.failures % len(known) == 0):
-            asked = cluster_pb2.GetMetadataRequest(brokers_only=True)
-            try:
-                yield from self._bootstrap.metadata(asked, min(timeout, self._config.request_timeout_ms / 1000))
-            except NoBrokersAvailableError:
-                if not known:
-                    raise
-            known = self._bootstrap.coordinators or known
-        if not known:
-            raise NoBrokersAvailableError(dict.fromkeys(self._config.addresses, "knows no coordinator"))
-        if known != self._known:
-            self._known, self._ranked = known, coordinators_for(self._group_id, known)
-        return Call(self._ranked[self._turn % len(self._ranked)], "groups", method, request, timeout)
 
     def answered(self) -> None:
         """Note a response, an error of the coordinator included."""

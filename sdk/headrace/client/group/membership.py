@@ -100,7 +100,7 @@ class Membership:
     def __init__(
         self, config: ConsumerConfig, topics: Iterable[str], host: str, draw_id: Callable[[], bytes], now_ms: int
     ) -> None:
-        """`draw_id` gives 16 random bytes; `now_ms` and all times are milliseconds of the boot-time clock."""
+        """`draw_id` returns 16 random bytes; `now_ms` and all times are milliseconds of the boot-time clock."""
         self._config = config
         self._topics = sorted(topics)
         self._host = host
@@ -110,7 +110,13 @@ class Membership:
         self._lost: dict[TopicPartition, None] = {}
         self._needs_heartbeat = False
         self._report_owned = False
-        self._told_interval_ms = config.heartbeat_interval_ms
+        session_part = config.session_timeout_ms // SESSION_PARTS
+        self._longest_interval_ms = max(1, min(config.heartbeat_interval_ms, session_part))
+        self.interval_ms = self._longest_interval_ms
+        """How long a heartbeat waits for news at the coordinator."""
+        grace_ms = min(LONGEST_GRACE_MS, max(SHORTEST_GRACE_MS, session_part))
+        self.grace_ms = min(grace_ms, config.request_timeout_ms)
+        """How long an answer may take beyond its wait."""
         self.phase = Phase.JOINING
         self.failure: HeadraceError | None = None
         self.member_id = draw_id()
@@ -123,19 +129,6 @@ class Membership:
         """When the last heartbeat that was answered was sent."""
 
     # --- heartbeats ---
-
-    @property
-    def interval_ms(self) -> int:
-        """How long a heartbeat waits for news at the coordinator."""
-        session_part = self._config.session_timeout_ms // SESSION_PARTS
-        return max(1, min(self._config.heartbeat_interval_ms, self._told_interval_ms, session_part))
-
-    @property
-    def grace_ms(self) -> int:
-        """How long an answer may take beyond its wait."""
-        session_part = self._config.session_timeout_ms // SESSION_PARTS
-        grace_ms = min(LONGEST_GRACE_MS, max(SHORTEST_GRACE_MS, session_part))
-        return min(grace_ms, self._config.request_timeout_ms)
 
     @property
     def is_over(self) -> bool:
@@ -186,7 +179,7 @@ class Membership:
         self.refused_since_ms = None
         self.heard_ms = max(self.heard_ms, sent_ms)
         if answer.heartbeat_interval_ms > 0:
-            self._told_interval_ms = answer.heartbeat_interval_ms
+            self.interval_ms = min(self._longest_interval_ms, answer.heartbeat_interval_ms)
         if answer.revision < self.revision or answer.member_epoch < self.member_epoch:
             return False  # A coordinator whose view is behind must not take back an assignment of another one.
         self.assignor = answer.assignor

@@ -127,10 +127,14 @@ class Connections:
             ClosedError: the client was closed before or meanwhile.
         """
         match step:
-            case Call():
-                return self._send(step, starts=False)
-            case StartCall():
-                return self._send(step.call, starts=True)
+            case Call() | StartCall():
+                call = step if isinstance(step, Call) else step.call
+                method = getattr(getattr(self.endpoint(call.address), call.service), call.method)
+                try:
+                    send = method if call is step else method.future
+                    return send(call.request, timeout=call.timeout, metadata=operation_metadata())
+                except ValueError as error:  # grpc raises it for a channel that was closed meanwhile
+                    raise ClosedError(self._what) from error
             case Pause():
                 time.sleep(step.seconds)
                 return None
@@ -140,11 +144,3 @@ class Connections:
                 with step.changes:
                     return step.changes.wait_for(step.condition, step.seconds)
         raise AssertionError(f"no such step: {step!r}")
-
-    def _send(self, call: Call, *, starts: bool) -> Any:
-        method = getattr(getattr(self.endpoint(call.address), call.service), call.method)
-        try:
-            send = method.future if starts else method
-            return send(call.request, timeout=call.timeout, metadata=operation_metadata())
-        except ValueError as error:  # grpc raises it for a channel that was closed meanwhile
-            raise ClosedError(self._what) from error

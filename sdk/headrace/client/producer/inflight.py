@@ -168,7 +168,7 @@ class InFlightRequests:
             batch = partition_queue.queued[0]
             if batch.encoded is None or (partition_queue.needs_epoch and not batch.outcome_unknown):
                 break
-            size_bytes = batch.size_bytes
+            size_bytes = sum(map(len, batch.encoded))
             if packed.room < size_bytes and (batches or packed.parts):
                 break
             partition_queue.queued.popleft()

@@ -60,11 +60,6 @@ class SealedBatch:
         self.outcome_unknown = False
         """Whether some send of it may have been applied."""
 
-    @property
-    def size_bytes(self) -> int:
-        """Of its batches, encoded."""
-        return sum(map(len, self.encoded or ()))
-
     def stamp_anew(self, stamp: ProducerStamp) -> None:
         """Assign other sequences to its batches; see `restamp`."""
         step = self.pending.batch_records
