@@ -47,7 +47,8 @@ class Port:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.open = []
-        threading.Thread(target=self.accept, daemon=True).start()
+        self.threads = [threading.Thread(target=self.accept, daemon=True)]
+        self.threads[0].start()
 
     def accept(self):
         while True:
@@ -57,7 +58,8 @@ class Port:
                 return
             self.connections += 1
             self.open.append(connection)
-            threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
+            self.threads.append(threading.Thread(target=self.serve, args=(connection,), daemon=True))
+            self.threads[-1].start()
 
     def serve(self, connection):
         with contextlib.suppress(ConnectionError), connection, connection.makefile("rb") as reading:
@@ -73,7 +75,17 @@ class Port:
                     return
 
     def close(self):
+        """End the threads before their sockets: one that is accepted just now may not have begun to read."""
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)  # `accept` ends; `close` alone leaves it waiting.
         self.listener.close()
+        self.threads[0].join(SECONDS)
+        for connection in self.open:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self.threads:
+            thread.join(SECONDS)
+            assert not thread.is_alive()
         for connection in self.open:
             connection.close()
 
