@@ -79,9 +79,9 @@ class AsyncBackgroundLoop:
             task.cancel()
 
     async def join(self, timeout: float) -> None:
-        """Wait until all operations have ended; closed ones do at once."""
+        """Wait until all operations have ended, up to `timeout` seconds; closed ones do at once."""
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks, timeout=timeout)
 
     async def _run(self, operation: Operation[None]) -> None:
         try:

@@ -1,10 +1,13 @@
 """Operations side by side on one thread: each waits for its own step, and ends with its owner."""
 
+import asyncio
+import contextlib
 import threading
 from concurrent.futures import Future
 
 import pytest
 from headrace.client.base.background import BackgroundLoop, LongPollCall, WaitSignal
+from headrace.client.base.background_async import AsyncBackgroundLoop
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import Call, Pause
 from headrace.client.base.request_ids import operation_metadata, request_id_scope
@@ -310,3 +313,52 @@ def test_an_operation_whose_steps_block_has_a_thread_that_the_end_waits_for():
     loop.join(WAIT)
     assert [(step, name) for step, _, name in found] == [(CALL, "headrace-test-fetch")] * 4
     assert len({tuple(metadata.items()) for _, metadata, _ in found}) == 4
+
+
+def test_the_end_waits_no_longer_than_it_may_for_an_operation_that_does_not_end():
+    """A step that blocks keeps its thread, and `join` returns."""
+    gate, begun, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def run_step(step):
+        begun.set()
+        assert gate.wait(WAIT)
+
+    def calling():
+        yield CALL
+        ended.set()
+
+    loop = BackgroundLoop("headrace-test", run_step)
+    loop.spawn_blocking(calling())
+    assert begun.wait(WAIT)
+    loop.close()
+    loop.join(0.01)
+    assert not ended.is_set()
+    gate.set()
+    loop.join(WAIT)
+    assert ended.is_set()
+
+
+async def test_the_end_of_tasks_waits_no_longer_than_it_may_for_one_that_does_not_end():
+    """A callback of the application may catch its cancellation."""
+    gate, begun, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def run_step(step):
+        begun.set()
+        while not gate.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await gate.wait()
+
+    def calling():
+        yield CALL
+        ended.set()
+
+    loop = AsyncBackgroundLoop("headrace-test", run_step)
+    loop.spawn(calling())
+    await begun.wait()
+    loop.close()
+    async with asyncio.timeout(WAIT):
+        await loop.join(0.01)
+    assert not ended.is_set()
+    gate.set()
+    await loop.join(WAIT)
+    assert ended.is_set()
