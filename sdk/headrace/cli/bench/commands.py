@@ -157,26 +157,30 @@ def bench(
     with session.admin() as admin:
         partitions = len(admin.describe_topic(topic).partitions)
     blocks = _blocks(session, plan, partitions)
+    settings = {"acks": acks.value, "compression_type": compression.value, "linger_ms": linger_ms}
     try:
-        if dry_run:
-            outcome = _send(plan, blocks, lambda _: None)
-        else:
-            settings = {"acks": acks.value, "compression_type": compression.value, "linger_ms": linger_ms}
-            with session.clients.producer(**session.settings(), **settings) as producer:
-                outcome = _send(
-                    plan,
-                    blocks,
-                    lambda part: producer.send_many(
-                        topic, part.values, keys=part.keys, headers=part.headers, partition=part.partition
-                    ),
-                    producer,
-                )
+        outcome = _send(plan, blocks, lambda _: None) if dry_run else _produce(session, topic, plan, blocks, settings)
     except (ValueError, LineTooLongError) as problem:
         raise CommandFailed(ExitCode.FAILED, str(problem)) from None
     document = _document(plan, topic, outcome, dry_run=dry_run)
     session.show(Report(document, (Facts(tuple(_facts(document))),)))
     if outcome.failure is not None:
         raise outcome.failure
+
+
+def _produce(
+    session: Session, topic: str, plan: LoadPlan, blocks: "Iterator[Block]", settings: dict[str, Any]
+) -> LoadOutcome:
+    """Send the load with a producer of its own."""
+    with session.clients.producer(**session.settings(), **settings) as producer:
+        return _send(
+            plan,
+            blocks,
+            lambda part: producer.send_many(
+                topic, part.values, keys=part.keys, headers=part.headers, partition=part.partition
+            ),
+            producer,
+        )
 
 
 def _send(plan: LoadPlan, blocks: "Iterator[Block]", send: "Send", producer: Any = None) -> LoadOutcome:
@@ -237,7 +241,7 @@ def _check(plan: LoadPlan) -> None:
 
 
 def _blocks(session: Session, plan: LoadPlan, partitions: int) -> "Iterator[Block]":
-    """The records, in blocks."""
+    """Return the records, in blocks."""
     from headrace.cli.bench.records import Timetable, made_blocks, read_blocks_of
 
     if plan.workload is WorkloadName.REPLAY:
@@ -264,14 +268,14 @@ def _made(session: Session, plan: LoadPlan, partitions: int) -> "tuple[Workload,
 
 
 def _count(plan: LoadPlan) -> int:
-    """How many records are made; those after `seconds` are never sent."""
+    """Return how many records are made; those after `seconds` are never sent."""
     if plan.records is not None:
         return plan.records
     return 2**62 if plan.seconds is not None else DEFAULT_RECORDS
 
 
 def _document(plan: LoadPlan, topic: str, outcome: LoadOutcome, *, dry_run: bool) -> dict[str, JsonValue]:
-    """What is printed, for programs."""
+    """Return what is printed, for programs."""
     from headrace.cli.bench.pace import percentiles_ms
 
     progress, elapsed = outcome.progress, outcome.seconds
@@ -296,7 +300,7 @@ def _document(plan: LoadPlan, topic: str, outcome: LoadOutcome, *, dry_run: bool
 
 
 def _facts(document: dict[str, Any]) -> Iterator[tuple[str, JsonValue]]:
-    """The same for people, with `late_ms` and `acknowledged_ms` in a line each."""
+    """Return the same for people, with `late_ms` and `acknowledged_ms` in a line each."""
     for name, value in document.items():
         if isinstance(value, dict):
             yield name, ", ".join(f"{key} {number}" for key, number in value.items())

@@ -16,8 +16,20 @@ from headrace.cli.partition.problems import missing_replicas
 from headrace.cli.partition.replica_logs import gather_logs, silence_text
 
 if TYPE_CHECKING:
-    from headrace.client.admin.replication import UnclaimedLogInfo
+    from headrace.client.admin.admin import Admin
+    from headrace.client.admin.replication import LogInfo, UnclaimedLogInfo
     from headrace.client.admin.rpc import PartitionDescription
+
+REPLICA_COLUMNS = (
+    Column("TOPIC", "topic"),
+    Column("PARTITION", "partition"),
+    Column("LEADER", "leader"),
+    Column("IN SYNC", "in_sync"),
+    Column("MOVING", "moving"),
+    Column("LOG END", "log_end_offset"),
+    Column("BYTES", "size_bytes"),
+    Column("OFFLINE", "offline_reason"),
+)
 
 app = typer.Typer(
     help="Look at the brokers; take one out of service and back.", no_args_is_help=True, rich_markup_mode=None
@@ -76,8 +88,6 @@ def describe(
       headrace broker describe 2
       headrace broker describe 2 --output json
     """
-    from headrace.wire.errors import HeadraceError
-
     with session.admin() as admin:
         found = next((each for each in admin.describe_cluster().brokers if each.broker_id == broker_id), None)
         held = [
@@ -90,29 +100,11 @@ def describe(
             raise CommandFailed(ExitCode.NOT_FOUND, f"broker {broker_id} is not registered and holds no replica")
         logs, silent = gather_logs(admin, [broker_id] if found else [])
         disk = admin.describe_disks(brokers=[broker_id])[0] if found and not silent else None
-        unclaimed: list[UnclaimedLogInfo] = []
-        try:
-            unclaimed = admin.describe_unclaimed_logs(broker_id) if found and not silent else []
-        except HeadraceError as failed:  # A broker that starts or is fenced describes its replicas all the same.
-            session.note(f"unclaimed logs are missing: {failed.message}")
+        unclaimed = _unclaimed_logs(session, admin, broker_id) if found and not silent else []
     for error in silent.values():
         session.note(f"sizes are missing: {silence_text(broker_id, error)}")
     own = {(log.topic, log.partition): log for log in logs}
-    replicas: list[dict[str, JsonValue]] = []
-    for name, each in held:
-        log = own.get((name, each.partition))
-        replicas.append(
-            {
-                "topic": name,
-                "partition": each.partition,
-                "leader": each.leader_id == broker_id,
-                "in_sync": broker_id in each.in_sync_replicas,
-                "moving": _moving(each, broker_id),
-                "log_end_offset": log.log_end_offset if log else None,
-                "size_bytes": log.size_bytes if log else None,
-                "offline_reason": log.offline_reason or None if log else None,
-            }
-        )
+    replicas = [_replica_row(name, each, broker_id, own.get((name, each.partition))) for name, each in held]
     rows = [unclaimed_row(log) for log in unclaimed]
     document: dict[str, JsonValue] = {
         **(broker_row(found) if found else {"broker_id": broker_id}),
@@ -122,45 +114,53 @@ def describe(
         "size_bytes": sum(log.size_bytes for log in logs) if found and not silent else None,
         "disk_total_bytes": disk.total_bytes if disk else None,
         "disk_free_bytes": disk.free_bytes if disk else None,
-        "replicas": replicas,
+        "replicas": list(replicas),
         "unclaimed_logs": list(rows),
     }
-    facts = Facts(
-        (
-            ("Broker", broker_id),
-            ("Registered", found is not None),
-            ("Address", found.address if found else None),
-            ("Rack", found.rack if found else None),
-            ("Host", found.host if found else None),
-            ("Draining", found.draining if found else None),
-            ("Version", found.version if found else None),
-            ("Epoch", found.broker_epoch if found else None),
-            ("Leads", document["leads"]),
-            ("Replicas", len(replicas)),
-            ("Not in sync", document["not_in_sync"]),
-            ("Size", bytes_text(sum(log.size_bytes for log in logs)) if logs else None),
-            ("Unclaimed", bytes_text(sum(log.size_bytes for log in unclaimed)) if unclaimed else None),
-            ("Disk", f"{bytes_text(disk.free_bytes)} free of {bytes_text(disk.total_bytes)}" if disk else None),
-        )
+    facts = (
+        ("Broker", broker_id),
+        ("Registered", found is not None),
+        *((column.heading.capitalize(), document.get(column.field)) for column in BROKER_COLUMNS[1:]),
+        ("Leads", document["leads"]),
+        ("Replicas", len(replicas)),
+        ("Not in sync", document["not_in_sync"]),
+        ("Size", bytes_text(sum(log.size_bytes for log in logs)) if logs else None),
+        ("Unclaimed", bytes_text(sum(log.size_bytes for log in unclaimed)) if unclaimed else None),
+        ("Disk", f"{bytes_text(disk.free_bytes)} free of {bytes_text(disk.total_bytes)}" if disk else None),
     )
-    columns = (
-        Column("TOPIC", "topic"),
-        Column("PARTITION", "partition"),
-        Column("LEADER", "leader"),
-        Column("IN SYNC", "in_sync"),
-        Column("MOVING", "moving"),
-        Column("LOG END", "log_end_offset"),
-        Column("BYTES", "size_bytes"),
-        Column("OFFLINE", "offline_reason"),
-    )
-    tables = [Table(columns, replicas, empty="no replicas")]
+    tables = [Table(REPLICA_COLUMNS, replicas, empty="no replicas")]
     if rows:
         tables.append(Table(UNCLAIMED_COLUMNS, rows))
-    session.show(Report(document, (facts, *tables)))
+    session.show(Report(document, (Facts(facts), *tables)))
+
+
+def _unclaimed_logs(session: Session, admin: "Admin", broker_id: int) -> "list[UnclaimedLogInfo]":
+    from headrace.wire.errors import HeadraceError
+
+    try:
+        return admin.describe_unclaimed_logs(broker_id)
+    except HeadraceError as failed:  # A broker that starts or is fenced describes its replicas all the same.
+        session.note(f"unclaimed logs are missing: {failed.message}")
+        return []
+
+
+def _replica_row(
+    topic: str, partition: "PartitionDescription", broker_id: int, log: "LogInfo | None"
+) -> dict[str, JsonValue]:
+    return {
+        "topic": topic,
+        "partition": partition.partition,
+        "leader": partition.leader_id == broker_id,
+        "in_sync": broker_id in partition.in_sync_replicas,
+        "moving": _moving(partition, broker_id),
+        "log_end_offset": log.log_end_offset if log else None,
+        "size_bytes": log.size_bytes if log else None,
+        "offline_reason": log.offline_reason or None if log else None,
+    }
 
 
 def _moving(partition: "PartitionDescription", broker_id: int) -> str | None:
-    """Whether a move brings the replica here or takes it away."""
+    """Return whether a move brings the replica here or takes it away."""
     if broker_id in partition.adding_replicas:
         return "here"
     return "away" if broker_id in partition.removing_replicas else None

@@ -2,6 +2,7 @@
 
 import socket
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -53,6 +54,15 @@ def check_removal(
             for broker_id in each.replicas:
                 if broker_id in (broker_ids or ()) or (from_ is not None and broker_id >= from_):
                     held[broker_id].append(f"{topic.name}-{each.partition}")
+    _show_holding(session, held, undecodable)
+
+
+def _show_holding(session: Session, held: Mapping[int, Sequence[str]], undecodable: int) -> None:
+    """Show the replicas that brokers hold, `held`, where `undecodable` values of the metadata may name more.
+
+    Raises:
+        CommandFailed: they hold replicas, or may.
+    """
     rows: list[dict[str, JsonValue]] = [
         {"broker_id": broker_id, "replicas": len(names), "partitions": list[JsonValue](names)}
         for broker_id, names in sorted(held.items())
@@ -82,7 +92,7 @@ def check_removal(
 
 
 def _hosts(session: Session) -> list[str]:
-    """The servers' hosts. Raises ConfigError: one is not host:port, or there is none."""
+    """Return the servers' hosts; raise ConfigError if one is not host:port, or there is none."""
     from headrace.client.base.config import AdminConfig, build
 
     config = build(AdminConfig, session.settings())

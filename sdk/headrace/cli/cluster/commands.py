@@ -12,7 +12,14 @@ from headrace.cli.common.rendering import Column, Facts, JsonValue, Report, Tabl
 from headrace.cli.common.session import Session, command
 
 if TYPE_CHECKING:
-    pass
+    from headrace.client.admin.rpc import ClusterDescription
+
+COORDINATOR_COLUMNS = (
+    Column("COORDINATOR", "coordinator_id"),
+    Column("ADDRESS", "address"),
+    Column("CONTROLLER", "controller"),
+    Column("VERSION", "version"),
+)
 
 app = typer.Typer(help="Look at the cluster as a whole.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -31,7 +38,10 @@ def describe(session: Session) -> None:
       headrace cluster describe --output json
     """
     with session.admin() as admin:
-        found = admin.describe_cluster()
+        session.show(_cluster_report(admin.describe_cluster()))
+
+
+def _cluster_report(found: "ClusterDescription") -> Report:
     brokers = [broker_row(broker) for broker in found.brokers]
     coordinators: list[dict[str, JsonValue]] = [
         {
@@ -70,22 +80,11 @@ def describe(session: Session) -> None:
             ("etcd", f"{found.etcd_version} at revision {found.revision}"),
         )
     )
-    coordinator_columns = (
-        Column("COORDINATOR", "coordinator_id"),
-        Column("ADDRESS", "address"),
-        Column("CONTROLLER", "controller"),
-        Column("VERSION", "version"),
+    tables = (
+        Table(COORDINATOR_COLUMNS, coordinators, empty="no coordinators"),
+        Table(BROKER_COLUMNS, brokers, empty="no brokers"),
     )
-    session.show(
-        Report(
-            document,
-            (
-                facts,
-                Table(coordinator_columns, coordinators, empty="no coordinators"),
-                Table(BROKER_COLUMNS, brokers, empty="no brokers"),
-            ),
-        )
-    )
+    return Report(document, (facts, *tables))
 
 
 @app.command("dump")

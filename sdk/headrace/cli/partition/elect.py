@@ -90,23 +90,35 @@ def elect(
             if broker is None and dry_run:
                 session.show(_candidate_report(candidates, ()))
                 return
-            if broker is None:
-                longest = max(candidates, key=lambda log: log.log_end_offset, default=None)
-                hint = f"{longest.broker_id}, which has the longest log" if longest else "ID; no replica answers now"
-                raise UsageProblem(f"say who is to lead: --broker {hint}")
-            # To stderr: the result alone goes to stdout.
-            report = _candidate_report(candidates, _losses(wanted, candidates, broker))
-            print(render(report, OutputFormat.TABLE), end="", file=sys.stderr, flush=True)
-            if not (yes or dry_run):
-                _ask(wanted)
+            _confirm_unclean(wanted, candidates, broker, is_agreed=yes or dry_run)
             results = admin.elect_leaders("unclean", wanted, broker_id=broker, validate_only=dry_run)
         else:
             results = admin.elect_leaders("preferred", wanted, validate_only=dry_run)
     _show_results(session, results, dry_run=dry_run)
 
 
+def _confirm_unclean(
+    wanted: Sequence[TopicPartition], candidates: "Sequence[LogInfo]", broker: int | None, *, is_agreed: bool
+) -> None:
+    """Show what an unclean election may lose, and ask, unless that `is_agreed`.
+
+    Raises:
+        UsageProblem: no broker was named, or standard input is not a terminal.
+        CommandFailed: the answer was no.
+    """
+    if broker is None:
+        longest = max(candidates, key=lambda log: log.log_end_offset, default=None)
+        hint = f"{longest.broker_id}, which has the longest log" if longest else "ID; no replica answers now"
+        raise UsageProblem(f"say who is to lead: --broker {hint}")
+    # To stderr: the result alone goes to stdout.
+    report = _candidate_report(candidates, _losses(wanted, candidates, broker))
+    print(render(report, OutputFormat.TABLE), end="", file=sys.stderr, flush=True)
+    if not is_agreed:
+        _ask(wanted)
+
+
 def _resolve(admin: "Admin", texts: Sequence[str]) -> list[TopicPartition]:
-    """The partitions that are named; a topic is all of its own."""
+    """Return the partitions that are named; a topic is all of its own."""
     found: list[TopicPartition] = []
     for topic, partition in map(parse_topic_or_partition, texts):
         if partition is not None:
@@ -117,7 +129,7 @@ def _resolve(admin: "Admin", texts: Sequence[str]) -> list[TopicPartition]:
 
 
 def _candidates(admin: "Admin", wanted: Sequence[TopicPartition]) -> "list[LogInfo]":
-    """The logs of the partitions on brokers that answer, the longest of each partition first."""
+    """Return the logs of the partitions on brokers that answer, the longest of each partition first."""
     brokers = [each.broker_id for each in admin.describe_cluster().brokers]
     found: list[LogInfo] = []
     for topic in sorted({where.topic for where in wanted}):
@@ -143,7 +155,7 @@ def _candidate_report(candidates: "Sequence[LogInfo]", notes: Sequence[Note]) ->
 
 
 def _losses(wanted: Sequence[TopicPartition], candidates: "Sequence[LogInfo]", broker: int) -> list[Note]:
-    """What is known to be lost where a broker is to lead."""
+    """Return what is known to be lost if a broker leads."""
     notes = []
     for where in wanted:
         logs = [log for log in candidates if (log.topic, log.partition) == where]

@@ -128,11 +128,7 @@ def reassign(
         elif planner is not None:
             moves = planner(_layout(admin, chosen))
             if moves and not yes and not dry_run and sys.stdin.isatty():
-                checked = _request(admin, moves, rate, dry_run=True)
-                # To stderr: the result alone goes to stdout.
-                plan_text = render(_plan_report(moves, checked, rate, dry_run=True), OutputFormat.TABLE)
-                print(plan_text, end="", file=sys.stderr)
-                confirm(f"Start {counted(len(moves), 'move')}?", yes=yes, otherwise="nothing was changed")
+                _confirm(admin, moves, rate)
             results = _request(admin, moves, rate, dry_run=dry_run)
             if watch and not dry_run:
                 accepted = [TopicPartition(each.topic, each.partition) for each in results if each.error is None]
@@ -153,6 +149,15 @@ def _layout(admin: "Admin", topics: Sequence[str]) -> ClusterLayout:
     found = [admin.describe_topic(topic) for topic in dict.fromkeys(topics)] if topics else admin.describe_topics()
     logs, _ = gather_logs(admin, (broker.broker_id for broker in cluster.brokers))
     return cluster_layout(cluster.brokers, found, logs)
+
+
+def _confirm(admin: "Admin", moves: Sequence[PlannedMove], rate: int) -> None:
+    """Show the plan as the cluster has checked it, and ask whether to start."""
+    checked = _request(admin, moves, rate, dry_run=True)
+    # To stderr: the result alone goes to stdout.
+    plan_text = render(_plan_report(moves, checked, rate, dry_run=True), OutputFormat.TABLE)
+    print(plan_text, end="", file=sys.stderr)
+    confirm(f"Start {counted(len(moves), 'move')}?", yes=False, otherwise="nothing was changed")
 
 
 def _request(admin: "Admin", moves: Sequence[PlannedMove], rate: int, *, dry_run: bool) -> "list[PartitionChange]":

@@ -130,14 +130,8 @@ def consume(
     if dead_letter_topic is not None:
         policy = {"on_corrupt_batch": "dead_letter", "dead_letter_topic": dead_letter_topic}
     if group is not None:
-        sink = RecordSink(heading, writer, limit=count)
-        with session.admin() as admin:
-            admin.describe_topic(topic)  # A consumer of a group would wait until it is created.
-        sink.begin()
-        if not sink.full:
-            start = _GROUP_STARTS[wanted]
-            _read_as_member(session, topic, {**policy, "group_id": group, "auto_offset_reset": start}, sink)
-        session.detail(f"{sink.written} records")
+        settings = {**policy, "group_id": group, "auto_offset_reset": _GROUP_STARTS[wanted]}
+        _read_as_member(session, topic, settings, RecordSink(heading, writer, limit=count))
         return
     plans = _plans(session, topic, wanted, partition, stop_at_end=stop_at_end or last is not None)
     for plan in plans:
@@ -166,16 +160,21 @@ def _note_passed(session: Session, passed: int) -> None:
 
 def _read_as_member(session: Session, topic: str, settings: dict[str, str], sink: "RecordSink") -> None:
     """Print what the group assigns, to the sink's limit. What was written is committed, at the latest by `close`."""
-    with session.clients.consumer(topic, **session.settings(), **settings) as consumer:
-        while not sink.full:
-            left = MAX_POLL_RECORDS if sink.left is None else min(MAX_POLL_RECORDS, sink.left)
-            records = consumer.poll(timeout=POLL_S, max_records=left)
-            if records:
-                sink.write(records)
-            else:
-                check_pipe()
-        passed = consumer.calls().corrupt_batches
-    _note_passed(session, passed)
+    with session.admin() as admin:
+        admin.describe_topic(topic)  # A consumer of a group would wait until it is created.
+    sink.begin()
+    if sink.left != 0:
+        with session.clients.consumer(topic, **session.settings(), **settings) as consumer:
+            while not sink.full:
+                left = MAX_POLL_RECORDS if sink.left is None else min(MAX_POLL_RECORDS, sink.left)
+                records = consumer.poll(timeout=POLL_S, max_records=left)
+                if records:
+                    sink.write(records)
+                else:
+                    check_pipe()
+            passed = consumer.calls().corrupt_batches
+        _note_passed(session, passed)
+    session.detail(f"{sink.written} records")
 
 
 class RecordSink:
