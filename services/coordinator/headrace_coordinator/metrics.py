@@ -2,6 +2,7 @@
 
 Nothing in `CoordinatorMetrics` grows with topics or partitions. What grows with consumer groups, and is bounded, is
 measured by `runtime.group_lag` on the controller and shown by `LagCollector`; single partitions on `/metrics/detail`.
+The constructor is the list of instruments, and longer than other functions for that.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class CoordinatorMetrics:
         registry.register(self.lags)
 
     def timers(self, service_name: str, but: Sequence[str] = ()) -> dict[str, Histogram]:
-        """Return the histograms of a service's calls, by method, without those named in `but`."""
+        """Return the timers of a service's calls, by method, without those named in `but`."""
         service = descriptor_pool.Default().FindServiceByName(service_name)
         names = [method.name for method in service.methods if method.name not in but]
         return {name: self.call_seconds.labels(name) for name in names}

@@ -50,7 +50,7 @@ Result = TypeVar("Result")
 
 
 class AsyncAdmin:
-    """Looks at and changes a cluster.
+    """Looks at and changes a cluster. A method an operation: the list is long, and is documented in one place.
 
     Every method takes `timeout` in seconds for all tries together (default: request_timeout_ms) and raises the typed
     errors of `headrace`. A change that is not the same twice as once is not sent again when its answer was lost: the
@@ -103,7 +103,7 @@ class AsyncAdmin:
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> TopicDescription:
-        """Create a topic and give what was created.
+        """Create a topic; return its description.
 
         Args:
             name: 1 to 249 of `a-z A-Z 0-9 . _ -`.
@@ -185,7 +185,7 @@ class AsyncAdmin:
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> list[str]:
-        """Raise the number of a topic's partitions to `total_partitions`; gives warnings. Keys map anew."""
+        """Raise the number of a topic's partitions to `total_partitions`; return warnings. Keys map anew."""
         return await self._run(
             self._operations.create_partitions(
                 name, total_partitions, assignments, validate_only=validate_only, timeout=timeout
@@ -328,7 +328,7 @@ class AsyncAdmin:
     async def cancel_reassignment(
         self, partitions: Sequence[TopicPartition], *, validate_only: bool = False, timeout: float | None = None
     ) -> list[PartitionChange]:
-        """Take moves back: the replicas are again where they were. Gives what became of each partition, in order."""
+        """Cancel reassignments: replicas are again where they were. Return one result per partition, in order."""
         return await self._run(
             self._operations.cancel_reassignment(partitions, validate_only=validate_only, timeout=timeout)
         )
@@ -348,7 +348,7 @@ class AsyncAdmin:
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> list[PartitionChange]:
-        """Change who leads; gives what became of each partition, with its `error` where it was refused.
+        """Elect leaders; return one result per partition, with its `error` where it was refused.
 
         Args:
             kind: `preferred`: the first replica in order that is in sync and alive. `unclean`: a replica that is alive
@@ -395,7 +395,7 @@ class AsyncAdmin:
         expected_group_epochs: Mapping[str, int] | None = None,
         timeout: float | None = None,
     ) -> list[GroupResult]:
-        """Delete groups that have no members, with their offsets; gives what became of each, in order.
+        """Delete groups that have no members, with their offsets; return one result per group, in order.
 
         A group that was refused has its `error` in the result and hinders no other: GroupNotEmptyError where it has
         members, UnknownGroupError where it is not there.
@@ -417,7 +417,7 @@ class AsyncAdmin:
         cannot be determined has a `problem` and hides no other.
 
         Args:
-            group: its id, or what `describe_group` gave.
+            group: its id, or what `describe_group` returned.
             times: whether to find out `behind_ms`.
             timeout: in seconds, for each request.
 
@@ -434,7 +434,7 @@ class AsyncAdmin:
         expected_group_epoch: int | None = None,
         timeout: float | None = None,
     ) -> list[OffsetResult]:
-        """Store offsets for a group that has no members; gives what became of each partition. It need not exist yet.
+        """Store offsets for a group without members, which need not exist yet; return one result per partition.
 
         What is refused has its `error` in the result. Offsets are stored as they are given: one outside the log is
         `auto_offset_reset`'s when a member comes upon it.
@@ -456,10 +456,10 @@ class AsyncAdmin:
     async def describe_processes(
         self, *, measure_disk: bool = False, timeout: float | None = None
     ) -> list[ProcessDescription]:
-        """Say how each coordinator and broker is: clock, open files, disk, its way to etcd. One that is away says why.
+        """Describe each coordinator and broker: clock, open files, disk, its way to etcd, or why it does not answer.
 
         Args:
-            measure_disk: let brokers write and fsync a little in their data directories, and say how long that took.
+            measure_disk: measure how long brokers take to write and fsync a little in their data directories.
             timeout: for each process, in seconds.
         """
         return await self._run(self._processes.describe(measure_disk=measure_disk, timeout=timeout))

@@ -280,7 +280,7 @@ class InFlightRequests:
         self._reroute(partition_queue, part.leader_epoch, error, now_ms)
 
     def _comes_back(self, batch: SealedBatch, error: HeadraceError) -> bool:
-        """Whether a refused batch is sent again."""
+        """Return whether a refused batch is sent again."""
         partition_queue = batch.partition_queue
         if error.code in _SEQUENCE and self._idempotent:
             earlier = any(other.serial < batch.serial for other in (*partition_queue.flying, *partition_queue.queued))
@@ -391,7 +391,7 @@ class InFlightRequests:
 
 
 def _doubtful(error: HeadraceError) -> HeadraceError:
-    """The same error with outcome UNKNOWN: an earlier try may have been applied."""
+    """Return the same error with outcome UNKNOWN: an earlier try may have been applied."""
     changed = copy(error)
     changed.outcome = Outcome.UNKNOWN
     changed.__cause__ = error

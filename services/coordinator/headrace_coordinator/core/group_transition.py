@@ -64,7 +64,7 @@ class Transition:
     """Assignments are left to be written: ask again at once."""
 
     def changes(self, before: Group) -> bool:
-        """Whether anything must be written; `before` is the input of the computation."""
+        """Return whether anything must be written; `before` is the input of the computation."""
         return bool(self.assignments or self.gone) or self.group != before
 
     @property
@@ -316,7 +316,7 @@ class _TransitionBuilder:
                 self._raise_epoch(member_id)
 
     def _raise_epoch(self, member_id: bytes) -> None:
-        """What a member owns has changed: its epoch is at least that of the assignment."""
+        """Raise the epoch of a member whose partitions have changed to that of the assignment at least."""
         member = self._members.get(member_id)
         if member is not None:
             self._members[member_id] = replace(member, member_epoch=max(member.member_epoch, self._assignment_epoch))

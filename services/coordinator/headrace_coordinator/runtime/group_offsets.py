@@ -187,13 +187,13 @@ class GroupOffsets:
             await asyncio.sleep(RETRY_SECONDS)
 
     def _check(self, attempt: _Attempt, entry: GroupEntry) -> tuple[Compare, dict[TopicPartition, HeadraceError]]:
-        """What the transaction compares of the group, and the partitions that are refused."""
+        """Return what the transaction compares of the group, and the partitions that are refused."""
         if attempt.member_id:
             return _check_owner(self._view, attempt, entry)
         return _check_empty(self._view, attempt.group_id, entry, attempt.expected_group_epoch), {}
 
     async def _is_behind(self, attempt: _Attempt) -> bool:
-        """Whether the view may have been behind in what a refusal rests on; returns when it is worth another look."""
+        """Return, when it is worth another look, whether the view may have been behind in what a refusal rests on."""
         keyspace = self._view.keyspace
         if attempt.member_id:
             key = keyspace.group_assignment(attempt.group_id, attempt.member_id)
@@ -214,7 +214,7 @@ class GroupOffsets:
     def _transaction(
         self, attempt: _Attempt, entry: GroupEntry, allowed: Sequence[Commit]
     ) -> tuple[list[Compare], list[Operation]]:
-        """What a transaction compares and writes of each offset."""
+        """Return what a transaction compares and writes of each offset."""
         keyspace, now_ms = self._view.keyspace, self._clock.now_ms()
         compares: list[Compare] = []
         operations: list[Operation] = []
@@ -261,7 +261,7 @@ class GroupOffsets:
             raise TimedOutError("the group was not deleted in time", outcome=Outcome.UNKNOWN) from None
 
     def _left_of(self, group_id: str, entry: GroupEntry) -> list[Operation]:
-        """What one transaction deletes of a group without members; its state last, so that nothing is left behind."""
+        """Return the deletions of one transaction for a group without members: its state last, so that none is left."""
         keyspace = self._view.keyspace
         keys = [keyspace.group_offset(group_id, *partition) for partition in sorted(entry.offsets)]
         keys += [keyspace.group_assignment(group_id, member_id) for member_id in sorted(entry.assignments)]
@@ -308,7 +308,7 @@ class GroupOffsets:
 def _check_owner(
     view: GroupView, attempt: _Attempt, entry: GroupEntry
 ) -> tuple[Compare, dict[TopicPartition, HeadraceError]]:
-    """What a member's commit compares, and the partitions that it does not own at that epoch (I26)."""
+    """Return what a member's commit compares, and the partitions that it does not own at that epoch (I26)."""
     member_id, member_epoch = attempt.member_id, attempt.member_epoch
     stored = entry.assignments.get(member_id)
     if stored is None:
@@ -334,7 +334,7 @@ def _check_owner(
 
 
 def _check_empty(view: GroupView, group_id: str, entry: GroupEntry, expected_group_epoch: int | None = None) -> Compare:
-    """What a write without a member compares: that the group has none, nor had any since the epoch it was seen at."""
+    """Return what a write without a member compares: that the group has none, nor had any since that epoch."""
     if entry.group.members:
         raise GroupNotEmptyError(f"group {group_id} has {len(entry.group.members)} members")
     if expected_group_epoch not in (None, entry.group.group_epoch):

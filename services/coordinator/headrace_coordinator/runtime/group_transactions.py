@@ -75,7 +75,7 @@ class Topics(Protocol):
         """Ids of topics that are known to be deleted."""
 
     def get(self) -> Mapping[str, AssignableTopic]:
-        """All topics by name."""
+        """Return all topics by name."""
 
 
 class GroupTransactions:
@@ -111,7 +111,7 @@ class GroupTransactions:
         raise self._violation
 
     async def heartbeat(self, group_id: str, heartbeat: MemberHeartbeat, deadline: float) -> None:
-        """Let a heartbeat take effect; raises what it is refused for, or TimedOutError (unknown) at `deadline`."""
+        """Apply a heartbeat; raise the error that refuses it, or TimedOutError (unknown) at `deadline`."""
         waiting = self._enter(group_id)
         before = waiting.heartbeats.get(heartbeat.member.member_id)
         future = asyncio.get_running_loop().create_future() if before is None else before[1]

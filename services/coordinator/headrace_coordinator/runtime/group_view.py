@@ -90,7 +90,7 @@ class GroupView:
         self._unsubscribe()
 
     def entry(self, group_id: str) -> GroupEntry:
-        """The group's keys; an empty entry where it has none."""
+        """Return the group's keys; an empty entry where it has none."""
         return self.groups.get(group_id) or GroupEntry()
 
     def on_members(self, callback: Callable[[str], None]) -> None:
