@@ -7,6 +7,7 @@ partitions' leaders.
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from headrace.client.admin import groups
 from headrace.client.admin.groups import (
@@ -44,14 +45,12 @@ class AdminGroupOperations:
     def list_groups(self, timeout: float | None) -> Operation[list[GroupListing]]:
         """List the groups."""
         request = groups_pb2.ListGroupsRequest(min_revision=self._revision)
-        return groups.listings((yield from self._calls.group("ListGroups", "", request, self._timeout(timeout))))
+        return groups.listings((yield from self._ask("ListGroups", "", request, timeout)))
 
     def describe_group(self, group: str, timeout: float | None) -> Operation[GroupDescription]:
         """Describe one group."""
         request = groups_pb2.DescribeGroupRequest(group_id=group, min_revision=self._revision)
-        return groups.description(
-            (yield from self._calls.group("DescribeGroup", group, request, self._timeout(timeout)))
-        )
+        return groups.description((yield from self._ask("DescribeGroup", group, request, timeout)))
 
     def delete_groups(
         self, ids: Sequence[str], timeout: float | None, expected_group_epochs: Mapping[str, int] | None = None
@@ -63,9 +62,7 @@ class AdminGroupOperations:
             if expected_group_epochs is not None and group in expected_group_epochs:
                 request.expected_group_epochs[group] = expected_group_epochs[group]
             try:
-                response = yield from self._calls.group(
-                    "DeleteGroups", group, request, self._timeout(timeout), repeatable=False
-                )
+                response = yield from self._ask("DeleteGroups", group, request, timeout, repeatable=False)
             except HeadraceError as error:
                 if not results:
                     raise
@@ -78,7 +75,7 @@ class AdminGroupOperations:
     def group_offsets(self, group: str, timeout: float | None) -> Operation[dict[TopicPartition, CommittedOffset]]:
         """Read a group's offsets."""
         request = groups_pb2.FetchOffsetsRequest(group_id=group, min_revision=self._revision)
-        response = yield from self._calls.group("FetchOffsets", group, request, self._timeout(timeout))
+        response = yield from self._ask("FetchOffsets", group, request, timeout)
         return groups.committed_offsets(response)
 
     def reset_group_offsets(
@@ -91,7 +88,7 @@ class AdminGroupOperations:
         """Store offsets of a group without members. The same twice is as once, so a lost answer is asked for again."""
         results: list[OffsetResult] = []
         for request, some in list(groups.commit_requests(group, offsets, expected_group_epoch)):
-            response = yield from self._calls.group("CommitOffsets", group, request, self._timeout(timeout))
+            response = yield from self._ask("CommitOffsets", group, request, timeout)
             self._saw(response.revision)
             results += groups.commit_results(response, {where: offsets[where] for where in some})
         return results
@@ -99,7 +96,7 @@ class AdminGroupOperations:
     def group_lag(
         self, group: str | GroupDescription, *, times: bool, timeout: float | None
     ) -> Operation[list[PartitionLag]]:
-        """Say how far behind a group is in each partition."""
+        """Return how far behind a group is in each partition."""
         known = group if isinstance(group, GroupDescription) else (yield from self.describe_group(group, timeout))
         of_topic: dict[str, list[int]] = {}
         for where in known.partitions:
@@ -107,7 +104,7 @@ class AdminGroupOperations:
         request = cluster_pb2.GetMetadataRequest(topics=[topics_pb2.TopicRef(name=name) for name in of_topic])
         cluster_metadata = ClusterMetadata()
         if of_topic:
-            cluster_metadata.update((yield from self._calls.metadata(request, self._timeout(timeout))))
+            cluster_metadata.update((yield from self._calls.metadata(request, self._admin.brokers.seconds(timeout))))
         found: list[PartitionLag] = []
         for topic, partitions in of_topic.items():
             committed = {
@@ -167,12 +164,15 @@ class AdminGroupOperations:
     def _saw(self, revision: int) -> None:
         self._revision = max(self._revision, revision)
 
-    def _timeout(self, timeout: float | None) -> float:
-        return self._config.request_timeout_ms / 1000 if timeout is None else timeout
+    def _ask(
+        self, method: str, group: str, request: Any, timeout: float | None, *, repeatable: bool = True
+    ) -> Operation[Any]:
+        seconds = self._admin.brokers.seconds(timeout)
+        return self._calls.coordinator(method, request, seconds, repeatable=repeatable, group_id=group)
 
 
 def _topic_problem(cluster_metadata: ClusterMetadata, topic: str, topic_id: bytes) -> str:
-    """Why a topic's offsets mean nothing now, or empty."""
+    """Return why the offsets of a topic mean nothing now, or an empty string."""
     topic_leaders = cluster_metadata.topic(topic)
     if topic_leaders is None:
         return "there is no such topic now"

@@ -98,7 +98,9 @@ class PositionCommits:
         problem: HeadraceError | None = None
         try:
             for request, some in commit_requests(self._group, moved, None, topic_ids):
-                response = yield from self._calls.group("CommitOffsets", self._group, request, CALL_TIMEOUT_S)
+                response = yield from self._calls.coordinator(
+                    "CommitOffsets", request, CALL_TIMEOUT_S, group_id=self._group
+                )
                 results = commit_results(response, {where: moved[where] for where in some})
                 if any(result.error is None for result in results):
                     self._unchanged = 0

@@ -152,8 +152,10 @@ class BootstrapClient:
             corrected.topics.add(name=name, error=to_detail(error))
         return corrected
 
-    def coordinator(self, method: str, request: Any, timeout: float, *, repeatable: bool = True) -> Operation[Any]:
-        """Call `ClusterService.method` at the first coordinator that answers.
+    def coordinator(
+        self, method: str, request: Any, timeout: float, *, repeatable: bool = True, group_id: str | None = None
+    ) -> Operation[Any]:
+        """Call a method of `ClusterService`, or of `GroupService`, at the first coordinator that answers.
 
         Args:
             method: the method's name.
@@ -161,6 +163,7 @@ class BootstrapClient:
             timeout: for all tries together, in seconds.
             repeatable: whether sending it twice does no harm. Otherwise an answer that was lost is raised with outcome
                 UNKNOWN, not tried elsewhere.
+            group_id: of `GroupService`: the group that decides which coordinator is tried first.
 
         Raises:
             NoBrokersAvailableError: no coordinator could be reached.
@@ -169,33 +172,14 @@ class BootstrapClient:
         if not self._coordinators:
             yield from self.metadata(cluster_pb2.GetMetadataRequest(brokers_only=True), timeout)
         request.client_id = self._config.client_id
+        service = "cluster" if group_id is None else "groups"
 
         def ask(address: str, left: float) -> Operation[Any]:
-            return (yield Call(address, "cluster", method, request, left))
+            return (yield Call(address, service, method, request, left))
 
         brokers = set(self._brokers)
-        known = [*self._coordinators, *(address for address in self._config.addresses if address not in brokers)]
-        return (yield from self._first(dict.fromkeys(known), ask, timeout, repeatable))
-
-    def group(
-        self, method: str, group_id: str, request: Any, timeout: float, *, repeatable: bool = True
-    ) -> Operation[Any]:
-        """Call `GroupService.method` about a group at the first coordinator that answers; as `coordinator`.
-
-        `group_id` decides which server is tried first; the request names the group itself.
-        """
-        if not self._coordinators:
-            yield from self.metadata(cluster_pb2.GetMetadataRequest(brokers_only=True), timeout)
-        request.client_id = self._config.client_id
-
-        def ask(address: str, left: float) -> Operation[Any]:
-            return (yield Call(address, "groups", method, request, left))
-
-        brokers = set(self._brokers)
-        known = [
-            *coordinators_for(group_id, self._coordinators),
-            *(address for address in self._config.addresses if address not in brokers),
-        ]
+        first = self._coordinators if group_id is None else coordinators_for(group_id, self._coordinators)
+        known = [*first, *(address for address in self._config.addresses if address not in brokers)]
         return (yield from self._first(dict.fromkeys(known), ask, timeout, repeatable))
 
     def _metadata_at(self, address: str, request: cluster_pb2.GetMetadataRequest, timeout: float) -> Operation[Any]:
