@@ -43,7 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("JAVA_TOOL_OPTIONS", JAVA_OPTIONS)
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-        directory = tempfile.TemporaryDirectory(prefix="headrace-bytecode-")
+        # A fork server that is ending may still write to it.
+        directory = tempfile.TemporaryDirectory(prefix="headrace-bytecode-", ignore_cleanup_errors=True)
         config.add_cleanup(directory.cleanup)
         sys.dont_write_bytecode = False
         sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = directory.name
