@@ -25,6 +25,7 @@ from headrace_server.metastore.api import KeyValue
 
 from headrace_coordinator.core.assignors import TopicPartition
 from headrace_coordinator.core.group_state import Group, decode_group
+from headrace_coordinator.runtime.waiting import wait_for_changes
 
 log = structlog.get_logger(__name__)
 
@@ -112,17 +113,11 @@ class GroupView:
         watchers = self._watchers.setdefault(group_id, {})
         watchers[changed] = member_id
         try:
-            async with asyncio.timeout_at(deadline):
-                while not shows():
-                    await changed.wait()
-                    changed.clear()
-        except TimeoutError:
-            return False
+            return await wait_for_changes(changed, shows, deadline)
         finally:
             del watchers[changed]
             if not watchers:
                 del self._watchers[group_id]
-        return True
 
     def _on_change(self, revision: int, keys: Sequence[str]) -> None:
         changed: dict[str, set[bytes | None]] = {}

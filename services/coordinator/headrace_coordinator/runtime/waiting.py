@@ -1,4 +1,4 @@
-"""Waits for the view to show something, woken by its changes: no polling. Belongs to the event loop."""
+"""Waits for a view to show something, woken by its changes: no polling. Belongs to the event loop."""
 
 from __future__ import annotations
 
@@ -18,12 +18,18 @@ async def wait_until(view: ClusterView, shows: Callable[[], bool], deadline: flo
     changed = asyncio.Event()
     unsubscribe = view.subscribe(lambda revision, keys: changed.set())
     try:
+        return await wait_for_changes(changed, shows, deadline)
+    finally:
+        unsubscribe()
+
+
+async def wait_for_changes(changed: asyncio.Event, shows: Callable[[], bool], deadline: float | None) -> bool:
+    """Return True once `shows()` holds, which is asked now and whenever `changed` is set; False at `deadline`."""
+    try:
         async with asyncio.timeout_at(deadline):
             while not shows():
                 await changed.wait()
                 changed.clear()
     except TimeoutError:
         return False
-    finally:
-        unsubscribe()
     return True
