@@ -7,6 +7,7 @@ import http.server
 import importlib.util
 import os
 import re
+import ssl
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from headrace_devcluster.certificates import Authority, TlsPaths
 
 from tests.deploy.conftest import ROOT
 
@@ -121,7 +123,7 @@ def test_a_pod_is_identified_by_its_dns_name(programs: Path, address: str, name:
 
 
 @contextlib.contextmanager
-def answering(status: int, body: bytes = b"{}") -> Iterator[tuple[str, list[str]]]:
+def answering(status: int, body: bytes = b"{}", certificate: TlsPaths | None = None) -> Iterator[tuple[str, list[str]]]:
     """An HTTP server on a port of the kernel's that always answers so; its address, and the paths asked for."""
     asked: list[str] = []
 
@@ -136,6 +138,10 @@ def answering(status: int, body: bytes = b"{}") -> Iterator[tuple[str, list[str]
             """Say nothing."""
 
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate.cert_file, certificate.key_file)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -175,7 +181,9 @@ def test_a_node_label_becomes_a_rack(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
         monkeypatch.setattr(entry_point, "API_SCHEME", "http")
-        monkeypatch.setattr(entry_point.ssl, "create_default_context", lambda **_: None)
+        monkeypatch.setattr(
+            entry_point.ssl, "create_default_context", lambda **_: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        )
         assert entry_point.node_label(arguments) == 0
         assert output.read_text() == "eu-1\n"
         assert entry_point.node_label(["--label", "row", *arguments[2:]]) == 0
@@ -185,6 +193,28 @@ def test_a_node_label_becomes_a_rack(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", address.rpartition(":")[2])
         with pytest.raises(entry_point.ContainerError, match="cannot be read \\(403\\): the pod needs `get` on nodes"):
             entry_point.node_label(arguments)
+
+
+def test_the_api_is_trusted_by_an_authority_without_extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.13 refuses one without key identifiers as it comes, and many clusters were made with such a one."""
+    entry_point, authority = _load(), Authority(tmp_path, "kubernetes")
+    (tmp_path / "token").write_text("secret\n")
+    (tmp_path / "ca.crt").write_bytes(authority.ca_file.read_bytes())
+    make_context = ssl.create_default_context
+
+    def as_python_3_13(**options: str) -> ssl.SSLContext:
+        context = make_context(**options)  # type: ignore[arg-type]
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(entry_point.ssl, "create_default_context", as_python_3_13)
+    monkeypatch.setenv("HEADRACE_NODE_NAME", "node-7")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    with answering(200, b'{"metadata": {"labels": {"zone": "eu-1"}}}', authority.issue("api")) as (address, _):
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", address.rpartition(":")[2])
+        arguments = ["--label", "zone", "--output", str(tmp_path / "rack"), "--account", str(tmp_path)]
+        assert entry_point.node_label(arguments) == 0
+    assert (tmp_path / "rack").read_text() == "eu-1\n"
 
 
 def _load() -> Any:
