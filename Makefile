@@ -42,6 +42,8 @@ GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 .DEFAULT_GOAL := help
 .PHONY: help set-up demo up down status test fast test-containers test-dashboards test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom release docs site blocking bench bench-peers chaos security clean
 .NOTPARALLEL:
+# Tools and tests are hundreds of processes: they keep what they compile, whatever the image says.
+unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --no-print-directory
 
 help: ## print this list

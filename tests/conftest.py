@@ -6,7 +6,6 @@ import faulthandler
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -31,23 +30,19 @@ _GROUPS = {"headrace_cluster": "headrace_cluster", "spark_session": "spark_sessi
 """The worker of pytest in which a fixture's tests run."""
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     """Let the hundreds of processes of a run start quickly: keep what they compile.
 
     Every Java starts as the jobs' own does, and does not verify the classes of Spark: a fifth of what a start costs.
     Where `PYTHONDONTWRITEBYTECODE` is set, as in many images, each would compile all that it imports: a broker for a
-    second. Workers of pytest inherit the variables and the directory, which ends with the run.
+    second. Workers of pytest inherit the variables.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell's background job ignores Ctrl-C, and so would all that it starts: the tests send it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("JAVA_TOOL_OPTIONS", JAVA_OPTIONS)
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-        # A fork server that is ending may still write to it.
-        directory = tempfile.TemporaryDirectory(prefix="headrace-bytecode-", ignore_cleanup_errors=True)
-        config.add_cleanup(directory.cleanup)
         sys.dont_write_bytecode = False
-        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = directory.name
 
 
 @pytest.hookimpl(tryfirst=True)
