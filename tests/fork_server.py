@@ -12,6 +12,7 @@ import os
 import runpy
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -24,12 +25,28 @@ from headrace_devcluster.service import Child, environ_without_settings
 
 MODULES = ("headrace_broker", "headrace_coordinator")
 FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload([f"{module}.__main__" for module in MODULES])
+FORKING.set_forkserver_preload([__name__, *(f"{module}.__main__" for module in MODULES)])
 
 
 def forked_services() -> AbstractContextManager[object]:
     """Within it `LocalService` has its children from here."""
     return mock.patch.object(service, "Child", _child)
+
+
+def run_command(module: str, *arguments: str, timeout: float = 90.0) -> subprocess.CompletedProcess[str]:
+    """Run one of `MODULES` with these arguments to its end, as `subprocess.run` does that captures output as text."""
+    with tempfile.TemporaryDirectory() as directory:
+        outputs = [str(Path(directory, name)) for name in ("stdout", "stderr")]
+        given = (module, list(arguments), environ_without_settings(), *outputs)
+        process = FORKING.Process(target=_be, args=given, name=module)
+        process.start()
+        process.join(timeout)
+        process.kill()
+        process.join()
+        assert process.exitcode is not None
+        return subprocess.CompletedProcess(
+            [module, *arguments], process.exitcode, *(Path(output).read_text() for output in outputs)
+        )
 
 
 def is_fork_server(process: psutil.Process) -> bool:
@@ -48,7 +65,7 @@ class ForkedChild:
     """What `LocalService` uses of a `Child`."""
 
     def __init__(self, module: str, arguments: list[str], log_file: Path) -> None:
-        given = (module, arguments, environ_without_settings(), str(log_file))
+        given = (module, arguments, environ_without_settings(), str(log_file), str(log_file))
         self._process = FORKING.Process(target=_be, args=given, name=module)
         self._process.start()
         assert self._process.pid is not None
@@ -87,15 +104,16 @@ class ForkedChild:
             time.sleep(service.POLL_SECONDS)
 
 
-def _be(module: str, arguments: list[str], environ: Mapping[str, str], log_file: str) -> None:
-    """In the fork: be the module, as `Child` starts it."""
+def _be(module: str, arguments: list[str], environ: Mapping[str, str], *outputs: str) -> None:
+    """In the fork: be the module, as `Child` starts it, with standard output and error in these files."""
     guarded_exec.end_with(os.getppid())
     os.setsid()
-    log = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    for number, output in enumerate(outputs, 1):
+        opened = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        os.dup2(opened, number)
+        os.close(opened)
     os.environ.clear()
     os.environ.update(environ)
     sys.argv = [module, *arguments]
+    sys.modules.pop(f"{module}.__main__", None)  # runpy would warn of it.
     runpy.run_module(module, run_name="__main__", alter_sys=True)

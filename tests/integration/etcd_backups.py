@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from headrace_devcluster.cluster import LocalCluster
 from headrace_devcluster.etcd import find_etcd
+
+from tests.fork_server import run_command
 
 
 def tool(name: str, *arguments: object) -> None:
@@ -25,8 +26,7 @@ def tool(name: str, *arguments: object) -> None:
 def command(module: str, verb: str, *arguments: object, **settings: object) -> subprocess.CompletedProcess[str]:
     """A command of a service."""
     options = [f"--set={name}={value}" for name, value in settings.items()]
-    words = [sys.executable, "-m", module, verb, *map(str, arguments), *options]
-    return subprocess.run(words, capture_output=True, text=True, timeout=90, check=False)
+    return run_command(module, verb, *map(str, arguments), *options)
 
 
 # --- backups ---

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from typing import Any
 
 from headrace_devcluster.service import LocalService
 
+from tests.fork_server import run_command
 from tests.integration.replicated import Follower, Replicated, Writer, until
 
 
@@ -16,10 +16,8 @@ def drain(
 ) -> subprocess.CompletedProcess[str]:
     """Run the command with the settings of that broker."""
     broker: LocalService = replicated.broker(number)
-    command = [sys.executable, "-m", "headrace_broker", "drain", "--timeout", str(timeout)]
-    for name, value in {**broker.spec.settings, **settings}.items():
-        command += ["--set", f"{name}={value}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    options = [f"--set={name}={value}" for name, value in {**broker.spec.settings, **settings}.items()]
+    return run_command("headrace_broker", "drain", f"--timeout={timeout}", *options)
 
 
 def test_a_drained_broker_leads_nothing_until_it_starts_again(replicated: Replicated) -> None:

@@ -9,7 +9,6 @@ import itertools
 import os
 import signal
 import socket
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -25,7 +24,7 @@ from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import ErrorCode, Outcome, from_rpc_error
 from headrace_server.metastore.etcd import EtcdMetastore
 
-from tests.integration.conftest import COMMAND
+from tests.fork_server import run_command
 from tests.integration.replicated import until
 
 
@@ -63,8 +62,7 @@ def until_leading(broker: Any, topic_id: bytes, partition: int = 0) -> None:
 
 def run_to_end(broker: Any, **overrides: object) -> tuple[int, str]:
     """Run a broker that cannot start; its exit code and what it wrote."""
-    command = [*COMMAND, *broker.arguments(**overrides)]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+    done = run_command("headrace_broker", *broker.arguments(**overrides), timeout=30)
     return done.returncode, done.stderr
 
 
