@@ -159,7 +159,7 @@ class Group:
         self._thread.start()
 
     def _write(self) -> None:
-        while not self._stopped.wait(0.005):
+        while not self._stopped.wait(0.1):
             for where in self.partitions:
                 self._producer.send(where.topic, b"%d" % self.sent[where], partition=where.partition)
                 self.sent[where] += 1
