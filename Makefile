@@ -40,7 +40,7 @@ MEASURED := sdk/headrace/wire sdk/headrace/log services/broker/headrace_broker/c
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test fast test-containers test-dashboards test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom release docs site blocking bench bench-peers chaos security clean
+.PHONY: help set-up demo up down status test test-slow fast test-containers test-dashboards test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom release docs site blocking bench bench-peers chaos security clean
 .NOTPARALLEL:
 # Tools and tests are hundreds of processes: they keep what they compile, whatever the image says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -64,12 +64,15 @@ down: set-up ## stop it
 status: set-up ## what runs, where, since when
 	@$(BIN)/python -m headrace_devcluster status
 
-test: check ## the checks, then all tests; those of the cores and of the storage engine first, with their coverage
+test: check ## the checks, then all tests but the slow ones; those of the cores and of the storage engine first, with their coverage
 	@mkdir -p build
 	$(BIN)/pytest $(PYTEST_FLAGS) --cov --cov-report= $(CORE_TESTS)
 	@for folder in $(MEASURED); do percent=$$($(BIN)/coverage report --include="$$folder/*" --format=total) \
 		&& echo "coverage of $$folder: $$percent %" || { $(BIN)/coverage report --include="$$folder/*" --skip-covered; exit 1; }; done
-	$(BIN)/pytest $(PYTEST_FLAGS) $(CORE_TESTS:%=--ignore=%)
+	$(BIN)/pytest $(PYTEST_FLAGS) -m "not slow" $(CORE_TESTS:%=--ignore=%)
+
+test-slow: set-up ## the tests marked slow, which make test leaves out: programs that start a Spark of their own, the documentation site, benchmarks
+	$(BIN)/pytest $(PYTEST_FLAGS) -m slow
 
 fast: set-up ## the unit and property tests of what changed since main, nearest first, for at most a minute (FAST_FLAGS=--help)
 	@$(BIN)/python tools/fast.py $(FAST_FLAGS)

@@ -93,6 +93,7 @@ def standalone(tmp_path: Path) -> Iterator[SparkCluster]:
     cluster.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_workers_read_one_topic_and_write_another(
     spark_session: object, spark_cluster: LocalCluster, standalone: SparkCluster, topic_name: str, tmp_path: Path

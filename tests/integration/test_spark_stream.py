@@ -311,6 +311,7 @@ def copying(
         driver.wait()
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_copies_each_record_once(
     spark_session: Any, spark_cluster: LocalCluster, topic_name: str, tmp_path: Path, without_java: dict[str, str]
 ) -> None:

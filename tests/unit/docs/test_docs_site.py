@@ -37,6 +37,7 @@ def _public(module: ModuleType) -> set[str]:
     return {f"{module.__name__}.{name}" for name in getattr(module, "__all__", own)}
 
 
+@pytest.mark.slow
 def test_the_site_has_every_page_and_a_first_page(site: Path) -> None:
     """Each page of docs is a page of the site, and index.html is its first page."""
     pages = [page.relative_to(ROOT).with_suffix(".html") for page in (ROOT / "docs").rglob("*.md")]
@@ -44,6 +45,7 @@ def test_the_site_has_every_page_and_a_first_page(site: Path) -> None:
     assert (site / "index.html").read_text("utf-8") == (site / "README.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [headrace, headrace.aio, headrace.testing, headrace.metrics])
 def test_every_public_name_is_in_the_reference(site: Path, module: ModuleType) -> None:
     """A name of `__all__` has an entry in the reference of the Python API."""
