@@ -36,6 +36,8 @@ FUZZ_SEED ?= 1
 BIN := .venv/bin
 # Tests whose coverage of MEASURED counts: at least 95 % of the lines and branches of each
 CORE_TESTS := tests/unit/wire tests/unit/log tests/unit/broker tests/unit/coordinator tests/property tests/scenario
+# What make check runs, too
+TEST_OF_WORDS := tests/unit/docs/test_docs_words.py
 MEASURED := sdk/headrace/wire sdk/headrace/log services/broker/headrace_broker/core services/coordinator/headrace_coordinator/core
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
@@ -69,7 +71,7 @@ test: check ## the checks, then all tests but the slow ones; those of the cores 
 	$(BIN)/pytest $(PYTEST_FLAGS) --cov --cov-report= $(CORE_TESTS)
 	@for folder in $(MEASURED); do percent=$$($(BIN)/coverage report --include="$$folder/*" --format=total) \
 		&& echo "coverage of $$folder: $$percent %" || { $(BIN)/coverage report --include="$$folder/*" --skip-covered; exit 1; }; done
-	$(BIN)/pytest $(PYTEST_FLAGS) -m "not slow" $(CORE_TESTS:%=--ignore=%)
+	$(BIN)/pytest $(PYTEST_FLAGS) -m "not slow" $(CORE_TESTS:%=--ignore=%) --ignore=$(TEST_OF_WORDS)
 
 test-slow: set-up ## the tests marked slow, which make test leaves out: programs that start a Spark of their own, the documentation site, benchmarks
 	$(BIN)/pytest $(PYTEST_FLAGS) -m slow
@@ -101,7 +103,7 @@ check: set-up ## ruff, mypy --strict, import layers, words, protos, generated co
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@$(MAKE) check-proto
-	$(BIN)/pytest tests/unit/docs/test_docs_words.py
+	$(BIN)/pytest $(TEST_OF_WORDS)
 	$(BIN)/python tools/docs.py --check
 	$(BIN)/python tools/async_to_sync.py --check
 	$(BIN)/python tools/settings_types.py --check
