@@ -73,7 +73,7 @@ test: check ## the checks, then all tests but the slow ones; those of the cores 
 		&& echo "coverage of $$folder: $$percent %" || { $(BIN)/coverage report --include="$$folder/*" --skip-covered; exit 1; }; done
 	$(BIN)/pytest $(PYTEST_FLAGS) -m "not slow" $(CORE_TESTS:%=--ignore=%) --ignore=$(TEST_OF_WORDS)
 
-test-slow: set-up ## the tests marked slow, which make test leaves out: programs that start a Spark of their own, the documentation site, benchmarks
+test-slow: set-up ## the tests marked slow, which make test leaves out: most jobs on Spark, programs that start a Spark of their own, the documentation site, benchmarks
 	$(BIN)/pytest $(PYTEST_FLAGS) -m slow
 
 fast: set-up ## the unit and property tests of what changed since main, nearest first, for at most a minute (FAST_FLAGS=--help)

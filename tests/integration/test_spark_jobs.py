@@ -261,6 +261,7 @@ def audited(jobs, servers, audit_topic, **wanted) -> dict:
     return summary_of(run_audit(jobs, audit, QUIET), audit, 0.0)
 
 
+@pytest.mark.slow
 def test_an_audit_counts_what_arrived_in_the_topic_and_in_the_table(jobs, servers, topic, audit_topic, tmp_path):
     """Complete to the record; then something more than was claimed, and a table that lacks what was claimed later."""
     send(servers, topic, 70, audit_topic=audit_topic, **AUDITED)
@@ -283,6 +284,7 @@ def test_an_audit_counts_what_arrived_in_the_topic_and_in_the_table(jobs, server
     assert (by_value["missing"], by_value["doubled"]) == (0, 6)
 
 
+@pytest.mark.slow
 def test_a_producer_that_was_killed_leaves_its_windows_unconfirmed(jobs, servers, topic, audit_topic):
     """Its count is unknown, and its name is reported. The other senders' counts are used."""
     send(servers, topic, 20, audit_topic=audit_topic, **AUDITED)
@@ -337,6 +339,7 @@ def clock(moment) -> str:
     return moment.strftime("%H:%M:%S")
 
 
+@pytest.mark.slow
 def test_windowed_counts_go_on_from_run_to_run_and_late_records_are_told(jobs, servers, topic, tmp_path):
     """Each window is written once, when it is final; a record for a final window is late, one in time counts."""
 
@@ -369,6 +372,7 @@ def test_windowed_counts_go_on_from_run_to_run_and_late_records_are_told(jobs, s
     assert again == rows
 
 
+@pytest.mark.slow
 def test_sessions_end_where_a_key_is_silent(jobs, servers, topic, tmp_path):
     """One client pauses, another does not."""
     with headrace.Producer(bootstrap_servers=servers) as producer:
@@ -396,6 +400,7 @@ def test_sessions_end_where_a_key_is_silent(jobs, servers, topic, tmp_path):
     assert [(row[:3], clock(row[3])) for row in run.late_records.rows] == [([topic, 0, 15], "12:01:00")]
 
 
+@pytest.mark.slow
 def test_clicks_are_put_beside_their_impressions(jobs, servers, topic, audit_topic, tmp_path):
     """Within the time allowed; an impression without a click is written once none can come any more."""
     clicks = audit_topic
@@ -430,6 +435,7 @@ def lines(minutes: range) -> bytes:
     return good.encode() + b"not a line at all\n"
 
 
+@pytest.mark.slow
 def test_an_access_log_from_a_file_that_grows(jobs, tmp_path):
     """Hits, errors, bytes, pages and sessions of all that was loaded; bad lines apart; nothing is loaded twice."""
     path, table = tmp_path / "access.log", tmp_path / "table"
@@ -449,6 +455,7 @@ def test_an_access_log_from_a_file_that_grows(jobs, tmp_path):
     assert kept == [b"not a line at all"] * 2
 
 
+@pytest.mark.slow
 def test_an_access_log_from_a_topic(jobs, servers, topic, tmp_path):
     """The same table, from the records of a topic, with its offsets."""
     with headrace.Producer(bootstrap_servers=servers) as producer:

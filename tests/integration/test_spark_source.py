@@ -287,6 +287,7 @@ def test_the_guides_session_finds_the_source_where_no_environment_is_activated(t
     assert re.findall(r"\d+", done.stdout) == ["0", "120", "1", "80"]
 
 
+@pytest.mark.slow
 def test_the_guides_examples_work(
     spark: Any, spark_cluster: LocalCluster, topic_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
