@@ -29,7 +29,7 @@ from headrace_server.tls_settings import ClientAuth, TlsFiles, TlsSettings
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 2.0
-"""How long a changed file may go unnoticed."""
+"""Interval between two `stat` of the files. A file watch misses how Kubernetes replaces a secret: it renames a link."""
 
 ChannelOptions = Sequence[tuple[str, int]]
 
