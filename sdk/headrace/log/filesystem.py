@@ -1,7 +1,9 @@
 """The file-system operations of the log: the only way in which this package accesses a disk.
 
-`OsFileSystem` (os_filesystem.py) is the real one; tests and the simulator put a disk with faults in its place. All
-calls are synchronous and raise `OSError` with an errno; the callers decide what an errno means (errors.py).
+`OsFileSystem` (os_filesystem.py) is the real one. A real disk produces no torn writes, lost directory entries or failed
+fsyncs on demand, so tests and the simulator run the shipped engine on a fake that does. The price is one more Python
+call between a log and each system call. All calls are synchronous and raise `OSError` with an errno, which `errors.py`
+classifies.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ A call that ends unread counts as wasted (`wasted_calls`), and so does one of a 
 
 Every method is registered as one that takes a stream of bytes: only to such a one does grpc.aio give its context, and
 with it the peer, before the request is there. A method that answers once still answers by one batch of operations, so
-this costs a call 2 % (docs/decisions/0033-use-admission-at-the-headers.md). Belongs to the event loop of its server.
+this costs a call 2 % (docs/decisions/0031-use-admission-at-the-headers.md). Belongs to the event loop of its server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The garbage collector of a service: what lives long is looked at once an hour, not whenever a call makes much.
+"""The garbage collector of a service: long-lived objects are visited once an hour, not in every full collection.
 
-A full collection of CPython looks at every object and stops the process meanwhile: 100 to 150 ms where a broker holds
-10,000 partitions. After one that was long its survivors are set apart (`gc.freeze`), and every
-`WHOLE_SECONDS` they are looked at again, so that what became garbage in cycles among them is found by then.
+A full collection of CPython visits every object and stops the process meanwhile: 100 to 150 ms for a broker with 10,000
+partitions. The survivors of a long one are frozen (`gc.freeze`); every `WHOLE_SECONDS` a collection visits them too, so
+garbage in cycles among them stays up to an hour. Without a collector such cycles would stay for ever, higher
+thresholds only make the pause rarer, and a thread of its own would hold the interpreter all the same.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import time
 from collections.abc import Callable
 
 LONG_SECONDS = 0.010
-"""Processor time of a full collection from which on its survivors are set apart."""
+"""Processor time of a full collection above which its survivors are frozen."""
 WHOLE_SECONDS = 3_600.0
 
 
 class CollectorPacer:
-    """See the module. Called by the collector, in whatever thread it runs."""
+    """Callback of the garbage collector, which calls it in the thread that triggered the collection; see the module."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -25,7 +26,7 @@ class CollectorPacer:
         self._started = 0.0
 
     def install(self) -> None:
-        """Set apart what is there now, and follow the collector for the life of the process; once in a process."""
+        """Freeze the present objects and register for the life of the process; a second call does nothing."""
         if any(isinstance(each, CollectorPacer) for each in gc.callbacks):
             return
         gc.collect()
@@ -33,7 +34,7 @@ class CollectorPacer:
         gc.callbacks.append(self)
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
-        """For `gc.callbacks`."""
+        """Handle the `start` or `stop` of a collection (the interface of `gc.callbacks`)."""
         if info["generation"] != 2:
             return
         if phase == "start":

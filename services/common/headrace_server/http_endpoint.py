@@ -3,7 +3,7 @@
 `/metrics` has a fixed number of series; `/metrics/detail` one or more a partition. `/health/startup`,
 `/health/liveness` and `/health/readiness` answer 200 or 503 and say why in a line of JSON, from the first moment of the
 process on, also while the service's event loop is blocked. A scrape costs the service only what it holds the
-interpreter's lock for (docs/decisions/0047-use-own-threads-for-health-and-metrics.md).
+interpreter's lock for (docs/decisions/0043-use-own-threads-for-health-and-metrics.md).
 
 The port authenticates no caller, and the probes on it decide about restarts. So a connection has `HEAD_SECONDS` for its
 whole request head, not for each byte; connections without one are bounded in number, of a peer and in all, and a new

@@ -295,10 +295,11 @@ def describe_topic_config(configs: Mapping[str, str], replication_factor: int) -
 
 
 def effective_min_insync_replicas(setting: int, replicas: int) -> int:
-    """What a topic's `min_insync_replicas` means for a partition of `replicas` >= 1: never more than there are.
+    """Return the minimum in-sync replicas of a partition with `replicas` >= 1 replicas; never more than `replicas`.
 
-    0: the default, 2 of at least 3 replicas, so that the loss of one stops nothing and the records are on two machines;
-    else 1.
+    `setting` is the topic's. `0`, the default, means 2 of at least 3 replicas, otherwise 1: of two replicas, a minimum
+    of 2 would make each restart an outage of writes. The default is not the number 1, because values equal to the
+    default are not stored: no topic could then have 1 of 3.
     """
     return min(setting or (2 if replicas >= 3 else 1), replicas)
 

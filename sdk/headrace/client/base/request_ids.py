@@ -1,7 +1,8 @@
-"""The name that every operation has in the logs of clients, coordinators and brokers, and in the texts of errors.
+"""The request id of an operation: one name in the logs of clients, coordinators and brokers and in error messages.
 
-An operation is what `execute` runs (all its tries, and what it looks up on the way), or one Produce or Fetch. Its calls
-carry the name as metadata; servers write it into their logs and return it with what they refuse. Any thread.
+An operation is what `execute` runs (all its tries and metadata reads), one Produce or one Fetch; an id per try would
+end the trail at the first retry. Its calls carry the id as metadata (40 bytes, 2 us). Servers read it only when they
+log a line or refuse a call. Replica streams have none: they belong to no operation. Any thread.
 """
 
 import contextlib
@@ -17,19 +18,19 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class _Names:
-    """One process's: a part drawn at random, and a number."""
+    """Ids of one process: a random prefix and a counter."""
 
     def __init__(self) -> None:
         self.renew()
 
     def renew(self) -> None:
-        """In a new process, so that a fork uses no name of its parent."""
+        """Draw another prefix; called in a forked child, so that it uses no id of its parent."""
         self.prefix = secrets.token_hex(4)
         self.numbers = itertools.count(1)
 
 
 class _Operation:
-    """What a thread or a task is at; named when its first call leaves."""
+    """The operation of a thread or task; its first call gives it an id."""
 
     __slots__ = ("request_id",)
 
@@ -44,15 +45,15 @@ _operation: ContextVar[_Operation | None] = ContextVar("headrace_operation", def
 
 
 def new_request_id() -> str:
-    """A name that nothing else has, as `5f0c93ab-2f`."""
+    """Return a unique id, such as `5f0c93ab-2f`."""
     return f"{_names.prefix}-{next(_names.numbers):x}"
 
 
 @contextlib.contextmanager
 def request_id_scope() -> Iterator[None]:
-    """Everything called within belongs together; inside another operation it is a part of that one.
+    """Run the block as one operation; within another operation it is a part of that one.
 
-    An error that it raises after a call has left carries the name.
+    A `HeadraceError` that leaves the block after a call was sent gets the operation's id.
     """
     outer = _operation.get()
     found = _Operation() if outer is None else outer
@@ -67,12 +68,12 @@ def request_id_scope() -> Iterator[None]:
 
 
 def metadata_of(request_id: str) -> Metadata:
-    """What a call of that name carries."""
+    """Return the metadata of a call with this id."""
     return ((REQUEST_ID_KEY, request_id),)
 
 
 def operation_metadata() -> Metadata:
-    """What a call of the operation under way carries; outside of any it is one by itself."""
+    """Return the metadata of a call of the current operation; a call outside of any is an operation by itself."""
     found = _operation.get()
     if found is None:
         return metadata_of(new_request_id())

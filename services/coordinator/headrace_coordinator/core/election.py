@@ -4,7 +4,7 @@ keys.
 Level-triggered: the controller asks for every partition whenever the view has changed and writes what is returned,
 comparing the key's mod_revision, its own controller epoch and the elected broker's registration. `elect` never chooses
 outside in-sync set and eligible leaders (I3, H20); the one exception, a sole replica, marks the state `unclean`
-(docs/decisions/0012-use-compares-for-unclean-elections.md). `elect_uncleanly` is an administrator's act alone (H21).
+(docs/decisions/0011-use-compares-for-unclean-elections.md). `elect_uncleanly` is an administrator's act alone (H21).
 """
 
 from __future__ import annotations

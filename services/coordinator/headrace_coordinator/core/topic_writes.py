@@ -1,6 +1,6 @@
 """What creating, growing, changing and deleting a topic writes: transactions of at most 128 operations, crash-safe.
 
-A topic is visible if and only if `topics/{name}` is there (docs/decisions/0017-use-name-key-for-visibility.md). What
+A topic is visible if and only if `topics/{name}` is there (docs/decisions/0015-use-name-key-for-visibility.md). What
 fits into one transaction is written by one. What does not:
 
 1. `topic_ids/{topic_id}` is put with `partitions` as they are visible now (0 for a new topic).
