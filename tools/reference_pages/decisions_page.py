@@ -15,12 +15,13 @@ AREAS = (
     "Metadata and etcd",
     "Producers",
     "Consumers and groups",
-    "RPC, limits and security",
+    "RPC and limits",
+    "Security",
+    "Spark and tables",
+    "Operations",
     "Simulation and tests",
-    "Spark",
-    "Command line and operations",
-    "Packaging",
 )
+"""The sections of the index, in order. An area without a page has no section."""
 _HEADER = re.compile(
     r"# (?P<number>[1-9]\d*)\. (?P<title>.+)\n\n"
     r"- Status: (?P<status>.+)\n- Date: (?P<date>\d{4}-\d\d-\d\d)\n- Area: (?P<area>.+)\n\n"
@@ -48,7 +49,7 @@ def read_decision(path: Path) -> Decision:
     """Return the header of a page. Raise `ValueError` if the page does not begin with one."""
     header = _HEADER.match(path.read_text("utf-8"))
     if header is None or header["area"] not in AREAS:
-        raise ValueError(f"{path.name} does not begin with a title, Status, Date and a known Area")
+        raise ValueError(f"{path.name} does not begin with a title, Status, Date and an Area of {', '.join(AREAS)}")
     return Decision(path, int(header["number"]), header["title"], header["status"], header["date"], header["area"])
 
 
@@ -62,5 +63,6 @@ def decisions_body() -> str:
             for each in decisions
             if each.area == area
         ]
-        sections += [f"## {area}", table(("Number", "Decision", "Status", "Date"), rows)]
+        if rows:
+            sections += [f"## {area}", table(("Number", "Decision", "Status", "Date"), rows)]
     return "\n\n".join(sections)

@@ -55,7 +55,7 @@ def test_each_decision_is_linked_from_outside_of_the_decisions() -> None:
     [
         "# 1. Use a for b\n\nText.\n",
         "# 1. Use a for b\n\n- Status: accepted\n- Date: 2026-11-21\n\nText.\n",
-        "# 1. Use a for b\n\n- Status: accepted\n- Date: today\n- Area: Spark\n\nText.\n",
+        "# 1. Use a for b\n\n- Status: accepted\n- Date: today\n- Area: Spark and tables\n\nText.\n",
         "# 1. Use a for b\n\n- Status: accepted\n- Date: 2026-11-21\n- Area: Cooking\n\nText.\n",
     ],
 )
