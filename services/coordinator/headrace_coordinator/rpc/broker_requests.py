@@ -39,7 +39,7 @@ class BrokerRequests:
 
     def _leaders(self, broker_id: int) -> int:
         return sum(
-            partition.state.leader is not None and partition.state.leader.broker_id == broker_id
+            partition.state.leader_id == broker_id
             for topic in self._view.topics.values()
             for partition in self._view.partitions(topic.topic_id)
         )

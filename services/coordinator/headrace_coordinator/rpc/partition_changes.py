@@ -149,7 +149,7 @@ class PartitionChanges:
             elif state.leader == outcome.after.leader:
                 self._answers.put_error(one.answer, _not_handed_over(state))
             else:
-                one.answer.leader_id = -1 if state.leader is None else state.leader.broker_id
+                one.answer.leader_id = state.leader_id
                 one.answer.leader_epoch = state.leader_epoch
 
     async def _change(
@@ -167,9 +167,8 @@ class PartitionChanges:
 
 
 def _not_handed_over(state: PartitionState) -> TimedOutError:
-    leader = -1 if state.leader is None else state.leader.broker_id
     return TimedOutError(
-        f"the replica did not reach the end of the leader's log in time; broker {leader} leads on",
+        f"the replica did not reach the end of the leader's log in time; broker {state.leader_id} leads on",
         outcome=Outcome.UNKNOWN if state.successors else Outcome.NOT_APPLIED,
         action="Ask again; where it lasts, wait until less is written, or the replica is faster.",
     )
@@ -177,7 +176,7 @@ def _not_handed_over(state: PartitionState) -> TimedOutError:
 
 def _fill(answer: cluster_pb2.PartitionChangeResult, outcome: ChangedPartition) -> None:
     answer.unchanged = outcome.unchanged
-    answer.leader_id = -1 if outcome.after.leader is None else outcome.after.leader.broker_id
+    answer.leader_id = outcome.after.leader_id
     answer.leader_epoch = outcome.after.leader_epoch
     answer.replicas.extend(outcome.after.replicas)
 

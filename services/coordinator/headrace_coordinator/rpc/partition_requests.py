@@ -115,7 +115,7 @@ class PartitionRequests:
                         adding=state.adding,
                         removing=state.removing,
                         in_sync_replicas=[entry.broker_id for entry in state.in_sync],
-                        leader_id=-1 if state.leader is None else state.leader.broker_id,
+                        leader_id=state.leader_id,
                         copy_bytes_per_second=state.copy_bytes_per_second,
                     )
         return response

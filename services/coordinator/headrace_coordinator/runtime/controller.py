@@ -252,7 +252,7 @@ class Controller:
             topic_id=change.topic_id.hex(),
             partition=change.partition,
             leader_epoch=after.leader_epoch,
-            broker_id=-1 if after.leader is None else after.leader.broker_id,
+            broker_id=after.leader_id,
         )
         self._metrics.partition_changes.labels(change.step.value).inc()
         match change.step:
