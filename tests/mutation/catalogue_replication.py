@@ -17,7 +17,7 @@ REPLICATION = (
         "incomplete-leader-continues",
         "I2",
         "PartitionReplica.lacks_committed",
-        replace("self._is_member(state)", "self._is_member(state) and state.leader != self._me()"),
+        replace("self.me in state.members", "self.me in state.members and state.leader != self.me"),
         "A leader whose log ends below what its key calls committed leads with what is left.",
         Test(
             "tests/unit/broker/test_broker_emptied_replica.py::test_a_leader_whose_log_is_too_short_leads_no_more",

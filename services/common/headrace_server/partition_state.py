@@ -73,6 +73,11 @@ class PartitionState:
         """The broker id of the leader; -1: none."""
         return -1 if self.leader is None else self.leader.broker_id
 
+    @property
+    def members(self) -> tuple[Replica, ...]:
+        """The replicas that hold every committed record: `in_sync`, then `eligible_leaders`."""
+        return self.in_sync + self.eligible_leaders
+
     def fetches_count_from(self, broker_id: int) -> int:
         """Return the least `partition_epoch` of a broker's fetches that count."""
         return next((fence.partition_epoch for fence in self.fetch_fences if fence.broker_id == broker_id), 0)

@@ -222,15 +222,14 @@ class PartitionReplica:
             self.leadership.see_key(event.state)
         if self.role is Role.OFFLINE:
             # It was elected meanwhile: its log cannot be trusted for that (H33).
-            members = (*event.state.in_sync, *event.state.eligible_leaders)
-            named = any(member.broker_id == self.broker_id for member in members)
+            named = any(member.broker_id == self.broker_id for member in event.state.members)
             return [LeaveInSync(self._corrupt)] if named else []
         return [] if self.role is Role.FENCED else [*self._take_committed(), *self._follow_key()]
 
     def _take_committed(self) -> list[Action]:
         """Take the high watermark of a key that names this session: a member has all below it (I3)."""
         state = self.state
-        if state is None or not self._is_member(state):
+        if state is None or self.me not in state.members:
             return []
         committed = min(Offset(state.high_watermark), self.log_end_offset)
         if committed <= self.high_watermark:
@@ -238,16 +237,13 @@ class PartitionReplica:
         self.high_watermark = committed
         return [HighWatermarkAdvanced(committed)]
 
-    def _is_member(self, state: PartitionState) -> bool:
-        return self.me in (*state.in_sync, *state.eligible_leaders)
-
     @property
     def lacks_committed(self) -> bool:
         """Whether the key names this session as a member and the log ends below what was committed then (I2, I3)."""
         state = self.state
         if state is None or self.role in (Role.OFFLINE, Role.DELETED, Role.FENCED):
             return False
-        return self.log_end_offset < state.high_watermark and self._is_member(state)
+        return self.log_end_offset < state.high_watermark and self.me in state.members
 
     def _see_gone(self, event: StateGone) -> list[Action]:
         self.revision = event.revision

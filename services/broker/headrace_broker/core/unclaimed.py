@@ -11,7 +11,7 @@ from headrace_server.partition_state import PartitionState
 
 def reason_to_keep(state: PartitionState, broker_id: int, last_epoch: int) -> str:
     """Return why the log of `broker_id`, whose last leader epoch is `last_epoch`, must stay; empty: it may go."""
-    members = {entry.broker_id for entry in (*state.in_sync, *state.eligible_leaders)}
+    members = {entry.broker_id for entry in state.members}
     if broker_id in {*state.replicas, *state.adding, *members}:
         return "the partition is assigned to this broker"
     if state.adding or state.removing:

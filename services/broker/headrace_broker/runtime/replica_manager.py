@@ -148,7 +148,7 @@ class ReplicaManager:
         """
         for entry in self.view.partitions(topic.topic_id):
             state, number = entry.state, entry.partition
-            members = {member.broker_id for member in (*state.in_sync, *state.eligible_leaders)}
+            members = {member.broker_id for member in state.members}
             is_counted_on = state.durable and self._context.broker_id in members
             was_begun = self._directory.seen.was_begun(LogId(topic.topic_id, number).directory_name)
             if is_counted_on and was_begun and (topic.topic_id, number) not in self._partitions:
@@ -303,7 +303,7 @@ class ReplicaManager:
             return
         if entry.mod_revision < left_revision:
             return  # The write is on its way to this view, and comes here again.
-        members = {member.broker_id for member in (*entry.state.in_sync, *entry.state.eligible_leaders)}
+        members = {member.broker_id for member in entry.state.members}
         if members and self._context.broker_id not in members and self._partitions.get(key) is partition:
             self._corrupt[key] = None
             self._mark(*key)

@@ -77,8 +77,7 @@ class PlannedChange:
 
 def new_sessions(before: PartitionState, after: PartitionState) -> tuple[Replica, ...]:
     """Return the sessions that a write must compare (I12): those that are new in the key, and a new leader's."""
-    known = {*before.in_sync, *before.eligible_leaders}
-    named = {entry for entry in (*after.in_sync, *after.eligible_leaders) if entry not in known}
+    named = set(after.members) - set(before.members)
     if after.leader is not None and after.leader != before.leader:
         named.add(after.leader)
     return tuple(sorted(named))

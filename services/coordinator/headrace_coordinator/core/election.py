@@ -117,7 +117,7 @@ def elect_uncleanly(
 
 def electable(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> list[Replica]:
     """Return the registered replicas that hold every committed record, in their present sessions, with the leader."""
-    entries, _ = carry_over(state.in_sync + state.eligible_leaders, live, durable=state.durable)
+    entries, _ = carry_over(state.members, live, durable=state.durable)
     return [entry for entry in entries if is_session(entry, live)]
 
 
@@ -174,7 +174,7 @@ def by_preference(
 
 def _sole_replica(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> Replica | None:
     """Find the only replica, back with its directory but without the promise that nothing is missing from its end."""
-    entries = state.in_sync + state.eligible_leaders
+    entries = state.members
     if len(state.replicas) != 1 or len(entries) != 1:
         return None
     session = live.get(entries[0].broker_id)

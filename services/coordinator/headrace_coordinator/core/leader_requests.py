@@ -67,12 +67,11 @@ def nobody_returned(
     keyspace: Keyspace, state: PartitionState, live: Mapping[int, RegisteredBroker]
 ) -> tuple[Compare, ...]:
     """Compares that hold while none of the in-sync and eligible replicas has registered since `live` was read."""
-    entries = state.in_sync + state.eligible_leaders
     return tuple(
         CreateRevisionIs(
             keyspace.broker(entry.broker_id), live[entry.broker_id].broker_epoch if entry.broker_id in live else 0
         )
-        for entry in entries
+        for entry in state.members
     )
 
 

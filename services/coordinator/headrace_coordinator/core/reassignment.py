@@ -55,8 +55,7 @@ def plan_move(state: PartitionState, target: Sequence[int], copy_bytes_per_secon
     dropped = set(state.adding) - set(target)
     stays = [entry for entry in state.in_sync if entry.broker_id not in dropped]
     if len(stays) < state.min_insync_replicas or (state.leader is not None and state.leader not in stays):
-        members = {entry.broker_id for entry in state.in_sync + state.eligible_leaders}
-        dropped -= members
+        dropped -= {entry.broker_id for entry in state.members}
         stays = list(state.in_sync)
     held = [broker_id for broker_id in state.replicas if broker_id not in dropped and not _is_copying(state, broker_id)]
     adding = tuple(broker_id for broker_id in target if broker_id not in held)
@@ -79,5 +78,4 @@ def plan_cancel(state: PartitionState) -> PartitionState | None:
 
 def _is_copying(state: PartitionState, broker_id: int) -> bool:
     """Return whether a replica is being added and has not caught up."""
-    members = {entry.broker_id for entry in state.in_sync + state.eligible_leaders}
-    return broker_id in state.adding and broker_id not in members
+    return broker_id in state.adding and broker_id not in {entry.broker_id for entry in state.members}
