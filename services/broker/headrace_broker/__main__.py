@@ -18,9 +18,9 @@ import typer
 from headrace.log.dump import dump
 from headrace.wire.allocator import keep_large_buffers
 from headrace.wire.errors import HeadraceError
-from headrace_server.lifecycle import ProcessExitCode
+from headrace_server.lifecycle import ProcessExitCode, report_failure
 from headrace_server.lifecycle import run as run_service
-from headrace_server.settings import SettingsError, load_settings
+from headrace_server.settings import load_settings
 
 from headrace_broker.app import serve
 from headrace_broker.drain import drain as drain_broker
@@ -60,10 +60,7 @@ def drain(
     try:
         print(asyncio.run(drain_broker(_read_settings(config, set_), timeout)))
     except HeadraceError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(
-            ProcessExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ProcessExitCode.FAILED
-        ) from None
+        raise typer.Exit(report_failure(error)) from None
 
 
 @cli.command("trust-clock")
@@ -74,10 +71,7 @@ def trust_clock(config: ConfigOption = None, set_: SetOption = []) -> None:  # n
     try:
         now_ms = asyncio.run(say_time(_read_settings(config, set_)))
     except HeadraceError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(
-            ProcessExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ProcessExitCode.FAILED
-        ) from None
+        raise typer.Exit(report_failure(error)) from None
     print(
         f"It is {datetime.fromtimestamp(now_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC; clocks within a day are believed."
     )
@@ -89,10 +83,7 @@ def print_log_state(config: ConfigOption = None, set_: SetOption = []) -> None: 
     try:
         print(as_text(export_log_state(_read_settings(config, set_))))
     except HeadraceError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(
-            ProcessExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ProcessExitCode.FAILED
-        ) from None
+        raise typer.Exit(report_failure(error)) from None
 
 
 cli.command("dump")(dump)

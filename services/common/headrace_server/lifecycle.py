@@ -21,6 +21,7 @@ import structlog
 from headrace.wire.errors import HeadraceError, InvalidConfigError
 
 from headrace_server.descriptors import raise_limit
+from headrace_server.settings import SettingsError
 
 log = structlog.get_logger(__name__)
 
@@ -118,6 +119,12 @@ def _stop_timed_out(seconds: float) -> None:
 def _exit_now(code: ProcessExitCode) -> None:
     sys.stderr.flush()
     os._exit(code)
+
+
+def report_failure(error: HeadraceError) -> ProcessExitCode:
+    """Print the error of an administrator's command and return the command's exit code."""
+    print(f"error: {error}", file=sys.stderr)
+    return ProcessExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ProcessExitCode.FAILED
 
 
 def _print_errors(group: BaseExceptionGroup[HeadraceError]) -> None:

@@ -9,14 +9,13 @@ gc.disable()  # What is imported stays: looking for garbage meanwhile is an eigh
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from headrace.wire.errors import HeadraceError
 from headrace_server import lifecycle
-from headrace_server.lifecycle import ProcessExitCode
+from headrace_server.lifecycle import ProcessExitCode, report_failure
 from headrace_server.settings import SettingsError, load_settings
 
 from headrace_coordinator.app import serve
@@ -66,10 +65,7 @@ def recover_metadata(
         for line in asyncio.run(run_recovery(_read_settings(config, set_), log_state or [], lost or [], apply=apply)):
             print(line)
     except HeadraceError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(
-            ProcessExitCode.BAD_SETTINGS if isinstance(error, SettingsError) else ProcessExitCode.FAILED
-        ) from None
+        raise typer.Exit(report_failure(error)) from None
 
 
 def start(config: Path | None, overrides: list[str] | None) -> ProcessExitCode:
@@ -77,8 +73,7 @@ def start(config: Path | None, overrides: list[str] | None) -> ProcessExitCode:
     try:
         settings = _read_settings(config, overrides)
     except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return ProcessExitCode.BAD_SETTINGS
+        return report_failure(error)
     return lifecycle.run(lambda stop: serve(settings, stop), stop_timeout_seconds=settings.stop_timeout_ms / 1000)
 
 
