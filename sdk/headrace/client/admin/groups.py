@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from headrace.client.admin.rpc import error_of
 from headrace.client.base.errors import ConfigError
 from headrace.v1 import groups_pb2
-from headrace.wire.errors import HeadraceError, from_detail
+from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 
 NO_OFFSET = -1
@@ -198,7 +199,7 @@ def commit_results(
             topic.name,
             each.partition,
             offsets[TopicPartition(topic.name, each.partition)],
-            from_detail(each.error) if each.HasField("error") else None,
+            error_of(each),
         )
         for topic in response.topics
         for each in topic.partitions
@@ -253,10 +254,7 @@ def committed_offsets(response: groups_pb2.FetchOffsetsResponse) -> dict[TopicPa
 
 def group_results(response: groups_pb2.DeleteGroupsResponse) -> list[GroupResult]:
     """Read what became of each group, in order."""
-    return [
-        GroupResult(each.group_id, from_detail(each.error) if each.HasField("error") else None)
-        for each in response.groups
-    ]
+    return [GroupResult(each.group_id, error_of(each)) for each in response.groups]
 
 
 def _add_offsets(topics: Any, offsets: Mapping[TopicPartition, int]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
+from headrace.client.admin.rpc import error_of
 from headrace.client.base.errors import ConfigError
 from headrace.v1 import broker_pb2, cluster_pb2, topics_pb2
 from headrace.wire.errors import HeadraceError, from_detail
@@ -194,7 +195,7 @@ def partition_changes(
         PartitionChange(
             result.name,
             result.partition,
-            from_detail(result.error) if result.HasField("error") else None,
+            error_of(result),
             result.unchanged,
             result.leader_id,
             result.leader_epoch,
