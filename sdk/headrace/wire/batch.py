@@ -171,7 +171,7 @@ def read_header(buffer: ReadableBuffer, position: int = 0) -> BatchHeader:
 def check_batch(
     batch: ReadableBuffer, *, max_batch_bytes: int, max_records: int, max_payload_bytes: int
 ) -> BatchHeader:
-    """Check that `batch` is exactly one whole, sound batch within the limits, and give its header.
+    """Check that `batch` is exactly one whole, valid batch within the limits, and return its header.
 
     The broker calls it once for every batch produced, a reader for every batch fetched. It looks at both checksums
     and at the relations between the header's fields, never at columns: it inflates nothing.
@@ -212,7 +212,7 @@ def check_batch(
 
 
 def _wrong_relation(header: BatchHeader) -> str:
-    """Say which relation between the header's fields does not hold; empty when all do."""
+    """Return the relation between the header's fields that does not hold; empty if all do."""
     flags = header.flags
     stored_bytes = header.batch_bytes - HEADER_BYTES - header.padding_bytes
     if flags & _RESERVED_FLAGS:

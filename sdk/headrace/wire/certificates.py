@@ -1,7 +1,7 @@
-"""Whose an X.509 certificate is and when it ends: all that headrace reads of one itself. Pure; services and SDK use it.
+"""Subject, public key and expiry of X.509 certificates in PEM. Pure; services and SDK use it.
 
-Handshakes are gRPC's business. That a certificate is about to expire must be known before a handshake fails, and the
-standard library does not tell it of a file. RFC 5280, 4.1: a certificate is `SEQUENCE { tbsCertificate SEQUENCE {
+Handshakes are gRPC's business. The expiry must be known before a handshake fails, and the standard library does not
+read it from a file. RFC 5280, 4.1: a certificate is `SEQUENCE { tbsCertificate SEQUENCE {
 [0] version, serialNumber, signature, issuer, validity SEQUENCE { notBefore, notAfter }, subject, ... }, ... }`, in DER.
 """
 
@@ -20,11 +20,11 @@ _ATTRIBUTES = {3: "CN", 6: "C", 7: "L", 8: "ST", 10: "O", 11: "OU"}
 
 
 class CertificateFormatError(ValueError):
-    """Not a certificate in PEM. Give a file that begins with `-----BEGIN CERTIFICATE-----`."""
+    """The file is not a certificate in PEM. Use one that begins with `-----BEGIN CERTIFICATE-----`."""
 
 
 class CertificateFacts(NamedTuple):
-    """What is read of one certificate."""
+    """Subject, expiry and public key of one certificate."""
 
     subject: str
     """As `CN=broker-1,O=Example`, in the order of the certificate; parts that are rarely used are left out."""
@@ -34,7 +34,7 @@ class CertificateFacts(NamedTuple):
 
 
 def read_facts(pem: bytes) -> list[CertificateFacts]:
-    """Return the facts of each certificate of a PEM file, in their order; text around them is passed over.
+    """Return the facts of each certificate of a PEM file, in their order; text around them is ignored.
 
     Raises:
         CertificateFormatError: there is none, or one cannot be read.
@@ -96,7 +96,7 @@ def _time(der: bytes, position: int) -> datetime:
 
 
 def _enter(der: bytes, position: int, tag: int) -> tuple[int, int]:
-    """Where the content of the element at `position` starts and ends."""
+    """Return the start and end of the content of the element at `position`."""
     if der[position] != tag:
         raise ValueError(f"tag {der[position]} in place of {tag}")
     length, start = der[position + 1], position + 2

@@ -39,7 +39,7 @@ def compress(codec: Codec, data: bytes, level: int | None = None) -> bytes:
     """Compress `data` as one frame; the same input gives the same bytes.
 
     Args:
-        codec: how; NONE gives `data` back.
+        codec: the codec; NONE returns `data`.
         data: the payload.
         level: the codec's own level, or None for its default.
 

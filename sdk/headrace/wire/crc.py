@@ -9,7 +9,7 @@ import google_crc32c
 import numpy as np
 
 ReadableBuffer: TypeAlias = bytes | bytearray | memoryview
-"""What the functions of this package take where they read bytes: any C-contiguous buffer."""
+"""Any C-contiguous buffer."""
 
 
 def crc32c(buffer: ReadableBuffer, crc: int = 0) -> int:

@@ -39,7 +39,7 @@ _SMALL_OFFSETS = [struct.Struct(f"<{count + 1}i{-4 * (count + 1) % 8}x") for cou
 
 
 class ArrowBuffers(NamedTuple):
-    """One column as Arrow lays it out: `encode_columns` takes it, `arrow_buffers` gives it."""
+    """One column as Arrow lays it out: input of `encode_columns`, output of `arrow_buffers`."""
 
     offsets: Int32s
     """int32[n + 1], ascending; need not start at 0."""
@@ -50,7 +50,7 @@ class ArrowBuffers(NamedTuple):
 
 
 class BatchFields(TypedDict, total=False):
-    """What a batch has besides its values; see `batch_parts`."""
+    """The arguments of `batch_parts` besides values and keys."""
 
     base_timestamp_ms: Required[int]
     headers: Sequence[RecordHeaders | None] | None
@@ -300,7 +300,7 @@ class _Payload:
         self.size += gap + size
 
     def column(self, name: str, column: ArrowBuffers, count: int) -> bool:
-        """Add a column; say whether it has a validity bitmap."""
+        """Add a column; return whether it has a validity bitmap."""
         offsets, data, validity = column
         if len(offsets) != count + 1:
             raise InvalidRequestError(f"there are {count} values but {len(offsets) - 1} {name}s")
@@ -320,7 +320,7 @@ class _Payload:
     def timestamps(
         self, timestamps_ms: Sequence[int | None] | npt.NDArray[np.int64], base_timestamp_ms: int, count: int
     ) -> tuple[int, int]:
-        """Add the records' timestamps; give the smallest and the greatest."""
+        """Add the records' timestamps; return the smallest and the greatest."""
         rows: Any = timestamps_ms
         if not isinstance(rows, np.ndarray):
             rows = [base_timestamp_ms if time is None else time for time in rows]

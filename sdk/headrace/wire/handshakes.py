@@ -1,7 +1,7 @@
-"""Why a connection was not made, where TLS is the reason: gRPC's words on one side, ours and what to do on the other.
+"""Explanations of failed TLS handshakes: gRPC's texts, each with our message and the next step.
 
-gRPC answers every call on such a connection with UNAVAILABLE and tells the reason in the text alone. The words are
-those of gRPC 1.62 to 1.85 and BoringSSL; where none is known, gRPC's text stays as it is. Pure.
+gRPC fails every call on such a connection with UNAVAILABLE, and only the text has the reason. The texts are those of
+gRPC 1.62 to 1.85 and BoringSSL; an unknown text stays as it is. Pure.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Explanation(NamedTuple):
-    """One sentence about what is wrong, one about what to do."""
+    """The fault and the next step, a sentence each."""
 
     message: str
     action: str
@@ -85,10 +85,10 @@ _EITHER = Explanation(
 def explain_handshake(
     details: str, *, speaks_tls: bool | None = None, shows_certificate: bool = False
 ) -> Explanation | None:
-    """Say what the text of a call that never left means; None: it has nothing to do with TLS.
+    """Return the explanation of the text of a call that was never sent, or None if TLS is not the reason.
 
-    A server that hangs up gives no reason, so there it takes what the client does to tell: `speaks_tls` (None: not
-    known) and `shows_certificate`.
+    A server that closes the connection sends no reason. The explanation then depends on the client: `speaks_tls`
+    (`None` means unknown) and `shows_certificate`.
     """
     if "failed to connect to all addresses" not in details:
         return None

@@ -1,4 +1,4 @@
-"""The small types that name things: offsets, epochs, brokers, producers, topics, partitions. No behaviour."""
+"""Types of identifiers: offsets, epochs, brokers, producers, topics, partitions. No behaviour."""
 
 from typing import NamedTuple, NewType
 
@@ -15,7 +15,7 @@ ProducerId = NewType("ProducerId", int)
 """An idempotent producer's number, drawn by the coordinator and never used twice, from 0; an int64. -1: none."""
 
 OWN_PRODUCER_IDS = 2**62
-"""From here on coordinators give no producer ids: these are made by who uses them."""
+"""Coordinators assign only smaller producer ids; ids from here on are chosen by the callers that use them."""
 
 PRODUCER_FAMILY_BITS = 20
 """Own producer ids that differ only in this number of lowest bits are a family: the parts of one writer."""

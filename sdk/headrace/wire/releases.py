@@ -1,10 +1,9 @@
-"""Which releases work together: what each side of a connection says of itself, and when it refuses the other.
+"""Compatibility of releases: what each side of a connection sends about itself, and when it refuses its peer.
 
-Clients and servers, members and coordinators, followers and leaders say it (`Handshake` in the protos), and every
-broker and coordinator registers it in etcd. Two releases work together that are no more than one minor release apart,
-so that a cluster is upgraded process by process; `tests/golden` keeps what each release asks. A capability is what a
-release can do beyond that, with the number of its form: a side that needs one refuses a peer without it, whatever its
-release. Pure.
+Clients and servers, members and coordinators, followers and leaders exchange a `Handshake`; every broker and
+coordinator registers its own in etcd. Two releases work together if they are at most one minor release apart, so that
+a cluster is upgraded process by process; `tests/golden` keeps the requests of each release. A capability is a feature
+with the number of its form: a side that needs one refuses a peer without it, whatever its release. Pure.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _UPGRADE = "Upgrade the older one, one minor release at a time."
 
 
 def check_peer(who: str, release: str, capabilities: Collection[str], needs: Collection[str] = ()) -> None:
-    """Refuse a peer that this release does not work with; one that says no release is taken as it is.
+    """Refuse a peer that this release does not work with; a peer that sends no release is accepted.
 
     Raises:
         UnsupportedVersionError: it is more than one minor release apart, or lacks a capability of `needs`.
@@ -51,7 +50,7 @@ def check_peer(who: str, release: str, capabilities: Collection[str], needs: Col
 
 
 def are_close(releases: Collection[str]) -> bool:
-    """Whether all of them work together."""
+    """Return whether all of these releases work together."""
     return all(_are_close(one, other) for one in releases for other in releases)
 
 

@@ -1,4 +1,4 @@
-"""What goes over the transfer port: `FetchRequest` and `FetchResponse` as protobuf writes them, each behind its length.
+"""The framing of the transfer port: `FetchRequest` and `FetchResponse` in protobuf, each preceded by its length.
 
 A client connects, sends `PREFACE`, and then one request after the other, each answered before the next one is sent:
 
@@ -7,7 +7,8 @@ A client connects, sends `PREFACE`, and then one request after the other, each a
 
 Big-endian. The body of an `ANSWER` is a FetchResponse, whose batches the broker has the kernel send from the page cache
 (sendfile, the paper's section 3.1); that of a `REFUSAL` is the ErrorDetail of the whole request. The verdict comes
-last because the broker knows it last: an answer that is not `WHOLE` is thrown away. See docs/protocols/transfer.md.
+last because a truncation can remove a range while it is sent: the client discards an answer that is not `WHOLE`. See
+docs/protocols/transfer.md.
 """
 
 import struct

@@ -76,7 +76,7 @@ class SplicedMessage:
 
 
 class _Fields:
-    """How many fields may still be looked at."""
+    """The number of fields that may still be read."""
 
     __slots__ = ("is_protobuf_faster", "left")
 
@@ -213,7 +213,7 @@ def fetch_response_buffers(
 
 
 def _check_parts(topics: Any) -> None:
-    """Count topics, partitions and batches before anybody walks over more of them than may be."""
+    """Raise if there are more than `MAX_FIELDS` topics, partitions and batches; stop counting there."""
     count = len(topics)
     if count <= MAX_FIELDS:
         for topic in topics:
@@ -247,7 +247,7 @@ def _lift_all(data: ReadableBuffer, path: tuple[int, ...], fields: _Fields) -> t
 
 
 def _lift(view: memoryview, path: tuple[int, ...], lifted: list[Buffers], fields: _Fields) -> list[ReadableBuffer]:
-    """The buffers of one message without the fields at `path`, which go to `lifted`."""
+    """Return the buffers of one message without the fields at `path`, which are appended to `lifted`."""
     buffers: list[ReadableBuffer] = []
     position = kept = 0
     while position < len(view):
@@ -290,7 +290,7 @@ def _lift(view: memoryview, path: tuple[int, ...], lifted: list[Buffers], fields
 
 
 def _embed(view: memoryview, path: tuple[int, ...], batches: Iterator[Sequence[Any]]) -> tuple[list[Any], int]:
-    """The buffers of one message with the batches in their places, and their size."""
+    """Return the buffers of one message with the batches in their places, and their size in bytes."""
     if len(path) == 1:
         buffers: list[Any] = [view]
         size = len(view)
