@@ -1,18 +1,18 @@
-"""How much to doubt that a peer lives, from when its messages arrived: phi accrual (Hayashibara et al., SRDS 2004).
+"""Phi accrual failure detection over the arrival times of a peer's messages (Hayashibara et al., SRDS 2004).
 
-phi(t) = -log10 P(the next message is later than t), t being the silence so far: at phi 1 one doubt in ten is wrong, at
-phi 8 one in 10^8, if silences are as they were. P is the upper tail of a normal distribution with the mean and the
-standard deviation of the last intervals, as in the paper:
+phi(t) = -log10 P(the next message is later than t), where t is the silence so far: at phi 1 one suspicion in ten is
+wrong, at phi 8 one in 10^8, if the intervals keep their distribution. P is the upper tail of a normal distribution with
+the mean and the standard deviation of the last intervals, as in the paper:
 
     phi(t) = -log10(erfc(z / sqrt(2)) / 2),   z = (t - mean) / max(deviation, MIN_DEVIATION_MS)
 
-Cassandra takes the tail of an exponential distribution instead (phi = t / (mean * ln 10)), for gossip whose intervals
-vary as widely as they are long. Here the sender keeps time: it promises a message at least every `promised_ms`. The
-exponential tail would ask for a silence of 18 intervals where the normal one asks for about four.
+Cassandra uses the tail of an exponential distribution (phi = t / (mean * ln 10)), which suits the irregular intervals
+of gossip. Here the sender promises a message at least every `promised_ms`: the exponential tail would reach phi 8 after
+18 intervals, the normal one after about four.
 
-A suspected failure is no proof: it is not read where in-sync sets, leadership or visibility are decided. Driven by
-`headrace_broker.runtime.failure_detector` and by the simulator. Pure: times are monotonic milliseconds that the caller
-gives.
+A suspicion is no proof: decisions on in-sync sets, leadership and visibility do not use it. Driven by
+`headrace_broker.runtime.failure_detector` and by the simulator. Pure: times are monotonic milliseconds and
+arguments.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from collections import deque
 from collections.abc import Collection
 
 WINDOW_INTERVALS = 200
-"""Intervals remembered a peer: at one in 500 ms the last 100 seconds."""
+"""Intervals kept per peer: at one in 500 ms the last 100 seconds."""
 MIN_DEVIATION_MS = 250
-"""The least standard deviation: a peer as regular as a clock may still be late by a few scheduler's turns."""
+"""The minimum standard deviation: scheduling can delay even a perfectly regular peer."""
 LONGEST_INTERVAL_MS = 5_000
-"""A longer interval is not remembered: it was an outage and says nothing of the rhythm after it."""
+"""A longer interval is not kept: it was an outage and does not predict the intervals after it."""
 TRUST_AFTER_MS = 5_000
-"""A suspected peer is trusted again when phi stayed below half the threshold for so long."""
+"""A suspected peer is trusted again after phi has been below half the threshold for this time."""
 LATE_TICK_MS = 500
-"""A tick that is later than promised by more says that the observer stood still, and did not listen meanwhile."""
+"""A tick that is late by more than this means that the observer was stopped and received nothing meanwhile."""
 
 _LOG10_E = math.log10(math.e)
 _FAR = 20.0  # from this many deviations on the tail is computed by its logarithm: erfc would reach zero
 
 
 class ArrivalIntervals:
-    """The intervals between one peer's messages, and phi. O(1) an arrival; owned by a `PhiAccrualFailureDetector`."""
+    """The intervals between one peer's messages, and phi. O(1) per arrival; owned by a `PhiAccrualFailureDetector`."""
 
     def __init__(self, at_ms: int, promised_ms: int) -> None:
-        """Begin as if a message had come at `at_ms`; until there are intervals, twice `promised_ms` is expected."""
+        """Start as if a message had arrived at `at_ms`, with a prior mean interval of twice `promised_ms`."""
         self.heard_ms = at_ms
         self._shortest_ms = promised_ms // 2
         self._intervals: deque[int] = deque()
@@ -50,10 +50,10 @@ class ArrivalIntervals:
             self._remember(interval_ms)
 
     def arrive(self, at_ms: int, *, listened: bool = True) -> None:
-        """A message came; not `listened`: the observer stood still, so the interval is not the peer's.
+        """Record a message. Without `listened` its interval is not kept, because the observer was stopped meanwhile.
 
-        Messages that follow each other faster than promised come with traffic: they are heartbeats, but say nothing
-        of how long the silence between two may be.
+        Intervals below half of the promised one come from traffic. They prove that the peer lives, but do not predict
+        how long its silence may be.
         """
         interval_ms = at_ms - self.heard_ms
         if listened and self._shortest_ms <= interval_ms <= LONGEST_INTERVAL_MS:
@@ -92,7 +92,7 @@ def _minus_log10_of_tail(z: float) -> float:
 
 
 class PhiAccrualFailureDetector:
-    """Which peers are suspected, with hysteresis. One task calls `arrive`, and `tick` every `tick_ms`."""
+    """The suspected peers, with hysteresis. One task calls `arrive`, and `tick` every `tick_ms`."""
 
     def __init__(self, *, threshold: float, promised_ms: int, tick_ms: int) -> None:
         """Suspect from phi = `threshold` on; peers promise a message at least every `promised_ms`."""
@@ -115,13 +115,13 @@ class PhiAccrualFailureDetector:
         return tuple(sorted(self._doubted_ms))
 
     def arrive(self, broker_id: int, at_ms: int) -> None:
-        """Note that a message of a peer came; one that is not expected says nothing."""
+        """Record a message of a peer; ignore a peer that is not expected."""
         peer = self._peers.get(broker_id)
         if peer is not None:
             peer.arrive(at_ms, listened=self._lateness(at_ms) <= LATE_TICK_MS)
 
     def tick(self, at_ms: int, expected: Collection[int]) -> None:
-        """Judge the peers in `expected`: those that are registered and should be sending; forget all others."""
+        """Update phi of the peers in `expected` (registered, and should be sending); forget all others."""
         lateness_ms = self._lateness(at_ms)
         self._ticked_ms = at_ms
         for broker_id in [known for known in self._peers if known not in expected]:
@@ -144,5 +144,5 @@ class PhiAccrualFailureDetector:
             del self._doubted_ms[broker_id]
 
     def _lateness(self, at_ms: int) -> int:
-        """How much later than promised a tick at `at_ms` is; 0 or less: it is not."""
+        """Return how late a tick at `at_ms` is, in milliseconds; `0` or less means that it is on time."""
         return 0 if self._ticked_ms is None else at_ms - self._ticked_ms - self._tick_ms

@@ -1,7 +1,7 @@
 """`ClusterService`: every coordinator answers every call.
 
 Reads come from the view, with its revision and age, also while etcd is away; writes fail then with
-METASTORE_UNAVAILABLE and say whether they may have been applied. Belongs to the event loop.
+METASTORE_UNAVAILABLE; the error's outcome is whether they may have been applied. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def GetMetadata(
         self, request: cluster_pb2.GetMetadataRequest, context: Any
     ) -> cluster_pb2.GetMetadataResponse:
-        """Brokers, topics, leaders: from the view."""
+        """Return brokers, topics and leaders from the view."""
         self._check(request.client_id, request.topics)
         return self._view.metadata(request, f"coordinator-{self._settings.coordinator_id}")
 
@@ -73,7 +73,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def CreateTopics(
         self, request: cluster_pb2.CreateTopicsRequest, context: Any
     ) -> cluster_pb2.CreateTopicsResponse:
-        """Create topics; answers when they have leaders or the time is up."""
+        """Create topics; return when they have leaders or the deadline has passed."""
         self._check(request.client_id, request.topics)
         return await self._topics.create(request, context.time_remaining())
 
@@ -97,7 +97,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def DescribeConfigs(
         self, request: cluster_pb2.DescribeConfigsRequest, context: Any
     ) -> cluster_pb2.DescribeConfigsResponse:
-        """All settings of topics, with defaults and documentation."""
+        """Return all settings of topics, with defaults and documentation."""
         self._check(request.client_id, request.topics)
         return self._topics.describe_configs(request)
 
@@ -113,7 +113,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def DescribeCluster(
         self, request: cluster_pb2.DescribeClusterRequest, context: Any
     ) -> cluster_pb2.DescribeClusterResponse:
-        """The cluster in numbers: from the view."""
+        """Return the summary of the cluster from the view."""
         self._check(request.client_id, ())
         return self._describe_cluster()
 
@@ -129,7 +129,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def ReassignPartitions(
         self, request: cluster_pb2.ReassignPartitionsRequest, context: Any
     ) -> cluster_pb2.ReassignPartitionsResponse:
-        """Begin, change or cancel moves of replicas."""
+        """Start, change or cancel reassignments."""
         self._check(request.client_id, ())
         return await self._partitions.reassign(request, context.time_remaining())
 
@@ -137,7 +137,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def ListReassignments(
         self, request: cluster_pb2.ListReassignmentsRequest, context: Any
     ) -> cluster_pb2.ListReassignmentsResponse:
-        """The moves under way: from the view."""
+        """Return the reassignments in progress from the view."""
         self._check(request.client_id, request.topics)
         return self._partitions.list_reassignments(request)
 
@@ -145,7 +145,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def ElectLeaders(
         self, request: cluster_pb2.ElectLeadersRequest, context: Any
     ) -> cluster_pb2.ElectLeadersResponse:
-        """Let preferred replicas lead, or, explicitly, replicas that may lack records."""
+        """Elect the preferred replicas, or, on explicit request, replicas that may lack records."""
         self._check(request.client_id, request.topics)
         return await self._partitions.elect(request, context.time_remaining())
 
@@ -153,7 +153,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def DrainBroker(
         self, request: cluster_pb2.DrainBrokerRequest, context: Any
     ) -> cluster_pb2.DrainBrokerResponse:
-        """Take a broker out of service, or give it back its place."""
+        """Drain a broker, or end its drain."""
         self._check(request.client_id, ())
         return await self._brokers.drain(request, context.time_remaining())
 
@@ -161,7 +161,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def DumpMetadata(
         self, request: cluster_pb2.DumpMetadataRequest, context: Any
     ) -> AsyncIterator[cluster_pb2.DumpMetadataResponse]:
-        """Every key as etcd has it now, ascending, the cluster's identity first, consumer groups last."""
+        """Stream every key of etcd, ascending: the cluster's identity first, consumer groups last."""
         self._check(request.client_id, ())
         if len(request.prefix) > MAX_DUMP_PREFIX_CHARACTERS:
             raise InvalidRequestError(f"the prefix has more than {MAX_DUMP_PREFIX_CHARACTERS} characters")
