@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,35 +14,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from headrace.v1 import broker_pb2 as pb
 from headrace.v1 import topics_pb2
 from headrace_server.cluster_identity import read_or_create
+from headrace_server.health import HealthCause
 from headrace_server.metastore.api import Put
 
+from tests.integration.health_causes import SECONDS, expected, get, over_grpc, over_http
 from tests.integration.metastore import connected
 from tests.integration.replicated import append, until
 
-HEALTH_NAMES = ("startup", "liveness", "readiness")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-SECONDS = 30
-
-
-def ask(address: str, path: str) -> tuple[int, str]:
-    """Status and body of one GET."""
-    try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=SECONDS) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-def reasons(address: str) -> dict[str, list[str]]:
-    """Why it is not well, by name."""
-    found = {}
-    for name in HEALTH_NAMES:
-        status, body = ask(address, f"/health/{name}")
-        found[name] = json.loads(body)["reasons"]
-        assert status == (503 if found[name] else 200)
-    return found
 
 
 def metrics_address(broker: Any) -> str:
@@ -77,20 +55,19 @@ def test_a_broker_without_etcd_is_alive_and_not_started(broker_with_own_etcd: An
         starting = pool.submit(broker.start)
         try:
             address = metrics_address(broker)
-            assert reasons(address) == {"startup": ["it is starting"], "liveness": [], "readiness": ["it is starting"]}
-            assert 'headrace_broker_health{name="startup"} 0.0' in ask(address, "/metrics")[1]
+            assert over_http(address) == expected(HealthCause.STARTING)
+            assert 'headrace_broker_health{name="startup"} 0.0' in get(address, "/metrics")[1]
         finally:
             broker.etcd.resume()
         starting.result()
-        assert reasons(address) == {"startup": [], "liveness": [], "readiness": []}
+        assert over_http(address) == over_grpc(broker.channel) == expected()
         watch = health_pb2_grpc.HealthStub(broker.channel).Watch(
             health_pb2.HealthCheckRequest(service="readiness"), timeout=SECONDS
         )
         assert next(watch).status == SERVING
         drain(broker)
         assert next(watch).status == NOT_SERVING
-        assert "drained" in reasons(address)["readiness"][0]
-        assert reasons(address)["liveness"] == []
+        assert over_http(address) == over_grpc(broker.channel) == expected(HealthCause.DRAINED)
         assert broker.stop() == 0
         assert list(watch) == [], "a watch ends by itself, before the grace time of the stop is over"
         assert watch.code() == grpc.StatusCode.OK
@@ -109,7 +86,7 @@ def test_metrics_of_a_broker_at_work(broker_process: Any) -> None:
     broker.stub.Fetch(pb.FetchRequest(topics=topics, min_bytes=1), timeout=SECONDS)
 
     def sample(name: str, path: str = "/metrics") -> float:
-        found = re.search(rf"^headrace_broker_{re.escape(name)} (\S+)$", ask(address, path)[1], re.MULTILINE)
+        found = re.search(rf"^headrace_broker_{re.escape(name)} (\S+)$", get(address, path)[1], re.MULTILINE)
         assert found is not None, name
         return float(found.group(1))
 
@@ -124,5 +101,5 @@ def test_metrics_of_a_broker_at_work(broker_process: Any) -> None:
     assert sample("recovering") == 0
     until(lambda: sample("log_bytes") > 0, "a look at the logs")
     until(lambda: sample("loop_cpu_seconds_total") > 0, "a beat")
-    assert "_created" not in ask(address, "/metrics")[1]
+    assert "_created" not in get(address, "/metrics")[1]
     assert broker.stop() == 0

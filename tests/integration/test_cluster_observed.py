@@ -17,7 +17,9 @@ from headrace.v1 import broker_pb2 as pb
 from headrace.v1 import broker_pb2_grpc, process_pb2, process_pb2_grpc, topics_pb2
 from headrace.wire.errors import InvalidRequestError, from_rpc_error
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_server.health import HEALTH_NAMES, HealthCause
 
+from tests.integration.health_causes import expected, over_grpc, over_http
 from tests.integration.replicated import until
 
 SECONDS = 30
@@ -120,7 +122,7 @@ def test_a_process_describes_itself_and_its_log_level_changes(cluster: LocalClus
     assert found.disk.total_bytes > found.disk.free_bytes > 0
     assert found.disk.fsync_us > 0
     assert found.disk.filesystem
-    assert [(each.name, list(each.reasons)) for each in found.health] == [
+    assert [(each.name, list(each.causes)) for each in found.health] == [
         ("startup", []),
         ("liveness", []),
         ("readiness", []),
@@ -194,3 +196,26 @@ def test_the_doctor_finds_what_is_wrong_with_a_cluster(
         broker.resume()
     failures = [each for each in json.loads(capfd.readouterr().out)["findings"] if each["status"] == "failure"]
     assert ("reachable", "broker-2") in {(each["check"], each["where"]) for each in failures}
+
+
+def test_health_has_the_same_causes_over_grpc_http_and_in_the_doctor(
+    cluster: LocalCluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of brokers and coordinators; a drained broker is not ready for one cause, with what to do."""
+    arguments = ["doctor", "--output", "json", "--bootstrap-servers", cluster.bootstrap_servers]
+    drained = expected(HealthCause.DRAINED)
+    with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        admin.drain_broker(1)
+        try:
+            until(lambda: over_http(cluster.brokers[0].metrics_address) == drained, "the drain")
+            for part in (*cluster.brokers, *cluster.coordinators):
+                with grpc.insecure_channel(part.address, options=LOCAL_CHANNEL) as channel:
+                    found = over_grpc(channel)
+                assert found == over_http(part.metrics_address)
+                assert found == (drained if part is cluster.brokers[0] else expected())
+            run(arguments, SdkClients())
+        finally:
+            admin.undrain_broker(1)
+    findings = json.loads(capfd.readouterr().out)["findings"]
+    shown = [(each["where"], each["found"], each["action"]) for each in findings if each["check"] in HEALTH_NAMES]
+    assert shown == [("broker-1", *drained["readiness"][0])]

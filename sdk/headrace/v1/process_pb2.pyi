@@ -48,12 +48,20 @@ class DescribeProcessResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., python_version: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., started_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., log_level: _Optional[str] = ..., log_level_until_ms: _Optional[int] = ..., open_files: _Optional[int] = ..., max_open_files: _Optional[int] = ..., health: _Optional[_Iterable[_Union[HealthDescription, _Mapping]]] = ..., disk: _Optional[_Union[DiskDescription, _Mapping]] = ..., etcd: _Optional[_Iterable[_Union[EtcdMemberDescription, _Mapping]]] = ..., certificates: _Optional[_Iterable[_Union[CertificateDescription, _Mapping]]] = ...) -> None: ...
 
 class HealthDescription(_message.Message):
-    __slots__ = ("name", "reasons")
+    __slots__ = ("name", "causes")
     NAME_FIELD_NUMBER: _ClassVar[int]
-    REASONS_FIELD_NUMBER: _ClassVar[int]
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
     name: str
-    reasons: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+    causes: _containers.RepeatedCompositeFieldContainer[HealthCauseDescription]
+    def __init__(self, name: _Optional[str] = ..., causes: _Optional[_Iterable[_Union[HealthCauseDescription, _Mapping]]] = ...) -> None: ...
+
+class HealthCauseDescription(_message.Message):
+    __slots__ = ("reason", "action")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    action: str
+    def __init__(self, reason: _Optional[str] = ..., action: _Optional[str] = ...) -> None: ...
 
 class DiskDescription(_message.Message):
     __slots__ = ("data_dir", "total_bytes", "free_bytes", "refuse_below_bytes", "resume_above_bytes", "fsync_us", "filesystem", "offline_logs", "unclaimed_logs", "unclaimed_topic_ids")

@@ -27,6 +27,7 @@ from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.collector import CollectorPacer
 from headrace_server.descriptors import DescriptorShares, raise_limit, report, share_out
 from headrace_server.generations import watch_generation
+from headrace_server.health import HealthCause
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
@@ -279,9 +280,9 @@ class BrokerServer:
         def sample() -> None:
             self._process.sample(parts.view)
             if parts.view.is_draining(self._settings.broker_id):
-                self._health.hold("readiness", "draining", "it is drained: an administrator took it out of service")
+                self._health.hold(HealthCause.DRAINED)
             else:
-                self._health.release("readiness", "draining")
+                self._health.release(HealthCause.DRAINED)
 
         self._process.observability.sampler.on_sample = sample
         self._process.observability.detail.source = lambda: partition_metrics(
@@ -300,7 +301,7 @@ class BrokerServer:
         took_seconds = time.monotonic() - started
         metrics.recovery_seconds.set_function(lambda: took_seconds)
         CollectorPacer().install()
-        self._health.start_is_over()
+        self._health.release(HealthCause.STARTING)
         parts.clocks.note_newest_record(await self._newest_append_ms(parts.replica_manager))
         parts.clocks.look()
 
@@ -367,7 +368,7 @@ class BrokerServer:
 
     async def _stop(self, parts: _Parts, background: list[asyncio.Task[None]]) -> None:
         """Stop cleanly: leaderships move first, the clean marker is written last, then the lease goes (H40)."""
-        self._health.hold("readiness", "stopping", "it stops")
+        self._health.hold(HealthCause.STOPPING)
         replica_manager, membership = parts.replica_manager, parts.membership
         given_away = await membership.give_leaderships_away(replica_manager)
         parts.service.begin_stop()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import structlog
 
-from headrace_server.health import Health
+from headrace_server.health import Health, HealthCause
 from headrace_server.instruments import CommonMetrics
 
 log = structlog.get_logger(__name__)
@@ -87,7 +87,7 @@ class EventLoopWatchdog:
                 seen, looks = self._sampler.count, 0
                 if stalled_at:
                     log.warning("event_loop_recovered", stalled_seconds=round(time.monotonic() - stalled_at, 1))
-                    self._health.release("liveness", "event_loop")
+                    self._health.release(HealthCause.EVENT_LOOP_BLOCKED)
                     stalled_at = 0.0
                 continue
             looks += 1
@@ -96,7 +96,7 @@ class EventLoopWatchdog:
                 self._metrics.loop_stalls.inc()
                 seconds = round(looks * self._interval_seconds, 1)
                 log.error("event_loop_stalled", stalled_seconds=seconds, threads=self._stacks())
-                self._health.hold("liveness", "event_loop", "the event loop is blocked")
+                self._health.hold(HealthCause.EVENT_LOOP_BLOCKED)
 
     def _stacks(self) -> str:
         """Where every thread is, the event loop's first."""

@@ -1,11 +1,11 @@
-"""Health of a process for three probes, each with the reasons of a failure.
+"""Health of a process for three probes, each failure with its cause and the next step.
 
 - `startup`: it has started and recovered its logs; until then every other probe is meaningless.
 - `liveness`: its event loop beats. Nothing else: killing this process repairs neither etcd nor a peer that is down.
 - `readiness`: it serves: recovered, registered, and neither stopping nor draining.
 
-`Health` holds the reasons; the gRPC health service (`HealthServicer`) and the HTTP endpoint answer from it. Any thread
-may ask and change it.
+`Health` holds the causes; the gRPC health service (`HealthServicer`), the HTTP endpoint and `DescribeProcess` answer
+from it. Any thread may read and change it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from enum import Enum
 from typing import Any
 
 import grpc
@@ -21,42 +22,71 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 HEALTH_NAMES = ("startup", "liveness", "readiness")
 
 
+class HealthCause(Enum):
+    """Why probes fail: the probes, the reason, and the next step in one sentence."""
+
+    STARTING = (
+        ("startup", "readiness"),
+        "it is starting",
+        "Wait until it has read the metadata from etcd and recovered its logs; its log shows what it waits for.",
+    )
+    UNREGISTERED = (
+        ("readiness",),
+        "it is not registered in etcd yet",
+        "Wait; if it stays, follow docs/runbooks/HeadraceBrokerUnregistered.md.",
+    )
+    REGISTRATION_LOST = (
+        ("readiness",),
+        "its registration in etcd was lost",
+        "Wait until it has registered again; if it does not, follow docs/runbooks/HeadraceBrokerUnregistered.md.",
+    )
+    DRAINED = (
+        ("readiness",),
+        "it is drained: an administrator took it out of service",
+        "Run `headrace broker undrain` with its id when it may serve again.",
+    )
+    STOPPING = (("readiness",), "it stops", "Wait until it has ended; start it again if it should run.")
+    EVENT_LOOP_BLOCKED = (
+        ("liveness",),
+        "the event loop is blocked",
+        "Restart it if this lasts; docs/runbooks/HeadraceEventLoopStalled.md tells how to find the cause.",
+    )
+
+    def __init__(self, probes: tuple[str, ...], reason: str, action: str) -> None:
+        self.probes = probes
+        self.reason = reason
+        self.action = action
+
+
 class Health:
-    """Causes of failing probes, by name. Initially the process is alive, and neither started nor ready."""
+    """Causes of failing probes. Initially the process is alive, and neither started nor ready."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._reasons: dict[str, dict[str, str]] = {
-            "startup": {"starting": "it is starting"},
-            "liveness": {},
-            "readiness": {"starting": "it is starting"},
-        }
+        self._causes = {HealthCause.STARTING: None}  # by age
         self._callbacks: dict[Callable[[], None], None] = {}
 
-    def hold(self, name: str, cause: str, reason: str) -> None:
-        """The process is not well in the sense of `name` for `cause`, a word of the caller's, until `release`."""
+    def hold(self, cause: HealthCause) -> None:
+        """Fail the probes of `cause` until `release`."""
         with self._lock:
-            if self._reasons[name].get(cause) == reason:
+            if cause in self._causes:
                 return
-            self._reasons[name][cause] = reason
+            self._causes[cause] = None
         self._tell()
 
-    def release(self, name: str, cause: str) -> None:
-        """Remove that cause."""
+    def release(self, *causes: HealthCause) -> None:
+        """Remove these causes."""
         with self._lock:
-            if self._reasons[name].pop(cause, None) is None:
-                return
-        self._tell()
+            held = [cause for cause in causes if cause in self._causes]
+            for cause in held:
+                del self._causes[cause]
+        if held:
+            self._tell()
 
-    def start_is_over(self) -> None:
-        """Mark the start as complete."""
-        self.release("startup", "starting")
-        self.release("readiness", "starting")
-
-    def reasons(self, name: str) -> tuple[str, ...]:
-        """The causes of a failing probe; empty if it passes."""
+    def causes(self, name: str) -> tuple[HealthCause, ...]:
+        """Return the causes of a failing probe, the oldest first; empty if it passes."""
         with self._lock:
-            return tuple(self._reasons[name].values())
+            return tuple(cause for cause in self._causes if name in cause.probes)
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` after every change, on the thread that made it; returns what ends that."""
@@ -134,4 +164,4 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # h
         response = health_pb2.HealthCheckResponse
         if name and name not in HEALTH_NAMES:
             return int(response.SERVICE_UNKNOWN)
-        return int(response.NOT_SERVING if self._health.reasons(name or "readiness") else response.SERVING)
+        return int(response.NOT_SERVING if self._health.causes(name or "readiness") else response.SERVING)

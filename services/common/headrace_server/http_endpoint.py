@@ -30,7 +30,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from headrace_server.health import HEALTH_NAMES, Health
+from headrace_server.health import HEALTH_NAMES, Health, HealthCause
 from headrace_server.places import caller
 from headrace_server.rpc import AddressInUseError, split_address
 
@@ -104,7 +104,7 @@ class _Server:
     def __init__(self, pages: dict[str, WsgiApp], health: Health) -> None:
         self._pages = pages
         self._health = {f"/health/{name}": name for name in HEALTH_NAMES}
-        self._reasons = health.reasons
+        self._causes = health.causes
         self._heads: dict[asyncio.StreamWriter, str] = {}  # by age
         self._heads_of: Counter[str] = Counter()
         self._pages_of: Counter[str] = Counter()
@@ -174,7 +174,7 @@ class _Server:
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return _text("405 Method Not Allowed", "GET or HEAD\n")
         if path in self._health:
-            return _describe_health(self._health[path], self._reasons(self._health[path]))
+            return _describe_health(self._health[path], self._causes(self._health[path]))
         app = self._pages.get(path)
         if app is None:
             return _text("404 Not Found", "".join(f"{known}\n" for known in (*self._pages, *self._health)))
@@ -268,7 +268,8 @@ def _text(status: str, text: str) -> _Answer:
     return _Answer(status, [("Content-Type", "text/plain; charset=utf-8")], text.encode())
 
 
-def _describe_health(name: str, reasons: tuple[str, ...]) -> _Answer:
-    body = json.dumps({"name": name, "serving": not reasons, "reasons": reasons}).encode() + b"\n"
-    status = "503 Service Unavailable" if reasons else "200 OK"
+def _describe_health(name: str, causes: tuple[HealthCause, ...]) -> _Answer:
+    described = [{"reason": cause.reason, "action": cause.action} for cause in causes]
+    body = json.dumps({"name": name, "serving": not causes, "causes": described}).encode() + b"\n"
+    status = "503 Service Unavailable" if causes else "200 OK"
     return _Answer(status, [("Content-Type", "application/json"), ("Cache-Control", "no-store")], body)

@@ -36,7 +36,7 @@ class Observability:
 
 
 def _is_well(health: Health, name: str) -> float:
-    return float(not health.reasons(name))
+    return float(not health.causes(name))
 
 
 @contextlib.asynccontextmanager

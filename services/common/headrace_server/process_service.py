@@ -82,9 +82,7 @@ class ProcessServicer(process_pb2_grpc.ProcessServiceServicer):
             log_level_until_ms=self._level_until_ms,
             open_files=_open_files(),
             max_open_files=_max_open_files(),
-            health=[
-                process_pb2.HealthDescription(name=name, reasons=parts.health.reasons(name)) for name in HEALTH_NAMES
-            ],
+            health=[_health(name, parts.health) for name in HEALTH_NAMES],
             etcd=[_etcd_member(found) for found in await parts.describe_etcd()],
             certificates=[_certificate(found) for found in parts.tls.describe()],
         )
@@ -146,6 +144,11 @@ class ProcessServicer(process_pb2_grpc.ProcessServiceServicer):
 def add_process_service(server: RpcServer, parts: ProcessParts) -> None:
     """Serve it."""
     server.add(process_pb2_grpc.add_ProcessServiceServicer_to_server, ProcessServicer(parts), SERVICE_NAME)
+
+
+def _health(name: str, health: Health) -> process_pb2.HealthDescription:
+    causes = [process_pb2.HealthCauseDescription(reason=c.reason, action=c.action) for c in health.causes(name)]
+    return process_pb2.HealthDescription(name=name, causes=causes)
 
 
 def _etcd_member(found: MemberStatus) -> process_pb2.EtcdMemberDescription:

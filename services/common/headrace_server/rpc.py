@@ -36,7 +36,7 @@ from headrace_server.admission import Admission
 from headrace_server.caller_turns import next_turn, note_call
 from headrace_server.calls import CALLER, CURRENT_CALL, refuse, request_id
 from headrace_server.connection_shares import keep_shares
-from headrace_server.health import Health, HealthServicer
+from headrace_server.health import Health, HealthCause, HealthServicer
 from headrace_server.places import PlaceLimits, peer_host
 from headrace_server.settings import SettingsError
 
@@ -263,7 +263,7 @@ class RpcServer:
 
     async def stop(self, grace_seconds: float) -> None:
         """Take no new calls, let those at work end within `grace_seconds`, then cancel them."""
-        self.health.hold("readiness", "stopping", "it stops")
+        self.health.hold(HealthCause.STOPPING)
         self._health_servicer.close()
         self._admission.wasted.stop()
         if self._sharing is not None:

@@ -17,6 +17,7 @@ from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.collector import CollectorPacer
 from headrace_server.descriptors import raise_limit, report, share_out
 from headrace_server.generations import watch_generation
+from headrace_server.health import HealthCause
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
@@ -279,7 +280,7 @@ class _Coordinator:
     async def _announce(self, view: ClusterView, session: CoordinatorSession, address: str) -> None:
         """Report readiness: the view is loaded. The ready file also waits until the view shows the registration."""
         CollectorPacer().install()
-        self._process.observability.health.start_is_over()
+        self._process.observability.health.release(HealthCause.STARTING)
         log.info("coordinator_serves", address=address, revision=view.source.revision)
         own = self._settings.coordinator_id
 

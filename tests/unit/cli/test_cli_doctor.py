@@ -13,6 +13,7 @@ from headrace.client.admin.processes import (
     CertificateDescription,
     DiskDescription,
     EtcdMemberDescription,
+    HealthCauseDescription,
     ProcessDescription,
 )
 from headrace.client.base.errors import NoBrokersAvailableError
@@ -78,8 +79,8 @@ def test_a_cluster_that_is_well_has_no_findings_but_good_ones():
         ({"open_files": 90_000}, {"open_files": Status.FAILURE}),
         ({"version": "0.2.0"}, {"versions": Status.WARNING}),
         ({"version": "0.3.0"}, {"versions": Status.FAILURE}),
-        ({"not_well": (("liveness", "the event loop is blocked"),)}, {"liveness": Status.FAILURE}),
-        ({"not_well": (("readiness", "it is drained"),)}, {"readiness": Status.WARNING}),
+        ({"health_causes": (HealthCauseDescription("liveness", "it hangs", "Look."),)}, {"liveness": Status.FAILURE}),
+        ({"health_causes": (HealthCauseDescription("readiness", "it stops", "Wait."),)}, {"readiness": Status.WARNING}),
         ({"disk": replace(DISK, free_bytes=10 * GIB)}, {"disk_space": Status.WARNING}),
         ({"disk": replace(DISK, free_bytes=64 << 20)}, {"disk_space": Status.FAILURE}),
         ({"disk": replace(DISK, fsync_us=30_000)}, {"fsync": Status.WARNING}),

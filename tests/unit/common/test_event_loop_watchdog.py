@@ -6,7 +6,7 @@ import json
 import threading
 
 from headrace_server.event_loop_watchdog import EventLoopWatchdog, LoopLagSampler
-from headrace_server.health import Health
+from headrace_server.health import Health, HealthCause
 from headrace_server.instruments import CommonMetrics
 from headrace_server.telemetry import configure_logging
 from prometheus_client import CollectorRegistry
@@ -25,8 +25,8 @@ def test_a_blocked_loop_is_not_alive_and_its_stack_is_logged():
 
     def get_stuck() -> None:
         assert changed.wait(SECONDS), "the watchdog did not bark"
-        assert health.reasons("liveness") == ("the event loop is blocked",)
-        assert not health.reasons("readiness") or "blocked" not in health.reasons("readiness")[0]
+        assert health.causes("liveness") == (HealthCause.EVENT_LOOP_BLOCKED,)
+        assert HealthCause.EVENT_LOOP_BLOCKED not in health.causes("readiness")
 
     async def scenario() -> None:
         sampler = LoopLagSampler(metrics)
@@ -38,7 +38,7 @@ def test_a_blocked_loop_is_not_alive_and_its_stack_is_logged():
             get_stuck()
             changed.clear()
             assert await asyncio.to_thread(changed.wait, SECONDS)
-            assert health.reasons("liveness") == ()
+            assert health.causes("liveness") == ()
         finally:
             await asyncio.to_thread(watchdog.stop)
             sampling.cancel()

@@ -8,7 +8,7 @@ import urllib.request
 from contextlib import closing, suppress
 
 import pytest
-from headrace_server.health import Health
+from headrace_server.health import Health, HealthCause
 from headrace_server.http_endpoint import MAX_HEADS_OF_PEER, MAX_PAGES_OF_PEER, DetailCollector, serve_http
 from headrace_server.rpc import AddressInUseError
 from prometheus_client import CollectorRegistry, Counter
@@ -47,16 +47,17 @@ def test_metrics_and_detail_are_two_pages(parts):
     assert (status, "headrace_x_part 4.0" in body, "things" in body) == (200, True, False)
 
 
-def test_health_has_its_reasons(parts):
-    """200 or 503, with the reasons; an unknown path names those that there are."""
+def test_health_has_its_causes_and_their_next_steps(parts):
+    """200 or 503, with the causes; an unknown path names those that there are."""
     endpoint, health, _ = parts
     assert ask(endpoint, "/health/liveness")[0] == 200
     status, body = ask(endpoint, "/health/readiness")
+    described = {"reason": HealthCause.STARTING.reason, "action": HealthCause.STARTING.action}
     assert status == 503
-    assert json.loads(body) == {"name": "readiness", "serving": False, "reasons": ["it is starting"]}
-    health.start_is_over()
+    assert json.loads(body) == {"name": "readiness", "serving": False, "causes": [described]}
+    health.release(HealthCause.STARTING)
     assert ask(endpoint, "/health/startup")[0] == ask(endpoint, "/health/readiness")[0] == 200
-    health.hold("readiness", "stopping", "it stops")
+    health.hold(HealthCause.STOPPING)
     assert ask(endpoint, "/health/readiness")[0] == 503
     status, body = ask(endpoint, "/healthy")
     assert status == 404

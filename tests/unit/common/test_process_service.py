@@ -6,7 +6,7 @@ import grpc
 import pytest
 from headrace.v1 import process_pb2, process_pb2_grpc
 from headrace.wire.errors import ThrottledError, from_rpc_error
-from headrace_server.health import Health
+from headrace_server.health import Health, HealthCause
 from headrace_server.methods import METHODS
 from headrace_server.places import BURST_SECONDS
 from headrace_server.process_service import MEASURE_MS, ProcessParts, ProcessServicer, add_process_service
@@ -50,6 +50,27 @@ class Context:
 
     def peer(self):
         return "ipv4:127.0.0.1:5000"
+
+
+@pytest.mark.parametrize("cause", HealthCause)
+async def test_a_cause_fails_its_probes_with_reason_and_next_step(cause):
+    """Each cause is told with its probes alone, once however often it is held, until it is released."""
+    process = parts(Disk(), Clock())
+    servicer = ProcessServicer(process)
+
+    async def found():
+        answer = await servicer.DescribeProcess(process_pb2.DescribeProcessRequest(), Context())
+        return {probe.name: [(each.reason, each.action) for each in probe.causes] for probe in answer.health}
+
+    process.health.release(HealthCause.STARTING)
+    healthy = await found()
+    assert healthy == {"startup": [], "liveness": [], "readiness": []}
+    process.health.hold(cause)
+    process.health.hold(cause)
+    assert await found() == healthy | {name: [(cause.reason, cause.action)] for name in cause.probes}
+    assert cause.action.endswith(".")
+    process.health.release(*HealthCause)
+    assert await found() == healthy
 
 
 async def test_a_measurement_serves_all_who_ask():

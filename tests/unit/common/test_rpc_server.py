@@ -16,6 +16,7 @@ from headrace.wire.errors import (
     Outcome,
     from_rpc_error,
 )
+from headrace_server.health import HealthCause
 from headrace_server.rpc import AddressInUseError, RpcServer, server_streaming, unary
 from headrace_server.settings import SettingsError
 
@@ -149,19 +150,15 @@ async def test_health_has_three_names_and_the_empty_one_follows_readiness(served
         return (await stub.Check(health_pb2.HealthCheckRequest(service=name))).status
 
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-    assert [await status(name) for name in ("startup", "liveness", "readiness", "")] == [
-        not_serving,
-        serving,
-        not_serving,
-        not_serving,
-    ]
-    server.health.release("readiness", "starting")
-    assert [await status(name) for name in ("startup", "liveness", "readiness", "")] == [
-        not_serving,
-        serving,
-        serving,
-        serving,
-    ]
+    for change, expected in (
+        (lambda: None, [not_serving, serving, not_serving, not_serving]),
+        (lambda: server.health.release(HealthCause.STARTING), [serving] * 4),
+        (lambda: server.health.hold(HealthCause.DRAINED), [serving, serving, not_serving, not_serving]),
+        (lambda: server.health.hold(HealthCause.EVENT_LOOP_BLOCKED), [serving, not_serving, not_serving, not_serving]),
+        (lambda: server.health.release(HealthCause.DRAINED), [serving, not_serving, serving, serving]),
+    ):
+        change()
+        assert [await status(name) for name in ("startup", "liveness", "readiness", "")] == expected
 
 
 async def test_a_taken_address_is_one_clear_error():

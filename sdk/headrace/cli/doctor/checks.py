@@ -77,9 +77,9 @@ def _check_process(process: ProcessDescription, now_ms: int) -> Iterator[Finding
         )
         return
     yield Finding("reachable", where, Status.OK, f"answers at {process.address}, release {process.version}")
-    for name, reason in process.not_well:
-        status = Status.WARNING if name == "readiness" else Status.FAILURE
-        yield Finding(name, where, status, reason, "Look at its log; docs/guides/monitoring.md says what each means.")
+    for cause in process.health_causes:
+        status = Status.WARNING if cause.probe == "readiness" else Status.FAILURE
+        yield Finding(cause.probe, where, status, cause.reason, cause.action)
     least = COORDINATOR_FILES if where.startswith("coordinator-") else BROKER_FILES
     yield check_open_files(where, process.open_files, process.max_open_files, least)
     if process.disk is not None:

@@ -52,6 +52,17 @@ class EtcdMemberDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthCauseDescription:
+    """One cause for which a probe of a process fails."""
+
+    probe: str
+    """startup, liveness or readiness."""
+    reason: str
+    action: str
+    """The next step, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
 class CertificateDescription:
     """One certificate that a process uses."""
 
@@ -85,8 +96,8 @@ class ProcessDescription:
     open_files: int = 0
     max_open_files: int = 0
     """-1: no limit."""
-    not_well: tuple[tuple[str, str], ...] = ()
-    """(startup, liveness or readiness; the reason)."""
+    health_causes: tuple[HealthCauseDescription, ...] = ()
+    """Why probes fail; empty if all pass."""
     disk: DiskDescription | None = None
     etcd: tuple[EtcdMemberDescription, ...] = ()
     certificates: tuple[CertificateDescription, ...] = ()
@@ -182,7 +193,11 @@ def _read(answer: process_pb2.DescribeProcessResponse, address: str, now_ms: int
         log_level_until_ms=answer.log_level_until_ms,
         open_files=answer.open_files,
         max_open_files=answer.max_open_files,
-        not_well=tuple((each.name, reason) for each in answer.health for reason in each.reasons),
+        health_causes=tuple(
+            HealthCauseDescription(probe.name, cause.reason, cause.action)
+            for probe in answer.health
+            for cause in probe.causes
+        ),
         disk=DiskDescription(
             disk.data_dir,
             disk.filesystem,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 from headrace.log.directory import DataDirectory
 from headrace.wire.ids import BrokerId
-from headrace_server.health import Health
+from headrace_server.health import Health, HealthCause
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.key_table import BrokerKey
 from headrace_server.keys import Keyspace
@@ -65,7 +65,7 @@ class BrokerMembership:
         # False from the loss of a session until the next one is established: events of the old one are ignored.
         self.registered = False
         self._lease_lost = asyncio.Event()
-        health.hold("readiness", "registration", "it is not registered in etcd yet")
+        health.hold(HealthCause.UNREGISTERED)
 
     async def start_session(self, replica_manager: ReplicaManager) -> None:
         """Register, and lead and follow what names the new session."""
@@ -73,7 +73,7 @@ class BrokerMembership:
         self.registered = True
         self._context.metrics.registered.set(1)
         replica_manager.start_session(self.broker_epoch)
-        self._health.release("readiness", "registration")
+        self._health.release(HealthCause.UNREGISTERED, HealthCause.REGISTRATION_LOST)
 
     def _on_lease_change(self, state: LeaseState) -> None:
         """Silence does not fence (PROTOCOL, decisions); a lease that etcd calls ended does."""
@@ -103,7 +103,7 @@ class BrokerMembership:
             self.registered = False
             self._context.metrics.registered.set(0)
             replica_manager.lose_session()
-            self._health.hold("readiness", "registration", "its registration in etcd was lost")
+            self._health.hold(HealthCause.REGISTRATION_LOST)
             await self.registration.end(revoke=False)
             self._lease_lost.clear()
             await self.start_session(replica_manager)
