@@ -81,6 +81,12 @@ class Leading:
         return self.partition.session_of(broker)
 
 
+@pytest.fixture
+def leading() -> Leading:
+    """Brokers 1 and 2 are in sync, with one record."""
+    return Leading(in_sync=(1, 2), records=1)
+
+
 def advanced(actions: list[Action]) -> list[int]:
     return [action.high_watermark for action in actions if isinstance(action, HighWatermarkAdvanced)]
 
@@ -205,17 +211,15 @@ def test_a_follower_below_the_start_of_the_epoch_does_not_join() -> None:
     assert leading.members(leading.proposed(leading.fetch(THIRD, 4)).state) == [1, 2, 3]
 
 
-def test_who_stops_or_is_not_registered_does_not_join() -> None:
+def test_who_stops_or_is_not_registered_does_not_join(leading: Leading) -> None:
     """KIP-841, H18: neither by a fetch nor at a tick; later it does."""
-    leading = Leading(in_sync=(1, 2), records=1)
     assert leading.fetch(THIRD, 1, may_join=False) == []
     assert leading.tick(100, may_join=(FOLLOWER,)) == []
     assert leading.members(leading.proposed(leading.tick(200, may_join=(THIRD,))).state) == [1, 2, 3]
 
 
-def test_a_stranger_does_not_join() -> None:
+def test_a_stranger_does_not_join(leading: Leading) -> None:
     """A replica that was moved away may still be fetching."""
-    leading = Leading(in_sync=(1, 2), records=1)
     leading.node.handle(FollowerFetched(Replica(9, 10**6), Offset(1), Offset(1), 0, may_join=True))
     assert leading.node.proposals == []
 
@@ -241,9 +245,8 @@ def test_who_leaves_counts_until_the_write_is_known() -> None:
     assert advanced(leading.node.handle(leading.partition.apply(proposal))) == [2]
 
 
-def test_a_session_that_ended_meanwhile_does_not_join_and_is_not_asked_again_at_once() -> None:
+def test_a_session_that_ended_meanwhile_does_not_join_and_is_not_asked_again_at_once(leading: Leading) -> None:
     """H17, H23, KIP-903: the write compares the follower's session; where that fails there is a pause."""
-    leading = Leading(in_sync=(1, 2), records=1)
     proposal = leading.proposed(leading.fetch(THIRD, 1, at_ms=50))
     before = leading.partition.live.pop(THIRD)
     answer = leading.partition.apply(proposal)
@@ -257,9 +260,8 @@ def test_a_session_that_ended_meanwhile_does_not_join_and_is_not_asked_again_at_
     assert leading.members(leading.proposed(leading.fetch(THIRD, 1, at_ms=50 + JOIN_RETRY_MS)).state) == [1, 2, 3]
 
 
-def test_a_refused_join_frees_the_high_watermark() -> None:
+def test_a_refused_join_frees_the_high_watermark(leading: Leading) -> None:
     """C3: a failed compare proves that the write did not happen, so the leader does not wait for that follower."""
-    leading = Leading(in_sync=(1, 2), records=1)
     leading.fetch(FOLLOWER, 1)
     proposal = leading.proposed(leading.fetch(THIRD, 1))
     leading.node.produce()
@@ -305,9 +307,8 @@ def test_an_idle_follower_that_lives_stays() -> None:
     assert leading.members(leading.proposed(leading.tick(10 * LAG_MAX_MS + 1, heard=(FOLLOWER,))).state) == [1, 2]
 
 
-def test_a_member_that_came_back_in_a_new_session_keeps_its_time() -> None:
+def test_a_member_that_came_back_in_a_new_session_keeps_its_time(leading: Leading) -> None:
     """H23: the controller carries a clean resumption over; the leader does not throw it out before it can fetch."""
-    leading = Leading(in_sync=(1, 2), records=1)
     now = 9 * LAG_MAX_MS
     leading.fetch(FOLLOWER, 1, at_ms=now)
     leading.partition.restart(FOLLOWER)
@@ -398,9 +399,8 @@ def test_a_promise_that_may_be_in_the_key_binds() -> None:
 # --- writes without an answer ---
 
 
-def test_a_write_without_an_answer_counts_and_is_resolved_by_another() -> None:
+def test_a_write_without_an_answer_counts_and_is_resolved_by_another(leading: Leading) -> None:
     """C2, C3, H12: its member counts; the next tick writes over the same version until one wins."""
-    leading = Leading(in_sync=(1, 2), records=1)
     first = leading.proposed(leading.fetch(THIRD, 1))
     assert leading.tick(100) == [], "H23: one in flight"
     assert leading.node.handle(ProposalUnanswered(first.number)) == []
@@ -415,9 +415,8 @@ def test_a_write_without_an_answer_counts_and_is_resolved_by_another() -> None:
     assert isinstance(leading.partition.apply(first), ProposalFailed), "the late one has lost"
 
 
-def test_unanswered_then_won() -> None:
+def test_unanswered_then_won(leading: Leading) -> None:
     """C3: the first write was applied, so the next one over the same version fails and returns the stored state."""
-    leading = Leading(in_sync=(1, 2), records=1)
     first = leading.proposed(leading.fetch(THIRD, 1))
     leading.partition.apply(first)
     leading.node.handle(ProposalUnanswered(first.number))
@@ -429,9 +428,8 @@ def test_unanswered_then_won() -> None:
     assert not leading.replica.check_leading(-1).proposals.unresolved
 
 
-def test_unanswered_then_failed_at_the_same_version_keeps_the_first() -> None:
+def test_unanswered_then_failed_at_the_same_version_keeps_the_first(leading: Leading) -> None:
     """C3: that the second failed for a session says nothing of the first."""
-    leading = Leading(in_sync=(1, 2), records=1)
     first = leading.proposed(leading.fetch(THIRD, 1))
     leading.node.handle(ProposalUnanswered(first.number))
     second = leading.proposed(leading.fetch(THIRD, 1))
@@ -443,9 +441,8 @@ def test_unanswered_then_failed_at_the_same_version_keeps_the_first() -> None:
     assert leading.replica.high_watermark == 1
 
 
-def test_a_newer_version_settles_all() -> None:
+def test_a_newer_version_settles_all(leading: Leading) -> None:
     """C3: once the key is seen past it, a write computed from the version before can happen no more."""
-    leading = Leading(in_sync=(1, 2), records=1)
     first = leading.proposed(leading.fetch(THIRD, 1))
     leading.node.handle(ProposalUnanswered(first.number))
     leading.fetch(FOLLOWER, 1)
@@ -458,9 +455,8 @@ def test_a_newer_version_settles_all() -> None:
     assert not leading.replica.check_leading(-1).proposals.unresolved
 
 
-def test_a_read_of_the_same_version_settles_nothing() -> None:
+def test_a_read_of_the_same_version_settles_nothing(leading: Leading) -> None:
     """C3: it proves nothing; the write may still come."""
-    leading = Leading(in_sync=(1, 2), records=1)
     first = leading.proposed(leading.fetch(THIRD, 1))
     leading.node.handle(ProposalUnanswered(first.number))
     leading.node.see()
@@ -468,9 +464,8 @@ def test_a_read_of_the_same_version_settles_nothing() -> None:
 
 
 @pytest.mark.parametrize("answer", ["won", "failed", "unanswered"])
-def test_answers_of_old_numbers_change_nothing(answer: str) -> None:
+def test_answers_of_old_numbers_change_nothing(answer: str, leading: Leading) -> None:
     """The key was seen past that write already; what is under way now is another one."""
-    leading = Leading(in_sync=(1, 2), records=1)
     first = leading.proposed(leading.fetch(THIRD, 1))
     state = leading.partition.state
     old_revision = leading.partition.key_revision
@@ -490,9 +485,8 @@ def test_answers_of_old_numbers_change_nothing(answer: str) -> None:
     assert leading.replica.state == second.state
 
 
-def test_a_late_answer_that_brings_a_newer_key_is_taken() -> None:
+def test_a_late_answer_that_brings_a_newer_key_is_taken(leading: Leading) -> None:
     """Level-triggered: whatever shows a newer version may, the role included."""
-    leading = Leading(in_sync=(1, 2), records=1)
     first = leading.proposed(leading.fetch(THIRD, 1))
     leading.partition.lead(FOLLOWER)
     actions = leading.node.handle(leading.partition.apply(first))
@@ -501,9 +495,8 @@ def test_a_late_answer_that_brings_a_newer_key_is_taken() -> None:
     assert leading.replica.role is Role.FOLLOWING
 
 
-def test_a_gone_key_fails_a_write() -> None:
+def test_a_gone_key_fails_a_write(leading: Leading) -> None:
     """The topic was deleted; its watch says so by itself."""
-    leading = Leading(in_sync=(1, 2), records=1)
     first = leading.proposed(leading.fetch(THIRD, 1))
     assert leading.node.handle(ProposalFailed(first.number, None, 10**6)) == []
     assert not leading.replica.check_leading(-1).proposals.unresolved

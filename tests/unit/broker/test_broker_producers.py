@@ -23,6 +23,11 @@ def windows(max_producers: int = 100, expiry_ms: int = 1000, retry_window_ms: in
     return ProducerWindows(max_producers=max_producers, expiry_ms=expiry_ms, retry_window_ms=retry_window_ms)
 
 
+@pytest.fixture
+def target() -> ProducerWindows:
+    return windows()
+
+
 def fill(target: ProducerWindows, count: int, *, size: int = 1, producer: int = 1, epoch: int = 0) -> None:
     for index in range(count):
         assert target.check(producer, epoch, index * size, size) is None
@@ -30,43 +35,38 @@ def fill(target: ProducerWindows, count: int, *, size: int = 1, producer: int = 
         target.validate()
 
 
-def test_a_retry_is_answered_with_the_first_offset() -> None:
+def test_a_retry_is_answered_with_the_first_offset(target: ProducerWindows) -> None:
     """H48, I20: every batch of the window is recognised, and its end is what the answer waits for."""
-    target = windows()
     fill(target, WINDOW_RANGES, size=3)
     for index in range(WINDOW_RANGES):
         assert target.check(1, 0, index * 3, 3) == Duplicate(index * 3, index * 3 + 3)
 
 
-def test_a_forgotten_batch_is_applied_at_an_unknown_offset() -> None:
+def test_a_forgotten_batch_is_applied_at_an_unknown_offset(target: ProducerWindows) -> None:
     """H48: a range wholly below the next sequence is a duplicate also where its offset is forgotten."""
-    target = windows()
     fill(target, WINDOW_RANGES + 2)
     assert target.check(1, 0, 0, 1) == Duplicate(-1, 2)
 
 
 @pytest.mark.parametrize(("sequence", "count"), [(5, 1), (3, 2), (2, 3), (SEQUENCES - 1, 6)])
-def test_gaps_and_overlaps_are_refused(sequence: int, count: int) -> None:
+def test_gaps_and_overlaps_are_refused(sequence: int, count: int, target: ProducerWindows) -> None:
     """H50, I22: definite, nothing is appended."""
-    target = windows()
     fill(target, 4)
     with pytest.raises(OutOfOrderSequenceError) as caught:
         target.check(1, 0, sequence, count)
     assert caught.value.outcome is Outcome.NOT_APPLIED
 
 
-def test_an_unknown_producer_starts_at_zero() -> None:
+def test_an_unknown_producer_starts_at_zero(target: ProducerWindows) -> None:
     """H49: an unknown producer with a later sequence is never accepted; definite."""
-    target = windows()
     assert target.check(9, 0, 0, 1) is None
     with pytest.raises(UnknownProducerError) as caught:
         target.check(9, 0, 1, 1)
     assert caught.value.outcome is Outcome.NOT_APPLIED
 
 
-def test_epochs_fence() -> None:
+def test_epochs_fence(target: ProducerWindows) -> None:
     """I20: a lower epoch is fenced, a new one starts at 0."""
-    target = windows()
     fill(target, 2, epoch=3)
     with pytest.raises(FencedProducerError):
         target.check(1, 2, 2, 1)
@@ -78,9 +78,8 @@ def test_epochs_fence() -> None:
         target.check(1, 3, 2, 1)
 
 
-def test_sequences_wrap() -> None:
+def test_sequences_wrap(target: ProducerWindows) -> None:
     """H48: sequences count modulo 2^31."""
-    target = windows()
     start = SEQUENCES - 2
     target.record(1, 0, start, 2, base_offset=10, at_ms=0)
     assert target.check(1, 0, 0, 3) is None
@@ -200,9 +199,8 @@ def test_windows_agree_with_a_set_of_sequences(steps: list[tuple[int, int, bool]
 OWN = 2**62 + (7 << 20)
 
 
-def test_the_offsets_of_a_producer_and_of_its_family_are_known() -> None:
+def test_the_offsets_of_a_producer_and_of_its_family_are_known(target: ProducerWindows) -> None:
     """From the first batch of the epoch, which is remembered when the batch itself is not any more, to the last."""
-    target = windows()
     for index in range(WINDOW_RANGES + 5):
         target.record(OWN, 3, index * 2, 2, base_offset=100 + index * 10, at_ms=index)
     target.record(OWN + 1, 3, 0, 4, base_offset=50, at_ms=1_000)
@@ -219,9 +217,8 @@ def test_the_offsets_of_a_producer_and_of_its_family_are_known() -> None:
         assert each.appended(OWN, 4, family=True) is None
 
 
-def test_a_new_epoch_has_offsets_of_its_own() -> None:
+def test_a_new_epoch_has_offsets_of_its_own(target: ProducerWindows) -> None:
     """The records of the epoch before are not asked for any more."""
-    target = windows()
     target.record(OWN, 0, 0, 5, base_offset=0, at_ms=0)
     target.record(OWN, 1, 0, 5, base_offset=20, at_ms=1)
     assert target.appended(OWN, 1, family=True) == (20, 25)

@@ -93,6 +93,11 @@ class Driver:
         return self(Appended(base, Offset(base + count)))
 
 
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
 def test_epoch_is_persisted_before_anything_is_served() -> None:
     """PROTOCOL "Leading": (leader epoch, log end) is durable first; until then appends and reads are refused."""
     driver = Driver(log_end=5, high_watermark=3)
@@ -106,33 +111,29 @@ def test_epoch_is_persisted_before_anything_is_served() -> None:
     driver.replica.check_leading(7)
 
 
-def test_leads_only_in_the_session_that_the_key_names() -> None:
+def test_leads_only_in_the_session_that_the_key_names(driver: Driver) -> None:
     """I12, H16: a key that names this broker in an earlier session does not make it leader."""
-    driver = Driver()
     driver(SessionStarted(EPOCH))
     assert driver.see(Replica(ME, EPOCH - 1), 0) == []
     with pytest.raises(NotLeaderError):
         driver.replica.check_leading(-1)
 
 
-def test_key_seen_before_the_session_counts_after_it() -> None:
+def test_key_seen_before_the_session_counts_after_it(driver: Driver) -> None:
     """The order of watch and registration does not matter: roles are level-triggered."""
-    driver = Driver()
     assert driver.see(Replica(ME, EPOCH), 0) == []
     assert driver(SessionStarted(EPOCH)) == [PersistEpoch(LeaderEpoch(0))]
 
 
-def test_older_revisions_are_ignored() -> None:
+def test_older_revisions_are_ignored(driver: Driver) -> None:
     """I19: a state of an earlier revision never replaces a later one."""
-    driver = Driver()
     driver.lead(3)
     assert driver(StateSeen(PartitionState((ME,), None, 2, ()), 1)) == []
     assert driver.replica.role is Role.LEADING
 
 
-def test_leader_epochs_of_callers_are_fenced_both_ways() -> None:
+def test_leader_epochs_of_callers_are_fenced_both_ways(driver: Driver) -> None:
     """H4: lower is FENCED_LEADER_EPOCH, higher UNKNOWN_LEADER_EPOCH, equal or absent is served."""
-    driver = Driver()
     driver.lead(5)
     driver.replica.check_leading(5)
     driver.replica.check_leading(-1)
@@ -144,9 +145,8 @@ def test_leader_epochs_of_callers_are_fenced_both_ways() -> None:
         driver.replica.check_leading(6)
 
 
-def test_not_leader_names_the_leader() -> None:
+def test_not_leader_names_the_leader(driver: Driver) -> None:
     """NOT_LEADER carries the leader and its epoch, and is definite (H52)."""
-    driver = Driver()
     driver(SessionStarted(EPOCH))
     driver.see(Replica(OTHER, 55), 9)
     with pytest.raises(NotLeaderError) as caught:
@@ -155,9 +155,8 @@ def test_not_leader_names_the_leader() -> None:
     assert (caught.value.leader.leader_id, caught.value.leader.leader_epoch) == (OTHER, 9)
 
 
-def test_durable_records_are_visible_and_acknowledged_once_flushed() -> None:
+def test_durable_records_are_visible_and_acknowledged_once_flushed(driver: Driver) -> None:
     """I9, H22: the leader counts its own fsynced offset, not its log end."""
-    driver = Driver()
     driver.lead()
     assert driver.append(3) == []
     assert driver(AcknowledgementAwaited(1, Offset(3), LeaderEpoch(0))) == []
@@ -175,18 +174,16 @@ def test_async_records_count_at_append_unless_a_flush_policy_is_set() -> None:
     assert driver(DurabilityChanged(False)) == [HighWatermarkAdvanced(Offset(3))]
 
 
-def test_high_watermark_waits_for_every_in_sync_member() -> None:
+def test_high_watermark_waits_for_every_in_sync_member(driver: Driver) -> None:
     """I4, I8: a member that has acknowledged nothing in this epoch holds the high watermark back."""
-    driver = Driver()
     driver.lead(0, in_sync=(Replica(ME, EPOCH), Replica(OTHER, 7)))
     driver.append(2)
     assert driver(Flushed(Offset(2))) == []
     assert driver.see(Replica(ME, EPOCH), 0) == [HighWatermarkAdvanced(Offset(2))]
 
 
-def test_high_watermark_stays_while_too_few_are_in_sync() -> None:
+def test_high_watermark_stays_while_too_few_are_in_sync(driver: Driver) -> None:
     """I8, H13: it rises only while the in-sync set has min_insync_replicas members; appends are refused before."""
-    driver = Driver()
     driver.lead(0, min_insync_replicas=2)
     with pytest.raises(NotEnoughReplicasError) as caught:
         driver.replica.check_leading(-1).check_in_sync()
@@ -196,9 +193,8 @@ def test_high_watermark_stays_while_too_few_are_in_sync() -> None:
     assert driver.see(Replica(ME, EPOCH), 0, min_insync_replicas=1) == [HighWatermarkAdvanced(Offset(1))]
 
 
-def test_too_few_in_sync_after_the_append_is_indeterminate() -> None:
+def test_too_few_in_sync_after_the_append_is_indeterminate(driver: Driver) -> None:
     """H13, I22: NOT_ENOUGH_REPLICAS_AFTER_APPEND has an unknown outcome."""
-    driver = Driver()
     driver.lead()
     driver.append()
     driver(AcknowledgementAwaited(4, Offset(1), LeaderEpoch(0)))
@@ -209,9 +205,8 @@ def test_too_few_in_sync_after_the_append_is_indeterminate() -> None:
 
 
 @pytest.mark.parametrize("how", ["session", "moved", "deleted", "storage", "new_epoch"])
-def test_losing_leadership_leaves_waiting_produces_unknown(how: str) -> None:
+def test_losing_leadership_leaves_waiting_produces_unknown(how: str, driver: Driver) -> None:
     """H52: leadership lost while waiting is UNKNOWN, whatever the reason, and in the order of offsets."""
-    driver = Driver()
     driver.lead()
     driver.append(2)
     driver(AcknowledgementAwaited(2, Offset(2), LeaderEpoch(0)))
@@ -238,9 +233,8 @@ def test_losing_leadership_leaves_waiting_produces_unknown(how: str) -> None:
     assert caught.value.outcome is Outcome.NOT_APPLIED
 
 
-def test_a_wait_of_an_earlier_epoch_is_refused() -> None:
+def test_a_wait_of_an_earlier_epoch_is_refused(driver: Driver) -> None:
     """I9: an acknowledgement is of the epoch of its append; a later one cannot vouch for it."""
-    driver = Driver()
     driver.lead(0)
     driver.append()
     driver.lead(1)
@@ -248,9 +242,8 @@ def test_a_wait_of_an_earlier_epoch_is_refused() -> None:
     assert isinstance(action, Abandon)
 
 
-def test_a_dropped_wait_is_not_answered() -> None:
+def test_a_dropped_wait_is_not_answered(driver: Driver) -> None:
     """A produce that timed out is answered once."""
-    driver = Driver()
     driver.lead()
     driver.append()
     driver(AcknowledgementAwaited(1, Offset(1), LeaderEpoch(0)))
@@ -267,9 +260,8 @@ def test_an_append_under_way_when_leadership_ends_is_noted_and_stays_invisible()
     assert (driver.replica.log_end_offset, driver.replica.high_watermark) == (1, 0)
 
 
-def test_reads_are_bounded_by_the_log_and_not_by_the_high_watermark() -> None:
+def test_reads_are_bounded_by_the_log_and_not_by_the_high_watermark(driver: Driver) -> None:
     """H10: up to the log end there is nothing yet, beyond is out of range, or not to be judged in a fresh epoch."""
-    driver = Driver()
     driver.lead(0, in_sync=(Replica(ME, EPOCH), Replica(OTHER, 7)))
     driver.append(2)
     driver.replica.check_read(2)
@@ -321,9 +313,8 @@ def test_a_deletion_ends_unknown_where_leadership_does() -> None:
     assert driver(LogStartWanted(Offset(4))) == []
 
 
-def test_an_offline_replica_stays_offline() -> None:
+def test_an_offline_replica_stays_offline(driver: Driver) -> None:
     """H34: nothing brings a failed log back but a restart."""
-    driver = Driver()
     driver.lead()
     driver(StorageFailed("00000.log is corrupt at byte 12"))
     driver(SessionLost())
@@ -333,17 +324,15 @@ def test_an_offline_replica_stays_offline() -> None:
         driver.replica.check_leading(-1)
 
 
-def test_an_event_that_cannot_be_is_a_bug() -> None:
+def test_an_event_that_cannot_be_is_a_bug(driver: Driver) -> None:
     """STYLE: a pair that the table does not have is an error."""
-    driver = Driver()
     driver(SessionStarted(EPOCH))
     with pytest.raises(AssertionError, match="SessionStarted while IDLE"):
         driver(SessionStarted(EPOCH + 1))
 
 
-def test_offsets_are_contiguous() -> None:
+def test_offsets_are_contiguous(driver: Driver) -> None:
     """I6: an append behind a gap is a bug, caught at once."""
-    driver = Driver()
     driver.lead()
     with pytest.raises(AssertionError, match="I6"):
         driver(Appended(Offset(1), Offset(2)))

@@ -81,6 +81,11 @@ def metadata(view, **request):
     return view.metadata(cluster_pb2.GetMetadataRequest(**request), answered_by="coordinator-a")
 
 
+@pytest.fixture
+def view(source):
+    return ClusterView(IDENTITY, source)
+
+
 def test_what_was_there_and_what_comes_are_the_same(source):
     """A view made after the writes equals one that followed them."""
     early = ClusterView(IDENTITY, source)
@@ -90,9 +95,8 @@ def test_what_was_there_and_what_comes_are_the_same(source):
     assert early.brokers[1].broker_epoch == 2
 
 
-def test_a_topic_is_visible_with_its_name_key_only(source):
+def test_a_topic_is_visible_with_its_name_key_only(source, view):
     """`topic_ids/` and `partitions/` keys alone are a topic still being made: not in the metadata, not led."""
-    view = ClusterView(IDENTITY, source)
     source.write(**{KEYS.topic_by_id(VIEWS_ID): topic("views", VIEWS_ID), KEYS.partition(VIEWS_ID, 0): led_by(1, 2)})
     assert not metadata(view).topics
     assert view.partition(VIEWS_ID, 0) is None
@@ -101,9 +105,8 @@ def test_a_topic_is_visible_with_its_name_key_only(source):
     assert view.partition(VIEWS_ID, 0).state.leader_epoch == 3
 
 
-def test_a_topic_made_anew_is_another_topic(source):
+def test_a_topic_made_anew_is_another_topic(source, view):
     """After delete and create under the same name the old id is unknown and the new one found (H26)."""
-    view = ClusterView(IDENTITY, source)
     clicks(source)
     source.write(**{KEYS.topic("clicks"): None})
     source.write(**{KEYS.topic("clicks"): topic("clicks", VIEWS_ID)})
@@ -112,9 +115,8 @@ def test_a_topic_made_anew_is_another_topic(source):
         view.resolve(topics_pb2.TopicRef(topic_id=CLICKS_ID))
 
 
-def test_a_reference_that_names_nothing_is_refused(source):
+def test_a_reference_that_names_nothing_is_refused(view):
     """Unknown names, ids of a wrong size and empty references are typed errors."""
-    view = ClusterView(IDENTITY, source)
     with pytest.raises(UnknownTopicError, match="nothing"):
         view.resolve(topics_pb2.TopicRef(name="nothing"))
     with pytest.raises(InvalidRequestError):
@@ -123,9 +125,8 @@ def test_a_reference_that_names_nothing_is_refused(source):
         view.resolve(topics_pb2.TopicRef())
 
 
-def test_an_unknown_topic_is_an_error_among_the_others(source):
+def test_an_unknown_topic_is_an_error_among_the_others(source, view):
     """GetMetadata answers what it knows and says of the rest what is wrong."""
-    view = ClusterView(IDENTITY, source)
     clicks(source)
     wanted = [topics_pb2.TopicRef(name="clicks"), topics_pb2.TopicRef(name="nothing")]
     found, missing = metadata(view, topics=wanted).topics
@@ -134,9 +135,8 @@ def test_an_unknown_topic_is_an_error_among_the_others(source):
     assert missing.error.code == ErrorCode.UNKNOWN_TOPIC
 
 
-def test_a_value_that_cannot_be_read_is_left_out_and_listed(source):
+def test_a_value_that_cannot_be_read_is_left_out_and_listed(source, view):
     """One foreign value does not stop the rest; once it is restarted it is taken in."""
-    view = ClusterView(IDENTITY, source)
     clicks(source)
     source.write(**{KEYS.broker(7): b"\xff\xff\xff"})
     assert list(view.undecodable) == [KEYS.broker(7)]
@@ -146,9 +146,8 @@ def test_a_value_that_cannot_be_read_is_left_out_and_listed(source):
     assert 7 in view.brokers
 
 
-def test_a_topic_whose_value_cannot_be_read_is_not_called_absent(source):
+def test_a_topic_whose_value_cannot_be_read_is_not_called_absent(source, view):
     """By name, by id and in the list of all: the error may pass, so no client takes the topic for deleted."""
-    view = ClusterView(IDENTITY, source)
     clicks(source)
     source.write(**{KEYS.topic("clicks"): b"\xff\xff\xff"})
     for reference in (topics_pb2.TopicRef(name="clicks"), topics_pb2.TopicRef(topic_id=CLICKS_ID)):
@@ -168,17 +167,15 @@ def test_an_answer_has_its_revision_and_age(source):
     assert answer.revision == source.revision
 
 
-def test_a_setting_of_a_newer_release_does_not_stop_a_topic(source):
+def test_a_setting_of_a_newer_release_does_not_stop_a_topic(source, view):
     """A stored setting that this release does not know is skipped; the others apply."""
-    view = ClusterView(IDENTITY, source)
     source.write(**{KEYS.topic("views"): topic("views", VIEWS_ID, retention_ms="1000", tiering="on")})
     assert view.topics["views"].config.retention_ms == 1000
     assert view.topics["views"].overrides == {"retention_ms": "1000", "tiering": "on"}
 
 
-def test_callbacks_see_the_view_after_the_change(source):
+def test_callbacks_see_the_view_after_the_change(source, view):
     """A subscriber is called once a revision, with the keys, after the view took them in; and not once it ended."""
-    view = ClusterView(IDENTITY, source)
     seen = []
     end = view.subscribe(lambda revision, keys: seen.append((revision, len(keys), "clicks" in view.topics)))
     clicks(source)
@@ -187,9 +184,8 @@ def test_callbacks_see_the_view_after_the_change(source):
     assert seen == [(2, 4, True)]
 
 
-def test_what_is_kept_follows_every_change(source):
+def test_what_is_kept_follows_every_change(source, view):
     """F17: topics are described once and not for each call; a new leader, setting, size, or end of a topic is seen."""
-    view = ClusterView(IDENTITY, source)
     clicks(source)
 
     def told():

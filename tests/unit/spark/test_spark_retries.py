@@ -94,6 +94,11 @@ class MicroBatch:
         return Counter(value for values in self.stored() for value in values)
 
 
+@pytest.fixture
+def micro_batch(fake: FakeCluster) -> MicroBatch:
+    return MicroBatch(fake)
+
+
 def table(rows: Rows) -> pa.RecordBatch:
     names = list(rows[0])
     return pa.RecordBatch.from_pydict({name: pa.array([row[name] for row in rows], TYPES[name]) for name in names})
@@ -114,9 +119,8 @@ def once(numbers: Sequence[int]) -> Counter:
 @pytest.mark.parametrize(
     ("before", "tasks", "keyed"), [(1, 1, True), (1, 2, False), (1, 7, True), (3, 1, False), (3, 2, True)]
 )
-def test_another_number_of_tasks_stores_each_row_once(fake, before, tasks, keyed):
+def test_another_number_of_tasks_stores_each_row_once(before, tasks, keyed, micro_batch: MicroBatch):
     """All was stored when the driver died; the rows are cut into fewer or more tasks then."""
-    micro_batch = MicroBatch(fake)
     numbers = range(100)
     micro_batch.dies([batches(part, keyed=keyed) for part in cut(numbers, before)])
     assert micro_batch.attempt([batches(part, keyed=keyed) for part in cut(numbers, tasks)]) == 0
@@ -124,45 +128,40 @@ def test_another_number_of_tasks_stores_each_row_once(fake, before, tasks, keyed
 
 
 @pytest.mark.parametrize("stored", [0, 20, 50, 70, 100])
-def test_one_task_becomes_two_wherever_the_first_try_ended(fake, stored):
+def test_one_task_becomes_two_wherever_the_first_try_ended(stored, micro_batch: MicroBatch):
     """It is a prefix of the rows that is stored."""
-    micro_batch = MicroBatch(fake)
     micro_batch.dies([batches(range(stored))])
     micro_batch.attempt([batches(part) for part in cut(range(100), 2)])
     assert micro_batch.counts() == once(range(100))
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-def test_a_partition_that_was_added_between_two_tries(fake, keyed):
+def test_a_partition_that_was_added_between_two_tries(fake, keyed, micro_batch: MicroBatch):
     """Keys have other partitions then, and rows without one other turns; the query continues from there."""
-    micro_batch = MicroBatch(fake)
     micro_batch.dies([batches(range(50), keyed=keyed)])
     fake.topics["t"].partitions.append(FakePartition())
     micro_batch.attempt([batches(range(70), keyed=keyed)])
     assert micro_batch.counts() == once(range(70))
 
 
-def test_a_topic_that_was_made_anew_gets_all_rows(fake):
+def test_a_topic_that_was_made_anew_gets_all_rows(fake, micro_batch: MicroBatch):
     """What the first try stored went with the topic."""
-    micro_batch = MicroBatch(fake)
     micro_batch.dies([batches(range(30))])
     fake.create_topic("t", partitions=2)
     micro_batch.attempt([batches(range(60))])
     assert micro_batch.counts() == once(range(60))
 
 
-def test_rows_in_another_order_store_each_once(fake):
+def test_rows_in_another_order_store_each_once(micro_batch: MicroBatch):
     """As after a shuffle: within a task the order is chance."""
-    micro_batch = MicroBatch(fake)
     micro_batch.dies([batches(range(30)), batches(range(100, 105))])
     mixed = random.Random(1).sample(range(50), 50)
     micro_batch.attempt([batches(mixed), batches(range(120, 99, -1))])
     assert micro_batch.counts() == once([*range(50), *range(100, 121)])
 
 
-def test_the_same_row_in_several_tasks_is_stored_as_often_as_it_is_there(fake):
+def test_the_same_row_in_several_tasks_is_stored_as_often_as_it_is_there(micro_batch: MicroBatch):
     """A task cannot know that the other one has it, too: the driver stores what both took for theirs."""
-    micro_batch = MicroBatch(fake)
     same = [rows(*[7] * 20)]
     micro_batch.dies([same])
     assert micro_batch.attempt([same, same, [rows(7, 8)]]) == 21
@@ -173,9 +172,8 @@ def test_the_same_row_in_several_tasks_is_stored_as_often_as_it_is_there(fake):
     assert micro_batch.counts() == Counter({b"7": 41, b"8": 1})
 
 
-def test_other_rows_are_refused_before_anything_is_stored(fake):
+def test_other_rows_are_refused_before_anything_is_stored(micro_batch: MicroBatch):
     """As often as they come; with the rows of the first try it continues."""
-    micro_batch = MicroBatch(fake)
     micro_batch.dies([batches(range(20))])
     for number in range(3):
         with pytest.raises(OtherRowsError, match="this micro-batch stored 20 rows that it does not have now"):
@@ -185,9 +183,8 @@ def test_other_rows_are_refused_before_anything_is_stored(fake):
     assert micro_batch.counts() == once(range(40))
 
 
-def test_rows_that_are_gone_end_the_micro_batch(fake):
+def test_rows_that_are_gone_end_the_micro_batch(micro_batch: MicroBatch):
     """Nothing is left to store, so it is the driver that finds it."""
-    micro_batch = MicroBatch(fake)
     micro_batch.dies([batches(range(20)), batches(range(20, 40))])
     for tasks in ([batches(range(15)), batches(range(20, 40))], [batches(range(20))]):
         with pytest.raises(OtherRowsError, match=r"t: earlier tries of this micro-batch stored \d+ rows"):
@@ -195,9 +192,8 @@ def test_rows_that_are_gone_end_the_micro_batch(fake):
     assert micro_batch.counts() == once(range(40))
 
 
-def test_stored_rows_that_retention_has_removed_are_not_guessed_at(fake):
+def test_stored_rows_that_retention_has_removed_are_not_guessed_at(fake, micro_batch: MicroBatch):
     """Whether they were these rows cannot be determined."""
-    micro_batch = MicroBatch(fake)
     micro_batch.dies([batches(range(20))])
     fake.topics["t"].partitions[0].start = 5
     with pytest.raises(OtherRowsError, match="t-0: records that an earlier try of micro-batch 3 stored are gone"):
@@ -244,9 +240,8 @@ def test_topics_of_a_column_are_compared_one_by_one(fake):
     assert micro_batch.stored("v") == [[b"v"]]
 
 
-def test_a_task_without_rows_reports_what_it_stored_before(fake):
+def test_a_task_without_rows_reports_what_it_stored_before(micro_batch: MicroBatch):
     """Fewer rows than tasks: what the second task has now was the first one's."""
-    micro_batch = MicroBatch(fake)
     micro_batch.dies([batches(range(10)), []])
     assert micro_batch.attempt([[], batches(range(10))]) == 0
     assert micro_batch.counts() == once(range(10))
@@ -272,17 +267,15 @@ def test_a_task_is_tried_again_while_the_first_try_is_still_at_work(fake):
     assert micro_batch.counts() == once(range(6))
 
 
-def test_a_lost_answer_is_not_taken_for_another_try(fake):
+def test_a_lost_answer_is_not_taken_for_another_try(fake, micro_batch: MicroBatch):
     """The producer sends the batch again; the leader says that it has it, and it is the same."""
-    micro_batch = MicroBatch(fake)
     fake.faults.append(lost_answer)
     micro_batch.attempt([batches(range(10))])
     assert micro_batch.counts() == once(range(10))
 
 
-def test_an_earlier_run_that_is_still_at_work_cannot_store_behind_the_next_one(fake):
+def test_an_earlier_run_that_is_still_at_work_cannot_store_behind_the_next_one(micro_batch: MicroBatch):
     """With the same rows a task; its machine was cut off from the driver, and not from the brokers."""
-    micro_batch = MicroBatch(fake)
     with TaskWriter(micro_batch.options, TaskIdentity("a query", 3, 0), micro_batch.ends()) as old:
         old.write(table(rows(0, 1)))
         old.finish()

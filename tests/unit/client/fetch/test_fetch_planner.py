@@ -28,9 +28,8 @@ from headrace.wire.zero_copy import SplicedMessage
 from tests.unit.client.fetch.reading import TERM_MS, TOPIC_ID, WHERE, Reading, batch, metadata, near
 
 
-def test_a_fetch_names_the_epoch_of_the_batch_before_it():
+def test_a_fetch_names_the_epoch_of_the_batch_before_it(reading):
     """Nothing at first; then that of the last batch fetched, also where it is not delivered yet."""
-    reading = Reading()
     plan = reading.fetch()
     assert not plan.request.topics[0].partitions[0].HasField("last_epoch")
     reading.answer(plan, batch(0, epoch=1), batch(10, epoch=2))
@@ -38,9 +37,8 @@ def test_a_fetch_names_the_epoch_of_the_batch_before_it():
     assert (entry.offset, entry.last_epoch, entry.leader_epoch) == (20, 2, 3)
 
 
-def test_a_leader_from_before_what_was_read_is_not_asked():
+def test_a_leader_from_before_what_was_read_is_not_asked(reading):
     """A zombie that leads an older epoch lacks what came later, and would call it a truncation (PROTOCOL H4)."""
-    reading = Reading()
     reading.read(0, epoch=4)
     assert reading.fetch() is None
     assert reading.fetches.stale_topics == {"clicks"}
@@ -49,9 +47,8 @@ def test_a_leader_from_before_what_was_read_is_not_asked():
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_newer_leader_is_tried_at_once(known):
+def test_a_newer_leader_is_tried_at_once(known, reading):
     """Back-off is for the leader that failed: with a hint, or with metadata, the next one is asked without waiting."""
-    reading = Reading()
     hint = LeaderHint(2, 4, "b2:1") if known else None
     reading.answer(reading.fetch(), error=NotLeaderError("moved", leader=hint))
     if not known:
@@ -61,16 +58,14 @@ def test_a_newer_leader_is_tried_at_once(known):
     assert reading.asks()[0] == 2
 
 
-def test_two_moves_in_a_row_cost_no_wait():
-    reading = Reading()
+def test_two_moves_in_a_row_cost_no_wait(reading):
     reading.answer(reading.fetch(), error=NotLeaderError("moved", leader=LeaderHint(2, 4, "b2:1")))
     reading.answer(reading.fetch(), error=FencedLeaderEpochError("moved", leader=LeaderHint(3, 5, "b3:1")))
     assert reading.asks()[0] == 3
 
 
-def test_a_wrong_hint_is_followed_once_and_then_waits():
+def test_a_wrong_hint_is_followed_once_and_then_waits(reading):
     """Two brokers that point at each other in one epoch are asked at the pace of the back-off, and metadata decides."""
-    reading = Reading()
     reading.answer(reading.fetch(), error=NotLeaderError("not me", leader=LeaderHint(2, 3, "b2:1")))
     assert reading.fetch() is None
     reading.later(50)
@@ -85,9 +80,8 @@ def test_a_wrong_hint_is_followed_once_and_then_waits():
 @pytest.mark.parametrize(
     "error", [LeaderNotAvailableError("none"), OffsetNotAvailableError("not yet"), StorageOfflineError("disk")]
 )
-def test_while_it_waits_for_a_leader_metadata_is_asked_for(error):
+def test_while_it_waits_for_a_leader_metadata_is_asked_for(error, reading):
     """Each look at the partition asks for metadata again, until a newer leader is known."""
-    reading = Reading()
     reading.answer(reading.fetch(), error=error)
     for _ in range(3):
         reading.fetches.stale_topics.clear()
@@ -95,15 +89,13 @@ def test_while_it_waits_for_a_leader_metadata_is_asked_for(error):
         assert reading.fetches.stale_topics == {"clicks"}
 
 
-def test_a_partition_without_a_leader_needs_metadata():
-    reading = Reading()
+def test_a_partition_without_a_leader_needs_metadata(reading):
     reading.cluster_metadata.update(metadata(leader=-1, epoch=4))
     assert reading.fetch() is None
     assert reading.fetches.stale_topics == {"clicks"}
 
 
-def test_an_unreachable_leader_is_tried_again_only_after_a_while():
-    reading = Reading()
+def test_an_unreachable_leader_is_tried_again_only_after_a_while(reading):
     reading.fail(reading.fetch())
     reading.cluster_metadata.update(metadata())
     assert reading.fetch() is None
@@ -136,9 +128,8 @@ def test_a_fetch_without_an_answer_is_given_up_for_a_newer_leader():
     assert not reading.positions.has_completed_fetches()
 
 
-def test_a_success_ends_the_back_off_and_failures_raise_it():
+def test_a_success_ends_the_back_off_and_failures_raise_it(reading):
     """Counted from the last success on; the application's errors count as failures."""
-    reading = Reading()
     partition = reading.positions.partitions[WHERE]
     for failures in (1, 2, 3):
         reading.answer(reading.fetch(), error=StorageOfflineError("disk"))
@@ -155,9 +146,8 @@ def test_a_success_ends_the_back_off_and_failures_raise_it():
         reading.positions.pop(reading.now_ms)
 
 
-def test_a_wait_that_is_over_does_not_wake_the_engine_again():
+def test_a_wait_that_is_over_does_not_wake_the_engine_again(reading):
     """A partition that is in flight again or has no leader has no retry time; otherwise the engine would spin."""
-    reading = Reading()
     reading.fail(reading.fetch())
     reading.cluster_metadata.update(metadata())
     reading.now_ms += 60
@@ -171,9 +161,8 @@ def test_a_wait_that_is_over_does_not_wake_the_engine_again():
     assert reading.positions.next_retry_ms(reading.now_ms) is None
 
 
-def test_an_answer_to_what_was_asked_before_a_seek_is_dropped():
+def test_an_answer_to_what_was_asked_before_a_seek_is_dropped(reading):
     """And the partition is fetched from its new position meanwhile."""
-    reading = Reading()
     old = reading.fetch()
     reading.positions.seek(WHERE, 500)
     new = reading.fetch()
@@ -184,9 +173,8 @@ def test_an_answer_to_what_was_asked_before_a_seek_is_dropped():
     assert reading.deliver(510).offset == 500
 
 
-def test_partitions_take_turns_and_one_that_is_idle_holds_up_none():
+def test_partitions_take_turns_and_one_that_is_idle_holds_up_none(reading):
     """Each is in a fetch of its own while another waits; at most eight fetches are in flight to a broker."""
-    reading = Reading()
     reading.cluster_metadata.update(metadata(partitions=10))
     for number in range(1, 10):
         reading.positions.assign(TopicPartition("clicks", number), 0)
@@ -269,8 +257,7 @@ def test_a_look_at_many_partitions_continues_where_the_last_one_ended():
     assert {number // looked_at for number in asked} == {0, 1, 2}
 
 
-def test_without_a_rack_no_replica_is_asked_for():
-    reading = Reading()
+def test_without_a_rack_no_replica_is_asked_for(reading):
     plan = reading.fetch()
     assert plan.request.rack == ""
     reading.answer(plan, preferred=2)
@@ -412,9 +399,8 @@ def test_a_replica_that_is_named_again_starts_afresh():
     assert reading.fetch().broker_id == 2
 
 
-def test_an_answer_for_a_topic_that_was_forgotten_meanwhile_is_taken_in():
+def test_an_answer_for_a_topic_that_was_forgotten_meanwhile_is_taken_in(reading):
     """Metadata may say that a topic is gone while a fetch of it is in flight; its answer still finds its partition."""
-    reading = Reading()
     plan = reading.fetch()
     gone = cluster_pb2.GetMetadataResponse()
     gone.topics.add(name="clicks", error=to_detail(UnknownTopicError("deleted")))
@@ -423,9 +409,8 @@ def test_an_answer_for_a_topic_that_was_forgotten_meanwhile_is_taken_in():
     assert reading.deliver(10).where == WHERE
 
 
-def test_a_reader_that_is_told_to_wait_waits():
+def test_a_reader_that_is_told_to_wait_waits(reading):
     """F11: a broker without a place to wait says for how long; nothing is fetched before, then as usual."""
-    reading = Reading()
     reading.answer(reading.fetch(), throttle_ms=125)
     assert reading.fetch() is None
     assert reading.positions.next_retry_ms(reading.now_ms) == 125
@@ -436,9 +421,8 @@ def test_a_reader_that_is_told_to_wait_waits():
     assert reading.fetch() is not None
 
 
-def test_what_came_with_a_throttle_is_followed_by_a_fetch_at_once():
+def test_what_came_with_a_throttle_is_followed_by_a_fetch_at_once(reading):
     """Only a partition that brought nothing waits, and a newer leader ends its wait."""
-    reading = Reading()
     reading.answer(reading.fetch(), batch(0), throttle_ms=125)
     reading.deliver(10)
     reading.answer(reading.fetch(), throttle_ms=10**9)

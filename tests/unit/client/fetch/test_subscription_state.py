@@ -22,9 +22,8 @@ from headrace.wire.zero_copy import SplicedMessage
 from tests.unit.client.fetch.reading import OTHER_ID, TOPIC_ID, WHERE, Reading, batch, metadata, near
 
 
-def test_after_a_rewind_the_epoch_is_that_of_what_was_delivered():
+def test_after_a_rewind_the_epoch_is_that_of_what_was_delivered(reading):
     """What was fetched and dropped says nothing; a position inside a batch has the epoch of that batch."""
-    reading = Reading()
     reading.answer(reading.fetch(), batch(0, epoch=1), batch(10, epoch=2))
     reading.deliver(5, epoch=1)
     reading.positions.pause(WHERE)
@@ -33,9 +32,8 @@ def test_after_a_rewind_the_epoch_is_that_of_what_was_delivered():
     assert (entry.offset, entry.last_epoch) == (5, 1)
 
 
-def test_a_position_that_was_chosen_is_not_checked():
+def test_a_position_that_was_chosen_is_not_checked(reading):
     """After a seek nothing is known of the batch before it, until one has been read there."""
-    reading = Reading()
     reading.read(0)
     reading.positions.seek(WHERE, 7)
     plan = reading.fetch()
@@ -44,9 +42,8 @@ def test_a_position_that_was_chosen_is_not_checked():
     assert reading.asks()[1].last_epoch == 3
 
 
-def test_a_replaced_log_is_an_error_once_all_that_was_read_is_delivered():
+def test_a_replaced_log_is_an_error_once_all_that_was_read_is_delivered(reading):
     """The error has the diverging offset; it is raised until a seek moves the position, and then reading continues."""
-    reading = Reading()
     reading.answer(reading.fetch(), batch(0), batch(10))
     assert reading.answer(reading.fetch(), diverged=(2, 15))
     assert reading.fetch() is None
@@ -71,11 +68,10 @@ def test_a_replaced_log_is_an_error_once_all_that_was_read_is_delivered():
     ("diverged", "offset"),
     [((3, 25), 25), ((2, 15), 15), ((2, 30), 20), ((1, 99), 10), ((0, 3), 0), ((-1, 0), 0)],
 )
-def test_the_diverging_offset_is_where_the_logs_part_as_far_as_epochs_tell(diverged, offset):
+def test_the_diverging_offset_is_where_the_logs_part_as_far_as_epochs_tell(diverged, offset, reading):
     """The leader's end of an epoch that both have, or where ours of that epoch ended, whichever is less: later records,
     read in later epochs, are not in the leader's log, however long its own epoch is.
     """
-    reading = Reading()
     for base, epoch in ((0, 1), (10, 2), (20, 3)):
         reading.read(base, epoch)
     reading.answer(reading.fetch(), diverged=diverged)
@@ -84,9 +80,8 @@ def test_the_diverging_offset_is_where_the_logs_part_as_far_as_epochs_tell(diver
     assert caught.value.diverging_offset == offset
 
 
-def test_a_position_of_another_life_of_the_topic_is_lost():
+def test_a_position_of_another_life_of_the_topic_is_lost(reading):
     """Offsets and epochs of a topic say nothing about the one that was created again under its name."""
-    reading = Reading()
     reading.read(0)
     reading.cluster_metadata.update(metadata(epoch=0, topic_id=OTHER_ID))
     assert reading.asks() is None
@@ -100,8 +95,7 @@ def test_a_position_of_another_life_of_the_topic_is_lost():
     assert not plan.request.topics[0].partitions[0].HasField("last_epoch")
 
 
-def test_what_was_fetched_of_the_old_life_is_delivered_before_the_position_is_lost():
-    reading = Reading()
+def test_what_was_fetched_of_the_old_life_is_delivered_before_the_position_is_lost(reading):
     reading.answer(reading.fetch(), batch(0))
     reading.cluster_metadata.update(metadata(topic_id=OTHER_ID))
     assert reading.asks() is None
@@ -110,9 +104,8 @@ def test_what_was_fetched_of_the_old_life_is_delivered_before_the_position_is_lo
     assert reading.positions.resets() == [WHERE]
 
 
-def test_a_position_of_a_newer_life_waits_for_the_metadata_to_reach_it():
+def test_a_position_of_a_newer_life_waits_for_the_metadata_to_reach_it(reading):
     """A look-up may find a new life before the background does: only a later answer can say that it is gone, too."""
-    reading = Reading()
     reading.positions.assign(WHERE, 5, topic_id=OTHER_ID)
     assert reading.asks() is None
     assert reading.fetches.stale_topics == {"clicks"}
@@ -127,8 +120,7 @@ def test_a_position_of_a_newer_life_waits_for_the_metadata_to_reach_it():
     assert reading.positions.replaced(WHERE) == (OTHER_ID, b"e" * 16)
 
 
-def test_a_seek_after_the_loss_continues_in_the_new_topic():
-    reading = Reading()
+def test_a_seek_after_the_loss_continues_in_the_new_topic(reading):
     reading.read(0)
     reading.cluster_metadata.update(metadata(epoch=0, topic_id=OTHER_ID))
     assert reading.asks() is None
@@ -136,9 +128,8 @@ def test_a_seek_after_the_loss_continues_in_the_new_topic():
     assert reading.fetch().request.topics[0].topic.topic_id == OTHER_ID
 
 
-def test_a_position_that_is_gone_is_reset_once_all_that_was_read_is_delivered():
+def test_a_position_that_is_gone_is_reset_once_all_that_was_read_is_delivered(reading):
     """Not before: what was fetched below it is good."""
-    reading = Reading()
     reading.answer(reading.fetch(), batch(0))
     assert not reading.answer(reading.fetch(), error=OffsetOutOfRangeError("gone"))
     assert reading.positions.resets() == []
@@ -148,9 +139,8 @@ def test_a_position_that_is_gone_is_reset_once_all_that_was_read_is_delivered():
 
 
 @pytest.mark.parametrize("error", [UnknownTopicError("gone"), InternalError("odd")])
-def test_what_the_application_has_moves_a_position_that_failed_meanwhile(error):
+def test_what_the_application_has_moves_a_position_that_failed_meanwhile(error, reading):
     """A fetch fails while a completed fetch is open: what is received of that completed fetch is not fetched again."""
-    reading = Reading()
     reading.answer(reading.fetch(), batch(0))
     completed = reading.positions.pop(0)
     assert reading.positions.deliver(WHERE, completed.generation, 3, 3)
@@ -163,9 +153,8 @@ def test_what_the_application_has_moves_a_position_that_failed_meanwhile(error):
     assert reading.fetch().partitions[0].offset == 7
 
 
-def test_what_was_fetched_before_a_seek_is_received_no_more():
+def test_what_was_fetched_before_a_seek_is_received_no_more(reading):
     """The engine itself seeks where a topic was made anew: an open completed fetch is of the old one."""
-    reading = Reading()
     reading.answer(reading.fetch(), batch(0))
     completed = reading.positions.pop(0)
     assert reading.positions.deliver(WHERE, completed.generation, 3, 3)
@@ -174,8 +163,7 @@ def test_what_was_fetched_before_a_seek_is_received_no_more():
     assert reading.positions.position(WHERE) == 0
 
 
-def test_a_position_that_is_tried_again_waits_where_that_is_asked_for():
-    reading = Reading()
+def test_a_position_that_is_tried_again_waits_where_that_is_asked_for(reading):
     reading.positions.rewind(WHERE)
     reading.answer(reading.fetch(), batch(0))
     reading.positions.rewind(WHERE, reading.now_ms)
@@ -231,9 +219,8 @@ def test_the_engine_is_told_of_what_it_has_to_look_at_and_of_nothing_else():
         assert reading.positions.has_news
 
 
-def test_a_position_that_is_gone_is_news_when_all_before_it_is_received():
+def test_a_position_that_is_gone_is_news_when_all_before_it_is_received(reading):
     """Only then the engine looks for another one."""
-    reading = Reading()
     reading.answer(reading.fetch(), batch(0))
     reading.answer(reading.fetch(), error=OffsetOutOfRangeError("gone"))
     reading.positions.has_news = False
@@ -245,9 +232,8 @@ def test_a_position_that_is_gone_is_news_when_all_before_it_is_received():
     assert reading.positions.resets() == []
 
 
-def test_chunks_are_handed_out_in_turns():
+def test_chunks_are_handed_out_in_turns(reading):
     """One of each partition that has some, however many it has; one that was dropped has no turn."""
-    reading = Reading()
     reading.cluster_metadata.update(metadata(partitions=3))
     for number in (1, 2):
         reading.positions.assign(TopicPartition("clicks", number), 0)
@@ -268,9 +254,8 @@ def test_chunks_are_handed_out_in_turns():
     assert reading.positions.pop(0) is None
 
 
-def test_a_truncation_that_is_due_is_told_before_more_is_collected():
+def test_a_truncation_that_is_due_is_told_before_more_is_collected(reading):
     """A poll that has collected one partition's last records must not meet another's error with them in its hands."""
-    reading = Reading()
     other = TopicPartition("clicks", 1)
     reading.cluster_metadata.update(metadata(partitions=2))
     reading.positions.assign(other, 0)
@@ -305,9 +290,8 @@ def corrupt(reading):
     return again
 
 
-def test_a_corrupt_batch_is_asked_for_again_and_the_broker_is_told():
+def test_a_corrupt_batch_is_asked_for_again_and_the_broker_is_told(reading):
     """A sound copy is delivered as if nothing had been; the reported corruption ends with it."""
-    reading = Reading()
     assert corrupt(reading)
     plan = reading.fetch()
     entry = plan.request.topics[0].partitions[0]
@@ -320,8 +304,7 @@ def test_a_corrupt_batch_is_asked_for_again_and_the_broker_is_told():
     assert not reading.asks()[1].corruption_detected
 
 
-def test_corruption_is_asked_for_after_a_back_off_and_forgotten_by_a_seek():
-    reading = Reading()
+def test_corruption_is_asked_for_after_a_back_off_and_forgotten_by_a_seek(reading):
     reading.answer(reading.fetch(), batch(0))
     completed = reading.positions.pop(0)
     assert reading.positions.corruption_detected(completed, CorruptBatchError("checksum"), 0)
@@ -330,15 +313,13 @@ def test_corruption_is_asked_for_after_a_back_off_and_forgotten_by_a_seek():
     assert not reading.asks()[1].corruption_detected
 
 
-def test_after_three_corrupt_copies_it_is_the_applications():
+def test_after_three_corrupt_copies_it_is_the_applications(reading):
     """Every further three raise again while the position is unchanged: no application passes corruption unnoticed."""
-    reading = Reading()
     for _ in range(2):
         assert [corrupt(reading) for _ in range(CORRUPT_COPIES)] == [True, True, False]
 
 
-def test_a_new_leaders_copies_are_counted_anew():
-    reading = Reading()
+def test_a_new_leaders_copies_are_counted_anew(reading):
     assert corrupt(reading)
     assert corrupt(reading)
     reading.cluster_metadata.update(metadata(leader=2, epoch=4))
@@ -357,9 +338,8 @@ def test_a_nearer_replicas_corruption_leads_back_to_the_leader():
 
 
 @pytest.mark.parametrize("error", [StorageOfflineError("corrupt"), CorruptBatchError("corrupt")])
-def test_a_leader_that_refuses_what_is_corrupt_is_waited_out(error):
+def test_a_leader_that_refuses_what_is_corrupt_is_waited_out(error, reading):
     """Until another one has a sound copy, or patience ends with the error that was found."""
-    reading = Reading()
     assert corrupt(reading)
     assert not reading.answer(reading.fetch(), error=error)
     assert "clicks" in reading.fetches.stale_topics
@@ -371,9 +351,8 @@ def test_a_leader_that_refuses_what_is_corrupt_is_waited_out(error):
     assert not reading.asks()[1].corruption_detected, "then it begins anew"
 
 
-def test_corruption_in_a_fetch_that_a_seek_has_replaced_is_ignored():
+def test_corruption_in_a_fetch_that_a_seek_has_replaced_is_ignored(reading):
     """A completed fetch from before a seek says nothing about where the reader is now."""
-    reading = Reading()
     reading.answer(reading.fetch(), batch(0))
     completed = reading.positions.pop(0)
     reading.positions.seek(WHERE, 500)

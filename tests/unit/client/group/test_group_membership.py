@@ -77,6 +77,11 @@ def joined(assigned=(0, 1)):
     return member
 
 
+@pytest.fixture
+def member():
+    return joined()
+
+
 def test_a_join_waits_for_nothing_and_a_member_that_has_nothing_to_say_waits_for_news():
     member = member_of_group(heartbeat_interval_ms=2_000)
     first = member.request()
@@ -110,8 +115,7 @@ def test_a_partition_is_read_only_after_its_start_is_known():
     assert owned(member) == [P[0]]
 
 
-def test_a_revoked_partition_is_reported_as_owned_until_the_application_and_its_commit_are_done():
-    member = joined()
+def test_a_revoked_partition_is_reported_as_owned_until_the_application_and_its_commit_are_done(member):
     hear(member, 6, 1, {0: 1})
     assert [holding.where for holding in member.pending_events().revoked] == [P[1]]
     assert owned(member) == P[:2]
@@ -138,17 +142,15 @@ def test_what_the_application_was_never_told_of_is_given_up_without_it():
     assert said(member.request()) == []
 
 
-def test_a_revocation_that_was_not_delivered_is_taken_back():
-    member = joined()
+def test_a_revocation_that_was_not_delivered_is_taken_back(member):
     hear(member, 6, 1, {0: 1})
     hear(member, 7, 2, {0: 1, 1: 1})
     assert not member.pending_events()
     assert owned(member) == P[:2]
 
 
-def test_a_partition_that_comes_back_while_the_application_is_told_is_started_anew():
+def test_a_partition_that_comes_back_while_the_application_is_told_is_started_anew(member):
     """on_revoked runs when the group takes it back: the application does stop reading, and is to begin again."""
-    member = joined()
     hear(member, 6, 2, {0: 1})
     revoked = member.pending_events().revoked
     assert [holding.where for holding in revoked] == [P[1]]
@@ -161,8 +163,7 @@ def test_a_partition_that_comes_back_while_the_application_is_told_is_started_an
     assert owned(member) == [P[0], P[1]]
 
 
-def test_a_partition_that_comes_back_while_it_is_given_up_is_started_anew():
-    member = joined()
+def test_a_partition_that_comes_back_while_it_is_given_up_is_started_anew(member):
     hear(member, 6, 1, {0: 1})
     member.acknowledge_revoked(member.pending_events().revoked)
     hear(member, 7, 2, {0: 1, 1: 1})
@@ -174,8 +175,7 @@ def test_a_partition_that_comes_back_while_it_is_given_up_is_started_anew():
     assert said(member.request()) == [0, 1]
 
 
-def test_a_partition_that_was_free_in_between_is_lost_first():
-    member = joined()
+def test_a_partition_that_was_free_in_between_is_lost_first(member):
     hear(member, 8, 4, {0: 1, 1: 4})
     assert member.pending_events().lost == (P[1],)
     for holding in member.to_start():
@@ -199,8 +199,7 @@ def test_a_topic_that_was_created_anew_waits_for_the_end_of_the_old_one():
     assert [holding.topic_id for holding in member.pending_events().assigned] == [b"u" * 16]
 
 
-def test_a_coordinator_that_is_behind_takes_nothing_back():
-    member = joined()
+def test_a_coordinator_that_is_behind_takes_nothing_back(member):
     hear(member, 4, 1, {})
     assert owned(member) == P[:2]
     assert member.revision == 5
@@ -208,8 +207,7 @@ def test_a_coordinator_that_is_behind_takes_nothing_back():
 
 
 @pytest.mark.parametrize("error", [UnknownMemberError("over"), FencedMemberEpochError("old")])
-def test_a_fenced_member_loses_everything_and_joins_as_another_one(error):
-    member = joined()
+def test_a_fenced_member_loses_everything_and_joins_as_another_one(error, member):
     hear(member, 6, 1, {0: 1})
     request = member.request()
     member.heartbeat_failed(error, request, 0)
@@ -226,8 +224,7 @@ def test_a_fenced_member_loses_everything_and_joins_as_another_one(error):
 
 
 @pytest.mark.parametrize("error", [FencedInstanceError("two"), GroupTooLargeError("many")])
-def test_a_refusal_for_good_is_kept_and_no_more_heartbeats_are_made(error):
-    member = joined()
+def test_a_refusal_for_good_is_kept_and_no_more_heartbeats_are_made(error, member):
     member.heartbeat_failed(error, member.request(), 0)
     assert member.failure is error
     assert member.phase is Phase.FAILED
@@ -255,8 +252,7 @@ def test_a_join_that_a_limit_refuses_is_repeated_until_a_dead_member_s_session_i
 
 
 @pytest.mark.parametrize("error", [TimedOutError("slow"), MetastoreUnavailableError("away")])
-def test_without_an_answer_everything_stays_and_what_was_said_is_said_again(error):
-    member = joined()
+def test_without_an_answer_everything_stays_and_what_was_said_is_said_again(error, member):
     hear(member, 6, 1, {0: 1})
     member.acknowledge_revoked(member.pending_events().revoked)
     member.release(lambda where: True)
@@ -276,17 +272,15 @@ def test_the_session_counts_from_when_the_answered_heartbeat_was_sent():
     assert member.session_ends_ms() == 7_000
 
 
-def test_a_commit_that_was_refused_for_another_owner_loses_that_partition_alone():
-    member = joined()
+def test_a_commit_that_was_refused_for_another_owner_loses_that_partition_alone(member):
     member.lose(P[1], TOPIC, 1)
     assert member.pending_events().lost == (P[1],)
     assert owned(member) == [P[0]]
     assert said(member.request()) == [0]
 
 
-def test_a_refused_commit_loses_nothing_that_was_granted_after_it():
+def test_a_refused_commit_loses_nothing_that_was_granted_after_it(member):
     """The topic was deleted and made anew under its name while the commit for the old one was on its way."""
-    member = joined()
     hear(member, 6, 2, {0: 2, 1: 2}, topic_id=b"u" * 16)
     member.lose(P[1], TOPIC, 2)
     take_all(member)

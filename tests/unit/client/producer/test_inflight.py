@@ -104,6 +104,11 @@ class Sending:
         self.now_ms += milliseconds
 
 
+@pytest.fixture
+def sending():
+    return Sending()
+
+
 def sequences(request):
     return [read_header(bytes(batch.encoded[0])).base_sequence for batch in request.parts[0].batches]
 
@@ -113,9 +118,8 @@ def sequences(request):
 
 @pytest.mark.parametrize("hinted", [True, False])
 @pytest.mark.parametrize("error_class", [NotLeaderError, FencedLeaderEpochError])
-def test_a_newer_leader_is_sent_to_at_once(hinted, error_class):
+def test_a_newer_leader_is_sent_to_at_once(hinted, error_class, sending):
     """With the leader's name, or when metadata has it: back-off is for the one that failed."""
-    sending = Sending()
     sending.add()
     hint = LeaderHint(2, 6, "b2:1") if hinted else None
     assert not sending.answer(sending.send_one(), error_class("moved", leader=hint))
@@ -127,8 +131,7 @@ def test_a_newer_leader_is_sent_to_at_once(hinted, error_class):
     assert (request.broker_id, request.parts[0].leader_epoch) == (2, 6)
 
 
-def test_two_moves_in_a_row_cost_no_wait_and_keep_the_order():
-    sending = Sending()
+def test_two_moves_in_a_row_cost_no_wait_and_keep_the_order(sending):
     batches = [sending.add() for _ in range(3)]
     sending.answer(sending.send_one(), NotLeaderError("moved", leader=LeaderHint(2, 6, "b2:1")))
     sending.answer(sending.send_one(), NotLeaderError("moved", leader=LeaderHint(3, 7, "b3:1")))
@@ -138,9 +141,8 @@ def test_two_moves_in_a_row_cost_no_wait_and_keep_the_order():
     assert sequences(request) == [0, 1, 2]
 
 
-def test_a_wrong_hint_is_followed_at_the_pace_of_the_back_off():
+def test_a_wrong_hint_is_followed_at_the_pace_of_the_back_off(sending):
     """Brokers that point at each other in one epoch are not asked in a circle; metadata decides."""
-    sending = Sending()
     sending.add()
     sending.answer(sending.send_one(), NotLeaderError("not me", leader=LeaderHint(2, 5, "b2:1")))
     assert not sending.send()
@@ -164,9 +166,8 @@ def test_a_wrong_hint_is_followed_at_the_pace_of_the_back_off():
         TimedOutError("slow"),
     ],
 )
-def test_while_a_leader_is_looked_for_metadata_is_asked_for_at_every_look(error):
+def test_while_a_leader_is_looked_for_metadata_is_asked_for_at_every_look(error, sending):
     """Until a newer one is known, which is tried at once; the one that failed is tried after the back-off."""
-    sending = Sending()
     batch = sending.add()
     sending.fail(sending.send_one(), error)
     for _ in range(3):
@@ -178,9 +179,8 @@ def test_while_a_leader_is_looked_for_metadata_is_asked_for_at_every_look(error)
 
 
 @pytest.mark.parametrize("attempts", [1, 7])
-def test_a_refused_connection_is_tried_again_and_nothing_is_in_doubt(attempts):
+def test_a_refused_connection_is_tried_again_and_nothing_is_in_doubt(attempts, sending):
     """What never left is certainly not there: out of time, the error says so."""
-    sending = Sending()
     batch = sending.add(deadline_ms=30_000)
     for _ in range(attempts):
         assert not sending.fail(sending.send_one(), REFUSED)
@@ -193,8 +193,7 @@ def test_a_refused_connection_is_tried_again_and_nothing_is_in_doubt(attempts):
 
 
 @pytest.mark.parametrize("error", [ThrottledError("slow", retry_after_ms=40), StorageFullError("full")])
-def test_a_full_leader_is_no_reason_for_metadata(error):
-    sending = Sending()
+def test_a_full_leader_is_no_reason_for_metadata(error, sending):
     sending.add()
     sending.answer(sending.send_one(), error)
     assert not sending.send()
@@ -207,9 +206,8 @@ def test_a_full_leader_is_no_reason_for_metadata(error):
     ("error", "outcome_unknown"),
     [(NotEnoughReplicasError("one"), False), (NotEnoughReplicasAfterAppendError("one"), True)],
 )
-def test_too_few_replicas_are_waited_for_with_the_same_sequence(error, outcome_unknown):
+def test_too_few_replicas_are_waited_for_with_the_same_sequence(error, outcome_unknown, sending):
     """After the append the outcome is unknown: only the same bytes may go again (PROTOCOL H13, H51)."""
-    sending = Sending()
     batch = sending.add()
     before = batch.encoded
     sending.answer(sending.send_one(), error)
@@ -224,9 +222,8 @@ def test_too_few_replicas_are_waited_for_with_the_same_sequence(error, outcome_u
 # --- calls without an answer ---
 
 
-def test_a_call_without_an_answer_is_given_up_for_a_newer_leader():
+def test_a_call_without_an_answer_is_given_up_for_a_newer_leader(sending):
     """Metadata is asked for once a second while it is overdue; what comes late changes nothing."""
-    sending = Sending()
     batch = sending.add()
     stuck = sending.send_one()
     sending.later(OVERDUE_MS - 1)
@@ -251,9 +248,8 @@ def test_a_call_without_an_answer_is_given_up_for_a_newer_leader():
     assert sending.in_flight_requests.next_event_ms(sending.now_ms) is None
 
 
-def test_a_call_is_not_given_up_before_it_is_overdue():
+def test_a_call_is_not_given_up_before_it_is_overdue(sending):
     """After a clean leader change the former leader still answers the call."""
-    sending = Sending()
     sending.add()
     sending.send_one()
     sending.leaders([(2, 6)])
@@ -314,8 +310,7 @@ def test_as_many_batches_fly_as_the_leader_remembers():
     assert sum(len(request.parts[0].batches) for request in sending.send()) == MAX_BATCHES_IN_FLIGHT
 
 
-def test_nothing_overtakes_a_batch_that_is_being_encoded():
-    sending = Sending()
+def test_nothing_overtakes_a_batch_that_is_being_encoded(sending):
     first = sending.add(encoded=False)
     second = sending.add()
     assert not sending.send()
@@ -341,9 +336,8 @@ def test_a_landing_makes_room_for_one_request():
     assert len(sending.send()) == 1
 
 
-def test_a_success_ends_the_back_off_and_failures_raise_it():
+def test_a_success_ends_the_back_off_and_failures_raise_it(sending):
     """Counted a partition: after a success the next failure is a first one."""
-    sending = Sending()
     partition_queue = sending.partition_queues[0]
     sending.add()
     for failures in (1, 2, 3):
@@ -358,9 +352,8 @@ def test_a_success_ends_the_back_off_and_failures_raise_it():
     assert (partition_queue.failures, partition_queue.recovering, partition_queue.seeks_leader) == (0, False, False)
 
 
-def test_a_broker_that_does_not_lead_is_sent_nothing_until_metadata_says_so():
+def test_a_broker_that_does_not_lead_is_sent_nothing_until_metadata_says_so(sending):
     """Also after the back-off: it would refuse again."""
-    sending = Sending()
     sending.add()
     sending.answer(sending.send_one(), NotLeaderError("moved"))
     sending.later()
@@ -382,9 +375,8 @@ def test_a_requests_time_is_what_its_most_urgent_batch_has_left():
     assert sending.send_one().timeout_ms == 1
 
 
-def test_while_it_recovers_one_request_flies_until_one_succeeds():
+def test_while_it_recovers_one_request_flies_until_one_succeeds(sending):
     """Nothing is sent until all that flew is back, then one at a time: so order holds (PROTOCOL H50)."""
-    sending = Sending()
     batches, flying = [], []
     for _ in range(3):
         batches.append(sending.add())
@@ -416,17 +408,15 @@ def test_without_a_producer_id_one_request_flies():
 # --- what becomes of a batch ---
 
 
-def test_offsets_that_the_broker_has_forgotten_are_not_made_up():
+def test_offsets_that_the_broker_has_forgotten_are_not_made_up(sending):
     """An answer has fewer offsets than batches: the other batches are delivered, at unknown offsets."""
-    sending = Sending()
     sending.add()
     sending.add()
     assert [entry.base_offsets for entry in sending.answer(sending.send_one(), offsets=(9,))] == [(9,), ()]
 
 
-def test_a_batch_behind_the_refused_one_was_not_looked_at():
+def test_a_batch_behind_the_refused_one_was_not_looked_at(sending):
     """It goes again; the one before it, which was appended though the answer is an error, is in doubt."""
-    sending = Sending()
     first, refused, behind = (sending.add() for _ in range(3))
     finished = sending.answer(sending.send_one(), InvalidTimestampError("bad"), offsets=(5,))
     assert [(entry.batch, entry.error.outcome) for entry in finished] == [(refused, Outcome.NOT_APPLIED)]
@@ -436,16 +426,14 @@ def test_a_batch_behind_the_refused_one_was_not_looked_at():
     assert sending.send_one().parts[0].batches == [first], "an epoch follows only when the doubt is resolved"
 
 
-def test_an_unknown_outcome_puts_every_batch_from_there_on_in_doubt():
-    sending = Sending()
+def test_an_unknown_outcome_puts_every_batch_from_there_on_in_doubt(sending):
     batches = [sending.add() for _ in range(3)]
     sending.answer(sending.send_one(), TimedOutError("waited"))
     assert all(batch.outcome_unknown for batch in batches)
 
 
-def test_a_new_epoch_numbers_what_is_left_from_the_start():
+def test_a_new_epoch_numbers_what_is_left_from_the_start(sending):
     """Once nothing flies and nothing is in doubt; the bytes are stamped anew (PROTOCOL H49)."""
-    sending = Sending()
     sending.add()
     sending.answer(sending.send_one(), offsets=(0,))
     sending.add()
@@ -455,9 +443,8 @@ def test_a_new_epoch_numbers_what_is_left_from_the_start():
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 1, 0)
 
 
-def test_when_epochs_are_used_up_a_new_producer_id_is_asked_for():
+def test_when_epochs_are_used_up_a_new_producer_id_is_asked_for(sending):
     """Nothing is sent before it has come (PROTOCOL H54)."""
-    sending = Sending()
     sending.add()
     sending.partition_queues[0].sequences.epoch = MAX_EPOCH
     sending.answer(sending.send_one(), UnknownProducerError("forgotten"))
@@ -471,9 +458,8 @@ def test_when_epochs_are_used_up_a_new_producer_id_is_asked_for():
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (8, 0, 0)
 
 
-def test_a_doubtful_batch_that_was_forgotten_is_never_numbered_anew():
+def test_a_doubtful_batch_that_was_forgotten_is_never_numbered_anew(sending):
     """It may be in the log: the outcome of its error is UNKNOWN (PROTOCOL H51)."""
-    sending = Sending()
     sending.add()
     sending.fail(sending.send_one())
     sending.later()
@@ -483,9 +469,8 @@ def test_a_doubtful_batch_that_was_forgotten_is_never_numbered_anew():
 
 
 @pytest.mark.parametrize("error", [UnknownProducerError("who"), OutOfOrderSequenceError("a gap")])
-def test_a_batch_that_came_before_the_first_one_waits_for_it(error):
+def test_a_batch_that_came_before_the_first_one_waits_for_it(error, sending):
     """The first batch of a producer was refused, so its second is of a producer that the leader does not know."""
-    sending = Sending()
     batches = [sending.add()]
     first = sending.send_one()
     batches.append(sending.add())
@@ -498,9 +483,8 @@ def test_a_batch_that_came_before_the_first_one_waits_for_it(error):
     assert [read_header(bytes(batch.encoded[0])).producer_epoch for batch in batches] == [0, 0]
 
 
-def test_doubt_behind_what_was_certainly_not_applied_holds_up_no_epoch():
+def test_doubt_behind_what_was_certainly_not_applied_holds_up_no_epoch(sending):
     """A leader takes nothing behind a gap: the lost batch was not applied, as the one before it was not."""
-    sending = Sending()
     batches = [sending.add()]
     first = sending.send_one()
     batches.append(sending.add())
@@ -538,9 +522,8 @@ def dropped_batch(sending):
 
 
 @pytest.mark.parametrize("event", [late_identity, new_epoch, dropped_batch])
-def test_after_an_event_that_changes_sequences_later_batches_are_numbered_once(event):
+def test_after_an_event_that_changes_sequences_later_batches_are_numbered_once(event, sending):
     """Only batches that were sealed before it are stamped anew: for the others that would be a second checksum."""
-    sending = Sending()
     sending.in_flight_requests = InFlightRequests(
         sending.cluster_metadata, Backoff(50, 1000, random.Random(1)), idempotent=True, max_in_flight_requests=5,
         max_request_bytes=1 << 20, request_timeout_ms=30_000,
@@ -554,9 +537,8 @@ def test_after_an_event_that_changes_sequences_later_batches_are_numbered_once(e
     assert all(batch.encoded[0] is before for batch, before in zip(later, encoded, strict=True))
 
 
-def test_a_batch_that_cannot_be_encoded_leaves_no_hole():
+def test_a_batch_that_cannot_be_encoded_leaves_no_hole(sending):
     """Its sequence was never sent: what follows takes it."""
-    sending = Sending()
     broken = sending.add(encoded=False)
     sending.add()
     (entry,) = sending.in_flight_requests.give_up(broken, InvalidTimestampError("cannot"))
@@ -575,8 +557,7 @@ def test_a_batch_that_cannot_be_encoded_leaves_no_hole():
         (lambda sending: None, "busy with earlier requests"),
     ],
 )
-def test_what_is_out_of_time_says_what_it_waited_for(change, obstacle):
-    sending = Sending()
+def test_what_is_out_of_time_says_what_it_waited_for(change, obstacle, sending):
     sending.add(deadline_ms=10)
     change(sending)
     assert sending.in_flight_requests.expire(9) == []
@@ -585,8 +566,7 @@ def test_what_is_out_of_time_says_what_it_waited_for(change, obstacle):
     assert obstacle in error.message
 
 
-def test_out_of_time_for_want_of_a_producer_id_says_so():
-    sending = Sending()
+def test_out_of_time_for_want_of_a_producer_id_says_so(sending):
     sending.in_flight_requests.identity = ProducerIdentity(None, is_used=True)
     sending.add(deadline_ms=10)
     assert not sending.send()
@@ -595,8 +575,7 @@ def test_out_of_time_for_want_of_a_producer_id_says_so():
     assert "no coordinator gave a producer id" in error.message
 
 
-def test_a_retry_is_due_when_its_back_off_ends():
-    sending = Sending()
+def test_a_retry_is_due_when_its_back_off_ends(sending):
     sending.add()
     sending.answer(sending.send_one(), ThrottledError("slow", retry_after_ms=700))
     assert sending.in_flight_requests.next_event_ms(0) == 700
@@ -604,9 +583,8 @@ def test_a_retry_is_due_when_its_back_off_ends():
 
 
 @pytest.mark.parametrize("created_again", [True, False])
-def test_batches_of_a_topic_that_is_gone_end_and_one_that_flies_does_not(created_again):
+def test_batches_of_a_topic_that_is_gone_end_and_one_that_flies_does_not(created_again, sending):
     """Never by name to another life of the topic (PROTOCOL H26); what flies is answered for by its broker."""
-    sending = Sending()
     flying = sending.add()
     sending.send_one()
     queued = sending.add()
@@ -625,9 +603,8 @@ def test_batches_of_a_topic_that_is_gone_end_and_one_that_flies_does_not(created
 
 
 @pytest.mark.parametrize("topic_id", [TOPIC_ID, b"2" * 16])
-def test_a_topic_that_is_there_again_is_sent_to_in_a_new_epoch(topic_id):
+def test_a_topic_that_is_there_again_is_sent_to_in_a_new_epoch(topic_id, sending):
     """After an etcd restore it may be the same topic, whose log still has the old sequences (H51)."""
-    sending = Sending()
     sending.add()
     sending.answer(sending.send_one(), offsets=(0,))
     sending.partition_queues = [PartitionQueue(TopicPartition("t", 0), topic_id)]
@@ -637,9 +614,8 @@ def test_a_topic_that_is_there_again_is_sent_to_in_a_new_epoch(topic_id):
     assert [batch.stamp for batch in batches] == [ProducerStamp(7, 1, 0), ProducerStamp(7, 1, 1)]
 
 
-def test_an_error_that_says_nothing_of_a_topics_life_ends_no_batch():
+def test_an_error_that_says_nothing_of_a_topics_life_ends_no_batch(sending):
     """Only the absence of a topic is evidence against it: its known leader is sent to as before."""
-    sending = Sending()
     sending.add()
     away = cluster_pb2.GetMetadataResponse()
     away.topics.add(name="t", error=to_detail(LeaderNotAvailableError("not yet")))
@@ -649,8 +625,7 @@ def test_an_error_that_says_nothing_of_a_topics_life_ends_no_batch():
     assert sending.send()
 
 
-def test_abandoning_ends_all_and_doubts_what_flies():
-    sending = Sending()
+def test_abandoning_ends_all_and_doubts_what_flies(sending):
     flying = sending.add()
     request = sending.send_one()
     queued = sending.add()
