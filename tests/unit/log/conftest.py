@@ -79,3 +79,9 @@ class Bench:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
+
+
+@pytest.fixture
+def log(bench: Bench) -> PartitionLog:
+    """The log of the bench, opened."""
+    return bench.open()

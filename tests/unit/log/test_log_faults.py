@@ -10,9 +10,8 @@ from headrace.log.errors import LogClosedError, StorageBusyError
 from headrace.wire.errors import Outcome, StorageFullError, StorageOfflineError
 
 
-def test_full_disk_mid_append_leaves_no_trace(bench):
+def test_full_disk_mid_append_leaves_no_trace(bench, log):
     """ENOSPC within a batch: the log rolls back, refuses it as NOT_APPLIED, and appends again with free space (H35)."""
-    log = bench.open()
     bench.append(3)
     before = bench.content()
     bench.disk.capacity_bytes = bench.disk._used_bytes() + 50
@@ -57,12 +56,11 @@ def test_free_space_is_checked_once_per_check_every_bytes_and_not_at_each_append
     assert 1 <= bench.disk.calls["space"] - before <= bench.log.size_bytes // 2_000
 
 
-def test_checkpoint_on_a_full_disk_takes_the_reserve(bench):
+def test_checkpoint_on_a_full_disk_takes_the_reserve(bench, log):
     """A checkpoint finds room when appends do not; afterwards the reserve is made again (H35)."""
-    bench.open()
     bench.append()
     bench.disk.fail("pwritev", errno.ENOSPC, suffix="leader-epochs.tmp")
-    bench.log.start_epoch(5)
+    log.start_epoch(5)
     assert not bench.disk.exists("/data/reserve")
     with pytest.raises(StorageFullError):
         bench.append(epoch=5)
@@ -72,9 +70,8 @@ def test_checkpoint_on_a_full_disk_takes_the_reserve(bench):
 
 
 @pytest.mark.parametrize("operation", ["pwritev", "fsync"])
-def test_io_error_takes_the_log_offline_for_ever(bench, operation):
+def test_io_error_takes_the_log_offline_for_ever(bench, operation, log):
     """EIO is never retried: nothing is appended, read or flushed any more, and the stop is not clean (H34)."""
-    log = bench.open()
     bench.append(2)
     bench.disk.fail(operation, errno.EIO, suffix=".log")
     with pytest.raises(StorageOfflineError):
@@ -96,9 +93,8 @@ def test_io_error_takes_the_log_offline_for_ever(bench, operation):
 
 @pytest.mark.parametrize("operation", ["pread", "pread_nowait"])
 @pytest.mark.parametrize(("number", "is_offline"), [(errno.EIO, True), (errno.ENOMEM, False)])
-def test_io_error_of_a_range_that_was_found_takes_the_log_offline(bench, operation, number, is_offline):
+def test_io_error_of_a_range_that_was_found_takes_the_log_offline(bench, operation, number, is_offline, log):
     """What a fetch has located it reads later: the disk is then as broken as when the log reads itself."""
-    log = bench.open()
     bench.append(2)
     with log.reader.read(0, 1 << 20, 2) as found:
         bench.disk.fail("pread", number, suffix=".log")
@@ -109,20 +105,18 @@ def test_io_error_of_a_range_that_was_found_takes_the_log_offline(bench, operati
     assert bench.open_directory().clean_broker_epoch == (None if is_offline else 9)
 
 
-def test_failed_cut_back_takes_the_log_offline(bench):
+def test_failed_cut_back_takes_the_log_offline(bench, log):
     """If half a batch cannot be removed, nothing may follow it (H35)."""
-    bench.open()
     bench.append()
     bench.disk.capacity_bytes = bench.disk._used_bytes() + 50
     bench.disk.fail("truncate", errno.EIO, suffix=".log")
     with pytest.raises(StorageOfflineError):
         bench.append()
-    assert bench.log.offline
+    assert log.offline
 
 
-def test_cut_back_that_is_refused_comes_before_the_next_append(bench):
+def test_cut_back_that_is_refused_comes_before_the_next_append(bench, log):
     """Half a batch that a full disk did not even let go lies behind no later batch (H35, H32)."""
-    log = bench.open()
     bench.append()
     bench.disk.capacity_bytes = bench.disk._used_bytes() + 150
     bench.disk.fail("truncate", errno.ENOSPC, suffix=".log")
@@ -136,9 +130,8 @@ def test_cut_back_that_is_refused_comes_before_the_next_append(bench):
     assert log.reader.verify() == 2
 
 
-def test_flush_syncs_each_dirty_file_once_and_nothing_that_is_clean(bench):
+def test_flush_syncs_each_dirty_file_once_and_nothing_that_is_clean(bench, log):
     """Group commit: one fsync a dirty file and round, none when another round has covered the data."""
-    log = bench.open()
     bench.append(5)
     before = bench.disk.calls["fsync"]
     assert log.flush() == 5
@@ -163,9 +156,8 @@ def test_full_disk_at_a_roll_is_refused_and_the_log_goes_on(bench, number):
     assert log.reader.verify() == 7
 
 
-def test_closed_log_refuses_everything(bench):
+def test_closed_log_refuses_everything(bench, log):
     """A call that comes late reaches neither the files of who opened the log anew nor a descriptor used again."""
-    log = bench.open()
     bench.append(3)
     bench.directory.close_log(log)
     reopened = bench.directory.open_log(log.topic_id, log.partition, bench.settings)

@@ -31,9 +31,8 @@ def test_clean_stop_opens_without_reading_batches(bench):
     assert log.log_end_offset == 100
 
 
-def test_crash_scans_only_past_the_recovery_point(bench):
+def test_crash_scans_only_past_the_recovery_point(bench, log):
     """What lies below the mark is not read again."""
-    log = bench.open()
     bench.append(50)
     log.flush()
     log.durability.checkpoint(5_000, 50)
@@ -81,16 +80,15 @@ def test_every_byte_flip_below_the_mark_is_reported_and_none_is_cut(bench):
         bench.disk.corrupt(bench.path(0), position, 0x10)
 
 
-def test_every_byte_flip_of_the_last_batch_is_found_where_it_is(bench):
+def test_every_byte_flip_of_the_last_batch_is_found_where_it_is(bench, log):
     """The piecewise check says so of the batch asked for, also where its header claims records beyond the log (I17)."""
-    bench.open()
     bench.append(2, records=3, size_bytes=20)
-    batch_bytes = bench.log.size_bytes // 2
-    assert bench.log.reader.verify_from(3, 1) == (6, batch_bytes)
+    batch_bytes = log.size_bytes // 2
+    assert log.reader.verify_from(3, 1) == (6, batch_bytes)
     for position in range(batch_bytes, 2 * batch_bytes):
         bench.disk.corrupt(bench.path(0), position, 0x10)
         with pytest.raises(CorruptLogError) as caught:
-            bench.log.reader.verify_from(3, 1)
+            log.reader.verify_from(3, 1)
         assert caught.value.file == bench.path(0)
         bench.disk.corrupt(bench.path(0), position, 0x10)
 
@@ -380,9 +378,8 @@ def test_truncation_forgets_the_epochs_it_cuts(bench):
     assert bench.open().epochs() == ((0, 0), (2, 3))
 
 
-def test_producer_snapshot_survives_and_a_corrupt_one_gives_way(bench):
+def test_producer_snapshot_survives_and_a_corrupt_one_gives_way(bench, log):
     """Newest valid within the log; after corruption the one before; none past a truncation (H48)."""
-    log = bench.open()
     bench.append(10)
     log.snapshots.store(4, b"four")
     log.snapshots.store(6, b"six")
@@ -394,9 +391,8 @@ def test_producer_snapshot_survives_and_a_corrupt_one_gives_way(bench):
     assert log.snapshots.load() is None
 
 
-def test_a_snapshot_beyond_what_a_crash_left_is_removed_for_good(bench):
+def test_a_snapshot_beyond_what_a_crash_left_is_removed_for_good(bench, log):
     """What grows there again has other producers; a second crash must not bring it back (H48)."""
-    log = bench.open()
     bench.append(4)
     log.flush()
     log.snapshots.store(4, b"four")
@@ -412,9 +408,8 @@ def test_a_snapshot_beyond_what_a_crash_left_is_removed_for_good(bench):
     assert bench.log.snapshots.load() == (4, b"four")
 
 
-def test_checkpoint_write_that_failed_is_tried_again_in_its_own_slot(bench):
+def test_checkpoint_write_that_failed_is_tried_again_in_its_own_slot(bench, log):
     """A torn write harms one slot; the next try goes over that one, so that a second tear harms no other (H37)."""
-    log = bench.open()
     bench.append(3)
     log.flush()
     log.durability.checkpoint(5_000, 2, force=True)
@@ -444,9 +439,8 @@ def test_retention_of_a_log_just_opened_knows_the_age_of_its_segments(bench):
     assert log.retention.plan(bench.now_ms + 1_001, 8) == first_roll > 0
 
 
-def test_records_above_the_high_watermark_are_not_deleted(bench):
+def test_records_above_the_high_watermark_are_not_deleted(bench, log):
     """They may never be committed; nothing of the log changes."""
-    log = bench.open()
     bench.append(5)
     with pytest.raises(OffsetOutOfRangeError, match="offset 4 is above the high watermark 3"):
         log.retention.delete_records(4, 3)

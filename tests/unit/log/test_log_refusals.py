@@ -233,9 +233,8 @@ def test_every_file_operation_may_be_refused(case: tuple[int, frozenset[str], bo
     )
 
 
-def test_a_refused_fsync_that_lost_its_pages_is_never_believed(bench):
+def test_a_refused_fsync_that_lost_its_pages_is_never_believed(bench, log):
     """After a refused fsync the kernel may have dropped what was written: the next one does not say it is durable."""
-    log = bench.open()
     bench.append(3)
     log.flush()
     bench.append(3)
@@ -247,9 +246,8 @@ def test_a_refused_fsync_that_lost_its_pages_is_never_believed(bench):
     assert log.flushed_offset == 3
 
 
-def test_a_refused_fsync_is_not_made_good_by_a_second_one(bench):
+def test_a_refused_fsync_is_not_made_good_by_a_second_one(bench, log):
     """Pages that a failed fsync left marked clean are written again: only then does an fsync say something of them."""
-    log = bench.open()
     bench.append(3)
     bench.disk.fail("fsync", errno.ENOSPC, suffix=".log")
     with pytest.raises(StorageFullError):

@@ -9,40 +9,37 @@ from headrace.wire.columns import encode_batch
 from headrace.wire.errors import CorruptBatchError, OffsetOutOfRangeError
 
 
-def test_sequential_reads_search_nothing(bench):
+def test_sequential_reads_search_nothing(bench, log):
     """A reader that continues where its last read ended costs one pread per batch range and no look-up."""
-    bench.open()
     bench.append(100, size_bytes=1000)
     offset = 0
     while offset < 100:
         before = bench.disk.calls.get("pread", 0)
-        with bench.log.reader.read(offset, 1 << 20, 100) as found:
+        with log.reader.read(offset, 1 << 20, 100) as found:
             found.read()
             assert bench.disk.calls["pread"] - before == (2 if offset == 0 else 1)
             offset = found.end_offset
         bench.append()
-        bench.log.reader.read(offset, 1 << 20, 100).close()
+        log.reader.read(offset, 1 << 20, 100).close()
 
 
-def test_read_nowait_gives_up_where_the_disk_must_be_waited_for(bench):
+def test_read_nowait_gives_up_where_the_disk_must_be_waited_for(bench, log):
     """No page in the cache: None, for the look-up as for the bytes (H46)."""
-    bench.open()
     bench.append(3)
     bench.disk.cached = False
-    assert bench.log.reader.read_nowait(1, 100, 3) is None
-    with bench.log.reader.read(1, 100, 3) as found:
+    assert log.reader.read_nowait(1, 100, 3) is None
+    with log.reader.read(1, 100, 3) as found:
         assert found.try_read_nowait() is None
         bench.disk.cached = True
         assert found.try_read_nowait() == found.read()
 
 
-def test_batch_that_passes_the_end_asked_for_is_held_back(bench):
+def test_batch_that_passes_the_end_asked_for_is_held_back(bench, log):
     """A consumer never sees past the high watermark, not even the rest of a batch."""
-    bench.open()
     bench.append(2, records=10)
-    with bench.log.reader.read(12, 1 << 20, 15) as found:
+    with log.reader.read(12, 1 << 20, 15) as found:
         assert found.size_bytes == 0
-    with bench.log.reader.read(5, 1 << 20, 15) as found:
+    with log.reader.read(5, 1 << 20, 15) as found:
         assert (found.base_offset, found.end_offset) == (0, 10)
 
 
@@ -116,12 +113,11 @@ def test_slice_outlives_the_deletion_of_its_segment(bench):
     assert not [name for name in bench.disk.list_directory(log.directory) if name.endswith(".deleted")]
 
 
-def test_slice_over_a_cut_range_raises_and_gives_no_bytes_of_another_epoch(bench):
+def test_slice_over_a_cut_range_raises_and_gives_no_bytes_of_another_epoch(bench, log):
     """Truncated and appended anew under a slice: an error, not a splice."""
-    bench.open()
     bench.append(4)
-    with bench.log.reader.read(0, 1 << 20, 4) as found:
-        bench.log.truncate_to(2)
+    with log.reader.read(0, 1 << 20, 4) as found:
+        log.truncate_to(2)
         bench.append(2, epoch=1)
         with pytest.raises(SliceCutError):
             found.read()
@@ -169,9 +165,8 @@ def test_replica_refuses_what_does_not_fit(bench, corruption):
     assert follower.size_bytes == size
 
 
-def test_offset_by_record_time_looks_into_a_plain_batch(bench):
+def test_offset_by_record_time_looks_into_a_plain_batch(log):
     """Per-record timestamps, uncompressed: the record itself; without them or compressed: the batch's base offset."""
-    log = bench.open()
     plain = encode_batch([b"a", b"b", b"c"], timestamps_ms=[100, 300, 200], base_timestamp_ms=100)
     later = encode_batch([b"d", b"e"], base_timestamp_ms=500)
     for batch in (plain, later):
