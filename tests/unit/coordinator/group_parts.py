@@ -239,6 +239,13 @@ async def pair_of_coordinators(partitions):
         yield parts, a, b
 
 
+@contextlib.asynccontextmanager
+async def first_of_pair():
+    """One of two coordinators."""
+    async with pair_of_coordinators(4) as (_, a, _):
+        yield a
+
+
 async def error_of(call):
     """The typed error that a call ends with."""
     try:

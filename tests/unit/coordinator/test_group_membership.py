@@ -29,6 +29,7 @@ from tests.unit.coordinator.group_parts import (
     Caller,
     delete_topic,
     error_of,
+    first_of_pair,
     make_topic,
     pair_of_coordinators,
     settle,
@@ -41,10 +42,24 @@ def pair(request):
     return pair_of_coordinators(getattr(request, "param", 4))
 
 
-async def test_partitions_go_over_only_when_they_were_given_up(pair):
+@pytest.fixture
+def a():
+    return first_of_pair()
+
+
+@pytest.fixture
+def one():
+    return Caller(1)
+
+
+@pytest.fixture
+def two():
+    return Caller(2)
+
+
+async def test_partitions_go_over_only_when_they_were_given_up(pair, one, two):
     """A member joins: what it is to have stays with its owner until that says it gave it up, then it is granted."""
     _, a, b = pair
-    one, two = Caller(1), Caller(2)
     await one.beat(a)
     assert one.numbers == [0, 1, 2, 3]
     await two.beat(b)
@@ -60,9 +75,8 @@ async def test_partitions_go_over_only_when_they_were_given_up(pair):
 
 
 @pytest.mark.parametrize("faults", [[LOST], [NEVER], [LOST, NEVER], [NEVER, LOST]])
-async def test_a_join_takes_effect_once_whatever_answers_are_lost(pair, faults):
+async def test_a_join_takes_effect_once_whatever_answers_are_lost(a, faults):
     """One member, one lease, one live key."""
-    _, a, _ = pair
     a.metastore.faults = list(faults)
     one = Caller(1)
     await one.beat(a)
@@ -87,16 +101,14 @@ async def test_a_join_that_is_sent_again_elsewhere_is_the_same_join(pair):
     assert len(leases) == 1
 
 
-async def test_a_join_whose_lease_has_ended_does_not_stop_the_group(pair):
+async def test_a_join_whose_lease_has_ended_does_not_stop_the_group(a, one, two):
     """It gets an error that its session is over; concurrent joins succeed."""
-    parts, a, _ = pair
-    one, two = Caller(1), Caller(2)
 
     async def end_lease(compares, operations):
         for put in operations:
             if isinstance(put, Put) and put.lease_id and one.id.hex() in put.key:
                 a.metastore.before_txn = None
-                await parts.memory.revoke_lease(put.lease_id)
+                await a.parts.memory.revoke_lease(put.lease_id)
 
     a.metastore.before_txn = end_lease
     ended, _ = await asyncio.gather(error_of(one.beat(a)), two.beat(a))
@@ -105,9 +117,8 @@ async def test_a_join_whose_lease_has_ended_does_not_stop_the_group(pair):
     assert not a.transactions._waiting
 
 
-async def test_a_join_without_a_waiting_caller_does_not_happen(pair):
+async def test_a_join_without_a_waiting_caller_does_not_happen(a):
     """The caller gave up while etcd was away: no ghost holds partitions for a session's time."""
-    _, a, _ = pair
     a.metastore.faults = [NEVER] * 100
     one = Caller(1)
     assert isinstance(await error_of(one.beat(a, seconds=0.2)), MetastoreUnavailableError)
@@ -117,12 +128,10 @@ async def test_a_join_without_a_waiting_caller_does_not_happen(pair):
     assert list(a.group.members) == [two.id]
 
 
-async def test_a_member_may_join_again_under_its_id_once_its_session_is_over(pair):
+async def test_a_member_may_join_again_under_its_id_once_its_session_is_over(a, one):
     """Whether it was removed before or not: its keys are never deleted and put in one transaction."""
-    parts, a, _ = pair
-    one = Caller(1)
     await one.beat(a)
-    await parts.memory.revoke_lease(a.entry().live[one.id].lease_id)
+    await a.parts.memory.revoke_lease(a.entry().live[one.id].lease_id)
     await a.see()
     await until(lambda: not a.entry().live)
     assert one.id in a.group.members
@@ -132,10 +141,9 @@ async def test_a_member_may_join_again_under_its_id_once_its_session_is_over(pai
     assert min(again.holds.values()) > max(one.holds.values())
 
 
-async def test_a_lost_session_is_told_though_the_view_is_old(pair):
+async def test_a_lost_session_is_told_though_the_view_is_old(pair, one, two):
     """Neither a heartbeat nor a repeated join is answered from memory (H73, H76)."""
     parts, a, b = pair
-    one, two = Caller(1), Caller(2)
     await one.beat(b)
     await b.pause_view()
     await a.transactions.leave(GROUP, one.id, parts.deadline)  # Removed; its lease lives on.
@@ -146,25 +154,22 @@ async def test_a_lost_session_is_told_though_the_view_is_old(pair):
     assert isinstance(await error_of(one.beat(b)), MetastoreUnavailableError)
 
 
-async def test_a_dead_member_is_removed_and_its_partitions_go_over(pair):
+async def test_a_dead_member_is_removed_and_its_partitions_go_over(a, one, two):
     """Its lease is gone: the transaction compares that, and frees what it owned."""
-    parts, a, _ = pair
-    one, two = Caller(1), Caller(2)
     await settle(a, one, two)
-    await parts.memory.revoke_lease(a.entry().live[two.id].lease_id)
+    await a.parts.memory.revoke_lease(a.entry().live[two.id].lease_id)
     await until(lambda: two.id not in a.entry().live)
     a.transactions.look(GROUP)
     await until(lambda: two.id not in a.group.members)
     await one.beat(a)
     assert one.numbers == [0, 1, 2, 3]
     assert isinstance(await error_of(two.beat(a)), UnknownMemberError)
-    assert parts.metric("group_evictions") == 1
+    assert a.parts.metric("group_evictions") == 1
 
 
-async def test_no_member_is_fenced_by_a_coordinator_that_is_behind(pair):
+async def test_no_member_is_fenced_by_a_coordinator_that_is_behind(pair, one, two):
     """The member was told at `a` what `b` has not seen yet: `b` waits, and says METASTORE_UNAVAILABLE if in vain."""
     _, a, b = pair
-    one, two = Caller(1), Caller(2)
     await one.beat(a)
     await b.see()
     await b.pause_view()
@@ -180,10 +185,8 @@ async def test_no_member_is_fenced_by_a_coordinator_that_is_behind(pair):
     assert isinstance(await error_of(one.beat(b)), MetastoreUnavailableError)
 
 
-async def test_a_late_heartbeat_of_another_epoch_frees_nothing(pair):
+async def test_a_late_heartbeat_of_another_epoch_frees_nothing(a, one, two):
     """I25: only what was said of the present assignment counts."""
-    _, a, _ = pair
-    one, two = Caller(1), Caller(2)
     await one.beat(a)
     epoch, revision = one.epoch, one.revision
     await two.beat(a)
@@ -214,17 +217,15 @@ async def test_a_static_member_takes_its_place_and_the_former_life_is_fenced(pai
     assert other.revision == revision
 
 
-async def test_of_two_lives_that_join_at_once_one_stays(pair):
+async def test_of_two_lives_that_join_at_once_one_stays(a):
     """Both in one round: the one is replaced by the other and told so."""
-    _, a, _ = pair
     answers = await asyncio.gather(*(Caller(seed, instance_id="i").beat(a) for seed in (1, 2)), return_exceptions=True)
     fenced = [answer for answer in answers if isinstance(answer, FencedInstanceError)]
     assert len(fenced) == len(a.group.members) == 1
 
 
-async def test_a_static_member_that_comes_back_while_it_was_to_give_up_has_given_it_up(pair):
+async def test_a_static_member_that_comes_back_while_it_was_to_give_up_has_given_it_up(a):
     """Its former life is over, so that no member has to wait for it."""
-    _, a, _ = pair
     old, other = Caller(1, instance_id="i"), Caller(2)
     await old.beat(a)
     await other.beat(a)
@@ -234,10 +235,8 @@ async def test_a_static_member_that_comes_back_while_it_was_to_give_up_has_given
     assert (len(new.holds), len(other.holds)) == (2, 2)
 
 
-async def test_a_member_that_does_not_release_in_time_is_removed(pair):
+async def test_a_member_that_does_not_release_in_time_is_removed(a, one, two):
     """After the rebalance timeout, as the coordinator counts that puts it out."""
-    _, a, _ = pair
-    one, two = Caller(1), Caller(2)
     await one.beat(a)
     await two.beat(a)
     await one.beat(a)
@@ -279,9 +278,8 @@ async def test_coordinators_clocks_may_be_days_apart(pair):
     await until(lambda: one.id not in b.group.members)
 
 
-async def test_the_time_to_give_up_begins_anew_with_each_occasion(pair):
+async def test_the_time_to_give_up_begins_anew_with_each_occasion(a):
     """Who gave up in time has the whole time again when it is asked for something else."""
-    _, a, _ = pair
     one, two, three = Caller(1), Caller(2), Caller(3)
     await one.beat(a)
     await two.beat(a)
@@ -298,10 +296,9 @@ async def test_the_time_to_give_up_begins_anew_with_each_occasion(pair):
     assert a.maintenance._needs_a_transaction(GROUP)
 
 
-async def test_what_a_coordinator_left_half_done_another_one_finds(pair):
+async def test_what_a_coordinator_left_half_done_another_one_finds(pair, one, two):
     """The state is written, an assignment is not: with 128 operations a transaction that happens."""
     parts, a, b = pair
-    one, two = Caller(1), Caller(2)
     await settle(a, one, two)
     await b.see()
     assert not b.maintenance._needs_a_transaction(GROUP)
@@ -317,20 +314,19 @@ async def test_what_a_coordinator_left_half_done_another_one_finds(pair):
     assert not b.maintenance._needs_a_transaction(GROUP)
 
 
-async def test_topics_that_come_grow_and_go_are_followed(pair):
+async def test_topics_that_come_grow_and_go_are_followed(a):
     """A pattern that matches nothing waits; a topic that appears is assigned; one deleted and made anew is another."""
-    parts, a, _ = pair
     one = Caller(1, topics=[], topic_pattern="n[ab]*")
     await one.beat(a)
     assert one.holds == {}
-    na = await make_topic(parts, "na", 2)
+    na = await make_topic(a.parts, "na", 2)
     assert a.maintenance._needs_a_transaction(GROUP)
     await one.beat(a, topic_pattern="n[ab]*")
     a.transactions.look(GROUP)
     await one.beat(a, wait_ms=2_000)
     assert set(one.holds) == {(na, 0), (na, 1)}
-    await delete_topic(parts, na, "na")
-    fresh = await make_topic(parts, "na", 1)
+    await delete_topic(a.parts, na, "na")
+    fresh = await make_topic(a.parts, "na", 1)
     a.transactions.look(GROUP)
     await until(lambda: any(partition[0] == fresh for partition in a.group.owners))
     await one.beat(a)
@@ -339,10 +335,9 @@ async def test_topics_that_come_grow_and_go_are_followed(pair):
 
 
 @pytest.mark.parametrize("why", ["behind", "undecodable", "lost"])
-async def test_a_topic_that_is_only_absent_keeps_its_owners(pair, why):
+async def test_a_topic_that_is_only_absent_keeps_its_owners(pair, why, one):
     """H72: a view may be behind or unable to decode; what etcd does not say to be deleted is still there."""
     parts, a, b = pair
-    one = Caller(1)
     await one.beat(a)
     await b.see()
     key = parts.keyspace.topic("t")
@@ -372,10 +367,9 @@ class AbsentTopics:
         return {}
 
 
-async def test_a_subscription_that_changes_is_given_up_first(pair):
+async def test_a_subscription_that_changes_is_given_up_first(a):
     """What it no longer wants stays its own until it says so, and then the state forgets the topic; no flapping."""
-    parts, a, _ = pair
-    await make_topic(parts, "u", 2)
+    await make_topic(a.parts, "u", 2)
     one = Caller(1, topics=["t", "u"])
     await one.beat(a)
     one.fields["topics"] = ["u"]
@@ -408,10 +402,8 @@ async def test_three_hundred_members_join_in_transactions_that_etcd_takes(pair):
 
 
 @pytest.mark.parametrize("call", ["renew_lease", "grant_lease", "txn"])
-async def test_while_etcd_is_silent_a_heartbeat_fails_before_its_deadline(pair, call):
+async def test_while_etcd_is_silent_a_heartbeat_fails_before_its_deadline(a, call, one, two):
     """However short the caller's time: `health()` is to name etcd, and not the coordinators."""
-    _, a, _ = pair
-    one, two = Caller(1), Caller(2)
     await one.beat(a)
     asked = asyncio.Event()
 
@@ -425,12 +417,11 @@ async def test_while_etcd_is_silent_a_heartbeat_fails_before_its_deadline(pair, 
     assert asked.is_set()
 
 
-async def test_members_that_join_at_once_share_rounds(pair):
+async def test_members_that_join_at_once_share_rounds(a):
     """H68: joins, one by one or concurrent, are writes that begin a tenth of a second apart."""
-    parts, a, _ = pair
     a.transactions._transaction_seconds = TRANSACTION_SECONDS
     written, loop = [], asyncio.get_running_loop()
-    a.metastore.before_txn = lambda compares, operations: _note_state(parts, operations, written)
+    a.metastore.before_txn = lambda compares, operations: _note_state(a.parts, operations, written)
     started = loop.time()
     for seed in range(5):
         await Caller(seed).beat(a)
@@ -448,17 +439,16 @@ async def _note_state(parts, operations, written):
         written.append(asyncio.get_running_loop().time())
 
 
-async def test_a_group_that_was_deleted_and_made_anew_has_larger_epochs(pair):
+async def test_a_group_that_was_deleted_and_made_anew_has_larger_epochs(a):
     """A store that keeps the largest token of a partition accepts the owners of the new group (I24, I28)."""
-    parts, a, _ = pair
     tokens = []
     for seed in (1, 2, 3):
         member = Caller(seed)
         await member.beat(a)
         tokens += [owner.assignment_epoch for owner in a.group.owners.values()][:1]
         assert a.group.group_epoch >= a.groups.entry(GROUP).create_revision
-        await a.transactions.leave(GROUP, member.id, parts.deadline)
-        await a.offsets.delete_group(GROUP, parts.deadline)
+        await a.transactions.leave(GROUP, member.id, a.parts.deadline)
+        await a.offsets.delete_group(GROUP, a.parts.deadline)
         assert a.groups.entry(GROUP).is_gone
     assert tokens == sorted(set(tokens))
     assert len(tokens) == 3
@@ -470,10 +460,8 @@ def test_epochs_begin_above_those_of_earlier_generations():
     assert begin_epochs(Group(group_epoch=7, assignment_epoch=7), 2, 5).group_epoch == 7
 
 
-async def test_a_group_takes_no_more_than_fits_into_its_key(pair, monkeypatch):
+async def test_a_group_takes_no_more_than_fits_into_its_key(a, monkeypatch, one):
     """A join or a larger subscription is refused with GROUP_TOO_LARGE; the members stay."""
-    parts, a, _ = pair
-    one = Caller(1)
     await one.beat(a)
     monkeypatch.setattr(group_transition, "MAX_STATE_BYTES", len(encode_group(a.group)) + 30)
     assert isinstance(await error_of(Caller(2).beat(a)), GroupTooLargeError)
@@ -481,12 +469,11 @@ async def test_a_group_takes_no_more_than_fits_into_its_key(pair, monkeypatch):
     assert isinstance(await error_of(one.beat(a, topics=larger)), GroupTooLargeError)
     await one.beat(a)
     assert a.group.members[one.id].topics == ("t",)
-    assert len(parts.memory._leases) == 1
+    assert len(a.parts.memory._leases) == 1
 
 
-async def test_a_static_member_takes_its_place_in_a_group_that_fills_its_key(pair, monkeypatch):
+async def test_a_static_member_takes_its_place_in_a_group_that_fills_its_key(a, monkeypatch):
     """Also with a join that the same transaction refuses."""
-    _, a, _ = pair
     await Caller(1, instance_id="i").beat(a)
     monkeypatch.setattr(group_transition, "MAX_STATE_BYTES", len(encode_group(a.group)) + 30)
     again = Caller(3, instance_id="i")
@@ -511,9 +498,8 @@ async def test_a_member_waits_for_news_no_longer_than_its_interval(pair):
     assert one.revision > revision
 
 
-async def test_members_that_joined_together_do_not_stay_in_step(pair):
+async def test_members_that_joined_together_do_not_stay_in_step(a):
     """Each is given its own part of the wait: a hundred heartbeats in one moment would wait for each other."""
-    _, a, _ = pair
     long, short = Caller(1, session_timeout_ms=1_000), Caller(2, session_timeout_ms=1_000)
     long.id, short.id = bytes(16), b"\xff" * 16
     await settle(a, long, short)
@@ -523,10 +509,9 @@ async def test_members_that_joined_together_do_not_stay_in_step(pair):
     await waits[0]
 
 
-async def test_leaving_twice_is_leaving(pair):
+async def test_leaving_twice_is_leaving(pair, one, two):
     """And the lease is given back."""
     parts, a, b = pair
-    one, two = Caller(1), Caller(2)
     await settle(a, one, two)
     request = groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=two.id)
     await a.call("LeaveGroup", request)
@@ -557,9 +542,8 @@ async def test_leaving_twice_is_leaving(pair):
         ({"member_epoch": 7}, UnknownMemberError),
     ],
 )
-async def test_bad_heartbeats_are_refused_and_leave_nothing(pair, fields, error):
+async def test_bad_heartbeats_are_refused_and_leave_nothing(a, fields, error):
     """Typed, with what is wrong; no key, no lease."""
-    parts, a, _ = pair
     request = {
         "group_id": GROUP,
         "member_id": b"m" * 16,
@@ -570,8 +554,8 @@ async def test_bad_heartbeats_are_refused_and_leave_nothing(pair, fields, error)
     refused = await error_of(a.call("Heartbeat", groups_pb2.HeartbeatRequest(**request | fields)))
     assert type(refused) is error
     assert refused.message
-    assert not (await parts.memory.range(parts.keyspace.groups_prefix)).key_values
-    assert not parts.memory._leases
+    assert not (await a.parts.memory.range(a.parts.keyspace.groups_prefix)).key_values
+    assert not a.parts.memory._leases
 
 
 async def test_a_lost_compare_whose_cause_the_view_shows_already_is_tried_again_at_once(pair, monkeypatch):
@@ -594,28 +578,25 @@ async def test_a_lost_compare_whose_cause_the_view_shows_already_is_tried_again_
     assert set(b.group.members) == {one.id, two.id, three.id}
 
 
-async def test_each_new_assignment_is_counted_and_logged_once(pair):
+async def test_each_new_assignment_is_counted_and_logged_once(a, one, two):
     """By the coordinator that wrote it; a heartbeat that changes nothing is neither."""
-    parts, a, _ = pair
-    one, two = Caller(1), Caller(2)
     with structlog.testing.capture_logs() as logs:
         await one.beat(a)
         await one.beat(a)
-        assert parts.metric("group_rebalances") == 1
+        assert a.parts.metric("group_rebalances") == 1
         await two.beat(a)
         await settle(a, one, two)
-    assert parts.metric("group_rebalances") == 2
+    assert a.parts.metric("group_rebalances") == 2
     joined = [entry["joined"] for entry in logs if entry["event"] == "group_changed"]
     assert joined == [[one.id.hex()], [two.id.hex()]]
 
 
-async def test_a_violation_in_a_round_ends_the_coordinator(pair, monkeypatch):
+async def test_a_violation_in_a_round_ends_the_coordinator(a, monkeypatch):
     """Who waits is answered, and a core that is wrong decides nothing more."""
 
     def violate(*arguments, **fields):
         raise AssertionError("I24")
 
-    _, a, _ = pair
     monkeypatch.setattr(group_transactions, "transition", violate)
     ends = asyncio.create_task(a.transactions.run())
     with pytest.raises(AssertionError, match="I24"):

@@ -32,6 +32,7 @@ from tests.unit.coordinator.group_parts import (
     Caller,
     delete_topic,
     error_of,
+    first_of_pair,
     make_topic,
     pair_of_coordinators,
     settle,
@@ -44,25 +45,36 @@ def pair(request):
     return pair_of_coordinators(getattr(request, "param", 4))
 
 
+@pytest.fixture
+def a():
+    return first_of_pair()
+
+
+@pytest.fixture
+def one():
+    return Caller(1)
+
+
+@pytest.fixture
+def two():
+    return Caller(2)
+
+
 @pytest.mark.parametrize("faults", [[], [LOST], [NEVER], [LOST, NEVER], [NEVER, LOST, LOST]])
-async def test_a_commit_is_stored_whatever_answers_are_lost(pair, faults):
+async def test_a_commit_is_stored_whatever_answers_are_lost(a, faults, one):
     """With its leader epoch, its metadata, the time, and by whom."""
-    parts, a, _ = pair
-    one = Caller(1)
     await one.beat(a)
     a.metastore.faults = list(faults)
     assert await a.commit(one, {0: 5, 3: 7}, number=1) == {}
     assert await a.committed() == {0: 5, 3: 7}
-    stored = a.entry().offsets[(parts.topic_id, 0)].message
+    stored = a.entry().offsets[(a.parts.topic_id, 0)].message
     assert (stored.leader_epoch, stored.metadata, stored.commit_number) == (3, "m", 1)
     assert (stored.member_id, stored.member_epoch) == (one.id, one.epoch)
     assert stored.committed_ms == a.clock.now_ms()
 
 
-async def test_a_former_owner_stores_nothing(pair):
+async def test_a_former_owner_stores_nothing(a, one, two):
     """I26: partition by partition, and the others of the same commit are stored."""
-    _, a, _ = pair
-    one, two = Caller(1), Caller(2)
     await settle(a, one, two)
     mine, foreign = one.numbers[0], two.numbers[0]
     refused = await a.commit(one, {mine: 5, foreign: 6})
@@ -72,10 +84,8 @@ async def test_a_former_owner_stores_nothing(pair):
     assert await a.committed() == {mine: 5}
 
 
-async def test_the_epoch_of_a_commit_lies_between_the_grant_and_the_present(pair):
+async def test_the_epoch_of_a_commit_lies_between_the_grant_and_the_present(a, one, two):
     """Older than the grant: another tenure. Younger than the member: never given. In between: good (H62, H63)."""
-    _, a, _ = pair
-    one, two = Caller(1), Caller(2)
     await one.beat(a)
     granted = one.epoch
     await two.beat(a)
@@ -90,10 +100,8 @@ async def test_the_epoch_of_a_commit_lies_between_the_grant_and_the_present(pair
     assert await a.committed() == {0: 5}
 
 
-async def test_a_member_may_still_commit_partitions_that_are_being_revoked(pair):
+async def test_a_member_may_still_commit_partitions_that_are_being_revoked(a, one, two):
     """Until it has said that it gave up; then no more."""
-    _, a, _ = pair
-    one, two = Caller(1), Caller(2)
     await one.beat(a)
     await two.beat(a)
     await one.beat(a)
@@ -128,10 +136,9 @@ async def test_a_good_commit_is_not_refused_by_a_view_that_is_behind(pair):
     assert await a.committed() == {0: 5, two.numbers[0]: 8}
 
 
-async def test_a_bad_commit_is_refused_though_the_view_still_shows_it_good(pair):
+async def test_a_bad_commit_is_refused_though_the_view_still_shows_it_good(pair, one, two):
     """The transaction compares the present assignment."""
     parts, a, b = pair
-    one, two = Caller(1), Caller(2)
     await one.beat(a)
     await two.beat(a)
     await b.see()
@@ -144,10 +151,9 @@ async def test_a_bad_commit_is_refused_though_the_view_still_shows_it_good(pair)
     assert await a.committed() == {}
 
 
-async def test_a_late_commit_does_not_undo_a_later_one(pair):
+async def test_a_late_commit_does_not_undo_a_later_one(pair, one):
     """H64: whether it is late at the door, or was being tried again by a coordinator, and over two coordinators."""
     _, a, b = pair
-    one = Caller(1)
     await one.beat(a)
     await a.commit(one, {0: 5, 1: 5}, number=1)
     await b.commit(one, {0: 9}, number=2)
@@ -164,10 +170,9 @@ async def test_a_late_commit_does_not_undo_a_later_one(pair):
     assert await a.committed() == {0: 2, 1: 5}
 
 
-async def test_commits_of_two_members_do_not_disturb_each_other(pair):
+async def test_commits_of_two_members_do_not_disturb_each_other(pair, one, two):
     """Many at once, by both coordinators: each is one transaction for all of its partitions."""
     parts, a, b = pair
-    one, two = Caller(1), Caller(2)
     await settle(a, one, two)
     await b.see()
     before = parts.metric("group_commits")
@@ -181,10 +186,9 @@ async def test_commits_of_two_members_do_not_disturb_each_other(pair):
 
 
 @pytest.mark.parametrize("pair", [130], indirect=True)
-async def test_a_commit_of_many_partitions_goes_in_transactions_that_etcd_takes(pair):
+async def test_a_commit_of_many_partitions_goes_in_transactions_that_etcd_takes(pair, one):
     """At most 60 a transaction; 130 are three."""
     parts, a, _ = pair
-    one = Caller(1)
     await one.beat(a)
     assert await a.commit(one, dict.fromkeys(range(130), 1), number=1) == {}
     assert parts.metric("group_commits") == 3
@@ -192,23 +196,20 @@ async def test_a_commit_of_many_partitions_goes_in_transactions_that_etcd_takes(
     assert max(len(compares) for compares, _ in a.metastore.sent) == 61
 
 
-async def test_an_outage_of_etcd_ends_in_an_unknown_outcome(pair):
+async def test_an_outage_of_etcd_ends_in_an_unknown_outcome(a, one):
     """Within the caller's time."""
-    parts, a, _ = pair
-    one = Caller(1)
     await one.beat(a)
     a.metastore.faults = [NEVER] * 1_000
     request = groups_pb2.CommitOffsetsRequest(group_id=GROUP, member_id=one.id, member_epoch=one.epoch)
-    request.topics.add(topic_id=parts.topic_id).partitions.add(partition=0, offset=1)
+    request.topics.add(topic_id=a.parts.topic_id).partitions.add(partition=0, offset=1)
     error = await error_of(a.call("CommitOffsets", request, 0.3))
     assert isinstance(error, TimedOutError)
     assert error.outcome is Outcome.UNKNOWN
 
 
-async def test_a_read_is_at_least_as_new_as_requested(pair):
+async def test_a_read_is_at_least_as_new_as_requested(pair, one):
     """I27, H65: a coordinator that is behind waits, and says so rather than answering with what was."""
     parts, a, b = pair
-    one = Caller(1)
     await one.beat(a)
     await b.see()
     await b.pause_view()
@@ -249,10 +250,8 @@ async def test_an_administrator_sets_offsets_of_groups_without_members_only(pair
     assert await a.committed() == {0: 2}
 
 
-async def test_bad_commits_are_refused_one_by_one_or_as_a_whole(pair):
+async def test_bad_commits_are_refused_one_by_one_or_as_a_whole(a, one):
     """Unknown topics, partitions that are not there, negative offsets, too much metadata, a partition twice."""
-    parts, a, _ = pair
-    one = Caller(1)
     await one.beat(a)
 
     async def refusal(member, topic, **fields):
@@ -263,7 +262,7 @@ async def test_bad_commits_are_refused_one_by_one_or_as_a_whole(pair):
         (place,) = (await a.call("CommitOffsets", request)).topics[0].partitions
         return type(from_detail(place.error)) if place.HasField("error") else None
 
-    here = {"topic_id": parts.topic_id}
+    here = {"topic_id": a.parts.topic_id}
     assert await refusal(one, {"topic_id": b"x" * 16}) is UnknownTopicIdError
     assert await refusal(one, {"name": "nothing"}) is UnknownTopicError
     assert await refusal(one, {"name": "t"}) is None
@@ -281,29 +280,25 @@ async def test_bad_commits_are_refused_one_by_one_or_as_a_whole(pair):
     assert isinstance(await error_of(a.call("CommitOffsets", twice)), InvalidRequestError)
 
 
-async def test_an_offset_beyond_the_end_is_stored_as_it_is(pair):
+async def test_an_offset_beyond_the_end_is_stored_as_it_is(a, one):
     """Coordinators know no logs: who reads from there is told OFFSET_OUT_OF_RANGE."""
-    _, a, _ = pair
-    one = Caller(1)
     await one.beat(a)
     assert await a.commit(one, {0: (1 << 63) - 1}) == {}
     assert await a.committed() == {0: (1 << 63) - 1}
 
 
-async def test_a_topic_that_is_deleted_takes_its_offsets_along(pair):
+async def test_a_topic_that_is_deleted_takes_its_offsets_along(a, one):
     """Never used for the new topic of that name; removed at the next look, in a transaction that compares."""
-    parts, a, _ = pair
-    one = Caller(1)
     await one.beat(a)
     await a.commit(one, {0: 5})
     await a.maintenance.expire()
     assert await a.committed() == {0: 5}
-    a.maintenance._gone = lambda entry: {parts.topic_id}
+    a.maintenance._gone = lambda entry: {a.parts.topic_id}
     await a.maintenance.expire()
-    key = parts.keyspace.group_offset(GROUP, parts.topic_id, 0)
-    assert (await parts.memory.get(key)).key_value is not None
-    await delete_topic(parts, parts.topic_id)
-    fresh = await make_topic(parts)
+    key = a.parts.keyspace.group_offset(GROUP, a.parts.topic_id, 0)
+    assert (await a.parts.memory.get(key)).key_value is not None
+    await delete_topic(a.parts, a.parts.topic_id)
+    fresh = await make_topic(a.parts)
     assert isinstance((await a.commit(one, {0: 6}, topic_id=fresh))[0], NotOwnerError)
     del a.maintenance._gone
     await a.maintenance.expire()
@@ -314,25 +309,21 @@ async def test_a_topic_that_is_deleted_takes_its_offsets_along(pair):
 
 
 @pytest.mark.parametrize("keys", [["topic"], ["topic", "tid"]])
-async def test_offsets_of_a_topic_that_is_only_absent_stay(pair, keys):
+async def test_offsets_of_a_topic_that_is_only_absent_stay(a, keys, one):
     """H26: keys that an etcd lacks are no evidence; it may be a backup of before the topic was made."""
-    parts, a, _ = pair
-    one = Caller(1)
     await one.beat(a)
     await a.commit(one, {0: 5})
-    names = {"topic": parts.keyspace.topic("t"), "tid": parts.keyspace.topic_by_id(parts.topic_id)}
-    gone = await parts.memory.txn([], [Delete(names[key]) for key in keys])
-    await parts.prefix_view.wait_for(gone.revision, SECONDS)
+    names = {"topic": a.parts.keyspace.topic("t"), "tid": a.parts.keyspace.topic_by_id(a.parts.topic_id)}
+    gone = await a.parts.memory.txn([], [Delete(names[key]) for key in keys])
+    await a.parts.prefix_view.wait_for(gone.revision, SECONDS)
     await a.maintenance.expire()
-    assert await a.offsets.forget_topics(GROUP, [parts.topic_id]) == 1
-    key = parts.keyspace.group_offset(GROUP, parts.topic_id, 0)
-    assert (await parts.memory.get(key)).key_value is not None
+    assert await a.offsets.forget_topics(GROUP, [a.parts.topic_id]) == 1
+    key = a.parts.keyspace.group_offset(GROUP, a.parts.topic_id, 0)
+    assert (await a.parts.memory.get(key)).key_value is not None
 
 
-async def test_offsets_of_a_group_expire_when_it_was_empty_for_the_retention_time(pair):
+async def test_offsets_of_a_group_expire_when_it_was_empty_for_the_retention_time(a, one):
     """H70: counted from when the last member left, or from the last offsets that an administrator set."""
-    parts, a, _ = pair
-    one = Caller(1)
     await one.beat(a)
     await a.commit(one, {0: 5})
     a.clock.advance(10 * RETENTION_MS)
@@ -350,16 +341,15 @@ async def test_offsets_of_a_group_expire_when_it_was_empty_for_the_retention_tim
     assert await a.committed() == {0: 5, 1: 6}
     a.clock.advance(1)
     await a.maintenance.expire()
-    assert not (await parts.memory.range(parts.keyspace.groups_prefix)).key_values
+    assert not (await a.parts.memory.range(a.parts.keyspace.groups_prefix)).key_values
     assert a.groups.groups == {}
 
 
-async def test_a_wall_clock_that_is_wrong_removes_no_group(pair):
+async def test_a_wall_clock_that_is_wrong_removes_no_group(a):
     """H70: the coordinator that removes it has itself seen it without members for an hour, too.
 
     By less than a day, that is: beyond that it does not believe its clock.
     """
-    _, a, _ = pair
     await a.commit(None, {0: 5})
     a.clock.set_wall(20 * RETENTION_MS)
     await a.maintenance.expire()
@@ -371,9 +361,8 @@ async def test_a_wall_clock_that_is_wrong_removes_no_group(pair):
     assert a.groups.groups == {}
 
 
-async def test_no_group_expires_while_the_clock_is_in_doubt(pair):
+async def test_no_group_expires_while_the_clock_is_in_doubt(a):
     """H70, H43: not for an hour, but until the clock is right again or an administrator confirms it."""
-    _, a, _ = pair
     await a.commit(None, {0: 5})
     a.clock.set_wall(1_000 * RETENTION_MS)
     for _ in range(50):
@@ -385,10 +374,9 @@ async def test_no_group_expires_while_the_clock_is_in_doubt(pair):
     assert a.groups.groups == {}
 
 
-async def test_added_partitions_are_distinguished_from_initial_ones(pair):
+async def test_added_partitions_are_distinguished_from_initial_ones(pair, one, two):
     """So that `latest` skips nothing of them: while members read, and where none did when they were added."""
     parts, a, b = pair
-    one, two = Caller(1), Caller(2)
     fetch = groups_pb2.FetchOffsetsRequest(group_id=GROUP)
     fetch.topics.add(topic_id=parts.topic_id, partitions=range(8))
 
@@ -482,10 +470,9 @@ async def test_a_group_that_was_in_use_again_is_not_expired(pair):
 
 @pytest.mark.parametrize("faults", [[], [LOST], [NEVER]])
 @pytest.mark.parametrize("pair", [130], indirect=True)
-async def test_groups_without_members_are_deleted_with_all_their_keys(pair, faults):
+async def test_groups_without_members_are_deleted_with_all_their_keys(pair, faults, one):
     """Several transactions where there are many offsets; with members it is refused; an unknown one is named."""
     parts, a, _ = pair
-    one = Caller(1)
     await one.beat(a)
     await a.commit(one, dict.fromkeys(range(130), 1))
 
@@ -500,9 +487,8 @@ async def test_groups_without_members_are_deleted_with_all_their_keys(pair, faul
     assert not (await parts.memory.range(parts.keyspace.groups_prefix)).key_values
 
 
-async def test_groups_are_listed_and_described(pair):
+async def test_groups_are_listed_and_described(a):
     """Members, what each owns since when and its target, offsets, unowned partitions; an unknown group is named."""
-    _, a, _ = pair
     one, two = Caller(1, client_id="c", host="h", instance_id="i", rack="r"), Caller(2)
     await one.beat(a)
     await two.beat(a)
@@ -551,10 +537,9 @@ def commit_of(parts, group_id):
     return request
 
 
-async def test_what_was_committed_or_deleted_is_seen_at_another_coordinator(pair):
+async def test_what_was_committed_or_deleted_is_seen_at_another_coordinator(pair, one):
     """Responses to changes carry a revision; a list or a description at least as new waits for it."""
     parts, a, b = pair
-    one = Caller(1)
     await one.beat(a, group_id="left")
     await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id="left", member_id=one.id))
     await b.see()
@@ -572,19 +557,18 @@ async def test_what_was_committed_or_deleted_is_seen_at_another_coordinator(pair
     assert (await b.call("DescribeGroup", described)).listing.group_id == "reader"
 
 
-async def test_the_keeper_puts_out_dead_members_and_sees_topics_by_itself(pair):
+async def test_the_keeper_puts_out_dead_members_and_sees_topics_by_itself(a):
     """At once where the group is at home, a moment later elsewhere; and it stops its rounds when it is stopped."""
-    parts, a, _ = pair
     keeping = asyncio.create_task(a.maintenance.run())
     one, two = Caller(1), Caller(2)
     await settle(a, one, two)
-    await parts.memory.revoke_lease(a.entry().live[two.id].lease_id)
+    await a.parts.memory.revoke_lease(a.entry().live[two.id].lease_id)
     answer = await one.beat(a, wait_ms=SESSION_MS)
     assert len(one.holds) == 4
     assert answer.member_epoch == one.epoch
     one.fields["topics"] = ["t", "u"]
     await one.beat(a)
-    await make_topic(parts, "u", 1)
+    await make_topic(a.parts, "u", 1)
     await until(lambda: len(a.group.owners) == 5)
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
