@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.fakes.cluster import FakeCluster, call_fails_with, lost_answer, lost_request, refused_with, running_fake
+from tests.fakes.groups import FakeGroups, fake_groups
 
 
 @pytest.fixture
@@ -13,6 +14,22 @@ def fake_cluster() -> Iterator[FakeCluster]:
     """A cluster over lists; see the module."""
     with running_fake() as fake:
         yield fake
+
+
+@pytest.fixture
+def clicks(fake_cluster: FakeCluster) -> FakeCluster:
+    """A topic of two partitions, and one for dead letters."""
+    fake_cluster.create_topic("clicks", 2)
+    fake_cluster.create_topic("dead", 1)
+    return fake_cluster
+
+
+@pytest.fixture
+def groups(clicks: FakeCluster) -> Iterator[FakeGroups]:
+    """The coordinator of a group whose next member owns clicks-0."""
+    with fake_groups(clicks) as coordinator:
+        coordinator.assign(("clicks", 0))
+        yield coordinator
 
 
 @pytest.fixture

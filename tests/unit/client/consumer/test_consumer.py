@@ -31,12 +31,6 @@ def fill(fake, count, partition=0, size=10, start=0):
 
 
 @pytest.fixture
-def clicks(fake_cluster):
-    fake_cluster.create_topic("clicks", 2)
-    return fake_cluster
-
-
-@pytest.fixture
 def consume(clicks):
     made = []
 

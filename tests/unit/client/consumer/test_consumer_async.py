@@ -34,12 +34,6 @@ def corruption(fake, index):
     log.batches[index] = (header, stored[:-1] + bytes([stored[-1] ^ 1]))
 
 
-@pytest.fixture
-def clicks(fake_cluster):
-    fake_cluster.create_topic("clicks", 2)
-    return fake_cluster
-
-
 def consumer_for(fake, *topics, **settings):
     settings = {"auto_offset_reset": "earliest", "fetch_max_wait_ms": 50, **settings}
     return headrace.aio.Consumer(*topics, bootstrap_servers=fake.address, **settings)

@@ -33,18 +33,6 @@ def fill(cluster, count, partition=0, size=10, topic="clicks"):
         cluster.append(topic, encode_batch(values, base_timestamp_ms=1_000), partition)
 
 
-@pytest.fixture
-def clicks(fake_cluster):
-    fake_cluster.create_topic("clicks", 2)
-    return fake_cluster
-
-
-@pytest.fixture
-def groups(clicks):
-    with fake_groups(clicks) as coordinator:
-        yield coordinator
-
-
 class Calls:
     """What was called back, with the thread that called."""
 
@@ -86,7 +74,6 @@ def poll_until(consumer, condition, records=None):
 
 def test_what_is_assigned_is_read_and_callbacks_come_on_the_reading_thread(clicks, groups):
     fill(clicks, 20)
-    groups.assign(("clicks", 0))
     calls = Calls()
     with consumer_for(clicks, **calls.settings()) as consumer:
         records = []
@@ -104,7 +91,6 @@ def test_what_is_assigned_is_read_and_callbacks_come_on_the_reading_thread(click
 def test_a_stored_offset_is_where_reading_starts(clicks, groups):
     fill(clicks, 20)
     groups.offsets["clicks", 0] = groups_offset(0, 13)
-    groups.assign(("clicks", 0))
     with consumer_for(clicks) as consumer:
         records = []
         poll_until(consumer, lambda: records, records)
@@ -116,7 +102,6 @@ def test_a_stored_offset_is_where_reading_starts(clicks, groups):
 def test_what_was_committed_is_read_back_from_any_coordinator(clicks, groups):
     """Another one may answer, and its view may be behind the commit."""
     fill(clicks, 5)
-    groups.assign(("clicks", 0))
     with consumer_for(clicks, enable_auto_commit=False) as consumer:
         poll_until(consumer, lambda: consumer.assignment() == [P0])
         consumer.commit({P0: 3})
@@ -133,7 +118,6 @@ def groups_offset(partition, offset):
 
 def test_a_start_without_an_offset_is_stored_so_that_a_restart_skips_nothing(clicks, groups):
     fill(clicks, 20)
-    groups.assign(("clicks", 0))
     with consumer_for(clicks, auto_offset_reset="latest") as consumer:
         poll_until(consumer, lambda: groups.offset("clicks", 0) == 20)
         assert consumer.position(P0) == 20
@@ -153,7 +137,6 @@ def test_an_added_partition_is_read_from_its_beginning_whatever_the_reset(clicks
 
 
 def test_without_an_offset_and_without_a_reset_the_application_is_told(clicks, groups):
-    groups.assign(("clicks", 0))
     with consumer_for(clicks, auto_offset_reset="error") as consumer:
         with pytest.raises(headrace.HeadraceError, match="no committed offset for clicks-0"):
             poll_until(consumer, lambda: False)
@@ -161,7 +144,6 @@ def test_without_an_offset_and_without_a_reset_the_application_is_told(clicks, g
 
 def test_in_a_loop_all_but_the_record_at_hand_is_committed(clicks, groups):
     fill(clicks, 20)
-    groups.assign(("clicks", 0))
     consumer = consumer_for(clicks)
     for record in consumer:
         if record.offset == 7:
@@ -173,7 +155,6 @@ def test_in_a_loop_all_but_the_record_at_hand_is_committed(clicks, groups):
 
 def test_leaving_the_block_says_that_everything_was_dealt_with_and_an_error_does_not(clicks, groups):
     fill(clicks, 20)
-    groups.assign(("clicks", 0))
     with pytest.raises(ZeroDivisionError), consumer_for(clicks) as consumer:
         for record in consumer:
             if record.offset == 4:
@@ -217,7 +198,6 @@ def test_what_stays_is_not_fetched_again(clicks, groups):
 
 def test_a_fenced_member_hears_what_it_lost_and_joins_again(clicks, groups):
     fill(clicks, 20)
-    groups.assign(("clicks", 0))
     calls = Calls()
     with consumer_for(clicks, **calls.settings()) as consumer:
         records = []
@@ -233,7 +213,6 @@ def test_a_fenced_member_hears_what_it_lost_and_joins_again(clicks, groups):
 
 @pytest.mark.parametrize("error", [FencedInstanceError("two"), GroupTooLargeError("many"), InvalidRequestError("bad")])
 def test_what_the_group_refuses_for_good_is_the_applications_error_at_every_call(clicks, groups, error):
-    groups.assign(("clicks", 0))
     calls = Calls()
     with consumer_for(clicks, group_instance_id="i", **calls.settings()) as consumer:
         poll_until(consumer, consumer.assignment)
@@ -268,7 +247,6 @@ def test_a_commit_refused_to_a_former_owner_is_raised_and_loses_that_partition(c
 
 def test_a_commit_without_an_answer_is_sent_again_unchanged_before_any_later_one(clicks, groups):
     fill(clicks, 30)
-    groups.assign(("clicks", 0))
     with consumer_for(clicks, enable_auto_commit=False) as consumer:
         consumer.poll(WAIT, 10)
         groups.lost_commits = 3
@@ -285,7 +263,6 @@ def test_a_commit_without_an_answer_is_sent_again_unchanged_before_any_later_one
 )
 def test_a_commit_that_a_coordinator_with_an_old_view_refuses_is_sent_again(clicks, groups, error):
     fill(clicks, 10)
-    groups.assign(("clicks", 0))
     with consumer_for(clicks, enable_auto_commit=False) as consumer:
         consumer.poll(WAIT)
         groups.commit_faults.append(error)
@@ -296,7 +273,6 @@ def test_a_commit_that_a_coordinator_with_an_old_view_refuses_is_sent_again(clic
 
 def test_a_commit_of_a_deleted_topic_is_refused_and_of_the_others_is_not(clicks, groups):
     fill(clicks, 10)
-    groups.assign(("clicks", 0))
     with consumer_for(clicks, enable_auto_commit=False) as consumer:
         consumer.poll(WAIT)
         groups.partition_faults["clicks", 0] = UnknownTopicIdError("deleted")
@@ -307,7 +283,6 @@ def test_a_commit_of_a_deleted_topic_is_refused_and_of_the_others_is_not(clicks,
 
 def test_the_callback_of_a_commit_comes_on_the_reading_thread(clicks, groups):
     fill(clicks, 10)
-    groups.assign(("clicks", 0))
     with consumer_for(clicks, enable_auto_commit=False) as consumer:
         consumer.poll(WAIT)
         said = []
@@ -318,7 +293,6 @@ def test_the_callback_of_a_commit_comes_on_the_reading_thread(clicks, groups):
 
 def test_a_commit_in_on_revoked_is_stored_before_the_partition_is_given_up(clicks, groups):
     fill(clicks, 10)
-    groups.assign(("clicks", 0))
     consumers = []
 
     def on_revoked(partitions):
@@ -335,7 +309,6 @@ def test_a_commit_in_on_revoked_is_stored_before_the_partition_is_given_up(click
 
 def test_nothing_is_given_up_before_its_last_commit_is_resolved(clicks, groups):
     fill(clicks, 10)
-    groups.assign(("clicks", 0))
     with consumer_for(clicks, auto_commit_interval_ms=60_000) as consumer:
         consumer.poll(WAIT)
         groups.lost_commits = 5
@@ -348,7 +321,6 @@ def test_nothing_is_given_up_before_its_last_commit_is_resolved(clicks, groups):
 
 def test_while_etcd_is_away_reading_continues_and_health_reports_it(clicks, groups):
     fill(clicks, 10)
-    groups.assign(("clicks", 0))
     with consumer_for(clicks) as consumer:
         consumer.poll(WAIT)
         with groups.changed:
@@ -371,7 +343,6 @@ def test_while_etcd_is_away_reading_continues_and_health_reports_it(clicks, grou
 
 def test_with_stop_on_session_loss_nothing_is_handed_out_once_the_session_may_be_over(clicks, groups):
     fill(clicks, 10)
-    groups.assign(("clicks", 0))
     with consumer_for(clicks, stop_on_session_loss=True, session_timeout_ms=1_000) as consumer:
         consumer.poll(WAIT)
         with groups.changed:
@@ -387,7 +358,6 @@ def test_with_stop_on_session_loss_nothing_is_handed_out_once_the_session_may_be
 
 def test_a_stalled_application_is_told_of_and_leaves_only_where_it_is_asked_to(clicks, groups):
     fill(clicks, 10)
-    groups.assign(("clicks", 0))
     calls = Calls()
     settings = {"processing_timeout_ms": 20, "heartbeat_interval_ms": 20, **calls.settings()}
     with consumer_for(clicks, **settings) as consumer:
@@ -409,7 +379,6 @@ def test_a_stalled_application_is_told_of_and_leaves_only_where_it_is_asked_to(c
 
 def test_a_seek_is_committed_and_pause_and_wakeup_work_as_without_a_group(clicks, groups):
     fill(clicks, 20)
-    groups.assign(("clicks", 0))
     with consumer_for(clicks) as consumer:
         consumer.poll(WAIT)
         consumer.seek(P0, 5)
@@ -428,7 +397,6 @@ def test_a_seek_is_committed_and_pause_and_wakeup_work_as_without_a_group(clicks
 
 def test_another_coordinator_is_asked_when_one_is_gone(clicks, groups):
     fill(clicks, 10)
-    groups.assign(("clicks", 0))
     with fake_groups(clicks) as gone:
         address = gone.address
     clicks.coordinators = [address, groups.address]
@@ -440,7 +408,6 @@ def test_another_coordinator_is_asked_when_one_is_gone(clicks, groups):
 def test_a_commit_does_not_wait_long_for_one_coordinator(clicks, groups):
     """One whose machine has vanished never answers, and the others could."""
     fill(clicks, 10)
-    groups.assign(("clicks", 0))
     with consumer_for(clicks) as consumer:
         assert consumer.poll(WAIT)
         consumer.commit()
@@ -460,7 +427,6 @@ def test_what_belongs_to_groups_needs_one_and_a_group_assigns_by_itself(clicks, 
 
 def test_closing_twice_leaves_once_and_close_is_bounded_while_etcd_is_away(clicks, groups):
     fill(clicks, 10)
-    groups.assign(("clicks", 0))
     consumer = consumer_for(clicks)
     consumer.poll(WAIT)
     with groups.changed:

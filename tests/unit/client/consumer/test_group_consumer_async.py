@@ -10,25 +10,10 @@ import pytest
 from headrace import HandlerError, RetryPolicy, TopicPartition
 from headrace.wire.errors import FencedInstanceError, NotOwnerError
 
-from tests.fakes.groups import fake_groups
 from tests.unit.client.consumer.test_group_consumer import fill
 
 P0, P1 = TopicPartition("clicks", 0), TopicPartition("clicks", 1)
 FAST = RetryPolicy(attempts=2, backoff_ms=1, backoff_max_ms=2)
-
-
-@pytest.fixture
-def clicks(fake_cluster):
-    fake_cluster.create_topic("clicks", 2)
-    fake_cluster.create_topic("dead", 1)
-    return fake_cluster
-
-
-@pytest.fixture
-def groups(clicks):
-    with fake_groups(clicks) as coordinator:
-        coordinator.assign(("clicks", 0))
-        yield coordinator
 
 
 def consumer_for(cluster, **settings):

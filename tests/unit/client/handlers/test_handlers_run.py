@@ -12,26 +12,11 @@ from headrace.v1 import groups_pb2
 from headrace.wire.columns import encode_batch
 from headrace.wire.errors import UnknownMemberError
 
-from tests.fakes.groups import fake_groups
 from tests.unit.client.consumer.test_group_consumer import consumer_for, fill
 
 P0 = TopicPartition("clicks", 0)
 WAIT = 20
 FAST = RetryPolicy(attempts=3, backoff_ms=1, backoff_max_ms=2)
-
-
-@pytest.fixture
-def clicks(fake_cluster):
-    fake_cluster.create_topic("clicks", 2)
-    fake_cluster.create_topic("dead", 1)
-    return fake_cluster
-
-
-@pytest.fixture
-def groups(clicks):
-    with fake_groups(clicks) as coordinator:
-        coordinator.assign(("clicks", 0))
-        yield coordinator
 
 
 def keyed(cluster, keys):
