@@ -12,47 +12,13 @@ from headrace.wire.errors import (
 from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metadata_view import ClusterView
-from headrace_server.metastore.api import KeyValue
 from headrace_server.partition_state import PartitionState, Replica, encode
+
+from tests.unit.common.key_source import WrittenKeys
 
 IDENTITY = ClusterIdentity("test", "cluster-1", 1, b"s" * 32)
 KEYS = IDENTITY.keyspace
 CLICKS_ID, VIEWS_ID = b"c" * 16, b"v" * 16
-
-
-class Source:
-    """A KeySource whose keys a test writes one revision at a time."""
-
-    def __init__(self):
-        self.revision = 1
-        self.key_values = {}
-        self.callbacks = []
-
-    def age_ms(self):
-        return 5
-
-    def get(self, key):
-        return self.key_values.get(key)
-
-    def items(self, prefix):
-        return [self.key_values[key] for key in sorted(self.key_values) if key.startswith(prefix)]
-
-    def subscribe(self, callback):
-        self.callbacks.append(callback)
-        return lambda: self.callbacks.remove(callback)
-
-    def write(self, **changes):
-        """One revision: `key=value` puts, `key=None` deletes."""
-        self.revision += 1
-        for key, value in changes.items():
-            if value is None:
-                del self.key_values[key]
-            else:
-                before = self.key_values.get(key)
-                created = before.create_revision if before else self.revision
-                self.key_values[key] = KeyValue(key, value, created, self.revision, 1, 0)
-        for callback in self.callbacks:
-            callback(self.revision, list(changes))
 
 
 def topic(name, topic_id, partitions=1, **configs):
@@ -69,12 +35,12 @@ def led_by(broker_id, broker_epoch):
 def clicks(source, partitions=2):
     value = topic("clicks", CLICKS_ID, partitions)
     parts = {KEYS.partition(CLICKS_ID, number): led_by(1, 2) for number in range(partitions)}
-    source.write(**{KEYS.topic("clicks"): value, KEYS.topic_by_id(CLICKS_ID): value}, **parts)
+    source.write({KEYS.topic("clicks"): value, KEYS.topic_by_id(CLICKS_ID): value} | parts)
 
 
 @pytest.fixture
 def source():
-    return Source()
+    return WrittenKeys()
 
 
 def metadata(view, **request):
@@ -89,7 +55,7 @@ def view(source):
 def test_what_was_there_and_what_comes_are_the_same(source):
     """A view made after the writes equals one that followed them."""
     early = ClusterView(IDENTITY, source)
-    source.write(**{KEYS.broker(1): metadata_pb2.BrokerLive(broker_id=1, address="h:1").SerializeToString()})
+    source.write({KEYS.broker(1): metadata_pb2.BrokerLive(broker_id=1, address="h:1").SerializeToString()})
     clicks(source)
     assert metadata(early) == metadata(ClusterView(IDENTITY, source))
     assert early.brokers[1].broker_epoch == 2
@@ -97,10 +63,10 @@ def test_what_was_there_and_what_comes_are_the_same(source):
 
 def test_a_topic_is_visible_with_its_name_key_only(source, view):
     """`topic_ids/` and `partitions/` keys alone are a topic still being made: not in the metadata, not led."""
-    source.write(**{KEYS.topic_by_id(VIEWS_ID): topic("views", VIEWS_ID), KEYS.partition(VIEWS_ID, 0): led_by(1, 2)})
+    source.write({KEYS.topic_by_id(VIEWS_ID): topic("views", VIEWS_ID), KEYS.partition(VIEWS_ID, 0): led_by(1, 2)})
     assert not metadata(view).topics
     assert view.partition(VIEWS_ID, 0) is None
-    source.write(**{KEYS.topic("views"): topic("views", VIEWS_ID)})
+    source.write({KEYS.topic("views"): topic("views", VIEWS_ID)})
     assert [found.name for found in metadata(view).topics] == ["views"]
     assert view.partition(VIEWS_ID, 0).state.leader_epoch == 3
 
@@ -108,8 +74,8 @@ def test_a_topic_is_visible_with_its_name_key_only(source, view):
 def test_a_topic_made_anew_is_another_topic(source, view):
     """After delete and create under the same name the old id is unknown and the new one found (H26)."""
     clicks(source)
-    source.write(**{KEYS.topic("clicks"): None})
-    source.write(**{KEYS.topic("clicks"): topic("clicks", VIEWS_ID)})
+    source.write({KEYS.topic("clicks"): None})
+    source.write({KEYS.topic("clicks"): topic("clicks", VIEWS_ID)})
     assert view.resolve(topics_pb2.TopicRef(name="clicks")).topic_id == VIEWS_ID
     with pytest.raises(UnknownTopicIdError):
         view.resolve(topics_pb2.TopicRef(topic_id=CLICKS_ID))
@@ -138,10 +104,10 @@ def test_an_unknown_topic_is_an_error_among_the_others(source, view):
 def test_a_value_that_cannot_be_read_is_left_out_and_listed(source, view):
     """One foreign value does not stop the rest; once it is restarted it is taken in."""
     clicks(source)
-    source.write(**{KEYS.broker(7): b"\xff\xff\xff"})
+    source.write({KEYS.broker(7): b"\xff\xff\xff"})
     assert list(view.undecodable) == [KEYS.broker(7)]
     assert 7 not in view.brokers
-    source.write(**{KEYS.broker(7): metadata_pb2.BrokerLive(broker_id=7).SerializeToString()})
+    source.write({KEYS.broker(7): metadata_pb2.BrokerLive(broker_id=7).SerializeToString()})
     assert not view.undecodable
     assert 7 in view.brokers
 
@@ -149,7 +115,7 @@ def test_a_value_that_cannot_be_read_is_left_out_and_listed(source, view):
 def test_a_topic_whose_value_cannot_be_read_is_not_called_absent(source, view):
     """By name, by id and in the list of all: the error may pass, so no client takes the topic for deleted."""
     clicks(source)
-    source.write(**{KEYS.topic("clicks"): b"\xff\xff\xff"})
+    source.write({KEYS.topic("clicks"): b"\xff\xff\xff"})
     for reference in (topics_pb2.TopicRef(name="clicks"), topics_pb2.TopicRef(topic_id=CLICKS_ID)):
         with pytest.raises(MetastoreUnavailableError) as caught:
             view.resolve(reference)
@@ -169,7 +135,7 @@ def test_an_answer_has_its_revision_and_age(source):
 
 def test_a_setting_of_a_newer_release_does_not_stop_a_topic(source, view):
     """A stored setting that this release does not know is skipped; the others apply."""
-    source.write(**{KEYS.topic("views"): topic("views", VIEWS_ID, retention_ms="1000", tiering="on")})
+    source.write({KEYS.topic("views"): topic("views", VIEWS_ID, retention_ms="1000", tiering="on")})
     assert view.topics["views"].config.retention_ms == 1000
     assert view.topics["views"].overrides == {"retention_ms": "1000", "tiering": "on"}
 
@@ -180,7 +146,7 @@ def test_callbacks_see_the_view_after_the_change(source, view):
     end = view.subscribe(lambda revision, keys: seen.append((revision, len(keys), "clicks" in view.topics)))
     clicks(source)
     end()
-    source.write(**{KEYS.topic("clicks"): None})
+    source.write({KEYS.topic("clicks"): None})
     assert seen == [(2, 4, True)]
 
 
@@ -194,11 +160,11 @@ def test_what_is_kept_follows_every_change(source, view):
 
     assert [part.leader_id for part in told()[0].partitions] == [1, 1]
     told()[0].partitions[0].leader_id = 9  # What a caller does to its answer changes no other.
-    source.write(**{KEYS.partition(CLICKS_ID, 1): led_by(2, 7)})
+    source.write({KEYS.partition(CLICKS_ID, 1): led_by(2, 7)})
     assert [part.leader_id for part in told()[0].partitions] == [1, 2]
-    source.write(**{KEYS.topic("clicks"): topic("clicks", CLICKS_ID, 1, max_batch_bytes="2000000")})
+    source.write({KEYS.topic("clicks"): topic("clicks", CLICKS_ID, 1, max_batch_bytes="2000000")})
     assert (len(told()[0].partitions), told()[0].max_batch_bytes) == (1, 2_000_000)
-    source.write(**{KEYS.topic("clicks"): None, KEYS.partition(CLICKS_ID, 0): None, KEYS.partition(CLICKS_ID, 1): None})
+    source.write({KEYS.topic("clicks"): None, KEYS.partition(CLICKS_ID, 0): None, KEYS.partition(CLICKS_ID, 1): None})
     assert told() == []
 
 

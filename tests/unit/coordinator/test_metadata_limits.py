@@ -14,44 +14,17 @@ from headrace_coordinator.runtime.group_view import GroupView
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
-from headrace_server.metastore.api import KeyValue
 from headrace_server.metastore.etcd_status import MemberStatus
+
+from tests.unit.common.key_source import WrittenKeys
 
 KEYS = Keyspace("test", 1)
 MIB = 1 << 20
 
 
-class Source:
-    """Keys of groups that a test sets."""
-
-    def __init__(self):
-        self.keys = {}
-        self.callbacks = []
-        self.revision = 0
-
-    def items(self, prefix):
-        return [value for key, value in self.keys.items() if key.startswith(prefix)]
-
-    def get(self, key):
-        return self.keys.get(key)
-
-    def subscribe(self, callback):
-        self.callbacks.append(callback)
-        return lambda: None
-
-    def put(self, key, value):
-        self.revision += 1
-        if value is None:
-            self.keys.pop(key, None)
-        else:
-            self.keys[key] = KeyValue(key, value, self.revision, self.revision, 1, 0)
-        for callback in self.callbacks:
-            callback(self.revision, [key])
-
-
 @pytest.fixture
 def source():
-    return Source()
+    return WrittenKeys()
 
 
 def limits_of(source, **bounds):
@@ -63,28 +36,28 @@ def test_view_counts_members_and_bytes_of_what_is_there(source):
     """Keys that change count as they are now, deleted ones not at all; a new view of the same keys counts the same."""
     view, _ = limits_of(source)
     member, offset = KEYS.group_member("g", b"m" * 16), KEYS.group_offset("g", b"t" * 16, 0)
-    source.put(member, metadata_pb2.LiveMember(client_id="c").SerializeToString())
-    source.put(offset, b"")
-    source.put(offset, metadata_pb2.CommittedOffset(metadata="x" * 500).SerializeToString())
-    expected = len(member) + len(offset) + sum(len(each.value) for each in source.keys.values())
+    source.write({member: metadata_pb2.LiveMember(client_id="c").SerializeToString()})
+    source.write({offset: b""})
+    source.write({offset: metadata_pb2.CommittedOffset(metadata="x" * 500).SerializeToString()})
+    expected = len(member) + len(offset) + sum(len(each.value) for each in source.key_values.values())
     assert (view.members, view.key_bytes) == (1, expected)
     again, _ = limits_of(source)
     assert (again.members, again.key_bytes) == (1, expected)
-    source.put(member, None)
-    source.put(offset, None)
+    source.write({member: None})
+    source.write({offset: None})
     assert (view.members, view.key_bytes) == (0, 0)
 
 
 def test_new_groups_members_and_bytes_are_refused_at_their_limits(source):
     """Known groups are served; each refusal names the setting and its value, and nothing was applied."""
     view, limits = limits_of(source, groups=2, members=1)
-    source.put(KEYS.group("known"), b"")
+    source.write({KEYS.group("known"): b""})
     limits.check_member("another")
-    source.put(KEYS.group("reader"), b"")
+    source.write({KEYS.group("reader"): b""})
     with pytest.raises(MetadataLimitError, match="max_groups = 2"):
         limits.check_group("another")
     limits.check_group("reader")
-    source.put(KEYS.group_member("known", b"m" * 16), b"")
+    source.write({KEYS.group_member("known", b"m" * 16): b""})
     with pytest.raises(MetadataLimitError, match="max_group_members = 1"):
         limits.check_member("known")
     limits.check_group("known")
@@ -99,7 +72,7 @@ def test_new_groups_members_and_bytes_are_refused_at_their_limits(source):
 )
 def test_at_the_limit_of_bytes_only_what_adds_is_refused(source, before, after, passes):
     """What takes the place of something no shorter passes; below the limit everything does."""
-    source.put(KEYS.group("g"), b"x")
+    source.write({KEYS.group("g"): b"x"})
     view, limits = limits_of(source)
     limits.check_growth("an offset", before, after)
     _, full = limits_of(source, key_bytes=view.key_bytes)
