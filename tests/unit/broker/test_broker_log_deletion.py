@@ -103,6 +103,11 @@ class Etcd:
         )
 
 
+@pytest.fixture
+def etcd() -> Etcd:
+    return Etcd()
+
+
 class Broker:
     """Broker 1 from start to stop, without a session: what it holds does not depend on one."""
 
@@ -185,9 +190,8 @@ async def started(etcd: Etcd, path: Path) -> AsyncIterator[Broker]:
             directory.close(clean=True, broker_epoch=1)
 
 
-async def test_a_deleted_topic_is_deleted_after_its_delay(tmp_path: Path) -> None:
+async def test_a_deleted_topic_is_deleted_after_its_delay(tmp_path: Path, etcd: Etcd) -> None:
     """The key of its deletion is the evidence, seen while the broker runs and when it starts."""
-    etcd = Etcd()
     await etcd.create(OLD, "old")
     await etcd.create(NEW, "new")
     async with started(etcd, tmp_path) as broker:
@@ -206,9 +210,8 @@ async def test_a_deleted_topic_is_deleted_after_its_delay(tmp_path: Path) -> Non
         assert not broker.holds(NEW)
 
 
-async def test_a_topic_that_etcd_lacks_at_the_start_is_kept(tmp_path: Path) -> None:
+async def test_a_topic_that_etcd_lacks_at_the_start_is_kept(tmp_path: Path, etcd: Etcd) -> None:
     """H26: an etcd restored from a backup of before the topic lacks it, too; what comes back is served again."""
-    etcd = Etcd()
     await etcd.create(OLD, "old")
     async with started(etcd, tmp_path) as broker:
         broker.write_records(OLD)
@@ -223,9 +226,8 @@ async def test_a_topic_that_etcd_lacks_at_the_start_is_kept(tmp_path: Path) -> N
         assert broker.records(OLD) == 2
 
 
-async def test_a_topic_that_a_running_broker_misses_is_kept(tmp_path: Path) -> None:
+async def test_a_topic_that_a_running_broker_misses_is_kept(tmp_path: Path, etcd: Etcd) -> None:
     """H26, H81: a relist of a restored etcd, whose revision was raised, has no topic: nothing says it was deleted."""
-    etcd = Etcd()
     await etcd.create(OLD, "old")
     async with started(etcd, tmp_path) as broker:
         broker.write_records(OLD)
@@ -240,9 +242,8 @@ async def test_a_topic_that_a_running_broker_misses_is_kept(tmp_path: Path) -> N
         assert broker.records(OLD) == 2
 
 
-async def test_an_operator_deletes_what_is_unclaimed(tmp_path: Path) -> None:
+async def test_an_operator_deletes_what_is_unclaimed(tmp_path: Path, etcd: Etcd) -> None:
     """What `headrace topic delete --unclaimed` writes is evidence like any other."""
-    etcd = Etcd()
     await etcd.create(OLD, "old")
     async with started(etcd, tmp_path) as broker:
         await etcd.lose(OLD, "old")
@@ -257,9 +258,8 @@ async def test_an_operator_deletes_what_is_unclaimed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_an_undecodable_topic_keeps_its_logs(tmp_path: Path, restarted: bool) -> None:
+async def test_an_undecodable_topic_keeps_its_logs(tmp_path: Path, restarted: bool, etcd: Etcd) -> None:
     """1b: a value of a later release is left out of the view; its topic is not gone, nor is anything else deleted."""
-    etcd = Etcd()
     await etcd.create(OLD, "old")
     await etcd.create(NEW, "new")
     good = (await etcd.metastore.get(KEYS.topic("old"))).key_value
@@ -292,9 +292,8 @@ async def test_an_undecodable_topic_keeps_its_logs(tmp_path: Path, restarted: bo
             await meet(broker)
 
 
-async def test_evidence_is_looked_at_again_when_the_delay_is_over(tmp_path: Path) -> None:
+async def test_evidence_is_looked_at_again_when_the_delay_is_over(tmp_path: Path, etcd: Etcd) -> None:
     """Where it is gone by then, as after a restore, or where a value became undecodable, the log stays."""
-    etcd = Etcd()
     await etcd.create(OLD, "old")
     await etcd.create(NEW, "new")
     async with started(etcd, tmp_path) as broker:
@@ -315,9 +314,8 @@ async def test_evidence_is_looked_at_again_when_the_delay_is_over(tmp_path: Path
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_a_replica_that_was_moved_away_is_deleted(tmp_path: Path, restarted: bool) -> None:
+async def test_a_replica_that_was_moved_away_is_deleted(tmp_path: Path, restarted: bool, etcd: Etcd) -> None:
     """H25: the partition's key says so, at a revision after the last one that named this broker."""
-    etcd = Etcd()
     await etcd.create(OLD, "old", replicas=(1, 2))
     moved = Put(KEYS.partition(OLD, 0), encode(PartitionState((2,), None, 0, (Replica(2, 1),), partition_epoch=1)))
 
@@ -351,9 +349,8 @@ async def test_a_key_of_before_a_replica_came_does_not_delete_it(tmp_path: Path)
     assert is_there(tmp_path, OLD)
 
 
-async def test_an_old_key_is_no_evidence(tmp_path: Path) -> None:
+async def test_an_old_key_is_no_evidence(tmp_path: Path, etcd: Etcd) -> None:
     """H25: a key that names others, at a revision at which this broker was still to come, lets nothing be deleted."""
-    etcd = Etcd()
     await etcd.create(OLD, "old", replicas=(2,))
     async with started(etcd, tmp_path) as broker:
         path = LogId(OLD, 0)
@@ -383,10 +380,9 @@ def led_by_2(**fields: Any) -> PartitionState:
     return replace(PartitionState((2,), Replica(2, 1), 3, (Replica(2, 1),)), **fields)
 
 
-async def test_an_operator_deletes_an_unclaimed_log_of_a_topic_that_exists(tmp_path: Path) -> None:
+async def test_an_operator_deletes_an_unclaimed_log_of_a_topic_that_exists(tmp_path: Path, etcd: Etcd) -> None:
     """The key names another broker, and nothing says that it did so after it named this one: the log stays until an
     operator asks; a validation deletes nothing, and a second call finds nothing and makes nothing."""
-    etcd = Etcd()
     await etcd.create(OLD, "old", state=led_by_2())
     leave_log(tmp_path)
     async with started(etcd, tmp_path) as broker:
@@ -436,9 +432,8 @@ async def test_an_unclaimed_log_that_may_be_needed_stays(tmp_path: Path, state: 
         assert broker.holds(OLD)
 
 
-async def test_an_unclaimed_log_whose_metadata_is_not_known_stays(tmp_path: Path) -> None:
+async def test_an_unclaimed_log_whose_metadata_is_not_known_stays(tmp_path: Path, etcd: Etcd) -> None:
     """Without its topic a tombstone is the way; while a value cannot be decoded nothing goes; a log in use never."""
-    etcd = Etcd()
     await etcd.create(NEW, "new")
     leave_log(tmp_path)
     async with started(etcd, tmp_path) as broker:
@@ -480,9 +475,8 @@ async def test_an_etcd_of_the_past_is_refused(tmp_path: Path) -> None:
     assert is_there(tmp_path, NEW)
 
 
-async def test_an_etcd_that_lacks_the_last_session_is_refused(tmp_path: Path) -> None:
+async def test_an_etcd_that_lacks_the_last_session_is_refused(tmp_path: Path, etcd: Etcd) -> None:
     """H81: a restore with a raised revision brings back an older session of the broker, or none."""
-    etcd = Etcd()
     session = await etcd.write(Put(KEYS.broker_session(1), b""))
     async with started(etcd, tmp_path) as broker:
         broker.directory.session.write(7, session, session)
@@ -494,9 +488,8 @@ async def test_an_etcd_that_lacks_the_last_session_is_refused(tmp_path: Path) ->
             pass
 
 
-async def test_many_new_replicas_are_noted_in_one_write(tmp_path: Path) -> None:
+async def test_many_new_replicas_are_noted_in_one_write(tmp_path: Path, etcd: Etcd) -> None:
     """The note is a rewrite of one file: a large topic must not write it once for each partition."""
-    etcd = Etcd()
     async with started(etcd, tmp_path) as broker:
         notes = []
         note = broker.directory.seen.note
