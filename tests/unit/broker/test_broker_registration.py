@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 from unittest.mock import Mock
@@ -17,31 +17,12 @@ from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import MetastoreRolledBackError, MetastoreUnknownOutcomeError, Put
 from structlog.testing import capture_logs
 
+from tests.fakes.lossy_metastore import LOST, NEVER, LossyMetastore
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_metastore import MemoryLeaseRenewer, MemoryMetastore
 
 KEYS = Keyspace("c", 1)
 TTL_MS = 10_000
-
-
-class FaultyMetastore:
-    """Passes on to the fake; `faults` says of the next transactions: "" (none), "answer lost" or "never arrived"."""
-
-    def __init__(self, inner: MemoryMetastore, faults: list[str]) -> None:
-        self._inner = inner
-        self.faults = faults
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def txn(self, *operations: Any, **more: Any) -> Any:
-        fault = self.faults.pop(0) if self.faults else ""
-        if fault == "never arrived":
-            raise MetastoreUnknownOutcomeError(fault)
-        result = await self._inner.txn(*operations, **more)
-        if fault == "answer lost":
-            raise MetastoreUnknownOutcomeError(fault)
-        return result
 
 
 class FakeStorage:
@@ -85,7 +66,7 @@ class Bench:
         self,
         boot: int,
         storage: int = 1,
-        faults: list[str] | None = None,
+        faults: Sequence[str] = (),
         *,
         incarnation: bytes = b"",
         clean_broker_epoch: int | None = None,
@@ -94,7 +75,7 @@ class Bench:
         held = directory or self.directories.setdefault(storage, FakeStorage(bytes([storage]) * 16))
         held.incarnation, held.clean_broker_epoch = incarnation, clean_broker_epoch
         made = Registration(
-            FaultyMetastore(self.memory, faults or []),
+            LossyMetastore(self.memory, faults),
             KEYS,
             metadata_pb2.BrokerLive(broker_id=1, boot_id=bytes([boot]) * 16, address=f"boot-{boot}"),
             held,
@@ -165,10 +146,10 @@ async def test_a_restored_etcd_is_detected_by_keys_that_only_this_broker_writes(
     assert bench.directories[1].announced == announced
 
 
-@pytest.mark.parametrize("faults", [[], ["answer lost"], ["never arrived"], ["answer lost", "answer lost"]])
+@pytest.mark.parametrize("faults", [[], [LOST], [NEVER], [LOST, LOST]])
 async def test_a_lost_answer_leaves_one_session(bench: Bench, faults: list[str]) -> None:
     """UNKNOWN is resolved: whatever became of the transaction, the epoch returned is the one that is published."""
-    made = bench.registration(1, faults=list(faults))
+    made = bench.registration(1, faults=faults)
     epoch = await made.register()
     live, published, lease_id = await bench.live()
     assert (live.boot_id, published) == (bytes([1]) * 16, epoch)
@@ -349,13 +330,13 @@ async def test_a_clone_does_not_end_the_session_of_its_original(bench: Bench) ->
     await asyncio.gather(waiting, return_exceptions=True)
 
 
-@pytest.mark.parametrize("faults", [[], ["answer lost"], ["never arrived"]])
+@pytest.mark.parametrize("faults", [[], [LOST], [NEVER]])
 async def test_the_version_in_etcd_is_never_above_the_directory(bench: Bench, faults: list[str]) -> None:
     """The disk has it first: whatever becomes of the write, the directory is not taken for an older copy of itself."""
     made = bench.registration(1)
     await made.register()
     metastore = made._metastore
-    assert isinstance(metastore, FaultyMetastore)
+    assert isinstance(metastore, LossyMetastore)
     metastore.faults = list(faults)
     for _ in range(4):
         await made.announce_version()
@@ -393,13 +374,13 @@ async def test_an_end_deletes_the_own_session_only(bench: Bench) -> None:
     assert (await bench.memory.get(KEYS.broker(1))).key_value is None
 
 
-@pytest.mark.parametrize("faults", [[], ["answer lost"], ["never arrived"]])
+@pytest.mark.parametrize("faults", [[], [LOST], [NEVER]])
 async def test_what_is_announced_stays_announced(bench: Bench, faults: list[str]) -> None:
     """Draining and failure reports are written in turn to one key: neither undoes the other, whatever is lost."""
     made = bench.registration(1)
     epoch = await made.register()
     metastore = made._metastore
-    assert isinstance(metastore, FaultyMetastore)
+    assert isinstance(metastore, LossyMetastore)
     metastore.faults = list(faults)
     assert await made.announce_suspected([3]) is not bool(faults)
     answers = await asyncio.gather(made.announce_draining(), made.announce_suspected([3, 4]))
@@ -414,7 +395,7 @@ async def test_a_late_write_undoes_nothing(bench: Bench) -> None:
     made = bench.registration(1)
     await made.register()
     metastore = made._metastore
-    assert isinstance(metastore, FaultyMetastore)
+    assert isinstance(metastore, LossyMetastore)
     late: list[tuple[Any, ...]] = []
     through = metastore.txn
 

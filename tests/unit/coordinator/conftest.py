@@ -13,41 +13,15 @@ from headrace_server.clock import SystemClock
 from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metadata_view import ClusterView
-from headrace_server.metastore.api import Delete, MetastoreUnknownOutcomeError, ModRevisionIs, Put
+from headrace_server.metastore.api import Delete, ModRevisionIs, Put
 from headrace_server.metastore.view import PrefixView
 from headrace_server.partition_state import ask_hand_over, encode, hand_over
 from prometheus_client import CollectorRegistry
 
+from tests.fakes.lossy_metastore import LossyMetastore
 from tests.fakes.memory_metastore import MemoryMetastore
 
-LOST, NEVER = "answer lost", "never arrived"
 SECONDS = 20
-
-
-class LossyMetastore:
-    """Passes on to another metastore; the next transactions lose their answer, or never arrive, as `faults` says."""
-
-    def __init__(self, inner):
-        self._inner = inner
-        self.faults = []
-        """One a transaction: None, "answer lost" (it is applied) or "never arrived"."""
-        self.sent = []
-        self.before_txn = None
-
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
-
-    async def txn(self, compares, success, failure=()):
-        self.sent.append((tuple(compares), tuple(success)))
-        if self.before_txn is not None:
-            await self.before_txn(compares, success)
-        fault = self.faults.pop(0) if self.faults else None
-        if fault == "never arrived":
-            raise MetastoreUnknownOutcomeError("never arrived")
-        result = await self._inner.txn(compares, success, failure)
-        if fault == "answer lost":
-            raise MetastoreUnknownOutcomeError("answer lost")
-        return result
 
 
 class Parts:

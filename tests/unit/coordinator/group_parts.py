@@ -21,8 +21,9 @@ from headrace_server.clock_watch import ClockWatch
 from headrace_server.metastore.api import Delete, DeletePrefix, Put
 from headrace_server.metastore.view import PrefixView
 
+from tests.fakes.lossy_metastore import LossyMetastore
 from tests.fakes.manual_clock import ManualClock
-from tests.unit.coordinator.conftest import SECONDS, LossyMetastore, make_parts
+from tests.unit.coordinator.conftest import SECONDS, make_parts
 
 GROUP = "group"
 SESSION_MS = 10_000

@@ -16,9 +16,9 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import CreateRevisionIs, Delete, Put
 from headrace_server.partition_state import Move, change, encode, leave
 
+from tests.fakes.lossy_metastore import LOST, NEVER
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_metastore import MemoryLeaseRenewer
-from tests.unit.coordinator.conftest import LOST, NEVER
 
 
 @contextlib.asynccontextmanager

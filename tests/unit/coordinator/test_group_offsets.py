@@ -24,7 +24,8 @@ from headrace_server.clock_watch import OPERATOR
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Delete, Put
 
-from tests.unit.coordinator.conftest import LOST, NEVER, SECONDS
+from tests.fakes.lossy_metastore import LOST, NEVER
+from tests.unit.coordinator.conftest import SECONDS
 from tests.unit.coordinator.group_parts import (
     GROUP,
     RETENTION_MS,

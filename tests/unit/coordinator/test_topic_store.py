@@ -19,7 +19,7 @@ from headrace_coordinator.core.topics import TopicDefaults, TopicSpec, altered_c
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Delete, Put
 
-from tests.unit.coordinator.conftest import LOST, NEVER
+from tests.fakes.lossy_metastore import LOST, NEVER
 
 
 def checked(name="t", partitions=3, **fields):
