@@ -5,7 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.fakes.cluster import FakeCluster, call_fails_with, lost_answer, lost_request, refused_with, running_fake
+from tests.fakes.cluster import (
+    FakeCluster,
+    FakeTopic,
+    call_fails_with,
+    lost_answer,
+    lost_request,
+    refused_with,
+    running_fake,
+)
 from tests.fakes.groups import FakeGroups, fake_groups
 
 
@@ -14,6 +22,12 @@ def fake_cluster() -> Iterator[FakeCluster]:
     """A cluster over lists; see the module."""
     with running_fake() as fake:
         yield fake
+
+
+@pytest.fixture
+def topic(fake_cluster: FakeCluster) -> FakeTopic:
+    """Topic `t` of one partition."""
+    return fake_cluster.create_topic("t")
 
 
 @pytest.fixture

@@ -28,8 +28,7 @@ async def test_records_go_out_and_come_back(fake_cluster):
     assert [record.value for record in found if record.partition == 0][:3] == [b"0", b"2", b"4"]
 
 
-async def test_a_failure_is_raised_where_it_is_awaited(fake_cluster, faults):
-    fake_cluster.create_topic("t")
+async def test_a_failure_is_raised_where_it_is_awaited(fake_cluster, faults, topic):
     producer = headrace.aio.Producer(bootstrap_servers=fake_cluster.address, max_block_ms=1500)
     await producer.send_and_wait("t", b"fine")
     fake_cluster.faults.append(faults.refused_with(CorruptBatchError("bad")))
@@ -41,8 +40,7 @@ async def test_a_failure_is_raised_where_it_is_awaited(fake_cluster, faults):
         await producer.close(WAIT)
 
 
-async def test_a_full_buffer_does_not_hold_up_the_loop(fake_cluster):
-    fake_cluster.create_topic("t")
+async def test_a_full_buffer_does_not_hold_up_the_loop(fake_cluster, topic):
     settings = {"buffer_memory": 64 * 1024, "batch_bytes": 16 * 1024}
     async with headrace.aio.Producer(bootstrap_servers=fake_cluster.address, **settings) as producer:
         await producer.send_and_wait("t", b"warm")
@@ -66,8 +64,7 @@ async def _send(producer, count):
         await producer.send("t", b"x" * 1000)
 
 
-async def test_a_consumer_keeps_its_place_record_by_record(fake_cluster):
-    fake_cluster.create_topic("t")
+async def test_a_consumer_keeps_its_place_record_by_record(fake_cluster, topic):
     async with headrace.aio.Producer(bootstrap_servers=fake_cluster.address) as producer:
         await producer.send_many("t", [b"%d" % number for number in range(100)])
     async with headrace.aio.Consumer(
@@ -92,9 +89,8 @@ async def test_a_consumer_keeps_its_place_record_by_record(fake_cluster):
         assert consumer.assignment() == [PARTITION]
 
 
-async def test_a_cancelled_poll_skips_nothing(fake_cluster):
+async def test_a_cancelled_poll_skips_nothing(fake_cluster, topic):
     """A task that is cancelled while it waits returns at once; the next poll gives the next record."""
-    fake_cluster.create_topic("t")
     async with headrace.aio.Consumer(
         "t", bootstrap_servers=fake_cluster.address, auto_offset_reset="earliest"
     ) as consumer:

@@ -14,15 +14,7 @@ from headrace_server.rpc import RpcServer
 from headrace_server.telemetry import log_level
 from prometheus_client import CollectorRegistry, Counter
 
-
-class Clock:
-    monotonic = 1_000_000
-
-    def now_ms(self):
-        return 1
-
-    def monotonic_ms(self):
-        return self.monotonic
+from tests.fakes.manual_clock import ManualClock
 
 
 class Disk:
@@ -55,7 +47,7 @@ class Context:
 @pytest.mark.parametrize("cause", HealthCause)
 async def test_a_cause_fails_its_probes_with_reason_and_next_step(cause):
     """Each cause is told with its probes alone, once however often it is held, until it is released."""
-    process = parts(Disk(), Clock())
+    process = parts(Disk(), ManualClock())
     servicer = ProcessServicer(process)
 
     async def found():
@@ -75,7 +67,7 @@ async def test_a_cause_fails_its_probes_with_reason_and_next_step(cause):
 
 async def test_a_measurement_serves_all_who_ask():
     """F19: all requests together cause one fsync of the data disk in five seconds."""
-    disk, clock = Disk(), Clock()
+    disk, clock = Disk(), ManualClock()
     servicer = ProcessServicer(parts(disk, clock))
 
     async def ask(measure=True):
@@ -84,7 +76,7 @@ async def test_a_measurement_serves_all_who_ask():
 
     assert await asyncio.gather(*(ask() for _ in range(20))) == [100] * 20
     assert await ask(False) == 0
-    clock.monotonic += MEASURE_MS
+    clock.advance(MEASURE_MS)
     assert await ask() == 200
     assert disk.measured == 2
 
@@ -92,7 +84,7 @@ async def test_a_measurement_serves_all_who_ask():
 async def test_the_level_is_changed_so_often_and_no_more():
     """F18: one caller's changes are limited; each that is made is a line of the log."""
     server = RpcServer()
-    add_process_service(server, parts(Disk(), Clock()))
+    add_process_service(server, parts(Disk(), ManualClock()))
     address = await server.start("127.0.0.1:0")
     request = process_pb2.SetLogLevelRequest(level=log_level())
     try:

@@ -149,9 +149,8 @@ def test_claims_and_log_agree_to_the_record(fake_cluster):
     assert sorted(claim["sequence"] for claim in claims) == list(range(len(claims)))
 
 
-def test_a_window_is_claimed_when_its_first_batch_goes_out(fake_cluster):
+def test_a_window_is_claimed_when_its_first_batch_goes_out(fake_cluster, topic):
     """A producer that is killed later has already reported that it was running."""
-    fake_cluster.create_topic("t")
     fake_cluster.create_topic("audit")
     settings = {**FAST, "audit_topic": "audit", "audit_interval_ms": 3_600_000}
     with headrace.Producer(bootstrap_servers=fake_cluster.address, **settings) as producer:
@@ -167,9 +166,8 @@ def test_a_window_is_claimed_when_its_first_batch_goes_out(fake_cluster):
     )
 
 
-def test_records_do_not_suffer_where_there_is_no_audit_topic(fake_cluster, caplog):
+def test_records_do_not_suffer_where_there_is_no_audit_topic(fake_cluster, caplog, topic):
     """They are delivered, flush and close raise nothing, and the log says so once."""
-    fake_cluster.create_topic("t")
     settings = {**FAST, "audit_topic": "missing"}
     with headrace.Producer(bootstrap_servers=fake_cluster.address, **settings) as producer:
         assert producer.send("t", b"x").result(WAIT).offset == 0
@@ -179,9 +177,8 @@ def test_records_do_not_suffer_where_there_is_no_audit_topic(fake_cluster, caplo
     assert len(complaints) == 1
 
 
-def test_records_that_were_refused_are_claimed_as_failed(fake_cluster, faults):
+def test_records_that_were_refused_are_claimed_as_failed(fake_cluster, faults, topic):
     """The application was told, and the audit is told the same."""
-    fake_cluster.create_topic("t")
     fake_cluster.create_topic("audit")
     fake_cluster.faults.append(faults.refused_with(BatchTooLargeError("no", outcome=Outcome.NOT_APPLIED)))
     settings = {**FAST, "audit_topic": "audit", "enable_idempotence": False}
@@ -206,9 +203,8 @@ async def test_the_asyncio_producer_claims_the_same(fake_cluster):
     sent_and_claimed(fake_cluster, claims_in(fake_cluster))
 
 
-def test_a_child_process_claims_nothing_for_its_parent(fake_cluster):
+def test_a_child_process_claims_nothing_for_its_parent(fake_cluster, topic):
     """After a fork the parent's claims are the parent's."""
-    fake_cluster.create_topic("t")
     fake_cluster.create_topic("audit")
     producer = headrace.Producer(bootstrap_servers=fake_cluster.address, audit_topic="audit", **FAST)
     producer.send("t", b"x").result(WAIT)

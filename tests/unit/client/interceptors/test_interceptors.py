@@ -48,9 +48,8 @@ class Broken(Recorder):
         raise ValueError("closed")
 
 
-def test_each_batch_is_told_twice_and_a_retry_not_at_all(fake_cluster, faults):
+def test_each_batch_is_told_twice_and_a_retry_not_at_all(fake_cluster, faults, topic):
     """Acknowledged and refused batches; the retry after a lost answer is the same batch."""
-    fake_cluster.create_topic("t")
     told = Recorder()
     fake_cluster.faults.append(faults.refused_with(BatchTooLargeError("no", outcome=Outcome.NOT_APPLIED)))
     producer = headrace.Producer(bootstrap_servers=fake_cluster.address, interceptors=[told], **FAST)
@@ -65,9 +64,8 @@ def test_each_batch_is_told_twice_and_a_retry_not_at_all(fake_cluster, faults):
     assert told.closed == [WAIT]
 
 
-def test_an_interceptor_that_raises_changes_nothing_for_the_records(fake_cluster, caplog):
+def test_an_interceptor_that_raises_changes_nothing_for_the_records(fake_cluster, caplog, topic):
     """It is logged, and the next interceptor is told all the same."""
-    fake_cluster.create_topic("t")
     told = Recorder()
     with headrace.Producer(bootstrap_servers=fake_cluster.address, interceptors=[Broken(), told]) as producer:
         assert producer.send("t", b"x").result(WAIT).offset == 0
@@ -76,9 +74,8 @@ def test_an_interceptor_that_raises_changes_nothing_for_the_records(fake_cluster
     assert [record.exc_info[1].args[0] for record in failures] == ["sealed", "finished", "closed"]
 
 
-async def test_the_asyncio_producer_awaits_the_close(fake_cluster):
+async def test_the_asyncio_producer_awaits_the_close(fake_cluster, topic):
     """One interceptor's close returns an awaitable, and the other one's does not."""
-    fake_cluster.create_topic("t")
     told, awaited = Recorder(), AsyncRecorder()
     async with headrace.aio.Producer(bootstrap_servers=fake_cluster.address, interceptors=[told, awaited]) as producer:
         await (await producer.send("t", b"x"))

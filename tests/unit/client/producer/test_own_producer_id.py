@@ -22,27 +22,24 @@ def send(fake_cluster, values, epoch=0):
             sending.send_many("t", [value], partition=0).result(timeout=10)
 
 
-def test_a_second_life_stores_nothing_twice(fake_cluster):
+def test_a_second_life_stores_nothing_twice(fake_cluster, topic):
     """The first ended after one batch of three; the second sends all again, and asks for no id."""
-    topic = fake_cluster.create_topic("t")
     send(fake_cluster, [b"a"])
     send(fake_cluster, [b"a", b"b", b"c"])
     assert topic.partitions[0].values() == [b"a", b"b", b"c"]
     assert fake_cluster.calls["InitProducerId"] == 0
 
 
-def test_a_higher_epoch_starts_anew(fake_cluster):
+def test_a_higher_epoch_starts_anew(fake_cluster, topic):
     """The same records under the next epoch are others."""
-    topic = fake_cluster.create_topic("t")
     send(fake_cluster, [b"a"])
     send(fake_cluster, [b"a"], epoch=1)
     assert topic.partitions[0].values() == [b"a", b"a"]
 
 
 @pytest.mark.parametrize("error", [OutOfOrderSequenceError("gap"), UnknownProducerError("forgotten")])
-def test_a_refused_sequence_is_an_error_and_no_new_epoch(fake_cluster, faults, error):
+def test_a_refused_sequence_is_an_error_and_no_new_epoch(fake_cluster, faults, error, topic):
     """A producer with an id from the coordinator would raise its epoch, and store what follows; this one may not."""
-    topic = fake_cluster.create_topic("t")
     fake_cluster.faults.append(faults.refused_with(error))
     sending = producer(fake_cluster, delivery_timeout_ms=300)
     future = sending.send_many("t", [b"a"], partition=0)

@@ -33,8 +33,7 @@ def producer_for(fake, **settings):
     return headrace.Producer(bootstrap_servers=fake.address, **{**FAST, **settings})
 
 
-def test_a_future_says_where_the_record_went(fake_cluster):
-    fake_cluster.create_topic("t")
+def test_a_future_says_where_the_record_went(fake_cluster, topic):
     with producer_for(fake_cluster) as producer:
         futures = [producer.send("t", b"%d" % number, timestamp_ms=1000 + number) for number in range(10)]
         found = [future.result(WAIT) for future in futures]
@@ -57,8 +56,7 @@ def test_a_key_decides_the_partition_and_keeps_its_order(fake_cluster):
         assert partition.keys() == [keys[int(value)] for value in expected]
 
 
-def test_keys_headers_and_nulls_mix_in_one_batch(fake_cluster):
-    topic = fake_cluster.create_topic("t")
+def test_keys_headers_and_nulls_mix_in_one_batch(fake_cluster, topic):
     with producer_for(fake_cluster, linger_ms=1000) as producer:
         producer.send("t", b"plain", partition=0)
         producer.send("t", None, key=b"k")
@@ -81,9 +79,8 @@ def test_records_without_a_key_stick_to_a_partition_until_its_batch_is_sealed(fa
 
 @pytest.mark.parametrize("acks", ["all", 0])
 @pytest.mark.parametrize("bulk", [True, False])
-def test_small_batches_share_a_request(fake_cluster, acks, bulk):
+def test_small_batches_share_a_request(fake_cluster, acks, bulk, topic):
     """Each batch has its records and its sequence, each future its offset, and hundreds of batches take few calls."""
-    topic = fake_cluster.create_topic("t")
     values = [b"%d" % number for number in range(500)]
     with producer_for(fake_cluster, acks=acks, batch_records=3) as producer:
         if bulk:
@@ -105,16 +102,14 @@ def test_small_batches_share_a_request(fake_cluster, acks, bulk):
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "lz4", "zstd"])
-def test_every_codec_arrives(fake_cluster, codec):
-    topic = fake_cluster.create_topic("t")
+def test_every_codec_arrives(fake_cluster, codec, topic):
     with producer_for(fake_cluster, compression_type=codec) as producer:
         producer.send_many("t", [b"abc" * 50] * 500)
     assert topic.partitions[0].values() == [b"abc" * 50] * 500
 
 
 @pytest.mark.parametrize("acks", ["all", 1, 0])
-def test_every_level_of_acks_delivers_in_order(fake_cluster, acks):
-    topic = fake_cluster.create_topic("t")
+def test_every_level_of_acks_delivers_in_order(fake_cluster, acks, topic):
     with producer_for(fake_cluster, acks=acks, batch_records=10) as producer:
         for number in range(500):
             producer.send("t", b"%d" % number)
@@ -122,9 +117,8 @@ def test_every_level_of_acks_delivers_in_order(fake_cluster, acks):
     assert (topic.partitions[0].batches[0][0].producer_id >= 0) == (acks != 0)
 
 
-def test_a_lost_answer_neither_loses_nor_doubles(fake_cluster, faults):
+def test_a_lost_answer_neither_loses_nor_doubles(fake_cluster, faults, topic):
     """The retry sends the exact bytes, and its future has the first append's offset (PROTOCOL H48, I20)."""
-    topic = fake_cluster.create_topic("t")
     with producer_for(fake_cluster) as producer:
         producer.send("t", b"first").result(WAIT)
         fake_cluster.faults.append(faults.lost_answer)
@@ -156,9 +150,8 @@ def test_whatever_is_lost_order_holds_and_nothing_is_doubled(fake_cluster, fault
         assert partition.values() == [b"%d" % value for value in range(number, 1500, 2)]
 
 
-def test_a_producer_that_the_broker_forgot_starts_a_new_epoch(fake_cluster):
+def test_a_producer_that_the_broker_forgot_starts_a_new_epoch(fake_cluster, topic):
     """UNKNOWN_PRODUCER is definite: the same records go again under the next epoch from sequence 0 (H49)."""
-    topic = fake_cluster.create_topic("t")
     with producer_for(fake_cluster) as producer:
         producer.send("t", b"a").result(WAIT)
         topic.partitions[0].sequences.clear()
@@ -169,9 +162,8 @@ def test_a_producer_that_the_broker_forgot_starts_a_new_epoch(fake_cluster):
     assert topic.partitions[0].values() == [b"a", b"b", b"c"]
 
 
-def test_a_doubtful_batch_that_the_broker_forgot_is_not_sent_anew(fake_cluster, faults):
+def test_a_doubtful_batch_that_the_broker_forgot_is_not_sent_anew(fake_cluster, faults, topic):
     """After a lost answer, UNKNOWN_PRODUCER does not say that nothing was appended: the outcome is UNKNOWN (H51)."""
-    topic = fake_cluster.create_topic("t")
     with producer_for(fake_cluster) as producer:
         fake_cluster.faults.extend([faults.lost_answer, faults.refused_with(UnknownProducerError("forgotten"))])
         error = producer.send("t", b"a").exception(WAIT)
@@ -183,8 +175,7 @@ def test_a_doubtful_batch_that_the_broker_forgot_is_not_sent_anew(fake_cluster, 
     assert topic.partitions[0].values() == [b"a", b"b"]
 
 
-def test_a_refused_batch_fails_alone_and_what_follows_arrives(fake_cluster, faults):
-    topic = fake_cluster.create_topic("t")
+def test_a_refused_batch_fails_alone_and_what_follows_arrives(fake_cluster, faults, topic):
     producer = producer_for(fake_cluster)
     producer.send("t", b"a").result(WAIT)
     fake_cluster.faults.append(faults.refused_with(CorruptBatchError("bad")))
@@ -199,8 +190,7 @@ def test_a_refused_batch_fails_alone_and_what_follows_arrives(fake_cluster, faul
     assert topic.partitions[0].values() == [b"a", b"c"]
 
 
-def test_out_of_time_is_unknown_only_where_a_try_may_have_been_applied(fake_cluster, faults):
-    fake_cluster.create_topic("t")
+def test_out_of_time_is_unknown_only_where_a_try_may_have_been_applied(fake_cluster, faults, topic):
     with producer_for(fake_cluster, delivery_timeout_ms=150, linger_ms=0) as producer:
         fake_cluster.faults.extend([faults.refused_with(StorageFullError("full"))] * 1000)
         refused = producer.send("t", b"a").exception(WAIT)
@@ -232,8 +222,7 @@ def test_batches_grow_and_share_a_request_while_one_is_in_flight(fake_cluster):
     assert len(fake_cluster.requests) - before <= 4
 
 
-def test_the_buffer_is_bounded_and_says_so(fake_cluster):
-    fake_cluster.create_topic("t")
+def test_the_buffer_is_bounded_and_says_so(fake_cluster, topic):
     with producer_for(fake_cluster, buffer_memory=128 * 1024, batch_bytes=32 * 1024, max_block_ms=200) as producer:
         producer.send("t", b"warm").result(WAIT)
         fake_cluster.hold.clear()
@@ -258,9 +247,8 @@ def test_a_record_that_no_batch_can_hold_is_refused_at_once(fake_cluster):
         producer.send("t", b"x" * 9_000).result(WAIT)
 
 
-def test_the_clock_is_not_woken_for_what_an_answer_looks_after(fake_cluster, monkeypatch):
+def test_the_clock_is_not_woken_for_what_an_answer_looks_after(fake_cluster, monkeypatch, topic):
     """A batch that waits behind one in flight is sealed by the thread that takes the answer in."""
-    fake_cluster.create_topic("t")
     arrived, go_on = threading.Event(), threading.Event()
 
     def held(cluster, request, context):
@@ -284,9 +272,8 @@ def test_the_clock_is_not_woken_for_what_an_answer_looks_after(fake_cluster, mon
         assert done.wait(WAIT)
 
 
-def test_a_call_that_cannot_be_started_is_tried_again(fake_cluster, monkeypatch, caplog):
+def test_a_call_that_cannot_be_started_is_tried_again(fake_cluster, monkeypatch, caplog, topic):
     """A process may be out of threads for a moment; the records wait, and what comes after them keeps its place."""
-    fake_cluster.create_topic("t")
     with producer_for(fake_cluster) as producer:
         producer.send("t", b"0").result(WAIT)
         connections, endpoint = producer._io.connections, producer._io.connections.endpoint
@@ -301,8 +288,7 @@ def test_a_call_that_cannot_be_started_is_tried_again(fake_cluster, monkeypatch,
     assert "a call could not be started" in caplog.text
 
 
-def test_wrong_input_is_refused_at_the_call(fake_cluster):
-    fake_cluster.create_topic("t")
+def test_wrong_input_is_refused_at_the_call(fake_cluster, topic):
     with producer_for(fake_cluster, max_block_ms=100) as producer:
         with pytest.raises(headrace.SerializationError, match="value_serializer"):
             producer.send("t", "text")
@@ -355,8 +341,7 @@ def test_a_topic_created_again_gets_no_record_of_the_old_one(fake_cluster):
     assert (old.partitions[0].values(), new.partitions[0].values()) == ([b"old"], [b"new"])
 
 
-def test_records_wait_for_a_leader_and_for_a_producer_id(fake_cluster):
-    fake_cluster.create_topic("t")
+def test_records_wait_for_a_leader_and_for_a_producer_id(fake_cluster, topic):
     fake_cluster.leaderless.add(("t", 0))
     fake_cluster.coordinator_down = True
     with producer_for(fake_cluster) as producer:
@@ -418,8 +403,7 @@ def test_serializers_and_a_custom_partitioner(fake_cluster):
         producer.send("t", b"x")
 
 
-def test_callbacks_run_once_and_one_that_raises_does_not_affect_the_others(fake_cluster, caplog):
-    fake_cluster.create_topic("t")
+def test_callbacks_run_once_and_one_that_raises_does_not_affect_the_others(fake_cluster, caplog, topic):
     called = []
     seen = threading.Event()
     with producer_for(fake_cluster) as producer:
@@ -433,8 +417,7 @@ def test_callbacks_run_once_and_one_that_raises_does_not_affect_the_others(fake_
     assert called == [0, "late"]
 
 
-def test_without_futures_send_gives_none_and_flush_still_tells(fake_cluster, faults):
-    fake_cluster.create_topic("t")
+def test_without_futures_send_gives_none_and_flush_still_tells(fake_cluster, faults, topic):
     producer = producer_for(fake_cluster, return_futures=False)
     assert [producer.send("t", b"x") for _ in range(10)] == [None] * 10
     producer.flush(WAIT)
@@ -445,8 +428,7 @@ def test_without_futures_send_gives_none_and_flush_still_tells(fake_cluster, fau
     producer.close(WAIT)
 
 
-def test_close_returns_while_the_broker_hangs_and_resolves_every_future(fake_cluster):
-    fake_cluster.create_topic("t")
+def test_close_returns_while_the_broker_hangs_and_resolves_every_future(fake_cluster, topic):
     producer = producer_for(fake_cluster)
     producer.send("t", b"warm").result(WAIT)
     fake_cluster.hold.clear()
@@ -460,15 +442,13 @@ def test_close_returns_while_the_broker_hangs_and_resolves_every_future(fake_clu
     producer.close()
 
 
-def test_an_exception_in_the_with_block_is_not_hidden(fake_cluster):
-    fake_cluster.create_topic("t")
+def test_an_exception_in_the_with_block_is_not_hidden(fake_cluster, topic):
     with pytest.raises(KeyError), producer_for(fake_cluster) as producer:
         producer.send("t", b"x")
         raise KeyError("mine")
 
 
-def test_ctrl_c_in_a_wait_leaves_a_producer_that_closes(fake_cluster):
-    fake_cluster.create_topic("t")
+def test_ctrl_c_in_a_wait_leaves_a_producer_that_closes(fake_cluster, topic):
     producer = producer_for(fake_cluster)
     producer.send("t", b"warm").result(WAIT)
     fake_cluster.hold.clear()
@@ -488,8 +468,7 @@ def test_ctrl_c_in_a_wait_leaves_a_producer_that_closes(fake_cluster):
     producer.close(WAIT)
 
 
-def test_a_forked_child_is_told_to_make_its_own_producer(fake_cluster):
-    fake_cluster.create_topic("t")
+def test_a_forked_child_is_told_to_make_its_own_producer(fake_cluster, topic):
     with producer_for(fake_cluster) as producer:
         producer.send("t", b"x").result(WAIT)
         reading, writing = os.pipe()

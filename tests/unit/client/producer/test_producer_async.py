@@ -46,9 +46,8 @@ async def test_whatever_is_lost_order_holds_and_nothing_is_doubled(fake_cluster,
         assert partition.values() == [b"%d" % value for value in range(number, 1500, 2)]
 
 
-async def test_a_cancelled_send_that_waited_for_room_was_not_taken(fake_cluster):
+async def test_a_cancelled_send_that_waited_for_room_was_not_taken(fake_cluster, topic):
     """Cancelling takes a record whole or not at all, and gives its memory back; the others arrive in order."""
-    topic = fake_cluster.create_topic("t")
     settings = {"buffer_memory": 64 * 1024, "batch_bytes": 16 * 1024}
     async with producer_for(fake_cluster, **settings) as producer:
         await producer.send_and_wait("t", b"warm")
@@ -78,9 +77,8 @@ async def test_a_cancelled_send_that_waited_for_room_was_not_taken(fake_cluster)
     assert [value[:4] for value in values] == [b"%04d" % number for number in range(len(values))]
 
 
-async def test_a_send_that_need_not_wait_cannot_be_cancelled_out_of_its_memory(fake_cluster):
+async def test_a_send_that_need_not_wait_cannot_be_cancelled_out_of_its_memory(fake_cluster, topic):
     """Between taking memory and appending nothing is awaited: what was taken from the buffer pool comes back."""
-    fake_cluster.create_topic("t")
     async with producer_for(fake_cluster) as producer:
         await producer.send_and_wait("t", b"warm")
         sending = asyncio.create_task(producer.send("t", b"x"))
@@ -96,8 +94,7 @@ async def until(condition):
         await asyncio.sleep(0.001)
 
 
-async def test_a_cancelled_flush_loses_nothing(fake_cluster):
-    topic = fake_cluster.create_topic("t")
+async def test_a_cancelled_flush_loses_nothing(fake_cluster, topic):
     async with producer_for(fake_cluster, linger_ms=60_000) as producer:
         await producer.send_and_wait("t", b"warm")
         fake_cluster.hold.clear()
@@ -112,8 +109,7 @@ async def test_a_cancelled_flush_loses_nothing(fake_cluster):
     assert topic.partitions[0].values() == [b"warm", b"held"]
 
 
-async def test_the_buffer_is_bounded_and_says_so(fake_cluster):
-    fake_cluster.create_topic("t")
+async def test_the_buffer_is_bounded_and_says_so(fake_cluster, topic):
     settings = {"buffer_memory": 128 * 1024, "batch_bytes": 32 * 1024, "max_block_ms": 1000}
     async with producer_for(fake_cluster, **settings) as producer:
         await producer.send_and_wait("t", b"warm")
@@ -128,9 +124,8 @@ async def test_the_buffer_is_bounded_and_says_so(fake_cluster):
         await producer.flush(WAIT)
 
 
-async def test_close_returns_while_the_broker_hangs_and_resolves_every_future(fake_cluster):
+async def test_close_returns_while_the_broker_hangs_and_resolves_every_future(fake_cluster, topic):
     """Also what waits for room ends, and closing again waits for nothing."""
-    fake_cluster.create_topic("t")
     producer = producer_for(fake_cluster, buffer_memory=64 * 1024, batch_bytes=16 * 1024)
     await producer.send_and_wait("t", b"warm")
     fake_cluster.hold.clear()
@@ -155,8 +150,7 @@ async def test_close_returns_while_the_broker_hangs_and_resolves_every_future(fa
     fake_cluster.hold.set()
 
 
-async def test_a_cancelled_close_has_closed(fake_cluster):
-    fake_cluster.create_topic("t")
+async def test_a_cancelled_close_has_closed(fake_cluster, topic):
     producer = producer_for(fake_cluster)
     await producer.send_and_wait("t", b"warm")
     fake_cluster.hold.clear()
@@ -172,8 +166,7 @@ async def test_a_cancelled_close_has_closed(fake_cluster):
     fake_cluster.hold.set()
 
 
-async def test_wrong_input_is_refused_at_the_call(fake_cluster):
-    fake_cluster.create_topic("t")
+async def test_wrong_input_is_refused_at_the_call(fake_cluster, topic):
     with pytest.raises(headrace.ConfigError, match="linger_ms"):
         producer_for(fake_cluster, linger=3)
     async with producer_for(fake_cluster, max_block_ms=1500) as producer:
@@ -190,9 +183,8 @@ async def test_wrong_input_is_refused_at_the_call(fake_cluster):
     assert set(caught.value.causes) == {"127.0.0.1:1"}
 
 
-async def test_a_coordinator_that_is_away_is_waited_for(fake_cluster):
+async def test_a_coordinator_that_is_away_is_waited_for(fake_cluster, topic):
     """Without a producer id nothing is sent; it is asked for again until it comes."""
-    topic = fake_cluster.create_topic("t")
     fake_cluster.coordinator_down = True
     async with producer_for(fake_cluster) as producer:
         future = await producer.send("t", b"x")
