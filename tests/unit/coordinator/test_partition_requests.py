@@ -85,20 +85,19 @@ class Administration:
 @contextlib.asynccontextmanager
 async def administered():
     async with make_parts() as parts:
-        yield await Administration(parts).start(2), parts
+        yield await Administration(parts).start(2)
 
 
 @pytest.fixture
-def administration():
-    """An administration and its parts."""
+def admin():
+    """An administration."""
     return administered()
 
 
 @pytest.mark.parametrize("faults", [[], [NEVER], [LOST], [LOST, NEVER], [NEVER, LOST]])
-async def test_a_move_begins_once_whatever_answers_are_lost(administration, faults):
+async def test_a_move_begins_once_whatever_answers_are_lost(admin, faults):
     """The key says where replicas go; the answer what it says; the added broker's session is compared (I12)."""
-    admin, parts = administration
-    parts.metastore.faults = list(faults)
+    admin.parts.metastore.faults = list(faults)
     (answer,) = await admin.reassign((0, {"replicas": [4, 2, 1]}), rate=1_000)
     assert not answer.HasField("error")
     assert (answer.name, answer.partition, answer.unchanged) == ("t", 0, False)
@@ -106,16 +105,15 @@ async def test_a_move_begins_once_whatever_answers_are_lost(administration, faul
     state = admin.state()
     assert (state.adding, state.removing, state.copy_bytes_per_second) == ((4,), (3,), 1_000)
     assert state.partition_epoch == 1
-    compares, _ = parts.metastore.sent[0]
-    assert CreateRevisionIs(parts.keyspace.broker(4), admin.epochs[4]) in compares
+    compares, _ = admin.parts.metastore.sent[0]
+    assert CreateRevisionIs(admin.parts.keyspace.broker(4), admin.epochs[4]) in compares
     (listed,) = admin.partitions.list_reassignments(cluster_pb2.ListReassignmentsRequest()).partitions
     assert (listed.name, listed.partition, list(listed.adding), list(listed.removing)) == ("t", 0, [4], [3])
     assert (list(listed.in_sync_replicas), listed.leader_id, listed.copy_bytes_per_second) == ([2, 1, 3], 1, 1_000)
 
 
-async def test_a_move_is_unchanged_throttled_and_cancelled(administration):
+async def test_a_move_is_unchanged_throttled_and_cancelled(admin):
     """Each call says whether it changed anything."""
-    admin, _ = administration
     await admin.reassign((0, {"replicas": [4, 2, 1]}), rate=1_000)
     (same,) = await admin.reassign((0, {"replicas": [4, 2, 1]}), rate=1_000)
     (faster,) = await admin.reassign((0, {"replicas": [4, 2, 1]}), rate=9_000)
@@ -127,15 +125,14 @@ async def test_a_move_is_unchanged_throttled_and_cancelled(administration):
     assert not admin.partitions.list_reassignments(cluster_pb2.ListReassignmentsRequest()).partitions
 
 
-async def test_a_move_that_loses_against_the_leader_is_decided_on_what_the_leader_wrote(administration):
+async def test_a_move_that_loses_against_the_leader_is_decided_on_what_the_leader_wrote(admin):
     """The leader shrinks in between: the shrunk set stays shrunk, and the move begins."""
-    admin, parts = administration
 
     async def race(compares, success):
-        parts.metastore.before_txn = None
+        admin.parts.metastore.before_txn = None
         await admin.put(leave(admin.state(), [3]))
 
-    parts.metastore.before_txn = race
+    admin.parts.metastore.before_txn = race
     (answer,) = await admin.reassign((0, {"replicas": [1, 2, 4]}))
     assert not answer.HasField("error")
     state = admin.state()
@@ -143,21 +140,20 @@ async def test_a_move_that_loses_against_the_leader_is_decided_on_what_the_leade
     assert (state.adding, state.partition_epoch) == ((4,), 2)
 
 
-async def test_a_lost_write_that_the_leader_built_upon_was_made(administration):
+async def test_a_lost_write_that_the_leader_built_upon_was_made(admin):
     """The move is kept, although the key changed again: the answer does not report an unchanged key."""
-    admin, parts = administration
-    parts.metastore.faults = [LOST]
+    admin.parts.metastore.faults = [LOST]
 
     async def build_upon(key):
-        parts.metastore.get = parts.memory.get
+        admin.parts.metastore.get = admin.parts.memory.get
         await admin.put(leave(admin.state(), [2]))
-        return await parts.memory.get(key)
+        return await admin.parts.memory.get(key)
 
     async def next_read(compares, success):
-        parts.metastore.before_txn = None
-        parts.metastore.get = build_upon
+        admin.parts.metastore.before_txn = None
+        admin.parts.metastore.get = build_upon
 
-    parts.metastore.before_txn = next_read
+    admin.parts.metastore.before_txn = next_read
     (answer,) = await admin.reassign((0, {"replicas": [1, 2, 4]}))
     assert not answer.HasField("error")
     assert not answer.unchanged
@@ -165,17 +161,15 @@ async def test_a_lost_write_that_the_leader_built_upon_was_made(administration):
     assert [entry.broker_id for entry in admin.state().in_sync] == [1, 3]
 
 
-async def test_a_partition_that_is_not_visible_cannot_be_moved(administration):
+async def test_a_partition_that_is_not_visible_cannot_be_moved(admin):
     """The remains of a growth that died are not the topic's."""
-    admin, _ = administration
     await admin.put(admin.state(), 5)
     (answer,) = await admin.reassign((5, {"replicas": [1, 2, 4]}))
     assert ErrorCode(answer.error.code).name == "UNKNOWN_PARTITION"
 
 
-async def test_bad_moves_are_refused_one_by_one(administration):
+async def test_bad_moves_are_refused_one_by_one(admin):
     """An error for each invalid partition; the others are changed."""
-    admin, _ = administration
     answers = await admin.reassign(
         (0, {"replicas": [1, 9]}),
         (1, {"replicas": [1, 2, 4]}),
@@ -192,24 +186,23 @@ async def test_bad_moves_are_refused_one_by_one(administration):
         await admin.reassign(rate=-1)
 
 
-async def test_validate_only_changes_nothing(administration):
+async def test_validate_only_changes_nothing(admin):
     """Of a move and of an election: the answer says what would be."""
-    admin, parts = administration
     (move,) = await admin.reassign((0, {"replicas": [4, 2, 1]}), validate_only=True)
     assert (list(move.replicas), move.unchanged) == ([4, 2, 1, 3], False)
     await admin.put(change(admin.state(), leader=admin.state().in_sync[1], in_sync=admin.state().in_sync))
     (election,) = await admin.elect(PREFERRED, 0, validate_only=True)
     assert (election.leader_id, election.unchanged) == (1, False)
-    assert parts.metastore.sent == []
-    assert parts.metric("unclean_elections") == 0
+    assert admin.parts.metastore.sent == []
+    assert admin.parts.metric("unclean_elections") == 0
 
 
-async def test_the_topic_sets_how_many_replicas_its_partitions_have(administration):
+async def test_the_topic_sets_how_many_replicas_its_partitions_have(admin):
     """Once all are to have equally many, and not before."""
-    admin, parts = administration
 
     async def replication_factor():
-        return (await parts.store.find(topics_pb2.TopicRef(name="t"), parts.deadline)).message.replication_factor
+        found = await admin.parts.store.find(topics_pb2.TopicRef(name="t"), admin.parts.deadline)
+        return found.message.replication_factor
 
     await admin.reassign((0, {"replicas": [1, 2]}))
     assert await replication_factor() == 3
@@ -219,25 +212,23 @@ async def test_the_topic_sets_how_many_replicas_its_partitions_have(administrati
     assert await replication_factor() == 2
 
 
-async def test_preferred_leaders_lead_again(administration):
+async def test_preferred_leaders_lead_again(admin):
     """The named partitions or all; who leads already is unchanged."""
-    admin, parts = administration
     for number in (0, 1):
         state = admin.state(number)
         await admin.put(change(state, leader=state.in_sync[1], in_sync=state.in_sync), number)
-    async with parts.leaders():
+    async with admin.parts.leaders():
         (named,) = await admin.elect(PREFERRED, 0)
         assert (named.leader_id, named.leader_epoch, named.unchanged) == (1, 2, False)
         every = await admin.elect(PREFERRED, topics=[])
     assert [(answer.partition, answer.leader_id, answer.unchanged) for answer in every] == [(0, 1, True), (1, 1, False)]
 
 
-async def test_a_leader_that_leads_on_is_an_error_of_that_partition(administration):
+async def test_a_leader_that_leads_on_is_an_error_of_that_partition(admin):
     """H24: its successor did not reach the log end in time; nothing has changed, and the answer says so."""
-    admin, parts = administration
     state = admin.state()
     await admin.put(change(state, leader=state.in_sync[1], in_sync=state.in_sync))
-    async with parts.leaders(yield_leadership=False):
+    async with admin.parts.leaders(yield_leadership=False):
         first, second = await admin.elect(PREFERRED)
     assert ErrorCode(first.error.code).name == "TIMED_OUT"
     assert first.error.outcome == errors_pb2.OUTCOME_NOT_APPLIED
@@ -245,18 +236,16 @@ async def test_a_leader_that_leads_on_is_an_error_of_that_partition(administrati
     assert admin.state().leader.broker_id == 2
 
 
-async def test_a_dead_leader_hands_over_nothing(administration):
+async def test_a_dead_leader_hands_over_nothing(admin):
     """The key still names it: electing in its place is the controller's."""
-    admin, parts = administration
-    await parts.unregister(1)
+    await admin.parts.unregister(1)
     answers = await admin.elect(PREFERRED)
     assert {ErrorCode(answer.error.code).name for answer in answers} == {"LEADER_NOT_AVAILABLE"}
     assert admin.state().partition_epoch == 0
 
 
-async def test_without_a_leader_there_is_none_to_prefer(administration):
+async def test_without_a_leader_there_is_none_to_prefer(admin):
     """The controller elects; the administrator is told so."""
-    admin, _ = administration
     await admin.put(change(admin.state(), leader=None, in_sync=admin.state().in_sync))
     answers = await admin.elect(PREFERRED)
     assert [ErrorCode(answer.error.code).name for answer in answers if answer.HasField("error")] == [
@@ -264,22 +253,21 @@ async def test_without_a_leader_there_is_none_to_prefer(administration):
     ]
 
 
-async def lose_the_in_sync(admin, parts):
+async def lose_the_in_sync(admin):
     """Only broker 3, which is neither in sync nor eligible, is left."""
     state = admin.state()
     await admin.put(change(state, leader=None, in_sync=state.in_sync[:2], doubtful=[3]))
     for broker_id in (1, 2):
-        await parts.unregister(broker_id)
-    parts.metastore.sent.clear()
+        await admin.parts.unregister(broker_id)
+    admin.parts.metastore.sent.clear()
 
 
 @pytest.mark.parametrize("faults", [[], [NEVER], [LOST], [LOST, NEVER]])
-async def test_an_unclean_election_happens_once_and_is_recorded(administration, faults):
+async def test_an_unclean_election_happens_once_and_is_recorded(admin, faults):
     """H21: the epoch rises by one, the key says unclean, no other replica counts any more, it is counted."""
-    admin, parts = administration
-    await lose_the_in_sync(admin, parts)
+    await lose_the_in_sync(admin)
     before = admin.state()
-    parts.metastore.faults = list(faults)
+    admin.parts.metastore.faults = list(faults)
     (answer,) = await admin.elect(UNCLEAN, 0)
     assert not answer.HasField("error")
     state = admin.state()
@@ -287,90 +275,84 @@ async def test_an_unclean_election_happens_once_and_is_recorded(administration, 
     assert (state.leader.broker_id, state.leader.broker_epoch) == (3, admin.epochs[3])
     assert (state.unclean, state.unclean_epoch, state.eligible_leaders) == (True, answer.leader_epoch, ())
     assert [entry.broker_id for entry in state.in_sync] == [3]
-    assert parts.metric("unclean_elections") == 1
+    assert admin.parts.metric("unclean_elections") == 1
 
 
-async def test_an_unclean_election_loses_against_the_return_of_a_complete_replica(administration):
+async def test_an_unclean_election_loses_against_the_return_of_a_complete_replica(admin):
     """The write compares that no replica came back: else the clean one is elected, not this one."""
-    admin, parts = administration
-    await lose_the_in_sync(admin, parts)
+    await lose_the_in_sync(admin)
 
     async def race(compares, success):
-        parts.metastore.before_txn = None
-        await parts.register(1, resumes=admin.epochs[1], clean=True)
+        admin.parts.metastore.before_txn = None
+        await admin.parts.register(1, resumes=admin.epochs[1], clean=True)
 
-    parts.metastore.before_txn = race
+    admin.parts.metastore.before_txn = race
     (answer,) = await admin.elect(UNCLEAN, 0)
     assert ErrorCode(answer.error.code).name == "INVALID_REQUEST"
     assert "broker 1 holds every committed record" in answer.error.message
     assert admin.state().leader is None
 
 
-async def test_an_unclean_election_may_choose_a_member_that_came_back_without_its_data(administration):
+async def test_an_unclean_election_may_choose_a_member_that_came_back_without_its_data(admin):
     """Its session is in doubt, so it counts for nothing, and blocks no election; a dry run changes nothing."""
-    admin, parts = administration
-    await lose_the_in_sync(admin, parts)
-    epoch = await parts.register(1, resumes=admin.epochs[1], clean=False)
+    await lose_the_in_sync(admin)
+    epoch = await admin.parts.register(1, resumes=admin.epochs[1], clean=False)
     (dry,) = await admin.elect(UNCLEAN, 0, broker_id=1, validate_only=True)
-    assert (dry.leader_id, admin.state().leader, parts.metric("unclean_elections")) == (1, None, 0)
+    assert (dry.leader_id, admin.state().leader, admin.parts.metric("unclean_elections")) == (1, None, 0)
     (answer,) = await admin.elect(UNCLEAN, 0, broker_id=1)
     assert not answer.HasField("error")
     assert (admin.state().leader.broker_id, admin.state().leader.broker_epoch) == (1, epoch)
 
 
-async def test_an_unclean_election_is_refused_where_it_would_lose_for_nothing(administration):
+async def test_an_unclean_election_is_refused_where_it_would_lose_for_nothing(admin):
     """A complete replica is alive, the broker is no replica, is not registered, or nothing is named."""
-    admin, parts = administration
     healthy = await admin.elect(UNCLEAN)
     assert {ErrorCode(answer.error.code).name for answer in healthy} == {"INVALID_REQUEST"}
-    await lose_the_in_sync(admin, parts)
+    await lose_the_in_sync(admin)
     (stranger,) = await admin.elect(UNCLEAN, 0, broker_id=4)
     (absent,) = await admin.elect(UNCLEAN, 0, broker_id=1)
     assert "no replica" in stranger.error.message
     assert ErrorCode(absent.error.code).name == "UNKNOWN_BROKER"
-    await parts.unregister(3)
+    await admin.parts.unregister(3)
     (refused,) = await admin.elect(UNCLEAN, 0)
     assert ErrorCode(refused.error.code).name == "LEADER_NOT_AVAILABLE"
     for bad in ({"type": UNCLEAN, "topics": []}, {"type": 0}, {"type": PREFERRED, "broker_id": 1}):
         with pytest.raises(InvalidRequestError):
             await admin.elect(UNCLEAN, 0, **bad)
-    assert parts.metastore.sent == []
+    assert admin.parts.metastore.sent == []
 
 
 @pytest.mark.parametrize("faults", [[], [NEVER], [LOST]])
-async def test_a_broker_is_drained_and_undrained(administration, faults):
+async def test_a_broker_is_drained_and_undrained(admin, faults):
     """The key lasts as long as the request; the answer counts what it leads."""
-    admin, parts = administration
-    parts.metastore.faults = list(faults)
+    admin.parts.metastore.faults = list(faults)
     answer = await admin.drain(1)
     assert (answer.leaders, answer.unchanged) == (2, False)
-    assert parts.view.is_draining(1)
-    assert 1 not in parts.store.candidates()
+    assert admin.parts.view.is_draining(1)
+    assert 1 not in admin.parts.store.candidates()
     assert (await admin.drain(1)).unchanged
-    parts.metastore.faults = list(faults)
+    admin.parts.metastore.faults = list(faults)
     assert not (await admin.drain(1, False)).unchanged
     assert (await admin.drain(1, False)).unchanged
-    assert not parts.view.is_draining(1)
+    assert not admin.parts.view.is_draining(1)
 
 
-async def test_an_administrators_drain_outlives_that_of_a_broker_that_is_being_stopped(administration):
+async def test_an_administrators_drain_outlives_that_of_a_broker_that_is_being_stopped(admin):
     """A key on a lease goes with the lease; an administrator's later request has none."""
-    admin, parts = administration
-    lease = await parts.memory.grant_lease(60_000)
-    await parts.memory.txn([], [Put(parts.keyspace.drained_broker(1), b"", lease.lease_id)])
+    lease = await admin.parts.memory.grant_lease(60_000)
+    await admin.parts.memory.txn([], [Put(admin.parts.keyspace.drained_broker(1), b"", lease.lease_id)])
     assert not (await admin.drain(1)).unchanged
     assert (await admin.drain(1)).unchanged
-    await parts.memory.revoke_lease(lease.lease_id)
-    assert (await parts.memory.get(parts.keyspace.drained_broker(1))).key_value is not None
+    await admin.parts.memory.revoke_lease(lease.lease_id)
+    assert (await admin.parts.memory.get(admin.parts.keyspace.drained_broker(1))).key_value is not None
 
 
-async def test_a_broker_that_is_not_registered_is_drained_if_known_and_always_undrained(administration):
+async def test_a_broker_that_is_not_registered_is_drained_if_known_and_always_undrained(admin):
     """A broker that was registered once may come back; a mistyped number is refused."""
-    admin, parts = administration
-    await parts.memory.txn([], [Put(parts.keyspace.broker_session(7), b"")])
+    await admin.parts.memory.txn([], [Put(admin.parts.keyspace.broker_session(7), b"")])
     assert not (await admin.drain(7)).unchanged
     assert not (await admin.drain(7, False)).unchanged
-    await parts.memory.txn([], [Put(parts.keyspace.drained_broker(9), b"")])
+    await admin.parts.memory.txn([], [Put(admin.parts.keyspace.drained_broker(9), b"")])
     assert not (await admin.drain(9, False)).unchanged
     with pytest.raises(UnknownBrokerError, match="broker 8 was never registered"):
         await admin.drain(8)
@@ -378,12 +360,11 @@ async def test_a_broker_that_is_not_registered_is_drained_if_known_and_always_un
         await admin.drain(-1)
 
 
-async def test_without_etcd_nothing_is_known_to_be_done(administration):
+async def test_without_etcd_nothing_is_known_to_be_done(admin):
     """The outcome says whether something may have happened."""
-    admin, parts = administration
-    parts.metastore.faults = [NEVER] * 100
+    admin.parts.metastore.faults = [NEVER] * 100
     request = cluster_pb2.DrainBrokerRequest(broker_id=1, drain=True)
     with pytest.raises(MetastoreUnavailableError) as failure:
         await admin.brokers.drain(request, 0.3)
     assert failure.value.outcome is Outcome.UNKNOWN
-    assert parts.metric("ambiguous_writes") >= 1
+    assert admin.parts.metric("ambiguous_writes") >= 1
