@@ -23,7 +23,7 @@ from headrace_server.metastore.view import PrefixView
 
 from tests.fakes.lossy_metastore import LossyMetastore
 from tests.fakes.manual_clock import ManualClock
-from tests.unit.coordinator.conftest import SECONDS, make_parts
+from tests.unit.coordinator.parts import SECONDS, make_parts
 
 GROUP = "group"
 SESSION_MS = 10_000

@@ -16,7 +16,7 @@ from headrace_server.partition_state import PartitionState, Replica, encode
 from headrace_server.requests import RequestReader
 
 from tests.fakes.manual_clock import ManualClock
-from tests.unit.coordinator.conftest import make_parts
+from tests.unit.coordinator.parts import make_parts
 
 TOPIC = TopicId(bytes(range(16)))
 NOW_MS = ManualClock().now_ms()

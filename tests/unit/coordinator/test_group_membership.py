@@ -24,38 +24,16 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Delete, Put
 
 from tests.fakes.lossy_metastore import LOST, NEVER
-from tests.unit.coordinator.conftest import SECONDS
 from tests.unit.coordinator.group_parts import (
     GROUP,
     Caller,
     delete_topic,
     error_of,
-    first_of_pair,
     make_topic,
-    pair_of_coordinators,
     settle,
     until,
 )
-
-
-@pytest.fixture
-def pair(request):
-    return pair_of_coordinators(getattr(request, "param", 4))
-
-
-@pytest.fixture
-def a():
-    return first_of_pair()
-
-
-@pytest.fixture
-def one():
-    return Caller(1)
-
-
-@pytest.fixture
-def two():
-    return Caller(2)
+from tests.unit.coordinator.parts import SECONDS
 
 
 async def test_partitions_go_over_only_when_they_were_given_up(pair, one, two):

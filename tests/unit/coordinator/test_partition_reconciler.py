@@ -13,7 +13,7 @@ from headrace_server.metastore.api import Put
 from headrace_server.partition_state import change, encode
 from headrace_server.rpc import ITEMS_PER_TURN
 
-from tests.unit.coordinator.conftest import make_parts
+from tests.unit.coordinator.parts import make_parts
 
 SECONDS = 20
 

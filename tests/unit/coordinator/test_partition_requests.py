@@ -20,7 +20,7 @@ from headrace_server.metastore.api import CreateRevisionIs, Put
 from headrace_server.partition_state import change, encode, leave
 
 from tests.fakes.lossy_metastore import LOST, NEVER
-from tests.unit.coordinator.conftest import make_parts
+from tests.unit.coordinator.parts import make_parts
 
 SECONDS = 20
 PREFERRED, UNCLEAN = cluster_pb2.ELECTION_TYPE_PREFERRED, cluster_pb2.ELECTION_TYPE_UNCLEAN
