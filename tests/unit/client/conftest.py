@@ -1,13 +1,16 @@
 """Fixtures of the client's tests: a cluster over lists, and the faults that a Produce call can meet."""
 
+import random
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+from headrace.wire.errors import LeaderHint, NotLeaderError, ShuttingDownError, StorageFullError, ThrottledError
 
 from tests.fakes.cluster import (
     FakeCluster,
     FakeTopic,
+    Fault,
     call_fails_with,
     lost_answer,
     lost_request,
@@ -56,8 +59,27 @@ def two_brokers() -> Iterator[tuple[FakeCluster, FakeCluster]]:
 
 
 @pytest.fixture
-def faults() -> SimpleNamespace:
+def faults(fake_cluster: FakeCluster) -> SimpleNamespace:
     """What a Produce call can meet, to be put into `fake_cluster.faults`."""
+    kinds = (
+        lost_answer,
+        lost_request,
+        refused_with(NotLeaderError("moved", leader=LeaderHint(1, 0, fake_cluster.address))),
+        refused_with(ThrottledError("slow down", retry_after_ms=2)),
+        refused_with(StorageFullError("full")),
+        call_fails_with(ShuttingDownError("going down")),
+        lambda *args: None,
+    )
+
+    def drawn(seed: int) -> list[Fault]:
+        """One for each of 60 calls, or none."""
+        rng = random.Random(seed)
+        return [rng.choice(kinds) for _ in range(60)]
+
     return SimpleNamespace(
-        lost_answer=lost_answer, lost_request=lost_request, refused_with=refused_with, call_fails_with=call_fails_with
+        lost_answer=lost_answer,
+        lost_request=lost_request,
+        refused_with=refused_with,
+        call_fails_with=call_fails_with,
+        drawn=drawn,
     )

@@ -1,7 +1,6 @@
 """The blocking producer on a fake cluster behind real gRPC: delivery, order, faults, bounds, ends."""
 
 import os
-import random
 import signal
 import socket
 import threading
@@ -12,12 +11,8 @@ import pytest
 from headrace.wire.errors import (
     BatchTooLargeError,
     CorruptBatchError,
-    LeaderHint,
-    NotLeaderError,
     Outcome,
-    ShuttingDownError,
     StorageFullError,
-    ThrottledError,
     TransportError,
     UnknownPartitionError,
     UnknownProducerError,
@@ -132,17 +127,7 @@ def test_a_lost_answer_neither_loses_nor_doubles(fake_cluster, faults, topic):
 def test_whatever_is_lost_order_holds_and_nothing_is_doubled(fake_cluster, faults, seed):
     """Order and exactly once under lost answers and requests, refusals and hints, many in flight (I20, I21)."""
     topic = fake_cluster.create_topic("t", 2)
-    rng = random.Random(seed)
-    kinds = [
-        faults.lost_answer,
-        faults.lost_request,
-        faults.refused_with(NotLeaderError("moved", leader=LeaderHint(1, 0, fake_cluster.address))),
-        faults.refused_with(ThrottledError("slow down", retry_after_ms=2)),
-        faults.refused_with(StorageFullError("full")),
-        faults.call_fails_with(ShuttingDownError("going down")),
-        lambda *args: None,
-    ]
-    fake_cluster.faults.extend(rng.choice(kinds) for _ in range(60))
+    fake_cluster.faults.extend(faults.drawn(seed))
     with producer_for(fake_cluster, batch_records=7, linger_ms=0) as producer:
         for number in range(1500):
             producer.send("t", b"%d" % number, partition=number % 2)

@@ -1,20 +1,11 @@
 """The asyncio producer on a fake cluster behind real gRPC: order, faults, bounds, cancelling, ends."""
 
 import asyncio
-import random
 
 import headrace
 import headrace.aio
 import pytest
-from headrace.wire.errors import (
-    LeaderHint,
-    NotLeaderError,
-    ShuttingDownError,
-    StorageFullError,
-    ThrottledError,
-    UnknownPartitionError,
-    UnknownTopicError,
-)
+from headrace.wire.errors import UnknownPartitionError, UnknownTopicError
 
 FAST = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
 WAIT = 30
@@ -28,17 +19,7 @@ def producer_for(fake, **settings):
 async def test_whatever_is_lost_order_holds_and_nothing_is_doubled(fake_cluster, faults, seed):
     """Order and exactly once under lost answers, lost requests, refusals and hints (PROTOCOL I20, I21)."""
     topic = fake_cluster.create_topic("t", 2)
-    rng = random.Random(seed)
-    kinds = [
-        faults.lost_answer,
-        faults.lost_request,
-        faults.refused_with(NotLeaderError("moved", leader=LeaderHint(1, 0, fake_cluster.address))),
-        faults.refused_with(ThrottledError("slow down", retry_after_ms=2)),
-        faults.refused_with(StorageFullError("full")),
-        faults.call_fails_with(ShuttingDownError("going down")),
-        lambda *args: None,
-    ]
-    fake_cluster.faults.extend(rng.choice(kinds) for _ in range(60))
+    fake_cluster.faults.extend(faults.drawn(seed))
     async with producer_for(fake_cluster, batch_records=7, linger_ms=0) as producer:
         for number in range(1500):
             await producer.send("t", b"%d" % number, partition=number % 2)
