@@ -42,7 +42,7 @@ MEASURED := sdk/headrace/wire sdk/headrace/log services/broker/headrace_broker/c
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test test-slow fast test-containers test-dashboards test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom release docs site blocking bench bench-peers chaos security clean
+.PHONY: help set-up demo up down status test test-slow test-grpc fast test-containers test-dashboards test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom release docs site blocking bench bench-peers chaos security clean
 .NOTPARALLEL:
 # Tools and tests are hundreds of processes: they keep what they compile, whatever the image says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -75,6 +75,9 @@ test: check ## the checks, then all tests but the slow ones; those of the cores 
 
 test-slow: set-up ## the tests marked slow, which make test leaves out: most jobs on Spark, programs that start a Spark of their own, the documentation site, benchmarks
 	$(BIN)/pytest $(PYTEST_FLAGS) -m slow
+
+test-grpc: set-up ## the tests of clients and brokers where brokers do not serve the native protocol, so that all use gRPC
+	HEADRACE_TEST_TRANSPORT=grpc $(BIN)/pytest $(PYTEST_FLAGS) -m "not slow" tests/contract tests/integration tests/paper --deselect tests/integration/test_native.py --deselect tests/paper/test_paper_cluster.py::test_section_3_1_segments_go_to_consumers_by_sendfile
 
 fast: set-up ## the unit and property tests of what changed since main, nearest first, for at most a minute (FAST_FLAGS=--help)
 	@$(BIN)/python tools/fast.py $(FAST_FLAGS)

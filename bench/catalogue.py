@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from bench import limit, replication
+from bench import limit, native_limit, replication
 from bench.case import BROKER_CPU, MB, RATE, Case, Catalogue, Figure, Sample, Target
 from bench.consuming import Consume
 from bench.growth import LOG_READS, LongLog, Many, Recovery
@@ -21,7 +21,8 @@ SLOW = 0.05
 """The share of the load for what moves a record a batch."""
 LONG = 4.0
 """The share of the load for what moves gigabytes a second."""
-TRANSFERRED, TRANSFERRED_LOOP = "consume/arrow, transfer port", "consume/loop, transfer port"
+OVER_GRPC = ", gRPC"
+"""What is behind the name of a case that does not use the native protocol."""
 PARTITION_BATCH = 1_000
 """Records a batch where partitions are compared: the same for all, and every one of a thousand has some."""
 PARTITION_SHARE = 2.0
@@ -65,6 +66,18 @@ def sendfile_limit(stage: Stage) -> Sample:
     return Sample({MB: moved / seconds / 1e6, BROKER_CPU: used / (moved / 1e9)})
 
 
+def native_limit_in(stage: Stage) -> Sample:
+    """What frames on a socket move into the page cache, CRC checked, and what that costs the server."""
+    load = stage.load(VALUE_BYTES)
+    batch, calls = one_batch(load), load.records // records_a_batch(VALUE_BYTES)
+    seconds, used = native_limit.measure(stage.directory(), batch, calls)
+    moved = replace(load, records=calls * records_a_batch(VALUE_BYTES))
+    return Sample({
+        RATE: moved.records / seconds, MB: moved.total_bytes / seconds / 1e6,
+        BROKER_CPU: used / (moved.total_bytes / 1e9),
+    })  # fmt: skip
+
+
 def failover(way: str) -> Callable[[Stage], Sample]:
     """The longest wait for an acknowledgement when the leader is killed (`kill`) or stopped (`stop`)."""
 
@@ -81,10 +94,12 @@ def producing() -> list[Case]:
     """Batch sizes, message sizes, promises and codecs, one of them changed at a time."""
     send = Produce(way="send")
     cases = [
-        Case("produce/send", send, limit="limit/in", daily=True),
-        Case("produce/send, return_futures=False", replace(send, return_futures=False), limit="limit/in", daily=True),
-        Case("produce/send_many", Produce(), limit="limit/in", daily=True),
-        Case("produce/arrow", Produce(way="arrow"), limit="limit/in", daily=True),
+        Case("produce/send", send, limit="limit/native", daily=True),
+        Case(
+            "produce/send, return_futures=False", replace(send, return_futures=False), limit="limit/native", daily=True
+        ),
+        Case("produce/send_many", Produce(), limit="limit/native", daily=True),
+        Case("produce/arrow", Produce(way="arrow"), limit="limit/native", daily=True),
         Case(
             "produce/send, batch 1, acks 0",
             replace(send, batch_records=1, acks=0, return_futures=False, share=SLOW),
@@ -95,7 +110,7 @@ def producing() -> list[Case]:
         Case("produce/send, batch 5000", replace(send, batch_records=5_000), daily=True),
         Case("produce/send_many, batch 1", Produce(batch_records=1, share=SLOW)),
         Case("produce/send_many, batch 50", Produce(batch_records=50, share=0.25)),
-        Case("produce/send_many, batch 5000", Produce(batch_records=5_000), limit="limit/in", daily=True),
+        Case("produce/send_many, batch 5000", Produce(batch_records=5_000), limit="limit/native", daily=True),
         Case(
             "produce/send_many, batch 5000, fsync",
             Produce(batch_records=5_000, durability="fsync"),
@@ -108,11 +123,11 @@ def producing() -> list[Case]:
             "produce/send_many, replication 3, acks all, fsync",
             Produce(acks="all", replication=3, durability="fsync", share=0.5),
         ),
-        Case("produce/send_many, acks 0", Produce(acks=0), limit="limit/in"),
-        Case("produce/send_many, acks all", Produce(acks="all"), limit="limit/in"),
+        Case("produce/send_many, acks 0", Produce(acks=0), limit="limit/native"),
+        Case("produce/send_many, acks all", Produce(acks="all"), limit="limit/native"),
     ]
     cases += [
-        Case(f"produce/{way}, {name}", Produce(way=way, value_bytes=size), limit="limit/in")
+        Case(f"produce/{way}, {name}", Produce(way=way, value_bytes=size), limit="limit/native")
         for way in ("send", "send_many")
         for size, name in SIZES.items()
         if size != VALUE_BYTES
@@ -130,14 +145,14 @@ def producing() -> list[Case]:
 
 
 def consuming() -> list[Case]:
-    """Ways, message sizes, codecs, partitions, and the transfer port."""
+    """Ways, message sizes, codecs, partitions, and the same over gRPC."""
     cases = [
-        Case("consume/loop", Consume("loop"), limit="limit/out", daily=True),
-        Case("consume/drain", Consume("drain"), limit="limit/out"),
-        Case("consume/poll", Consume("poll"), limit="limit/out"),
-        Case("consume/arrow", Consume("arrow"), limit="limit/out", daily=True),
-        Case(TRANSFERRED, Consume("arrow", transfer_port=True, share=LONG), limit="limit/sendfile", daily=True),
-        Case(TRANSFERRED_LOOP, Consume("loop", transfer_port=True, share=2.0), limit="limit/sendfile", daily=True),
+        Case("consume/loop", Consume("loop", share=2.0), limit="limit/sendfile", daily=True),
+        Case("consume/drain", Consume("drain"), limit="limit/sendfile"),
+        Case("consume/poll", Consume("poll"), limit="limit/sendfile"),
+        Case("consume/arrow", Consume("arrow", share=LONG), limit="limit/sendfile", daily=True),
+        Case("consume/loop" + OVER_GRPC, Consume("loop", transport="grpc"), limit="limit/out", daily=True),
+        Case("consume/arrow" + OVER_GRPC, Consume("arrow", transport="grpc"), limit="limit/out", daily=True),
     ]
     cases += [
         Case(f"consume/{way}, {name}", Consume(way, value_bytes=size), limit="limit/out")
@@ -161,7 +176,7 @@ def growing() -> list[Case]:
     """Clients, logs, latency, recovery, failover."""
     cases = [
         Case("latency/10000 a second", Latency(), daily=True),
-        Case("latency/10000 a second, transfer port", Latency(transfer_port=True), daily=True),
+        Case("latency/10000 a second" + OVER_GRPC, Latency(transport="grpc"), daily=True),
         Case("latency/10000 a second, linger 5 ms", Latency(linger_ms=5)),
         Case(
             "latency/10000 a second, replication 3, acks all, fsync",
@@ -172,7 +187,7 @@ def growing() -> list[Case]:
         Case("latency/50000 a second", Latency(rate=50_000)),
     ]
     counts = (1, 2, 4, 8, 16, 32, 64)
-    cases += [Case(f"clients/{count} producers", Many(count), limit="limit/in") for count in counts]
+    cases += [Case(f"clients/{count} producers", Many(count), limit="limit/native") for count in counts]
     cases += [Case(f"clients/{count} consumers", Many(count, consume=True), limit="limit/out") for count in counts]
     cases += [Case(f"log/{name}", LongLog(size)) for size, name in LOG_SIZES.items()]
     cases += [Case(f"recovery/{name}", Recovery(size), rounds=1) for size, name in LOG_SIZES.items()]
@@ -185,6 +200,7 @@ LIMITS = [
     Case("limit/out", grpc_limit("out"), daily=True),
     Case("limit/page cache", machine_limit("page cache"), daily=True),
     Case("limit/disk", machine_limit("disk"), daily=True),
+    Case("limit/native", native_limit_in, daily=True),
     Case("limit/sendfile", sendfile_limit, daily=True),
     Case("limit/pauses", pauses, daily=True),
 ]
@@ -208,17 +224,18 @@ def more_cpu(text: str, case: str, other: str, bound: float) -> Target:
 FULL, FSYNC = "produce/send_many, batch 5000", "produce/send_many, batch 5000, fsync"
 REPLICATED = "produce/send_many, replication 3, acks all"
 LONG_LOG, DISK_READ = "log/20 GB", "disk_read_mb_per_s"
-LONG_READS = [(way, ", transfer port" if transfers else "") for way, transfers in LOG_READS.items()]
+LONG_READS = [(way, "" if transport == "native" else OVER_GRPC) for way, transport in LOG_READS.items()]
 TARGETS = [
-    ratio("send_many: of the gRPC limit", "produce/send_many", "limit/in", 0.75, MB),
-    ratio("Arrow in: of the gRPC limit", "produce/arrow", "limit/in", 0.75, MB),
-    ratio("batches to Arrow: of the gRPC limit", "consume/arrow", "limit/out", 0.75, MB),
-    ratio("transfer port to Arrow: of plain sendfile", TRANSFERRED, "limit/sendfile", 0.35, MB),
+    ratio("Arrow in: of frames on a socket", "produce/arrow", "limit/native", 0.7, MB),
+    ratio("send_many: of frames on a socket", "produce/send_many", "limit/native", 0.5, MB),
+    ratio("send_many: of the gRPC limit", "produce/send_many", "limit/in", 1.0, MB),
+    ratio("Arrow in: of the gRPC limit", "produce/arrow", "limit/in", 1.0, MB),
+    ratio("batches to Arrow: of the gRPC limit", "consume/arrow", "limit/out", 1.0, MB),
+    ratio("batches to Arrow: of plain sendfile", "consume/arrow", "limit/sendfile", 0.35, MB),
     Target("batch 1, acks 0: records/s (the paper's)", Figure("produce/send, batch 1, acks 0"), 50_000),
     ratio("fsync: of async, batch 5,000", FSYNC, FULL, 0.6),
     ratio("replication 3, acks all: of replication 1", REPLICATED, "produce/send_many", 0.2),
     at_most("p99 end to end at 10,000/s, ms", "latency/10000 a second", "p99_ms", 5.0),
-    at_most("p99, transfer port, ms", "latency/10000 a second, transfer port", "p99_ms", 5.0),
     at_most(
         "p99, fsync, replication 3, acks all, ms",
         "latency/10000 a second, replication 3, acks all, fsync",
@@ -230,8 +247,7 @@ TARGETS = [
     ),
     ratio("1,000 partitions: of 10, out", "consume/arrow, 1000 partitions", "consume/arrow, 10 partitions", 0.75),
     more_cpu("broker's CPU s/GB beyond a bare server, in", "produce/send_many", "limit/in", 0.5),
-    more_cpu("broker's CPU s/GB beyond a bare server, out", "consume/arrow", "limit/out", 0.5),
-    at_most("broker's CPU s/GB over the transfer port", TRANSFERRED, BROKER_CPU, 0.15),
+    at_most("broker's CPU s/GB, out", "consume/arrow", BROKER_CPU, 0.15),
     at_most("bytes on disk beyond a value, batch 50", "produce/send, batch 50", "disk_overhead_bytes_per_record", 5.8),
     ratio("log of 20 GB: appends, of 100 MB", LONG_LOG, "log/100 MB", 0.9, "append_records_per_s"),
     ratio("log of 20 GB: warm reads, of 100 MB", LONG_LOG, "log/100 MB", 0.9, "warm_records_per_s"),

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import headrace
 
 from bench.case import Sample
-from bench.load import MARKS, PAPER_BYTES, Load, records_a_batch
-from bench.stage import Meter, Stage, Target, broker_pids, transferred_bytes
+from bench.load import MARKS, PAPER_BYTES, Load, Transport, records_a_batch
+from bench.stage import Meter, Stage, Target, broker_pids
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,33 +30,20 @@ class Consume:
     partitions: int = 1
     batch_records: int | None = None
     """How many records a batch of the topic has; None: a batch of 1 MiB."""
-    transfer_port: bool = False
-    """Whether the bytes come over the broker's transfer port, and not by gRPC."""
+    transport: Transport = "native"
     share: float = 1.0
     """Of the usual load."""
 
     def __call__(self, stage: Stage) -> Sample:
-        """Read the whole topic, which lies in the page cache.
-
-        Raises:
-            RuntimeError: the bytes did not come the way they should.
-        """
+        """Read the whole topic, which lies in the page cache."""
         load = stage.load(self.value_bytes, self.share)
         target = stage.filled(
             load,
             partitions=self.partitions,
             codec=self.codec,
             batch_records=self.batch_records,
-            transfer_port=self.transfer_port,
         )
-        before = transferred_bytes(target.cluster) if self.transfer_port else 0.0
-        sample = self._measure(target, load)
-        if self.transfer_port and transferred_bytes(target.cluster) - before < load.total_bytes:
-            raise RuntimeError("part of the load came by gRPC and not over the transfer port")
-        return sample
-
-    def _measure(self, target: Target, load: Load) -> Sample:
-        steps = WAYS[self.way](target, load)
+        steps = WAYS[self.way](target, load, self.transport)
         next(steps)
         meter = Meter(broker_pids(target.cluster))
         marks, started, step = [], time.perf_counter(), load.records / MARKS
@@ -78,9 +65,9 @@ def consumer(target: Target, **settings: Any) -> headrace.Consumer:
     )
 
 
-def loop(target: Target, load: Load) -> Iterator[int]:
+def loop(target: Target, load: Load, transport: Transport) -> Iterator[int]:
     """`for record in consumer`, with a statement for each record."""
-    with consumer(target) as reading:
+    with consumer(target, transport=transport) as reading:
         yield 0
         seen = value_bytes = 0
         records = iter(reading)
@@ -93,9 +80,9 @@ def loop(target: Target, load: Load) -> Iterator[int]:
         assert value_bytes == load.total_bytes
 
 
-def drain(target: Target, load: Load) -> Iterator[int]:
+def drain(target: Target, load: Load, transport: Transport) -> Iterator[int]:
     """Every record is made and nothing done with it: a deque of length 0 takes them with the least work there is."""
-    with consumer(target) as reading:
+    with consumer(target, transport=transport) as reading:
         yield 0
         seen, records = 0, iter(reading)
         while seen < load.records:
@@ -105,9 +92,9 @@ def drain(target: Target, load: Load) -> Iterator[int]:
             yield seen
 
 
-def poll(target: Target, load: Load) -> Iterator[int]:
+def poll(target: Target, load: Load, transport: Transport) -> Iterator[int]:
     """`consumer.poll()`: batches, of which the values are taken as lists."""
-    with consumer(target) as reading:
+    with consumer(target, transport=transport) as reading:
         yield 0
         seen = 0
         while seen < load.records:
@@ -116,10 +103,10 @@ def poll(target: Target, load: Load) -> Iterator[int]:
             yield seen
 
 
-def arrow(target: Target, load: Load) -> Iterator[int]:
+def arrow(target: Target, load: Load, transport: Transport) -> Iterator[int]:
     """`Reader.batches()`, each to Arrow."""
     seen = 0
-    with headrace.Reader(target.topic, bootstrap_servers=target.bootstrap_servers) as reader:
+    with headrace.Reader(target.topic, bootstrap_servers=target.bootstrap_servers, transport=transport) as reader:
         yield 0
         for batch in reader.batches(timeout=30.0):
             seen += batch.to_arrow().num_rows

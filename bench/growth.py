@@ -33,8 +33,8 @@ LOG_PART_BYTES = 100_000_000
 COLD_BYTES = 1_000_000_000
 """How much of a log is read cold, if it has as much: a reader's first fetch takes some ms, whatever comes after."""
 WARM_PASSES = 5
-LOG_READS = {"": False, "transfer_": True}
-"""By what is put before the name of a figure: whether its reader uses the transfer port."""
+LOG_READS = {"": "native", "grpc_": "grpc"}
+"""By what is put before the name of a figure: how its reader calls the broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _read(servers: dict[str, Any], topic: str, records: int) -> None:
 @dataclass(frozen=True, slots=True)
 class LongLog:
     """A log of some size: its newest 100 MB appended and read warm, and its oldest read cold by a reader next to a
-    writer, over gRPC and over the transfer port; called, it measures all once."""
+    writer, over the native protocol and over gRPC; called, it measures all once."""
 
     log_bytes: int
 
@@ -143,13 +143,13 @@ class LongLog:
         with headrace.Producer(bootstrap_servers=target.bootstrap_servers, acks=1) as sender:
             sender.send(target.topic, WARM_UP).result(60)
             figures["append_records_per_s"] = part.records / _timed(lambda: _send_part(sender, target.topic, part))
-            warming = {"last_per_partition": part.records, "use_transfer_port": False}
+            warming = {"last_per_partition": part.records, "transport": "native"}
             warm = sum(_read_time(target, **warming) for _ in range(WARM_PASSES))
             figures["warm_records_per_s"] = part.records * WARM_PASSES / warm
             opening.forget(str(directory))
             figures["disk_read_mb_per_s"] = _disk_read_rate(segments, oldest.total_bytes)
-            for way, transfers in LOG_READS.items():
-                reading = {"use_transfer_port": transfers}
+            for way, transport in LOG_READS.items():
+                reading = {"transport": transport}
                 opening.forget(str(directory))
                 figures[f"cold_{way}mb_per_s"] = (
                     oldest.total_bytes / _read_time(target, end=oldest.records, **reading) / 1e6
@@ -175,7 +175,7 @@ class LongLog:
 
     @contextmanager
     def _filled(self, stage: Stage) -> Iterator[Target]:
-        with stage.topic(transfer_port=True) as target, headrace.Producer(**_servers(target), acks=1) as sender:
+        with stage.topic() as target, headrace.Producer(**_servers(target), acks=1) as sender:
             _send_part(sender, target.topic, Load(self.log_bytes // VALUE_BYTES, VALUE_BYTES))
             yield target
 

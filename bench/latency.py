@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
+from typing import Literal, cast
 
 import headrace
 
 from bench.case import Sample
 from bench.children import guarded
+from bench.load import Transport
 from bench.open_loop import (
     STAMP_BYTES,
     after_warm_up,
@@ -44,7 +45,7 @@ class Latency:
     acks: Literal["all", 0, 1] = 1
     replication: int = 1
     durability: str = "async"
-    transfer_port: bool = False
+    transport: Transport = "native"
 
     def __call__(self, stage: Stage) -> Sample:
         """Send for a few seconds, and give what the reader saw."""
@@ -52,19 +53,19 @@ class Latency:
             stage.topic(
                 brokers=self.replication,
                 replication=self.replication,
-                transfer_port=self.transfer_port,
                 durability=self.durability,
             ) as target,
             headrace.Producer(
                 bootstrap_servers=target.bootstrap_servers,
                 acks=self.acks,
                 linger_ms=self.linger_ms,
+                transport=self.transport,
                 return_futures=False,
             ) as sender,
         ):
             sender.send(target.topic, bytes(STAMP_BYTES))
             sender.flush(RESULT_SECONDS)
-            arguments = [target.bootstrap_servers, target.topic, str(record_count(self.rate))]
+            arguments = [target.bootstrap_servers, target.topic, str(record_count(self.rate)), self.transport]
             with reader(guarded([sys.executable, "-m", "bench.latency", *arguments])) as result:
                 send_open_loop(lambda value: sender.send(target.topic, value), self.rate)
                 sender.flush(RESULT_SECONDS)
@@ -101,9 +102,11 @@ def reader(command: Sequence[str]) -> Iterator[Callable[[], dict[str, float]]]:
         process.wait()
 
 
-def read(bootstrap_servers: str, topic: str, count: int) -> None:
+def read(bootstrap_servers: str, topic: str, count: int, transport: Transport) -> None:
     """Read the records of one measurement and print the figures."""
-    with headrace.Consumer(topic, bootstrap_servers=bootstrap_servers, auto_offset_reset="earliest") as consumer:
+    with headrace.Consumer(
+        topic, bootstrap_servers=bootstrap_servers, auto_offset_reset="earliest", transport=transport
+    ) as consumer:
         records = iter(consumer)
         next(records)
         print("ready", flush=True)
@@ -112,4 +115,4 @@ def read(bootstrap_servers: str, topic: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    read(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    read(sys.argv[1], sys.argv[2], int(sys.argv[3]), cast("Transport", sys.argv[4]))

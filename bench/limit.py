@@ -75,16 +75,16 @@ class BareServer:
 def bare_server() -> Iterator[BareServer]:
     """Start a bare server, and end it."""
     with (
-        _own_process() as (port, pid),
+        own_process("bench.limit") as (port, pid),
         grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel,
     ):
         yield BareServer(broker_pb2_grpc.BrokerServiceStub(channel), pid)
 
 
 @contextmanager
-def _own_process(*arguments: str) -> Iterator[tuple[int, int]]:
-    """This module as a program, for as long as it is wanted: the port that it printed, and its process id."""
-    command = [sys.executable, "-m", "bench.limit", *arguments]
+def own_process(module: str, *arguments: str) -> Iterator[tuple[int, int]]:
+    """A module as a program, for as long as it is wanted: the port that it printed, and its process id."""
+    command = [sys.executable, "-m", module, *arguments]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -158,18 +158,19 @@ def measure_sendfile(directory: Path, batch: bytes, calls: int) -> tuple[float, 
     with _scratch(directory) as descriptor:
         for number in range(calls):
             os.pwrite(descriptor, batch, number * len(batch))
-        with _own_process("sendfile", str(directory / SCRATCH)) as (port, pid):
-            room, received, before = bytearray(1 << 20), 0, _processor_seconds(pid)
+        with own_process("bench.limit", "sendfile", str(directory / SCRATCH)) as (port, pid):
+            room, received, before = bytearray(1 << 20), 0, processor_seconds(pid)
             with socket.create_connection(("127.0.0.1", port)) as receiver:
                 started = time.perf_counter()
                 while received < len(batch) * calls:
                     count = receiver.recv_into(room)
                     assert count, "the sender ended"
                     received += count
-                return time.perf_counter() - started, _processor_seconds(pid) - before
+                return time.perf_counter() - started, processor_seconds(pid) - before
 
 
-def _processor_seconds(pid: int) -> float:
+def processor_seconds(pid: int) -> float:
+    """Return what a process has used."""
     user, system, *_ = psutil.Process(pid).cpu_times()
     return float(user + system)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from headrace.wire.columns import encode_batch
 
@@ -15,6 +16,10 @@ PAPER_BYTES = 200
 """Of a message in the paper's experiment."""
 MARKS = 20
 """How often on its way a case notes the time, for the paper's figures."""
+
+
+Transport: TypeAlias = Literal["auto", "native", "grpc"]
+"""How clients call brokers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,13 +196,13 @@ class SparkStage:
 
 
 def servers_of(stage: Stage) -> str:
-    """Where the brokers are; they have a transfer port."""
-    return stage.cluster(BROKERS, transfer_port=True).bootstrap_servers
+    """Where the brokers are."""
+    return stage.cluster(BROKERS).bootstrap_servers
 
 
 def topic_of(stage: Stage) -> Any:
     """A new topic, removed at the end."""
-    return stage.topic(brokers=BROKERS, partitions=PARTITIONS, transfer_port=True)
+    return stage.topic(brokers=BROKERS, partitions=PARTITIONS)
 
 
 def fill(stage: Stage, topic: str, rows: int) -> None:
@@ -311,7 +311,7 @@ CATALOGUE = Catalogue(
     (
         Case(MEMORY, counted(lambda spark: spark.generated())),
         Case(READ, counted(lambda spark: spark.read())),
-        Case(READ_GRPC, counted(lambda spark: spark.read(**{"headrace.use.transfer.port": "false"}))),
+        Case(READ_GRPC, counted(lambda spark: spark.read(**{"headrace.transport": "grpc"}))),
         Case(MEMORY_TWO, counted(lambda spark: spark.generated(TWO_COLUMNS))),
         Case(READ_TWO, counted(lambda spark: spark.read(TWO_COLUMNS))),
         Case(WRITE, write),

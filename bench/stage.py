@@ -25,10 +25,7 @@ from bench.load import BATCH_HEADER_BYTES, RECORD_OVERHEAD_BYTES, Load
 
 WAIT_SECONDS = 120.0
 POLL_SECONDS = 0.02
-TRANSFERRED = "headrace_broker_transferred_bytes_total"
 CREATION_SECONDS = 120.0
-TRANSFER_SETTINGS = {"transfer_listen": "127.0.0.1:0", "metrics_listen": "127.0.0.1:0"}
-"""A broker's transfer port, and its metrics, by which it is seen that bytes went over it."""
 WARM_UP = b"warm"
 """Sent and acknowledged before the clock starts: connections, metadata and the producer id are there then."""
 
@@ -81,11 +78,10 @@ class Stage:
         records = min(self.records * 200 // value_bytes, self.records * 2)
         return Load(max(20, round(records * share)), value_bytes)
 
-    def cluster(self, brokers: int = 1, *, transfer_port: bool = False) -> LocalCluster:
-        """Return a cluster of that number of brokers; one with transfer ports is another one than that without."""
-        settings = TRANSFER_SETTINGS if transfer_port else {}
-        spec = LocalClusterSpec(brokers=brokers, coordinators=1, broker_settings=settings)
-        cluster: LocalCluster = self.kept(("cluster", brokers, transfer_port), lambda: LocalCluster(spec))
+    def cluster(self, brokers: int = 1) -> LocalCluster:
+        """Return a cluster of that number of brokers."""
+        spec = LocalClusterSpec(brokers=brokers, coordinators=1)
+        cluster: LocalCluster = self.kept(("cluster", brokers), lambda: LocalCluster(spec))
         return cluster
 
     def bare(self) -> BareServer:
@@ -104,12 +100,11 @@ class Stage:
         brokers: int = 1,
         partitions: int = 1,
         replication: int = 1,
-        transfer_port: bool = False,
         **config: str,
     ) -> Iterator[Target]:
         """A new topic, removed at the end; acknowledged from the page cache if nothing else is said."""
         self._topics += 1
-        target = Target(self.cluster(brokers, transfer_port=transfer_port), f"bench-{self._topics}")
+        target = Target(self.cluster(brokers), f"bench-{self._topics}")
         settings = {"durability": "async", "file_delete_delay_ms": 0, **config}
         with headrace.Admin(bootstrap_servers=target.bootstrap_servers) as admin:
             admin.create_topic(
@@ -131,7 +126,6 @@ class Stage:
         partitions: int = 1,
         codec: Literal["none", "gzip", "lz4", "zstd"] = "none",
         batch_records: int | None = None,
-        transfer_port: bool = False,
     ) -> Target:
         """A topic of one broker that has the load, a batch a partition in turn; the same one every time.
 
@@ -140,7 +134,7 @@ class Stage:
 
         @contextmanager
         def fill() -> Iterator[Target]:
-            with self.topic(partitions=partitions, transfer_port=transfer_port) as target:
+            with self.topic(partitions=partitions) as target:
                 values = load.values(batch_records)
                 settings: dict[str, Any] = {} if batch_records is None else {"batch_records": batch_records}
                 with headrace.Producer(
@@ -151,7 +145,7 @@ class Stage:
                         sender.send_many(target.topic, part, partition=turn % partitions)
                 yield target
 
-        target: Target = self.kept(("filled", load, partitions, codec, batch_records, transfer_port), fill)
+        target: Target = self.kept(("filled", load, partitions, codec, batch_records), fill)
         read_through(target.segments())
         return target
 
@@ -227,11 +221,6 @@ class Meter:
 def _peak_bytes(process: psutil.Process) -> int:
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-
-
-def transferred_bytes(cluster: LocalCluster) -> float:
-    """How much has gone over the transfer port of a cluster's only broker."""
-    return cluster.broker(1).metrics()[TRANSFERRED]
 
 
 def broker_pids(cluster: LocalCluster) -> list[int | None]:

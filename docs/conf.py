@@ -53,7 +53,6 @@ NAVIGATION = {
             "docs/protocols/replication",
             "docs/protocols/groups",
             "docs/protocols/metadata",
-            "docs/protocols/transfer",
             "docs/guides/clients-and-failover",
             "docs/performance",
             "docs/paper",

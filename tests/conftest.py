@@ -7,13 +7,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 import psutil
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from _pytest.nodeid import NodeId
+from headrace_devcluster.cluster import LocalCluster
+from headrace_devcluster.service import LocalService
 from hypothesis import settings
 
 from tests.fork_server import forked_services, is_fork_server
@@ -41,8 +43,23 @@ def pytest_configure() -> None:
         # A shell's background job ignores Ctrl-C, and so would all that it starts: the tests send it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("JAVA_TOOL_OPTIONS", JAVA_OPTIONS)
+    if os.environ.get("HEADRACE_TEST_TRANSPORT") == "grpc":
+        _serve_grpc_alone()
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
         sys.dont_write_bytecode = False
+
+
+def _serve_grpc_alone() -> None:
+    """Start brokers of tests without the native protocol, so that every client uses gRPC: `make test-grpc`."""
+    make_part = LocalCluster._make_part
+
+    def make_grpc_part(
+        cluster: LocalCluster, name: str, module: str, port: int, own: Mapping[str, object]
+    ) -> LocalService:
+        off = {"native_listen": "off"} if module == "headrace_broker" else {}
+        return make_part(cluster, name, module, port, {**off, **own})
+
+    LocalCluster._make_part = make_grpc_part  # type: ignore[method-assign]
 
 
 @pytest.hookimpl(tryfirst=True)

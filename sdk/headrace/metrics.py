@@ -258,6 +258,11 @@ def _of_calls(kind: tuple[str, str, str], clients: Mapping[str, CallStats]) -> I
         labels=("client", "code"),
     )
     retries = CounterMetricFamily(f"{PREFIX}_{method}_retries", of_retries, labels=("client",))
+    fallbacks = CounterMetricFamily(
+        f"{PREFIX}_{method}_grpc_fallbacks",
+        f"Calls of {method} that went over gRPC because the native protocol could not be used",
+        labels=("client",),
+    )
     for name, calls in clients.items():
         total = 0
         buckets: list[tuple[str, float]] = []
@@ -268,7 +273,8 @@ def _of_calls(kind: tuple[str, str, str], clients: Mapping[str, CallStats]) -> I
         retries.add_metric([name], calls.retries)
         for code, count in sorted(calls.errors.items()):
             errors.add_metric([name, code.name], count)
-    yield from (seconds, errors, retries)
+        fallbacks.add_metric([name], calls.grpc_fallbacks)
+    yield from (seconds, errors, retries, fallbacks)
 
 
 def _of_consumers(consumers: list[_ConsumerSample]) -> Iterator[Metric]:

@@ -29,7 +29,6 @@ EVERYTHING: dict[str, Any] = {
             "loadBalancerClass": "example.org/lb",
             "loadBalancerSourceRanges": ["192.0.2.0/24"],
         },
-        "transfer": {"enabled": True},
         "podAntiAffinity": "hard",
         "nodeSelector": {"disk": "nvme"},
         "tolerations": [{"key": "log", "operator": "Exists"}],
@@ -148,9 +147,14 @@ MATRIX: dict[str, dict[str, Any]] = {
     },
     "node ports": {
         "insecure": True,
-        "broker": {"external": NODE_PORTS, "transfer": {"enabled": True, "nodePorts": [30281, 30282, 30283]}},
+        "broker": {"external": NODE_PORTS, "native": {"nodePorts": [30281, 30282, 30283]}},
     },
-    "transfers inside": {"broker": {"transfer": {"enabled": True}}, "networkPolicy": {"enabled": True}},
+    "node ports, gRPC alone": {"insecure": True, "broker": {"external": NODE_PORTS}},
+    "one host for all": {
+        "insecure": True,
+        "broker": {"external": {"enabled": True, "addressTemplate": "log.example.org:900{id}"}},
+    },
+    "gRPC alone": {"broker": {"native": {"enabled": False}}, "networkPolicy": {"enabled": True}},
     "backups": {"backup": {"enabled": True, "claimName": "snapshots", "keep": 3}},
     "recovery": {
         "recovery": {"name": "nov22"},
@@ -289,20 +293,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "broker.external has addresses and an addressTemplate: give one of them",
     ),
     (
-        {"tls": {"enabled": True, "secretName": "s"}, "broker": {"transfer": {"enabled": True}}},
-        "broker.transfer.enabled and tls.enabled exclude each other: the transfer port speaks no TLS",
+        {"broker": {"external": NODE_PORTS, "native": {"nodePorts": [30281]}}},
+        "broker.native.nodePorts has 1 entries for 3 brokers",
     ),
     (
-        {"broker": {"external": NODE_PORTS, "transfer": {"enabled": True}}},
-        "broker.transfer.nodePorts has 0 entries for 3 brokers",
+        {"broker": {"external": NODE_PORTS, "native": {"nodePorts": [30281, 30182, 30283]}}},
+        "port 30182 is in broker.external.nodePorts and in broker.native.nodePorts",
     ),
     (
-        {"broker": {"external": NODE_PORTS, "transfer": {"enabled": True, "nodePorts": [30281, 30182, 30283]}}},
-        "port 30182 is in broker.external.nodePorts and in broker.transfer.nodePorts",
+        {"broker": {"external": NODE_PORTS, "native": {"enabled": False, "nodePorts": [30281, 30282, 30283]}}},
+        "broker.native.nodePorts needs broker.native.enabled=true, broker.external.enabled=true",
     ),
     (
-        {"broker": {"transfer": {"enabled": True, "nodePorts": [30281, 30282, 30283]}}},
-        "broker.transfer.nodePorts needs broker.transfer.enabled=true, broker.external.enabled=true",
+        {"broker": {"native": {"nodePorts": [30281, 30282, 30283]}}},
+        "broker.native.nodePorts needs broker.native.enabled=true, broker.external.enabled=true",
     ),
     (
         {"monitoring": {"prometheusRule": {"enabled": True, "alerts": {"HeadraceNoSuch": {"threshold": 1}}}}},

@@ -24,8 +24,8 @@ from tests.deploy.matrix import EVERYTHING, MATRIX, REFUSED
 CUSTOM = {"ServiceMonitor", "PrometheusRule", "Certificate"}
 SET_BY_CHART = {
     "broker_id", "data_dir", "cluster", "etcd_endpoints", "listen", "metrics_listen", "advertised_address",
-    "internal_advertised_address", "internal_listen", "transfer_listen",
-    "transfer_advertised_address", "internal_tls_allowed_names", "rack", "host", "instance", "log_level",
+    "internal_advertised_address", "internal_listen", "native_listen",
+    "native_advertised_address", "internal_tls_allowed_names", "rack", "host", "instance", "log_level",
     "log_format", "ready_file", "coordinator_id", *(field.name for field in dataclasses.fields(TlsSettings)),
 }  # fmt: skip
 
@@ -421,38 +421,52 @@ def test_extra_containers_are_added_to_the_charts_own(render: Render) -> None:
         assert (spec["containers"][-1], spec["initContainers"][-1]) == (sidecar, before)
 
 
-def test_the_transfer_port_is_closed_by_default(render: Render) -> None:
-    """Then it is listened on, published, named to clients and open to those who may fetch; else none of it is there."""
-    closed = {"everything": {"broker": {**EVERYTHING["broker"], "transfer": {"enabled": False}}}}
-    for name in ("defaults", "listed addresses", "everything"):
-        objects = render({**MATRIX[name], **closed.get(name, {})})
-        assert "transfer" not in json.dumps([each for each in objects if "grafana_dashboard" not in json.dumps(each)])
-    headless = "$(HEADRACE_POD_NAME).demo-headrace-broker-headless.prod.svc.cluster.local:7281"
+def test_clients_reach_the_native_protocol_unless_it_is_switched_off(render: Render) -> None:
+    """It is listened on, published, named to clients and open to those who may call gRPC, with TLS and without."""
+    headless = "$(HEADRACE_POD_NAME).demo-headrace-broker-headless.prod.svc.cluster.local:7183"
     for name, told in (
-        ("transfers inside", headless),
-        ("everything", "broker-1.example.org:7281"),
+        ("defaults", headless),
+        ("TLS by a secret alone", headless),
+        ("everything", "broker-1.example.org:7183"),
+        ("TLS by cert-manager, listed", "192.0.2.1:7183"),
         ("node ports", "${HEADRACE_NODE_IP}:30282"),
     ):
         objects = render(MATRIX[name])
-        (container,) = one(objects, "StatefulSet", "-broker")["spec"]["template"]["spec"]["containers"]
-        environment = {each["name"]: each.get("value") for each in container["env"]}
-        assert environment["HEADRACE_BROKER_TRANSFER_LISTEN"] == "0.0.0.0:7281"
-        assert {"name": "transfer", "containerPort": 7281} in container["ports"]
-        variable = "HEADRACE_BROKER_TRANSFER_ADVERTISED_ADDRESS"
+        environment, ports = _of_broker(objects)
+        assert environment["HEADRACE_BROKER_NATIVE_LISTEN"] == "0.0.0.0:7183"
+        assert {"name": "native", "containerPort": 7183} in ports
+        variable = "HEADRACE_BROKER_NATIVE_ADVERTISED_ADDRESS"
         if told != headless:
             assert variable not in environment
-            path = "/etc/headrace-addresses/transfer-$(HEADRACE_BROKER_BROKER_ID)"
+            path = "/etc/headrace-addresses/native-$(HEADRACE_BROKER_BROKER_ID)"
             assert f"{variable}={path}" in environment["HEADRACE_FROM_FILES"].split(",")
-            assert one(objects, "ConfigMap", "-broker-addresses")["data"]["transfer-1"] == told
+            assert one(objects, "ConfigMap", "-broker-addresses")["data"]["native-1"] == told
         else:
             assert environment[variable] == told
         for service in (one(objects, "Service", "-broker-headless"), *select(objects, "Service", "-external")):
-            (port,) = (each for each in service["spec"]["ports"] if each["name"] == "transfer")
-            assert (port["port"], port["targetPort"]) == (7281, "transfer")
+            (port,) = (each for each in service["spec"]["ports"] if each["name"] == "native")
+            assert (port["port"], port["targetPort"]) == (7183, "native")
             assert ("nodePort" in port) == (service["spec"].get("type") == "NodePort")
         for policy in select(objects, "NetworkPolicy", "-broker"):
-            ports = [[port["port"] for port in rule["ports"]] for rule in policy["spec"]["ingress"]]
-            assert ports == [[7181, 7281], [7381], [9464]]
+            opened = [[port["port"] for port in rule["ports"]] for rule in policy["spec"]["ingress"]]
+            assert opened == [[7181, 7183], [7381], [9464]]
+
+
+@pytest.mark.parametrize("name", ["gRPC alone", "node ports, gRPC alone", "one host for all"])
+def test_brokers_serve_grpc_alone(render: Render, name: str) -> None:
+    """Switched off, or where clients outside could not be told an address that is one broker's: none of it is there."""
+    objects = render(MATRIX[name])
+    environment, _ = _of_broker(objects)
+    assert environment.pop("HEADRACE_BROKER_NATIVE_LISTEN") == "off"
+    assert "NATIVE" not in json.dumps(environment)
+    services = [each for each in objects if each["kind"] in ("StatefulSet", "Service", "NetworkPolicy", "ConfigMap")]
+    assert not re.search(r"7183|native-\d|\"native\"", json.dumps(services))
+
+
+def _of_broker(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The environment and the ports of the broker's container."""
+    (container,) = one(objects, "StatefulSet", "-broker")["spec"]["template"]["spec"]["containers"]
+    return {each["name"]: each.get("value") for each in container["env"]}, container["ports"]
 
 
 def test_nodes_are_readable_only_for_racks(render: Render) -> None:

@@ -130,8 +130,8 @@ def test_settings_are_taken_by_the_services(compose: dict[str, Any]) -> None:
     for settings in brokers:
         ports = compose["services"][f"broker-{settings.broker_id}"]["ports"]
         published = {port["target"]: f"localhost:{port['published']}" for port in ports}
-        assert published == {7181: settings.advertised_address, 7281: settings.transfer_advertised_address}
-        assert settings.transfer_listen == "0.0.0.0:7281"
+        assert published == {7181: settings.advertised_address, 7183: settings.native_advertised_address}
+        assert settings.native_listen == "0.0.0.0:7183"
 
 
 def test_clients_in_containers_reach_the_advertised_addresses(compose: dict[str, Any]) -> None:

@@ -23,10 +23,10 @@ CASES = (
     "consume/loop",
     "consume/poll",
     "consume/arrow",
-    "consume/arrow, transfer port",
+    "consume/arrow, gRPC",
     "clients/2 consumers",
 )
-OTHERS = {"latency/1000 a second": "p99_ms", "log/100 MB": "cold_transfer_mb_per_s", "recovery/100 MB": "crash_s"}
+OTHERS = {"latency/1000 a second": "p99_ms", "log/100 MB": "cold_grpc_mb_per_s", "recovery/100 MB": "crash_s"}
 """What is measured in no records a second, and one of its figures."""
 
 
@@ -65,7 +65,7 @@ def test_every_kind_of_case_is_measured(document: dict[str, Any]) -> None:
         (figures,) = document["cases"][name]["repetitions"]
         assert min(figures[RATE], figures[MB]) > 0, name
         assert figures[BROKER_CPU] >= 0, name
-    assert document["cases"]["consume/arrow, transfer port"]["of_limit"] > 0
+    assert document["cases"]["consume/arrow, gRPC"]["of_limit"] > 0
     for name, figure in OTHERS.items():
         (figures,) = document["cases"][name]["repetitions"]
         assert figures[figure] > 0, name

@@ -90,22 +90,26 @@ def test_replica_fetches_are_refused_where_clients_are_served(headrace_cluster):
     assert "internal_advertised_address" in str(error)
 
 
-def test_records_go_through_a_cluster_with_tls_everywhere(tls_cluster, topic_name):
+@pytest.mark.parametrize("transport", ["native", "grpc"])
+def test_records_go_through_a_cluster_with_tls_everywhere(tls_cluster, topic_name, transport):
     """With TLS to clients, among brokers and to etcd, what all acknowledged is read, blocking and with asyncio."""
+    large, by_transport = b"large" * 60_000, {"transport": transport}
     with headrace.Admin(**settings_of(tls_cluster)) as admin:
         admin.create_topic(topic_name, partitions=2, replication_factor=2)
-    with headrace.Producer(**settings_of(tls_cluster, acks="all")) as producer:
-        producer.send(topic_name, b"one", partition=0).result(timeout=20)
+    with headrace.Producer(**settings_of(tls_cluster, acks="all", **by_transport)) as producer:
+        producer.send(topic_name, large, partition=0).result(timeout=20)
+    with headrace.Reader(topic_name, **settings_of(tls_cluster, **by_transport)) as reader:
+        assert [record.value for record in reader] == [large]
 
     async def go_on():
-        async with headrace.aio.Producer(**settings_of(tls_cluster)) as producer:
-            await producer.send_and_wait(topic_name, b"two", partition=0)
+        async with headrace.aio.Producer(**settings_of(tls_cluster, **by_transport)) as producer:
+            await producer.send_and_wait(topic_name, large, partition=0)
         async with headrace.aio.Reader(
-            topic_name, start="earliest", end="current", **settings_of(tls_cluster)
+            topic_name, start="earliest", end="current", **settings_of(tls_cluster, **by_transport)
         ) as reader:
             return [record.value async for record in reader]
 
-    assert asyncio.run(go_on()) == [b"one", b"two"]
+    assert asyncio.run(go_on()) == [large, large]
 
 
 def bad_clients(cluster, directory):
@@ -209,9 +213,16 @@ def test_the_internal_listener_serves_services_alone(tls_cluster):
     assert isinstance(let_in, InvalidRequestError), let_in  # It was asked who follows.
 
 
-def test_older_versions_of_tls_are_refused(tls_cluster):
+def native_address(cluster):
+    """Where the first broker serves the native protocol."""
+    return json.loads(cluster.broker(1).ready_file.read_text())["native_address"]
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+def test_older_versions_of_tls_are_refused(tls_cluster, is_native):
     """TLS 1.1 ends the handshake, 1.2 does not."""
-    host, _, port = tls_cluster.broker(1).address.rpartition(":")
+    address = native_address(tls_cluster) if is_native else tls_cluster.broker(1).address
+    host, _, port = address.rpartition(":")
 
     def connect(version):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

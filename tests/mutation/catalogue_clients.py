@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutants import Mutant, Simulation, Test, drop, never, replace
 
 SOUND_BATCHES = "The simulator's producers send sound, uncompressed batches."
+NO_SOCKETS = "The simulator carries no bytes of the native protocol."
 NO_SPARK = "The simulator runs no query."
 FAILOVERS = {"faults": ("kill", "isolate", "pause", "move leader"), "fault_period_ms": 500}
 
@@ -183,5 +184,29 @@ CLIENTS = (
             "tests/unit/client/fetch/test_corrupt_batches.py::test_error_says_that_every_replica_has_it_so",
             "The simulator's readers decode nothing.",
         ),
+    ),
+    Mutant(
+        "answer-used-before-its-verdict",
+        "H148",
+        "NativeCalls._answered",
+        never("kind == Kind.ANSWER and frame.header.flags & CONFIRMED"),
+        "A reader takes bytes that the log no longer holds.",
+        Test("tests/unit/client/net/test_native.py::test_what_the_broker_discards_is_not_used", NO_SOCKETS),
+    ),
+    Mutant(
+        "verdict-never-asked-for",
+        "H148",
+        "NativeConnection._answer",
+        replace("is_valid is None or is_valid()", "True"),
+        "A broker confirms bytes of a log that was cut while it sent them.",
+        Test("tests/unit/common/test_native_server.py::test_a_log_that_was_cut_meanwhile_is_discarded", NO_SOCKETS),
+    ),
+    Mutant(
+        "lost-means-not-sent",
+        "H149",
+        "lost_connection",
+        replace("Outcome.UNKNOWN", "Outcome.NOT_APPLIED"),
+        "What was sent on a connection that is lost counts as not applied, and may be applied twice.",
+        Test("tests/unit/client/net/test_native.py::test_a_lost_connection_leaves_the_outcome_unknown", NO_SOCKETS),
     ),
 )

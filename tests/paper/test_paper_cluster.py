@@ -19,8 +19,6 @@ from headrace.wire.columns import decode_batch, encode_batch
 from headrace_devcluster.cluster import LocalCluster
 from headrace_server.topic_configs import TopicConfig
 
-from bench.stage import TRANSFER_SETTINGS, transferred_bytes
-
 LIMITS = {"max_batch_bytes": 1 << 21, "max_records": 1 << 20, "max_payload_bytes": 1 << 26}
 SECONDS = 20.0
 
@@ -248,17 +246,18 @@ def test_section_3_1_rewind(servers: str, make_topic: Callable[..., str]) -> Non
 def test_section_3_1_segments_go_to_consumers_by_sendfile(own_cluster: Callable[..., LocalCluster]) -> None:
     """Section 3.1: bytes go from the segment file to the consumer's socket by sendfile, and not through the broker.
 
-    Where its brokers have a transfer port a consumer uses it by itself: all that it received went by it.
+    A consumer uses the native protocol by itself: all that it received went by it.
     """
-    cluster = own_cluster(brokers=1, coordinators=1, broker_settings=TRANSFER_SETTINGS)
+    cluster = own_cluster(brokers=1, coordinators=1, broker_settings={"metrics_listen": "127.0.0.1:0"})
     servers = cluster.bootstrap_servers
     sent = [b"%04d" % number * 50 for number in range(2_000)]
     with headrace.Admin(bootstrap_servers=servers) as admin, headrace.Producer(bootstrap_servers=servers) as producer:
         admin.create_topic("sent", partitions=1)
         producer.send_many("sent", sent, partition=0).result(SECONDS)
-    assert transferred_bytes(cluster) == 0
+    sent_bytes = "headrace_broker_native_sent_bytes_total"
+    assert cluster.broker(1).metrics()[sent_bytes] == 0
     assert values_of(servers, "sent") == {0: sent}
-    assert transferred_bytes(cluster) > sum(map(len, sent))
+    assert cluster.broker(1).metrics()[sent_bytes] > sum(map(len, sent))
 
 
 def test_section_3_2_partitions_random_or_by_key(servers: str, make_topic: Callable[..., str]) -> None:

@@ -23,7 +23,7 @@ class Witness:
         self.producer = headrace.Producer(bootstrap_servers=cluster.bootstrap_servers)
 
     def address(self, listener: str) -> str:
-        """host:port of a listener: `coordinator`, or the broker's `client`, `internal`, `transfer`, `metrics`."""
+        """host:port of a listener: `coordinator`, or the broker's `client`, `internal`, `native`, `metrics`."""
         if listener == "coordinator":
             return self.cluster.coordinators[0].address
         ready = json.loads(self.cluster.brokers[0].ready_file.read_text())
@@ -50,7 +50,7 @@ class Witness:
 @pytest.fixture(scope="session")
 def witness() -> Iterator[Witness]:
     """The cluster with its honest client: one broker, one coordinator, few places."""
-    settings = {"max_waiting_fetches": 8, "transfer_listen": "127.0.0.1:0", "metrics_listen": "127.0.0.1:0"}
+    settings = {"max_waiting_fetches": 8, "metrics_listen": "127.0.0.1:0"}
     with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, broker_settings=settings)) as cluster:
         cluster.wait_until_healthy()
         witness = Witness(cluster)

@@ -16,8 +16,10 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
-from headrace.v1 import broker_pb2, cluster_pb2, groups_pb2, process_pb2
+from headrace.client.net.native_calls import NativeCalls
+from headrace.v1 import broker_pb2, cluster_pb2, groups_pb2, process_pb2, topics_pb2
 from headrace.wire.encoding import encode_batch
+from headrace.wire.frames import HEADER, MAX_FRAME_BYTES, Header, Kind, MethodCode
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.methods import METHODS
 
@@ -42,6 +44,18 @@ INTEGERS = (0, 1, 2, 3, -1, -2, 7, 127, 128, 255, 256, 1_000, 2**15, 2**31 - 1, 
 LONGS = (*INTEGERS, 2**31, 2**53, 2**62, 2**63 - 1, -(2**63))
 IDS = (b"", b"0" * 16, b"1" * 16, b"x", b"y" * 17, bytes(16))
 DEPTH = 5
+LIES: dict[str, tuple[int, ...]] = {
+    "size": (0, 1, 5, 2**20, 2**25 + 1, MAX_FRAME_BYTES, MAX_FRAME_BYTES + 1, 2**32 - 1),
+    "kind": (0, *Kind, 99),
+    "method": (0, 4, 255),
+    "flags": (1, 2, 2**16 - 1),
+    "correlation": (0, 1, 2**64 - 1),
+    "message_size": (0, 1, 2**20, 2**32 - 1),
+    "timeout_ms": (0, 2**32 - 1),
+    "request_id_size": (0, 64, 65, 2**16 - 1),
+    "reserved": (1, 2**16 - 1),
+}
+"""Values of a header's field that its frame does not have."""
 
 
 def methods(service: str) -> list[str]:
@@ -78,15 +92,52 @@ class Fuzz:
         data = self._message(message_type, DEPTH).SerializeToString()
         return self._mutate(data) if kind < 0.4 else data
 
-    def frames(self, count: int) -> Iterator[bytes]:
-        """What is sent at the transfer port, connection by connection."""
-        path = "/headrace.v1.BrokerService/Fetch"
+    def connections(self, count: int) -> Iterator[bytes]:
+        """What is sent at the port of the native protocol, connection by connection."""
+        greeting = NativeCalls("", "fuzz").greeting()
         for _ in range(count):
-            body = self.request(path)
-            size = (
-                len(body) if self._random.random() < 0.8 else self._random.choice((0, 1, 2**20, 2**20 + 1, 2**32 - 1))
-            )
-            yield size.to_bytes(4, "little") + body
+            kind = self._random.random()
+            if kind < 0.1:
+                yield self._random.randbytes(self._random.choice((1, 8, 30, 1_000)))
+            elif kind < 0.2:
+                yield self._mutate(greeting) + self._frame(1)
+            else:
+                frames = b"".join(self._frame(number) for number in range(1, self._random.choice((2, 4, 80))))
+                yield greeting + self._mutate(frames, 0.2)
+
+    def _frame(self, number: int) -> bytes:
+        """A request, or what passes for one: its header may contradict what follows."""
+        draw = self._random
+        method, attached = draw.choice(list(MethodCode)), b""
+        names = {MethodCode.PRODUCE: "Produce", MethodCode.FETCH: "Fetch", MethodCode.LIST_OFFSETS: "ListOffsets"}
+        message = self.request(f"/headrace.v1.BrokerService/{names[method]}")
+        if method is MethodCode.PRODUCE and draw.random() < 0.7:
+            message, attached = self._produce()
+        header = Header(
+            size=6 + len(message) + len(attached),
+            kind=Kind.REQUEST,
+            method=method,
+            correlation=number,
+            message_size=len(message),
+            timeout_ms=draw.choice((1, 100, 2_000)),
+            request_id_size=6,
+        )
+        if draw.random() < 0.2:
+            field = draw.choice(Header._fields)
+            header = header._replace(**{field: draw.choice(LIES[field])})
+        return HEADER.pack(*header) + draw.choice((b"abcdef", b"\xff\x00\n\r\x1b~")) + message + attached
+
+    def _produce(self) -> tuple[bytes, bytes]:
+        """A ProduceRequest and its batches, whose sizes it may get wrong."""
+        draw, batches = self._random, list[bytes]()
+        request = broker_pb2.ProduceRequest(acks=draw.choice((1, 2, 3)), timeout_ms=100)
+        for name in draw.sample(NAMES, 2):
+            partition = request.topics.add(topic=topics_pb2.TopicRef(name=name)).partitions.add()
+            for _ in range(draw.choice((0, 1, 3))):
+                batches.append(draw.choice((b"", self._batch, self._mutate(self._batch), draw.randbytes(20_000))))
+                lie = draw.choice((0, 1, 2**31, 2**32 - 1))
+                partition.batch_sizes.append(len(batches[-1]) if draw.random() < 0.9 else lie)
+        return request.SerializeToString(), b"".join(batches)
 
     def heads(self, count: int) -> Iterator[bytes]:
         """What is sent at the HTTP port, connection by connection."""

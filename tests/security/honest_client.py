@@ -26,9 +26,10 @@ from multiprocessing.synchronize import Event
 import grpc
 import headrace
 import psutil
+from headrace.client.net.native_calls import NativeCalls
 from headrace.v1 import broker_pb2, cluster_pb2, topics_pb2
 from headrace.wire.encoding import encode_batch
-from headrace.wire.transfer import PREFACE, REQUEST_HEAD
+from headrace.wire.frames import Kind, MethodCode, frame_head
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 from tests.security.conftest import Witness
@@ -101,14 +102,16 @@ def held(count: int, data: bytes, *, listener: str = "client") -> Callable[[Addr
     return start
 
 
-def transfer(addresses: Addresses) -> Burst:
-    """Connections to the transfer port, each with a mebibyte of empty topics."""
-    host, _, port = addresses["transfer"].rpartition(":")
-    request = b"\x2a\x00" * (MIB // 2)
+def native(addresses: Addresses) -> Burst:
+    """Connections of the native protocol, each with a Fetch of a mebibyte of empty topics."""
+    host, _, port = addresses["native"].rpartition(":")
+    message = b"\x2a\x00" * (MIB // 2)
+    request = frame_head(Kind.REQUEST, message, method=MethodCode.FETCH, correlation=1, timeout_ms=30_000)
 
     def burst() -> None:
         with socket.create_connection((host, int(port)), timeout=30, source_address=(ATTACKER, 0)) as connection:
-            connection.sendall(PREFACE + REQUEST_HEAD.pack(len(request)) + request)
+            connection.sendall(NativeCalls("", "attacker").greeting() + request)
+            connection.recv(1 << 16)  # The Welcome.
             connection.recv(1 << 16)
 
     return burst
@@ -149,7 +152,7 @@ def attacks() -> Iterator[tuple[str, Callable[[Addresses], Burst]]]:
     yield "F5 idle connections", held(300, b"")
     yield "F11 places in which fetches wait", flood(FETCH, _wait_places, at_once=600)
     yield "F13 producer ids", flood(PRODUCE, _producer_ids, at_once=16)
-    yield "F16 transfer port", transfer
+    yield "F16 native protocol", native
     all_metadata = cluster_pb2.GetMetadataRequest().SerializeToString
     yield "F17 metadata of all", flood("/headrace.v1.BrokerService/GetMetadata", all_metadata)
     yield "F17 DescribeLogs", flood("/headrace.v1.BrokerService/DescribeLogs", lambda: b"")
@@ -241,19 +244,19 @@ def p99(seconds: list[float]) -> float:
 def main() -> None:
     """Print the table; of the attacks whose names an argument finds, or of all."""
     only = sys.argv[1] if len(sys.argv) > 1 else ""
-    port, transfer_port = free_port(), free_port()
+    port, native_port = free_port(), free_port()
     settings = {
         "listen": f"[::]:{port}",
         "advertised_address": f"[::1]:{port}",
-        "transfer_listen": f"127.0.0.1:{transfer_port}",
-        "transfer_advertised_address": f"127.0.0.1:{transfer_port}",
+        "native_listen": f"127.0.0.1:{native_port}",
+        "native_advertised_address": f"127.0.0.1:{native_port}",
         "metrics_listen": "127.0.0.1:0",
         "max_waiting_fetches": 256,
     }
     with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, broker_settings=settings)) as cluster:
         cluster.wait_until_healthy()
         witness = Witness(cluster)
-        addresses = {name: witness.address(name) for name in ("coordinator", "transfer")}
+        addresses = {name: witness.address(name) for name in ("coordinator", "native")}
         addresses["client"] = f"127.0.0.1:{port}"
         honest = Honest(witness)
         honest.work(SECONDS)

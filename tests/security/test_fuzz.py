@@ -10,11 +10,13 @@ import contextlib
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 import grpc
 import pytest
+from headrace.v1.errors_pb2 import ErrorCode, ErrorDetail
 from headrace.wire.errors import STATUS_DETAILS_KEY
-from headrace.wire.transfer import PREFACE
+from headrace.wire.frames import SERVER_KINDS, FrameReader, Kind
 from headrace_server.wasted_calls import CALLS_AT_ONCE
 
 from tests.security.conftest import Witness
@@ -24,6 +26,7 @@ CALLS = int(os.environ.get("FUZZ_CALLS", "3000"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 AT_ONCE = 16
 CALL_SECONDS = 0.5
+QUIET_SECONDS = 0.3
 FORBIDDEN = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 BROKER, CLUSTER, GROUP, PROCESS = (f"headrace.v1.{name}Service" for name in ("Broker", "Cluster", "Group", "Process"))
 REPLICA, HEALTH = "headrace.internal.v1.ReplicaService", "grpc.health.v1.Health"
@@ -84,13 +87,13 @@ async def fuzz(address: str, services: list[str], calls: int, seed: int) -> Coun
     return seen
 
 
-async def pour(address: str, contents: list[bytes], preface: bytes) -> None:
+async def pour(address: str, contents: list[bytes]) -> None:
     """Send each at a connection of its own, and read until the server has had enough or has nothing more to say."""
     host, _, port = address.rpartition(":")
     for content in contents:
         reader, writer = await asyncio.open_connection(host, int(port))
         with contextlib.suppress(OSError, TimeoutError):
-            writer.write(preface + content)
+            writer.write(content)
             writer.write_eof()
             await asyncio.wait_for(reader.read(1 << 16), 2)
         writer.close()
@@ -121,11 +124,53 @@ def test_whatever_is_called_has_a_proper_answer(
     witness.work()
 
 
-def test_whatever_comes_at_the_other_ports_ends_its_connection_alone(witness: Witness) -> None:
-    """Frames of the transfer port and heads of the HTTP port."""
-    processes, drawn = witness.processes(), Fuzz(SEED)
-    count = max(50, CALLS // 200)
-    asyncio.run(pour(witness.address("transfer"), list(drawn.frames(count)), PREFACE))
-    asyncio.run(pour(witness.address("metrics"), list(drawn.heads(count)), b""))
+async def converse(address: str, contents: Iterator[bytes]) -> Counter[tuple[str, str]]:
+    """Send each at a native connection of its own, some at once; count the frames that answer, by kind and error code.
+
+    A connection is over when its server ends it, or says nothing for a while.
+    """
+    host, _, port = address.rpartition(":")
+    seen = Counter[tuple[str, str]]()
+
+    async def work() -> None:
+        for content in contents:
+            frames = FrameReader(SERVER_KINDS, lambda _: True)
+            reader, writer = await asyncio.open_connection(host, int(port))
+            with contextlib.suppress(OSError, TimeoutError):
+                writer.write(content)
+                while data := await asyncio.wait_for(reader.read(8 << 10), QUIET_SECONDS):
+                    frames.buffer()[: len(data)] = data
+                    frames.received(len(data))
+                    while (frame := frames.next_frame()) is not None:
+                        kind, code = Kind(frame.header.kind), ""
+                        if kind is Kind.ERROR:
+                            detail = ErrorDetail.FromString(frame.message)
+                            code = ErrorCode.Name(detail.code)
+                            assert code != "ERROR_CODE_INTERNAL", (detail, content[:200])
+                        seen[kind.name, code] += 1
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(AT_ONCE):
+            tasks.create_task(work())
+    return seen
+
+
+def test_whatever_comes_as_frames_has_a_proper_answer(witness: Witness) -> None:
+    """Frames with wrong headers, messages and attachments are answered or refused, or end their connection alone."""
+    processes = witness.processes()
+    seen = asyncio.run(converse(witness.address("native"), Fuzz(SEED).connections(max(200, CALLS // 20))))
+    assert {kind for kind, _ in seen} >= {"WELCOME", "ANSWER", "ERROR"}
+    assert any(code == "ERROR_CODE_INVALID_REQUEST" for _, code in seen)
+    assert witness.processes() == processes
+    witness.work()
+
+
+def test_whatever_comes_at_the_http_port_ends_its_connection_alone(witness: Witness) -> None:
+    """Heads of requests that no scraper sends."""
+    processes = witness.processes()
+    asyncio.run(pour(witness.address("metrics"), list(Fuzz(SEED).heads(max(50, CALLS // 200)))))
     assert witness.processes() == processes
     witness.work()

@@ -288,7 +288,7 @@ class SimulatedBroker(app.BrokerServer):
             process,
             cluster.identity,
             directory,
-            SimulatedListeners(life, settings, process),
+            SimulatedListeners(life, settings, process, threads),
             metrics=METRICS,
             executor=threads,
         )
@@ -329,9 +329,10 @@ class SimulatedProcess(ServiceProcess):
 class SimulatedListeners(Listeners):
     """Listens in the simulation."""
 
-    def __init__(self, life: Broker, settings: BrokerSettings, process: ServiceProcess) -> None:
+    def __init__(self, life: Broker, settings: BrokerSettings, process: ServiceProcess, executor: Any) -> None:
         self.life = life
-        super().__init__(settings, process, DescriptorShares(clients=1_000, peers=1_000, segment_files=256), METRICS)
+        shares = DescriptorShares(clients=1_000, natives=1, peers=1_000, segment_files=256)
+        super().__init__(settings, process, shares, METRICS, executor)
 
     def _make_server(self, max_connections: int, **checks: Any) -> Any:
         return Server(self.life.cluster.transport, self.life.loop, self.life.process)
@@ -349,6 +350,7 @@ def _settings(node: BrokerNode) -> BrokerSettings:
         data_dir="/data",
         listen=f"{node.name}:7181",
         internal_listen=f"{node.name}:7381",
+        native_listen="off",
         rack=f"rack {node.broker_id}",
         lease_ttl_ms=LEASE_TTL_MS,
         fence_on_lease_loss=plan.fences,

@@ -54,7 +54,7 @@ SETTINGS: dict[str, Any] = {
 """In proportion to a run."""
 FETCHING: dict[str, Any] = {
     **SETTINGS,
-    "use_transfer_port": False,
+    "transport": "grpc",
     "fetch_max_wait_ms": 400,
     "fetch_max_bytes": READ_BYTES,
     "max_partition_fetch_bytes": READ_BYTES,

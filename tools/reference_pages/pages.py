@@ -14,6 +14,7 @@ from reference_pages.decisions_page import decisions_body
 from reference_pages.errors_page import errors_body
 from reference_pages.jobs_page import jobs_body
 from reference_pages.metrics_page import metrics_body
+from reference_pages.native_page import native_body
 from reference_pages.rpcs_page import rpcs_body, values_body
 from reference_pages.segment_page import segment_body
 from reference_pages.settings_page import settings_body
@@ -43,6 +44,11 @@ def _etcd_keys_body() -> str:
 PAGES = (
     Page("reference/batch-format.md", "sdk/headrace/wire/batch.py, columns.py and compression.py", batch_body),
     Page("reference/errors.md", "sdk/headrace/wire/errors and sdk/headrace/client/base/errors.py", errors_body),
+    Page(
+        "reference/native-protocol.md",
+        "tools/reference_pages/native_page.py and sdk/headrace/wire/frames.py",
+        native_body,
+    ),
     Page("reference/rpcs.md", "proto/headrace/v1/*.proto", rpcs_body),
     Page(
         "reference/etcd-keys.md",

@@ -128,34 +128,27 @@ BOARD = Dashboard(
             ),
         ),
         Row(
-            "Transfer port",
+            "Native protocol",
             (
                 graph(
-                    "Bytes over the transfer port",
-                    "Sent with sendfile, compared with bytes fetched over gRPC, which costs more CPU time.",
+                    "Bytes from the page cache",
+                    "Sent by the kernel, compared with all bytes fetched. The rest is small, or goes over TLS or gRPC.",
                     "Bps",
-                    Query(
-                        per_second("headrace_broker_transferred_bytes_total", HERE, "instance"),
-                        "{{instance}} transferred",
-                    ),
-                    Query(
-                        f"{per_second('headrace_broker_fetched_bytes_total', HERE, 'instance')} - "
-                        f"{per_second('headrace_broker_transferred_bytes_total', HERE, 'instance')}",
-                        "{{instance}} over gRPC",
-                    ),
+                    Query(per_second("headrace_broker_native_sent_bytes_total", HERE, "instance"), "{{instance}} sent"),
+                    Query(per_second("headrace_broker_fetched_bytes_total", HERE, "instance"), "{{instance}} fetched"),
                 ),
                 graph(
-                    "Connections to the transfer port",
-                    "Each has a thread; at max_transfer_connections further ones are refused.",
+                    "Native connections",
+                    "At max_native_connections, or at an address's share of them, further ones are refused.",
                     "short",
-                    Query(f"headrace_broker_transfer_connections{{{HERE}}}", "{{instance}}"),
+                    Query(f"headrace_broker_native_connections{{{HERE}}}", "{{instance}}"),
                 ),
                 graph(
-                    "Transfers refused and broken",
-                    "Refused: too many connections; those readers use gRPC. Broken: the reader closed or stalled.",
+                    "Native connections refused and broken",
+                    "Refused: no place; those clients use gRPC. Broken: no client, or one that was too slow.",
                     "short",
-                    Query(rises("headrace_broker_transfer_refused_total", HERE, "instance"), "{{instance}} refused"),
-                    Query(rises("headrace_broker_transfer_broken_total", HERE, "instance"), "{{instance}} broken"),
+                    Query(rises("headrace_broker_native_refused_total", HERE, "instance"), "{{instance}} refused"),
+                    Query(rises("headrace_broker_native_broken_total", HERE, "instance"), "{{instance}} broken"),
                 ),
             ),
         ),

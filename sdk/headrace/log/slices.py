@@ -1,6 +1,6 @@
 """A range of whole batches in one segment file, as the read path hands it out.
 
-Made by `PartitionLog.read`; read by `Fetch`, replica fetch and, by file descriptor, the transfer port.
+Made by `PartitionLog.read`; read by `Fetch`, replica fetch and, by file descriptor, the native protocol.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from headrace.log.errors import CorruptLogError, SliceCutError
 from headrace.log.open_files import OpenFile, OpenFiles
 from headrace.log.segment import Segment
 from headrace.wire.errors import HeadraceError
+
+SAMPLED_BYTES = 128 << 10
+"""What the kernel reads ahead at once, as it comes: where one page of it is in the cache, the others mostly are."""
+LOADED_BYTES = 1 << 20
 
 
 class Slice:
@@ -81,6 +85,29 @@ class Slice:
         """
         assert self._file is not None, "an empty or closed slice has no file"
         return self._file.descriptor
+
+    def is_cached(self) -> bool:
+        """Return whether the range seems to be in the page cache, by a byte of each `SAMPLED_BYTES` and the last one.
+
+        Raises StorageOfflineError.
+        """
+        filesystem, descriptor, last = self._files.filesystem, self.fileno(), self.position + self.size_bytes - 1
+        try:
+            return all(
+                filesystem.pread_nowait(descriptor, 1, at) is not None
+                for at in (*range(self.position, last, SAMPLED_BYTES), last)
+            )
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def load(self) -> None:
+        """Read the range into the page cache; blocks on the disk. Raises StorageOfflineError."""
+        end = self.position + self.size_bytes
+        try:
+            for at in range(self.position, end, LOADED_BYTES):
+                self._files.filesystem.pread(self.fileno(), min(LOADED_BYTES, end - at), at)
+        except OSError as error:
+            raise self._failed(error) from error
 
     def read(self) -> bytes:
         """Read the batches; may block on the disk. Raises SliceCutError, CorruptLogError, StorageOfflineError."""

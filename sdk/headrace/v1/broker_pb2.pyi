@@ -60,18 +60,20 @@ class TopicProduce(_message.Message):
     def __init__(self, topic: _Optional[_Union[_topics_pb2.TopicRef, _Mapping]] = ..., partitions: _Optional[_Iterable[_Union[PartitionProduce, _Mapping]]] = ...) -> None: ...
 
 class PartitionProduce(_message.Message):
-    __slots__ = ("partition", "leader_epoch", "batches", "records", "producer")
+    __slots__ = ("partition", "leader_epoch", "batches", "records", "producer", "batch_sizes")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZES_FIELD_NUMBER: _ClassVar[int]
     partition: int
     leader_epoch: int
     batches: _containers.RepeatedScalarFieldContainer[bytes]
     records: _containers.RepeatedCompositeFieldContainer[_topics_pb2.Record]
     producer: ProducerIdentity
-    def __init__(self, partition: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., batches: _Optional[_Iterable[bytes]] = ..., records: _Optional[_Iterable[_Union[_topics_pb2.Record, _Mapping]]] = ..., producer: _Optional[_Union[ProducerIdentity, _Mapping]] = ...) -> None: ...
+    batch_sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, partition: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., batches: _Optional[_Iterable[bytes]] = ..., records: _Optional[_Iterable[_Union[_topics_pb2.Record, _Mapping]]] = ..., producer: _Optional[_Union[ProducerIdentity, _Mapping]] = ..., batch_sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ProducerIdentity(_message.Message):
     __slots__ = ("producer_id", "producer_epoch", "base_sequence")
@@ -180,7 +182,7 @@ class TopicFetchResult(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionFetchResult, _Mapping]]] = ...) -> None: ...
 
 class PartitionFetchResult(_message.Message):
-    __slots__ = ("partition", "batches", "records", "high_watermark", "log_start_offset", "leader_epoch", "preferred_replica", "error", "next_offset", "diverged")
+    __slots__ = ("partition", "batches", "records", "high_watermark", "log_start_offset", "leader_epoch", "preferred_replica", "error", "next_offset", "diverged", "batches_size")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +193,7 @@ class PartitionFetchResult(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     DIVERGED_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_SIZE_FIELD_NUMBER: _ClassVar[int]
     partition: int
     batches: bytes
     records: _containers.RepeatedCompositeFieldContainer[_topics_pb2.Record]
@@ -201,7 +204,8 @@ class PartitionFetchResult(_message.Message):
     error: _errors_pb2.ErrorDetail
     next_offset: int
     diverged: EpochEnd
-    def __init__(self, partition: _Optional[int] = ..., batches: _Optional[bytes] = ..., records: _Optional[_Iterable[_Union[_topics_pb2.Record, _Mapping]]] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., preferred_replica: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., next_offset: _Optional[int] = ..., diverged: _Optional[_Union[EpochEnd, _Mapping]] = ...) -> None: ...
+    batches_size: int
+    def __init__(self, partition: _Optional[int] = ..., batches: _Optional[bytes] = ..., records: _Optional[_Iterable[_Union[_topics_pb2.Record, _Mapping]]] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., preferred_replica: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., next_offset: _Optional[int] = ..., diverged: _Optional[_Union[EpochEnd, _Mapping]] = ..., batches_size: _Optional[int] = ...) -> None: ...
 
 class EpochEnd(_message.Message):
     __slots__ = ("leader_epoch", "end_offset")

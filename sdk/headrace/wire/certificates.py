@@ -8,7 +8,10 @@ read it from a file. RFC 5280, 4.1: a certificate is `SEQUENCE { tbsCertificate 
 from __future__ import annotations
 
 import binascii
+import os
 import re
+import ssl
+import tempfile
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -110,3 +113,17 @@ def _enter(der: bytes, position: int, tag: int) -> tuple[int, int]:
 
 def _skip(der: bytes, position: int) -> int:
     return _enter(der, position, der[position])[1]
+
+
+def load_chain(context: ssl.SSLContext, chain: bytes, key: bytes) -> None:
+    """Load a certificate chain and its key, PEM, from memory; `ssl` takes files, which may be others by now."""
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("headrace-certificate"), "wb") as file:
+            file.write(b"\n".join((chain, key)))
+            file.flush()
+            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+        return
+    with tempfile.NamedTemporaryFile() as file:  # only its owner may read it
+        file.write(b"\n".join((chain, key)))
+        file.flush()
+        context.load_cert_chain(file.name)

@@ -87,13 +87,15 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
             if reached is None:
                 return
             identity, adopts = reached
-            limit, transfers = raise_limit(), settings.max_transfer_connections if settings.transfer_listen else 0
-            shares = share_out(limit, max_connections=settings.max_connections, transfers=transfers)
+            limit = raise_limit()
+            shares = share_out(
+                limit, max_connections=settings.max_connections, native_connections=settings.max_native_connections
+            )
             report(limit, shares)
             directory = await asyncio.get_running_loop().run_in_executor(
                 executor, _open_directory, settings, shares, identity, adopts
             )
-            listeners = Listeners(settings, process, shares, metrics)
+            listeners = Listeners(settings, process, shares, metrics, executor)
             broker = BrokerServer(settings, process, identity, directory, listeners, metrics=metrics, executor=executor)
             await broker.run(stop)
         finally:
@@ -353,7 +355,7 @@ class BrokerServer:
         addresses = {
             "address": self._listeners.clients.address,
             "internal_address": self._listeners.internal_address,
-            "transfer_address": self._listeners.transfer_address,
+            "native_address": self._listeners.native_address,
         }
         log.info(
             "serving",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from headrace_server.instruments import CommonMetrics, LoopCounter, LoopHistogram
+from headrace_server.native.server import NativeMetrics
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -67,12 +68,12 @@ class BrokerMetrics:
         self.produced_batches = loop_counter("produced_batches", "Batches appended")
         self.duplicate_batches = counter("duplicate_batches", "Batches answered as duplicates")
         self.fetched_bytes = loop_counter("fetched_bytes", "Bytes of batches answered")
-        self.transferred_bytes = loop_counter("transferred_bytes", "Bytes of batches answered over the transfer port")
-        self.transfer_connections = gauge("transfer_connections", "Connections to the transfer port now")
-        self.transfer_refused = counter(
-            "transfer_refused", "Connections to the transfer port closed because of the limit"
+        self.native = NativeMetrics(
+            connections=gauge("native_connections", "Connections of the native protocol now"),
+            refused=counter("native_refused", "Connections of the native protocol closed because of the limit"),
+            broken=counter("native_broken", "Connections of the native protocol that broke it, or took too long"),
+            sent_bytes=loop_counter("native_sent_bytes", "Bytes of batches that the kernel sent from the page cache"),
         )
-        self.transfer_broken = counter("transfer_broken", "Transfers that a reader aborted or did not read in time")
         self.slow_appends = counter("slow_appends", "Appends done in a thread")
         self.blocking_reads = counter("blocking_reads", "Reads done in a thread")
         self.throttled = counter("throttled", "Calls rejected because the memory budget is used up")

@@ -41,29 +41,29 @@ class BrokerSettings(ServiceSettings):
             "are told, and the port of `internal_listen`."
         ),
     ] = ""
-    transfer_listen: Annotated[
+    native_listen: Annotated[
         str,
         Field(
-            description="Address of the transfer port, where readers fetch straight from the page cache, in plain "
-            "text, host:port; port 0: the kernel chooses; empty: none."
+            description="Address of the native protocol, host:port; port 0: the kernel chooses; empty: the host of "
+            "`listen`, port 0; `off`: clients use gRPC."
         ),
     ] = ""
-    transfer_advertised_address: Annotated[
+    native_advertised_address: Annotated[
         str,
         Field(
-            description="The address of the transfer port that clients are told, host:port; empty: the host that "
-            "clients are told, and the port of `transfer_listen`."
+            description="The address of the native protocol that clients are told, host:port; empty: the host that "
+            "clients are told, and the port of `native_listen`."
         ),
     ] = ""
-    max_transfer_connections: Annotated[
+    max_native_connections: Annotated[
         int,
         Field(
             ge=1,
-            le=10_000,
-            description="Connections to the transfer port at once, each with a thread; others are closed, and their "
-            "clients fall back to gRPC.",
+            le=100_000,
+            description="Connections of the native protocol at once, at most a quarter of the limit of open files; "
+            "others are closed, and their clients use gRPC.",
         ),
-    ] = 128
+    ] = 4_096
     internal_tls_allowed_names: Annotated[
         CommaList,
         Field(
@@ -215,11 +215,6 @@ class BrokerSettings(ServiceSettings):
             )
         if self.internal_tls_allowed_names and self.internal_files is None:
             raise ValueError("internal_tls_allowed_names is set without tls_cert_file or internal_tls_cert_file")
-        if self.transfer_listen and self.clients_files is not None:
-            raise ValueError(
-                "transfer_listen is set, and clients have to speak TLS, which the transfer port does not: leave "
-                "transfer_listen empty, or tls_cert_file"
-            )
         if self.max_concurrent_calls <= self.max_waiting_fetches:
             raise ValueError("max_concurrent_calls must be more than max_waiting_fetches")
         if self.disk_resume_above_bytes < self.disk_refuse_below_bytes:

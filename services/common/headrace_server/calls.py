@@ -30,7 +30,7 @@ CURRENT_CALL: ContextVar[Any] = ContextVar("CURRENT_CALL", default=None)
 """The context of the call; set by `rpc.unary` and `rpc.server_streaming`, whose calls have a task each."""
 
 CALLER: ContextVar[str] = ContextVar("CALLER", default="")
-"""Whose call the task serves, as `places.caller` has it; set where `CURRENT_CALL` is, and by the transfer port."""
+"""Whose call the task serves, as `places.caller` has it; set where `CURRENT_CALL` is, and by the native protocol."""
 
 _traced = False
 

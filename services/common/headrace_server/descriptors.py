@@ -41,7 +41,9 @@ class DescriptorShares(NamedTuple):
     """What a process may open at once."""
 
     clients: int
-    """Connections to the listener for clients."""
+    """Connections to the gRPC listener for clients."""
+    natives: int
+    """Connections of the native protocol."""
     peers: int
     """Connections to the listener for brokers and coordinators."""
     segment_files: int
@@ -58,15 +60,13 @@ def raise_limit() -> int:
     return MOST if soft == resource.RLIM_INFINITY else min(soft, MOST)
 
 
-def share_out(limit: int, *, max_connections: int = 0, transfers: int = 0) -> DescriptorShares:
-    """Share `limit` descriptors out. `max_connections` replaces the share of clients; 0 keeps it.
-
-    `transfers`: connections that the transfer port takes.
-    """
+def share_out(limit: int, *, max_connections: int = 0, native_connections: int = 0) -> DescriptorShares:
+    """Share `limit` descriptors out. `max_connections` replaces the share of clients; 0 keeps it."""
     clients = min(max_connections or MOST_CLIENTS, limit // 4)
+    natives = min(native_connections, limit // 4)
     peers = min(MOST_PEERS, limit // 16)
-    left = limit - KEPT - clients - peers - transfers
-    return DescriptorShares(clients, peers, max(min(left, MOST_SEGMENT_FILES), 1))
+    left = limit - KEPT - clients - natives - peers
+    return DescriptorShares(clients, natives, peers, max(min(left, MOST_SEGMENT_FILES), 1))
 
 
 def report(limit: int, shares: DescriptorShares) -> None:

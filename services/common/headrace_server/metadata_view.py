@@ -250,7 +250,7 @@ class ClusterView:
             cluster_pb2.BrokerMetadata(
                 broker_id=broker_id,
                 address=broker.live.address,
-                transfer_address=broker.live.transfer_address,
+                native_address=broker.live.native_address,
                 rack=broker.live.rack,
                 host=broker.live.host,
                 broker_epoch=broker.broker_epoch,

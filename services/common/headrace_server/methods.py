@@ -1,8 +1,8 @@
 """Every method that a process of this project serves, and what one call of it may carry.
 
-One row for each method of each service, and for the transfer port. `RpcServer` refuses to start with a method that has
-no row, so that every new call states its size limit; a test walks every descriptor. Which right a
-call needs will be in the same rows. Pure.
+One row for each method of each service, over gRPC and the native protocol alike. `RpcServer` refuses to start with a
+method that has no row, so that every new call states its size limit; a test walks every descriptor. Which right a call
+needs will be in the same rows. Pure.
 
 The bounds follow from two goals: no single call costs more than 100 ms of an event loop, nor more than 64 MiB of
 memory. Parsing 1 MiB of empty sub-messages, the worst that protobuf can be given, took 20 ms and 28 MiB.
@@ -55,9 +55,6 @@ _ADMIN = Method(64 * KIB, 1_000, Pool.ADMINISTRATORS)
 _ADMIN_WIDE = Method(2 * MIB, 40_000, Pool.ADMINISTRATORS)
 _HEALTH = Method(4 * KIB, 10, Pool.HEALTH)
 
-TRANSFER_FETCH = "transfer/Fetch"
-"""The row of the transfer port, which is not gRPC's."""
-
 METHODS: dict[str, Method] = {
     "/headrace.v1.BrokerService/Produce": Method(32 * MIB, 30_000, is_large=True),
     "/headrace.v1.BrokerService/Fetch": _DATA,
@@ -97,5 +94,4 @@ METHODS: dict[str, Method] = {
     "/grpc.health.v1.Health/Watch": _HEALTH,
     "/grpc.health.v1.Health/List": _HEALTH,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Method(4 * KIB, 10, Pool.ADMINISTRATORS),
-    TRANSFER_FETCH: _DATA,
 }

@@ -3,7 +3,7 @@
 Bytes are limited before anything is parsed; then the elements of all repeated fields are counted, which protobuf does
 in C, before anybody walks over them in Python; and no topic may be named twice where a handler does something for each
 name. Parsing itself costs up to 20 ms a mebibyte: a caller whose large requests are refused has `REFUSED_BYTES` of them
-a second, and further large ones are not parsed. Used by `admission` and by the transfer port.
+a second, and further large ones are not parsed. Used by `admission` and by the native protocol.
 """
 
 from __future__ import annotations

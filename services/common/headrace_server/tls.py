@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +22,7 @@ from functools import partial
 
 import grpc
 import structlog
+from headrace.wire.certificates import load_chain
 
 from headrace_server.certificate_files import Certificates, TlsFilesError, read_certificates, stamps_of
 from headrace_server.instruments import CommonMetrics
@@ -60,6 +62,7 @@ class TlsIdentity:
         self._apart_from: TlsIdentity | None = None
         self._stamps = stamps_of(files.paths)
         self.current = read_certificates(files, mutual=mutual)
+        self._context: tuple[Certificates, ssl.SSLContext] | None = None
         self.refused = False
         """Whether the files have changed since into something that cannot be used."""
 
@@ -108,6 +111,12 @@ class TlsIdentity:
 
         required = client_auth == "required"
         return grpc.dynamic_ssl_server_credentials(_server_configuration(given), fetch, required)  # type: ignore[arg-type]
+
+    def server_context(self, client_auth: ClientAuth) -> ssl.SSLContext:
+        """For one new connection of the native protocol: TLS 1.2 and later, with what is in force now."""
+        if self._context is None or self._context[0] is not self.current:
+            self._context = self.current, _server_context(self.current, client_auth)
+        return self._context[1]
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """For one new channel."""
@@ -233,3 +242,15 @@ def _server_configuration(certificates: Certificates) -> grpc.ServerCertificateC
     assert certificates.key is not None, "a listener has a key"
     assert certificates.chain is not None, "a listener has a certificate"
     return grpc.ssl_server_certificate_configuration([(certificates.key, certificates.chain)], certificates.authorities)
+
+
+def _server_context(certificates: Certificates, client_auth: ClientAuth) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    assert certificates.key is not None, "a listener has a key"
+    assert certificates.chain is not None, "a listener has a certificate"
+    load_chain(context, certificates.chain, certificates.key)
+    if certificates.authorities is not None:
+        context.load_verify_locations(cadata=certificates.authorities.decode())
+        context.verify_mode = ssl.CERT_REQUIRED if client_auth == "required" else ssl.CERT_OPTIONAL
+    return context

@@ -41,7 +41,7 @@ def test_everything_that_is_named_is_a_case(catalogue: Catalogue) -> None:
     named += [figure.case for each in catalogue.targets for figure in (each.figure, each.against) if figure]
     assert set(named) <= set(names)
     chosen = {case.name for case in catalogue.chosen(["produce/send", "consume/loop"])}
-    assert chosen == {"produce/send", "limit/in", "consume/loop", "limit/out"}
+    assert chosen == {"produce/send", "limit/native", "consume/loop", "limit/sendfile"}
     with pytest.raises(KeyError):
         catalogue.chosen(["produce/nothing"])
 

@@ -38,11 +38,11 @@ def test_a_service_raises_the_soft_limit_to_the_hard_one() -> None:
 
 
 @pytest.mark.parametrize("limit", [512, 1_024, 4_096, 65_536, MOST])
-@pytest.mark.parametrize("transfers", [0, 128])
-def test_shares_fit_into_the_limit(limit: int, transfers: int) -> None:
+@pytest.mark.parametrize("natives", [1, 10**6])
+def test_shares_fit_into_the_limit(limit: int, natives: int) -> None:
     """All that may be open at once, and what is kept back, is no more than there is."""
-    shares = share_out(limit, max_connections=10**6, transfers=transfers)
-    assert shares.clients + shares.peers + shares.segment_files + transfers + KEPT <= limit
+    shares = share_out(limit, max_connections=10**6, native_connections=natives)
+    assert sum(shares) + KEPT <= limit
     assert EXCESS < KEPT
     assert min(shares) > 0
 

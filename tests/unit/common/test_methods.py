@@ -7,10 +7,9 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from headrace.v1 import broker_pb2, cluster_pb2, groups_pb2, process_pb2, topics_pb2
 from headrace.wire.errors import InvalidRequestError
-from headrace.wire.transfer import MAX_REQUEST_BYTES
 from headrace.wire.zero_copy import parse_produce_request
 from headrace_server.internal_v1 import replication_pb2
-from headrace_server.methods import METHODS, TRANSFER_FETCH, Method
+from headrace_server.methods import METHODS, Method
 from headrace_server.requests import RequestReader, item_counter
 
 FILES = (broker_pb2, cluster_pb2, groups_pb2, process_pb2, replication_pb2, health_pb2, reflection_pb2)
@@ -32,13 +31,12 @@ def reader(path, parse=None):
 
 def test_every_method_of_every_service_has_a_row_and_every_row_a_method():
     """No RPC is served without limits, and no row is left over."""
-    assert {path for path, _ in every_method()} | {TRANSFER_FETCH} == set(METHODS)
+    assert {path for path, _ in every_method()} == set(METHODS)
 
 
 def test_no_row_allows_more_than_one_call_may_cost():
-    """Only Produce takes more than 4 MiB; the transfer port's own limit is its row's."""
+    """Only Produce takes more than 4 MiB."""
     assert [path for path, row in METHODS.items() if row.max_bytes > 4 << 20] == ["/headrace.v1.BrokerService/Produce"]
-    assert METHODS[TRANSFER_FETCH].max_bytes == MAX_REQUEST_BYTES
 
 
 @pytest.mark.parametrize("path", [path for path, _ in every_method()])

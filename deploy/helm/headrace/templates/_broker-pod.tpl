@@ -2,6 +2,7 @@
 {{- define "headrace.brokerPod" -}}
 {{- $root := .root -}}
 {{- $broker := .root.Values.broker -}}
+{{- $native := include "headrace.native" $root -}}
 {{- $name := include "headrace.componentName" . -}}
 {{- $image := include "headrace.image" (dict "image" $root.Values.image "tag" $root.Chart.AppVersion) -}}
 metadata:
@@ -88,17 +89,15 @@ spec:
         {{- if not $broker.external.enabled }}
         - {name: HEADRACE_BROKER_ADVERTISED_ADDRESS, value: {{ printf "%s:7181" $inside | quote }}}
         {{- end }}
-        {{- if $broker.transfer.enabled }}
-        - {name: HEADRACE_BROKER_TRANSFER_LISTEN, value: {{ printf "%s:7281" $root.Values.listenHost | quote }}}
-        {{- if not $broker.external.enabled }}
-        - {name: HEADRACE_BROKER_TRANSFER_ADVERTISED_ADDRESS, value: {{ printf "%s:7281" $inside | quote }}}
-        {{- end }}
+        - {name: HEADRACE_BROKER_NATIVE_LISTEN, value: {{ ternary (printf "%s:7183" $root.Values.listenHost) "off" (eq $native "true") | quote }}}
+        {{- if and $native (not $broker.external.enabled) }}
+        - {name: HEADRACE_BROKER_NATIVE_ADVERTISED_ADDRESS, value: {{ printf "%s:7183" $inside | quote }}}
         {{- end }}
         {{- $files := list }}
         {{- if $broker.external.enabled }}
         {{- $files = append $files "HEADRACE_BROKER_ADVERTISED_ADDRESS=/etc/headrace-addresses/$(HEADRACE_BROKER_BROKER_ID)" }}
-        {{- if $broker.transfer.enabled }}
-        {{- $files = append $files "HEADRACE_BROKER_TRANSFER_ADVERTISED_ADDRESS=/etc/headrace-addresses/transfer-$(HEADRACE_BROKER_BROKER_ID)" }}
+        {{- if $native }}
+        {{- $files = append $files "HEADRACE_BROKER_NATIVE_ADVERTISED_ADDRESS=/etc/headrace-addresses/native-$(HEADRACE_BROKER_BROKER_ID)" }}
         {{- end }}
         {{- end }}
         {{- if $broker.rack.fromNodeLabel }}
@@ -116,10 +115,10 @@ spec:
         {{- end }}
       ports:
         - {name: grpc, containerPort: 7181}
-        - {name: internal, containerPort: 7381}
-        {{- if $broker.transfer.enabled }}
-        - {name: transfer, containerPort: 7281}
+        {{- if $native }}
+        - {name: native, containerPort: 7183}
         {{- end }}
+        - {name: internal, containerPort: 7381}
         - {name: metrics, containerPort: 9464}
       {{- if not $root.Values.recovery.name }}
       {{- include "headrace.probes" . | nindent 6 }}

@@ -5,9 +5,6 @@ Included by the broker's StatefulSet, and by the certificate, which Helm renders
 {{- define "headrace.checks" -}}
 {{- $broker := .Values.broker -}}
 {{- $etcd := .Values.etcd -}}
-{{- if and $broker.transfer.enabled .Values.tls.enabled -}}
-{{- fail "broker.transfer.enabled and tls.enabled exclude each other: the transfer port speaks no TLS and would be the way around it; set broker.transfer.enabled=false" -}}
-{{- end -}}
 {{- if and $etcd.endpoints $etcd.bundled.enabled -}}
 {{- fail "etcd.endpoints are given and etcd.bundled.enabled is true: set etcd.bundled.enabled=false to use those endpoints, or empty etcd.endpoints. (Where the bundled etcd has run, its data does not move by itself: docs/guides/disaster-recovery.md.)" -}}
 {{- end -}}
@@ -104,17 +101,17 @@ Included by the broker's StatefulSet, and by the certificate, which Helm renders
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $transfer := $broker.transfer -}}
+{{- $native := $broker.native -}}
 {{- $nodes := and $external.enabled (eq $external.type "NodePort") -}}
-{{- if and $transfer.enabled $nodes (lt (len $transfer.nodePorts) (int $broker.replicas)) -}}
-{{- fail (printf "broker.transfer.nodePorts has %d entries for %d brokers: with broker.external.type=NodePort each broker needs a fixed one for the transfer port, too" (len $transfer.nodePorts) (int $broker.replicas)) -}}
+{{- if and $native.nodePorts (not (and $native.enabled $nodes)) -}}
+{{- fail "broker.native.nodePorts needs broker.native.enabled=true, broker.external.enabled=true and broker.external.type=NodePort" -}}
 {{- end -}}
-{{- if and $transfer.nodePorts (not (and $transfer.enabled $nodes)) -}}
-{{- fail "broker.transfer.nodePorts needs broker.transfer.enabled=true, broker.external.enabled=true and broker.external.type=NodePort" -}}
+{{- if and $native.nodePorts (lt (len $native.nodePorts) (int $broker.replicas)) -}}
+{{- fail (printf "broker.native.nodePorts has %d entries for %d brokers: clients are told these ports, so each broker needs a fixed one" (len $native.nodePorts) (int $broker.replicas)) -}}
 {{- end -}}
-{{- range $transfer.nodePorts -}}
+{{- range $native.nodePorts -}}
 {{- if has . $external.nodePorts -}}
-{{- fail (printf "port %d is in broker.external.nodePorts and in broker.transfer.nodePorts: a node port serves one Service" (int .)) -}}
+{{- fail (printf "port %d is in broker.external.nodePorts and in broker.native.nodePorts: a node port serves one Service" (int .)) -}}
 {{- end -}}
 {{- end -}}
 {{- $outside := list -}}

@@ -122,6 +122,29 @@ have the same authority there must be one, and the services' own certificate is 
 {{- end -}}
 {{- end -}}
 
+{{/*
+Whether brokers serve the native protocol, as true or nothing. Not where clients outside could not be given an address of
+each broker: without a node port for it, or behind one host for several brokers.
+*/}}
+{{- define "headrace.native" -}}
+{{- $broker := .Values.broker -}}
+{{- if $broker.native.enabled -}}
+{{- if not $broker.external.enabled -}}
+true
+{{- else if eq $broker.external.type "NodePort" -}}
+{{- if $broker.native.nodePorts }}true{{ end -}}
+{{- else -}}
+{{- $hosts := list -}}
+{{- range $index := until (int $broker.replicas) -}}
+{{- $address := $broker.external.addressTemplate | replace "{id}" (toString $index) -}}
+{{- if lt $index (len $broker.external.addresses) }}{{ $address = index $broker.external.addresses $index }}{{ end -}}
+{{- $hosts = append $hosts (regexReplaceAll ":[^:]*$" $address "") -}}
+{{- end -}}
+{{- if eq (len ($hosts | uniq)) (len $hosts) }}true{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The members of etcd, joined by commas: those given, else the bundled ones. */}}
 {{- define "headrace.etcdEndpoints" -}}
 {{- if .Values.etcd.endpoints -}}

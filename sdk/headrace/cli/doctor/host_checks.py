@@ -10,7 +10,7 @@ from headrace.client.admin.processes import CertificateDescription, DiskDescript
 
 LEAST_MEMORY_BYTES = 512 << 20
 LEAST_THREADS = 1_024
-"""A broker has a thread for each connection to its transfer port, some for its disk, and gRPC's own."""
+"""A broker has some threads for its disk, and gRPC's own."""
 LARGEST_SEGMENT_BYTES = (2 << 30) - 1
 """What `segment_bytes` of a topic may be; a write beyond the limit of a file's size fails."""
 LEAST_FREE_FILES = 100_000

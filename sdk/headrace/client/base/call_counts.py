@@ -23,6 +23,8 @@ class CallStats(NamedTuple):
     """Of a producer: batches that were put back to be sent again. Of a reader: partitions that were fetched again."""
     corrupt_batches: int = 0
     """Of a reader: batches that could not be decoded and were passed; see `on_corrupt_batch`."""
+    grpc_fallbacks: int = 0
+    """Calls that went over gRPC because the native protocol could not be used; see `transport`."""
 
 
 class CallCounts:

@@ -76,6 +76,13 @@ class ClientConfig:
         "Host name expected in the servers' certificates. Empty: the host of each address.",
         in_environment=True,
     )
+    transport: str = _setting(
+        "auto",
+        "How brokers are called for records: `native` by frames on a socket, `grpc`, or `auto`: native where it can be "
+        "reached, else gRPC. On Windows always gRPC.",
+        one_of=("auto", "native", "grpc"),
+        in_environment=True,
+    )
     request_timeout_ms: int = _setting(30_000, "The deadline of one request.", low=1)
     retry_backoff_ms: int = _setting(50, "The first delay before a retry.", low=1)
     retry_backoff_max_ms: int = _setting(1_000, "The longest delay before a retry.", low=1)
@@ -258,9 +265,6 @@ class FetchConfig(ClientConfig):
     client_rack: str = _setting(
         "",
         "Rack of this client, as in the brokers' settings. A replica in the same rack is read instead of the leader.",
-    )
-    use_transfer_port: bool = _setting(
-        True, "Fetch over the broker's transfer port if it has one, else over gRPC. Not used with TLS."
     )
     commit_group: str = _setting(
         "",

@@ -72,11 +72,16 @@ def metadata_of(request_id: str) -> Metadata:
     return ((REQUEST_ID_KEY, request_id),)
 
 
-def operation_metadata() -> Metadata:
-    """Return the metadata of a call of the current operation; a call outside of any is an operation by itself."""
+def operation_request_id() -> str:
+    """Return the id of the current operation; a call outside of any is an operation by itself."""
     found = _operation.get()
     if found is None:
-        return metadata_of(new_request_id())
+        return new_request_id()
     if not found.request_id:
         found.request_id = new_request_id()
-    return metadata_of(found.request_id)
+    return found.request_id
+
+
+def operation_metadata() -> Metadata:
+    """Return the metadata of a call of the current operation."""
+    return metadata_of(operation_request_id())

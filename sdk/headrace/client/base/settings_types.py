@@ -32,6 +32,10 @@ class ClientSettings(TypedDict, total=False):
     ssl_server_name: str
     """Host name expected in the servers' certificates. Empty: the host of each address."""
 
+    transport: Literal["auto", "native", "grpc"]
+    """How brokers are called for records: `native` by frames on a socket, `grpc`, or `auto`: native where it can be
+    reached, else gRPC. On Windows always gRPC."""
+
     request_timeout_ms: int
     """The deadline of one request."""
 
@@ -160,9 +164,6 @@ class FetchSettings(ClientSettings, total=False):
 
     client_rack: str
     """Rack of this client, as in the brokers' settings. A replica in the same rack is read instead of the leader."""
-
-    use_transfer_port: bool
-    """Fetch over the broker's transfer port if it has one, else over gRPC. Not used with TLS."""
 
     commit_group: str
     """Group id under which the positions are committed every few seconds, without membership, so that `headrace

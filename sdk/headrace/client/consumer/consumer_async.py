@@ -240,7 +240,7 @@ class AsyncConsumer(AsyncRecordStream):
 
     def calls(self) -> CallStats:
         """Return statistics of the fetch calls, waits for data included; cheap, any thread."""
-        return self._core.fetcher.positions.counts.stats()
+        return self._core.fetcher.positions.counts.stats()._replace(grpc_fallbacks=self._fetcher.grpc_fallbacks)
 
     def health(self) -> ConsumerHealth:
         """Return whether this consumer can work; cheap, any thread."""

@@ -131,7 +131,7 @@ class Reader:
 
     def calls(self) -> CallStats:
         """Return statistics of the fetch calls, waits for data included; cheap, any thread."""
-        return self._core.fetcher.positions.counts.stats()
+        return self._core.fetcher.positions.counts.stats()._replace(grpc_fallbacks=self._fetcher.grpc_fallbacks)
 
     def close(self) -> None:
         """End fetching and close the connections within seconds; what waits raises ClosedError. Again: nothing."""

@@ -30,7 +30,7 @@ from headrace.client.base.operations import Call, Operation, Pause, WaitUntil
 from headrace.client.base.request_ids import request_id_scope
 from headrace.client.base.retry import Backoff
 from headrace.client.fetch.fetch_engine import FetchEngine
-from headrace.client.fetch.fetch_plan import FetchPlan, TransferFetch
+from headrace.client.fetch.fetch_plan import FetchPlan
 from headrace.client.fetch.offset_resets import log_bounds
 from headrace.client.fetch.partition_fetch_state import CompletedFetch
 from headrace.client.fetch.position_commits import Iterated, commit_positions
@@ -367,10 +367,7 @@ class FetchManager:
                 continue
             answer, error, started = None, None, time.monotonic()
             try:
-                if plan.transfer_address:
-                    answer = yield TransferFetch(plan.transfer_address, plan.request, timeout)
-                if answer is None:
-                    answer = yield Call(plan.address, "broker", "FetchZeroCopy", plan.request, timeout)
+                answer = yield Call(plan.address, "broker", "FetchZeroCopy", plan.request, timeout)
             except ClosedError:
                 raise
             except HeadraceError as failure:

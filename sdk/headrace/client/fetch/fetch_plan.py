@@ -30,19 +30,8 @@ class FetchPlan:
 
     broker_id: int
     address: str
-    transfer_address: str
-    """Of its transfer port; empty means that it has none."""
     partitions: tuple[Wanted, ...]
     request: broker_pb2.FetchRequest
-
-
-class TransferFetch(NamedTuple):
-    """A step: fetch over a transfer port. Answered with the response, or with `None` where gRPC must be used."""
-
-    address: str
-    request: broker_pb2.FetchRequest
-    timeout: float
-    """In seconds."""
 
 
 def fetch_plan(
@@ -52,7 +41,6 @@ def fetch_plan(
     parts: Sequence[Wanted],
     *,
     names_rack: bool,
-    transfer_address: str = "",
 ) -> FetchPlan:
     """Make the plan for one fetch of some partitions from one broker.
 
@@ -79,4 +67,4 @@ def fetch_plan(
             last_epoch=part.last_epoch if part.last_epoch >= 0 else None,
             corruption_detected=part.corruption_detected,
         )
-    return FetchPlan(broker_id, address, transfer_address, tuple(parts), request)
+    return FetchPlan(broker_id, address, tuple(parts), request)

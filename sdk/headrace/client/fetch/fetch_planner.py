@@ -89,7 +89,6 @@ class FetchPlanner:
                     address,
                     [candidate.take_off() for candidate in chosen],
                     names_rack=names_rack,
-                    transfer_address=self._cluster_metadata.transfer_address(broker_id),
                 )
                 self._flying[plan] = Overdue(now_ms, self._config.fetch_max_wait_ms)
                 plans.append(plan)

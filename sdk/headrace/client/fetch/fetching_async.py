@@ -1,4 +1,4 @@
-"""The I/O of asyncio readers: connections, fetches over transfer ports, dead letters. One event loop.
+"""The I/O of asyncio readers: connections and dead letters. One event loop.
 
 `FetchManager` decides what is done; its operations run in the background of this fetcher.
 """
@@ -12,9 +12,7 @@ from headrace.client.base.config import FetchConfig
 from headrace.client.fetch.corrupt_batches import WriteLetters
 from headrace.client.fetch.dead_letter_producer_async import AsyncDeadLetterProducer
 from headrace.client.fetch.fetch_manager import FetchManager
-from headrace.client.fetch.fetch_plan import TransferFetch
 from headrace.client.net.connection_async import AsyncConnections
-from headrace.client.net.transfer_async import AsyncTransfers
 
 STOP_TIMEOUT_S = 5.0
 
@@ -25,7 +23,6 @@ class AsyncFetcher:
     def __init__(self, config: FetchConfig, what: str, auto_offset_reset: str) -> None:
         """See `FetchManager`. Connects when first used."""
         self._connections = AsyncConnections(what, config)
-        self._transfers = AsyncTransfers(what, config)
         self._dead_letters = AsyncDeadLetterProducer(config)
         self._background = AsyncBackgroundLoop(f"headrace-{what.lower()}", self.arun_step)
         self.manager = FetchManager(config, what, self._background, auto_offset_reset)
@@ -33,11 +30,14 @@ class AsyncFetcher:
     async def arun_step(self, step: Any) -> Any:
         """Perform one step; return its result."""
         match step:
-            case TransferFetch():
-                return await self._transfers.fetch(step.address, step.request, step.timeout)
             case WriteLetters():
                 return await self._dead_letters.write(step.topic, step.letters)
         return await self._connections.run_step(step)
+
+    @property
+    def grpc_fallbacks(self) -> int:
+        """See `CallStats`."""
+        return self._connections.native.ports.fallbacks
 
     async def aclose(self) -> None:
         """End the background and close the connections, within seconds. Calling it again does nothing."""
@@ -46,7 +46,6 @@ class AsyncFetcher:
 
     async def _close(self) -> None:
         self._background.close()
-        self._transfers.close()
         await self._connections.close()
         await self._dead_letters.close()
         await self._background.join(STOP_TIMEOUT_S)

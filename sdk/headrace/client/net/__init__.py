@@ -1,1 +1,1 @@
-"""Connections to brokers: channels, TLS, where partitions and groups are served, and the transfer of large calls."""
+"""Connections to brokers: channels, TLS, where partitions and groups are served, and the native protocol."""

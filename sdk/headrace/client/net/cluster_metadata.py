@@ -57,7 +57,6 @@ class ClusterMetadata:
         self._topics: dict[str, TopicLeaders] = {}
         self._errors: dict[str, HeadraceError] = {}
         self._addresses: dict[int, str] = {}
-        self._transfer_addresses: dict[int, str] = {}
         self._versions = TopicVersions()
         self._brokers_version = OLDEST
         self._updates = 0
@@ -73,7 +72,6 @@ class ClusterMetadata:
             self._topics.clear()
             self._errors.clear()
             self._addresses.clear()
-            self._transfer_addresses.clear()
             self._brokers_version = OLDEST
         refuted = self._versions.take(response)
         self._updates += 1
@@ -105,7 +103,6 @@ class ClusterMetadata:
         for broker in response.brokers:
             if is_newest or broker.broker_id not in self._addresses:
                 self._addresses[broker.broker_id] = broker.address
-                self._transfer_addresses[broker.broker_id] = broker.transfer_address
         if is_newest:
             self._brokers_version = version_of(response)
 
@@ -149,10 +146,6 @@ class ClusterMetadata:
     def broker_count(self) -> int:
         """Return the number of known brokers, at least 1."""
         return max(1, len(self._addresses))
-
-    def transfer_address(self, broker_id: int) -> str:
-        """Return the address of a broker's transfer port, or an empty string where none is known."""
-        return self._transfer_addresses.get(broker_id, "")
 
     def learn_leader(self, where: TopicPartition, hint: LeaderHint) -> bool:
         """Take the leader that a NOT_LEADER names, if it is newer than the known one; whether it was."""

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -10,6 +11,8 @@ from headrace.client.base.config import MAX_MESSAGE_BYTES, ClientConfig
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import Call, InvokeCallback, Pause, StartCall, WaitUntil
 from headrace.client.base.request_ids import operation_metadata
+from headrace.client.net.native import NativeConnections
+from headrace.client.net.native_calls import NATIVE_METHODS, native_request
 from headrace.client.net.security import ChannelSecurity, ClientCertificates, Options, credentials_of
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc, process_pb2_grpc
 from headrace.wire.zero_copy import parse_fetch_response
@@ -80,6 +83,8 @@ class Connections:
         self._endpoints: dict[str, Endpoint] = {}
         self._retired: dict[str, Endpoint] = {}
         self._closed = False
+        self.native = NativeConnections(what, config, self._security)
+        """Calls to brokers go over these where they can."""
 
     def endpoint(self, address: str) -> Endpoint:
         """Return the endpoint of an address, made at its first use.
@@ -118,23 +123,31 @@ class Connections:
             self._retired.clear()
         for endpoint in endpoints:
             endpoint.channel.close()
+        self.native.close()
 
     def run_step(self, step: Any) -> Any:
         """Run one step of `headrace.client.base.operations`; return its outcome.
 
         Raises:
-            grpc.RpcError: the call failed.
+            grpc.RpcError, HeadraceError: the call failed.
             ClosedError: the client was closed before or meanwhile.
         """
         match step:
             case Call() | StartCall():
                 call = step if isinstance(step, Call) else step.call
+                if call is step and (native := NATIVE_METHODS.get((call.service, call.method))) is not None:
+                    is_answered, answer = self.native.call(call.address, native, partial(native_request, native, call))
+                    if is_answered:
+                        return answer
                 method = getattr(getattr(self.endpoint(call.address), call.service), call.method)
                 try:
                     send = method if call is step else method.future
-                    return send(call.request, timeout=call.timeout, metadata=operation_metadata())
+                    answer = send(call.request, timeout=call.timeout, metadata=operation_metadata())
                 except ValueError as error:  # grpc raises it for a channel that was closed meanwhile
                     raise ClosedError(self._what) from error
+                if call is step and call.method == "GetMetadata":
+                    self.native.learn(answer)
+                return answer
             case Pause():
                 time.sleep(step.seconds)
                 return None

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -11,6 +12,8 @@ from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import Call, InvokeCallback, Pause, WaitUntil
 from headrace.client.base.request_ids import operation_metadata
 from headrace.client.net.connection import CHANNEL_OPTIONS, FETCH, PRODUCE
+from headrace.client.net.native_async import AsyncNativeConnections
+from headrace.client.net.native_calls import NATIVE_METHODS, native_request
 from headrace.client.net.security import ChannelSecurity, ClientCertificates, Options, credentials_of
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc, process_pb2_grpc
 from headrace.wire.zero_copy import parse_fetch_response
@@ -59,6 +62,8 @@ class AsyncConnections:
         self._retired: dict[str, AsyncEndpoint] = {}
         self._closing: dict[asyncio.Task[None], None] = {}
         self._closed = asyncio.Event()
+        self.native = AsyncNativeConnections(what, config, self._security)
+        """Calls to brokers go over these where they can."""
 
     def endpoint(self, address: str) -> AsyncEndpoint:
         """Return the endpoint of an address, made at its first use.
@@ -88,14 +93,24 @@ class AsyncConnections:
         """Run one step of `headrace.client.base.operations`; return its outcome.
 
         Raises:
-            grpc.RpcError: the call failed.
+            grpc.RpcError, HeadraceError: the call failed.
             ClosedError: the client was closed before or meanwhile.
         """
         match step:
             case Call():
+                if (native := NATIVE_METHODS.get((step.service, step.method))) is not None:
+                    request = partial(native_request, native, step)
+                    is_answered, answer = await self.native.call(step.address, native, request)
+                    if is_answered:
+                        return answer
                 stub = getattr(self.endpoint(step.address), step.service)
                 call = getattr(stub, step.method)(step.request, timeout=step.timeout, metadata=operation_metadata())
-                return call if isinstance(call, grpc.aio.UnaryStreamCall) else await self.answer(call)
+                if isinstance(call, grpc.aio.UnaryStreamCall):
+                    return call
+                answer = await self.answer(call)
+                if step.method == "GetMetadata":
+                    self.native.learn(answer)
+                return answer
             case Pause():
                 await self.pause(step.seconds)
                 return None
@@ -139,6 +154,7 @@ class AsyncConnections:
     async def close(self) -> None:
         """Close every channel; calls in flight are cancelled. Again: nothing."""
         self._closed.set()
+        self.native.close()
         endpoints = [*self._endpoints.values(), *self._retired.values()]
         self._endpoints.clear()
         self._retired.clear()

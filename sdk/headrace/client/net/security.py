@@ -16,7 +16,7 @@ import grpc
 
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.errors import ConfigError
-from headrace.wire.certificates import CertificateFormatError, read_facts
+from headrace.wire.certificates import CertificateFormatError, load_chain, read_facts
 
 LOOK_S = 5.0
 """How long a changed file may go unnoticed."""
@@ -49,6 +49,7 @@ class ChannelSecurity:
         self._stamps = self._look()
         self._certificates = _read(config) if self._on else None
         self._looked_at = time.monotonic()
+        self._context: tuple[ClientCertificates, ssl.SSLContext] | None = None
 
     def certificates(self) -> ClientCertificates | None:
         """Those for channels opened now, the same object until they change; None: in plain text."""
@@ -66,6 +67,20 @@ class ChannelSecurity:
                     self._stamps, self._certificates = stamps, found
             return self._certificates
 
+    @property
+    def server_name(self) -> str:
+        """The name that is expected in the servers' certificates; empty: the host of each address."""
+        return self._config.ssl_server_name
+
+    def context(self) -> ssl.SSLContext | None:
+        """Return the context of new connections of the native protocol; None: in plain text."""
+        certificates = self.certificates()
+        if certificates is None:
+            return None
+        if self._context is None or self._context[0] is not certificates:
+            self._context = certificates, _context_of(certificates)
+        return self._context[1]
+
     def options(self, options: Options) -> Options:
         """The options of a channel."""
         name = self._config.ssl_server_name
@@ -73,6 +88,16 @@ class ChannelSecurity:
 
     def _look(self) -> list[Stamp | None]:
         return [_stamp(path) for path in _paths(self._config)]
+
+
+def _context_of(certificates: ClientCertificates) -> ssl.SSLContext:
+    authorities = None if certificates.authorities is None else certificates.authorities.decode()
+    context = ssl.create_default_context(cadata=authorities)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # As gRPC: Python 3.13 wants extensions that many CAs lack.
+    if certificates.chain is not None and certificates.key is not None:
+        load_chain(context, certificates.chain, certificates.key)
+    return context
 
 
 def credentials_of(certificates: ClientCertificates) -> grpc.ChannelCredentials:

@@ -1,14 +1,18 @@
 """Produce on the wire: requests from sealed batches, answers by partition, errors of calls. Pure."""
 
 import logging
+from collections.abc import Callable
 
 import grpc
 
 from headrace.client.base.config import ProducerConfig
 from headrace.client.net.bootstrap_client import error_of_call
+from headrace.client.net.native_calls import NativeRequest
 from headrace.client.producer.partition_queue import PartitionResponse, Request, RequestPart
 from headrace.v1 import broker_pb2, topics_pb2
+from headrace.wire.attachments import attach_batches
 from headrace.wire.errors import HeadraceError, InternalError, Outcome, TimedOutError, from_detail
+from headrace.wire.frames import Frame, MethodCode
 from headrace.wire.ids import TopicPartition
 from headrace.wire.zero_copy import BufferVector, produce_request_bytes
 
@@ -24,8 +28,10 @@ GRACE_MS = 1_000
 """How much longer the call's deadline is than what the broker is given, so that its own answer arrives."""
 
 
-def produce_request(request: Request, config: ProducerConfig) -> bytes:
-    """Write a serialised ProduceRequest; topics are named by id, and what batches are made of is copied once."""
+def produce_request(
+    request: Request, config: ProducerConfig
+) -> tuple[broker_pb2.ProduceRequest, list[list[BufferVector]]]:
+    """Return a ProduceRequest without its batches, topics named by id; and the batches, a list for each partition."""
     by_topic: dict[bytes, list[RequestPart]] = {}
     for part in request.parts:
         by_topic.setdefault(part.partition_queue.topic_id, []).append(part)
@@ -38,7 +44,38 @@ def produce_request(request: Request, config: ProducerConfig) -> bytes:
         for partition_queue, leader_epoch, sealed in parts:
             topic.partitions.add(partition=partition_queue.where.partition, leader_epoch=leader_epoch)
             batches.append([encoded for batch in sealed for encoded in batch.encoded or ()])
-    return produce_request_bytes(message, batches)
+    return message, batches
+
+
+class NativeProduce:
+    """A call over the native protocol, until it has ended."""
+
+    __slots__ = ("cancel",)
+
+    def __init__(self) -> None:
+        self.cancel: Callable[[], None] = _nothing
+
+
+def _nothing() -> None:
+    """Do nothing: the call is being begun, and its answer will be ignored."""
+
+
+def native_produce_request(request: Request, config: ProducerConfig) -> NativeRequest:
+    """Return a request for the native protocol: its batches are not copied."""
+    message, batches = produce_request(request, config)
+    attached = attach_batches(message, batches)
+    timeout = (request.timeout_ms + GRACE_MS) / 1000
+    return NativeRequest(MethodCode.PRODUCE, message.SerializeToString(), attached, timeout, request.request_id)
+
+
+def grpc_produce_request(request: Request, config: ProducerConfig) -> bytes:
+    """Return a serialised ProduceRequest: what its batches are made of is copied once."""
+    return produce_request_bytes(*produce_request(request, config))
+
+
+def parse_produced(frame: Frame) -> broker_pb2.ProduceResponse:
+    """Parse the answer over the native protocol."""
+    return broker_pb2.ProduceResponse.FromString(frame.message)
 
 
 def answers_of(

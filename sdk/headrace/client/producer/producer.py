@@ -239,7 +239,7 @@ class Producer:
 
     def calls(self) -> CallStats:
         """Return statistics of the produce calls; cheap, any thread."""
-        return self._core.sender.calls()
+        return self._core.sender.calls()._replace(grpc_fallbacks=self._io.connections.native.ports.fallbacks)
 
     def continue_from(self, where: TopicPartition, sequence: int) -> None:
         """Begin a partition that has had no record yet with this sequence.

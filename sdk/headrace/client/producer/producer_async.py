@@ -178,7 +178,7 @@ class Producer:
 
     def calls(self) -> CallStats:
         """Return statistics of the produce calls; cheap."""
-        return self._core.sender.calls()
+        return self._core.sender.calls()._replace(grpc_fallbacks=self._io.connections.native.ports.fallbacks)
 
     async def partitions_for(self, topic: str) -> int:
         """Return the number of partitions of a topic.

@@ -15,7 +15,7 @@ from headrace.client.base.background import Background
 from headrace.client.base.call_counts import CallStats
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.config import ProducerConfig
-from headrace.client.base.errors import ClosedError, DeliveryError
+from headrace.client.base.errors import DeliveryError
 from headrace.client.base.retry import OVERDUE_MS, Backoff
 from headrace.client.interceptors.interceptor import Interceptors, ProducedBatch
 from headrace.client.net.cluster_metadata import ClusterMetadata, TopicLeaders
@@ -24,7 +24,7 @@ from headrace.client.producer.futures import PendingBatch
 from headrace.client.producer.inflight import InFlightRequests
 from headrace.client.producer.maintenance import ProducerMaintenance
 from headrace.client.producer.partition_queue import Finished, PartitionQueue, Request, SealedBatch
-from headrace.client.producer.produce_rpc import answers_of, produce_request
+from headrace.client.producer.produce_rpc import answers_of
 from headrace.client.producer.sequences import ProducerStamp
 from headrace.v1 import cluster_pb2
 from headrace.wire.compression import Codec, compress
@@ -51,7 +51,7 @@ class ProducerIO(Protocol):
     def make_lock(self) -> AbstractContextManager[Any]:
         """Return a lock for what several threads change, where there are several."""
 
-    def start(self, request: Request, data: bytes, landed: Landed) -> None:
+    def start(self, request: Request, landed: Landed) -> None:
         """Begin a Produce call; `landed` takes its end, once, on any thread.
 
         Raises:
@@ -208,13 +208,13 @@ class Sender:
             for request in requests:
                 request.started_seconds = time.monotonic()
                 try:
-                    self._io.start(request, produce_request(request, self._config), self.landed)
+                    self._io.start(request, self.landed)
                 except Exception as error:
                     self._not_started(request, error)
 
     def _not_started(self, request: Request, error: Exception) -> None:
         """Take the failure to begin a call. No thread, no memory: it may be better at the next try."""
-        if not isinstance(error, ClosedError):
+        if not isinstance(error, HeadraceError):
             _log.exception("a call could not be started", exc_info=error)
             message = f"no call could be started: {error!r}"
             error = TransportError(message, outcome=Outcome.UNKNOWN, retriable=True)

@@ -2,7 +2,7 @@
 
 First the slices are located, then, when there are enough bytes or the time is over, read. What is in the page cache is
 read on the event loop; the rest in threads. The answer's bytes stay in the budget until the call is done. For the
-transfer port nothing is read: it takes the slices, and the kernel sends them.
+native protocol nothing is read: it takes the slices, and the kernel sends them.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class FetchHandler:
         return SplicedMessage(response, [each.batches for each in wanted])
 
     async def locate(self, request: broker_pb2.FetchRequest, peer: str) -> Located:
-        """Answer one request of `peer` at the transfer port, which sends the files' ranges itself.
+        """Answer one call of `peer` by ranges of files, which the native protocol sends.
 
         Raises:
             InvalidRequestError: the request as a whole cannot be.
@@ -129,7 +129,7 @@ class FetchHandler:
         started = time.perf_counter()
         if request.as_records:
             raise InvalidRequestError(
-                "the transfer port answers batches as they are stored", action="Ask for records by Fetch over gRPC."
+                "the native protocol answers batches as they are stored", action="Ask for records by Fetch over gRPC."
             )
         max_bytes = self._check(request)
         response = broker_pb2.FetchResponse()
@@ -145,8 +145,8 @@ class FetchHandler:
                     partition, found = each.source
                     each.found = None
                     slices[-1].append(found)
+                    each.result.batches_size = len(found)
                     self._count(partition, len(found))
-                    self._context.metrics.transferred_bytes.inc(len(found))
                 self._fill_error(each)
         except BaseException:
             Located(response, slices).close()

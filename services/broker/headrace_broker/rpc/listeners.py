@@ -1,4 +1,4 @@
-"""Where a broker listens: gRPC for clients, gRPC for brokers and coordinators, and the transfer port.
+"""Where a broker listens: gRPC and the native protocol for clients, gRPC for brokers and coordinators.
 
 Made by the broker's app before its services exist, since probes and limits are the servers'; belongs to the event loop.
 """
@@ -6,31 +6,41 @@ Made by the broker's app before its services exist, since probes and limits are 
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 from headrace_server.descriptors import DescriptorShares
 from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.native.server import NativeServer
 from headrace_server.places import PlaceLimits
 from headrace_server.rpc import RpcLimits, RpcServer, split_address
 from headrace_server.service_process import ServiceProcess
 
 from headrace_broker.metrics import BrokerMetrics
+from headrace_broker.rpc.native import native_methods
 from headrace_broker.rpc.replica_service import ReplicaService
 from headrace_broker.rpc.replica_service import register as register_replica_service
 from headrace_broker.rpc.service import SERVICE_NAME, BrokerService, register
-from headrace_broker.rpc.transfer import TransferServer
 from headrace_broker.runtime.replica_messages import SERVICE_NAME as REPLICA_SERVICE_NAME
 from headrace_broker.settings import BrokerSettings
 
 STOP_GRACE_SECONDS = 10.0
+NATIVE_OFF = "off"
 
 
 class Listeners:
     """See the module."""
 
     def __init__(
-        self, settings: BrokerSettings, process: ServiceProcess, shares: DescriptorShares, metrics: BrokerMetrics
+        self,
+        settings: BrokerSettings,
+        process: ServiceProcess,
+        shares: DescriptorShares,
+        metrics: BrokerMetrics,
+        executor: Executor,
     ) -> None:
+        """`executor` runs what waits for a disk."""
         self._settings = settings
         self._process = process
         self._metrics = metrics
@@ -38,15 +48,14 @@ class Listeners:
         self._internal = self._make_server(
             shares.peers, allowed_names=settings.internal_tls_allowed_names, call_errors=metrics.common.call_errors
         )
-        self._transfer: TransferServer | None = None
-        self.transfer_address = ""
+        self._executor = executor
+        self._max_native_connections = shares.natives
+        self._native: NativeServer | None = None
+        self.native_address = ""
 
     def _make_server(self, max_connections: int, **checks: Any) -> RpcServer:
         settings = self._settings
-        limits = RpcLimits(
-            places=PlaceLimits(clients=(settings.max_concurrent_calls, settings.max_calls_per_peer)),
-            max_connections=max_connections,
-        )
+        limits = RpcLimits(places=_places(settings), max_connections=max_connections)
         return RpcServer(limits, health=self._process.observability.health, **checks)
 
     @property
@@ -60,8 +69,16 @@ class Listeners:
         self._internal.add(register, service, SERVICE_NAME)
         self.clients.add(register, service, SERVICE_NAME)
         self.clients.refuse_internal(REPLICA_SERVICE_NAME, self._metrics.common.call_errors)
-        max_connections = self._settings.max_transfer_connections
-        self._transfer = TransferServer(service, self._metrics, max_connections=max_connections)
+        if self._settings.native_listen != NATIVE_OFF:
+            self._native = NativeServer(
+                self._process.name,
+                native_methods(service),
+                self._metrics.native,
+                self._metrics.common.call_errors,
+                executor=self._executor,
+                limits=_places(self._settings),
+                max_connections=self._max_native_connections,
+            )
 
     async def start(self, live: metadata_pb2.BrokerLive) -> None:
         """Listen, and say in the registration where."""
@@ -73,13 +90,20 @@ class Listeners:
         live.address = settings.advertised_address or address
         told_host, _ = split_address(live.address)
         live.internal_address = settings.internal_advertised_address or f"{told_host}:{split_address(internal)[1]}"
-        if self._transfer is not None and settings.transfer_listen:
-            bound = self.transfer_address = await self._transfer.start(settings.transfer_listen)
-            live.transfer_address = settings.transfer_advertised_address or f"{told_host}:{split_address(bound)[1]}"
+        if self._native is not None:
+            make_context = (
+                None if tls.clients is None else partial(tls.clients.server_context, settings.tls_client_auth)
+            )
+            bound = self.native_address = await self._native.start(settings.native_listen or f"{host}:0", make_context)
+            live.native_address = settings.native_advertised_address or f"{told_host}:{split_address(bound)[1]}"
 
     async def stop(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
         """Take no new calls, and let those at work end within `grace_seconds`."""
         stopping = [self.clients.stop(grace_seconds), self._internal.stop(grace_seconds)]
-        if self._transfer is not None:
-            stopping.append(self._transfer.stop())
+        if self._native is not None:
+            stopping.append(self._native.stop(grace_seconds))
         await asyncio.gather(*stopping)
+
+
+def _places(settings: BrokerSettings) -> PlaceLimits:
+    return PlaceLimits(clients=(settings.max_concurrent_calls, settings.max_calls_per_peer))

@@ -99,9 +99,13 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     @unary
     async def Produce(self, request: SplicedMessage, context: Any) -> broker_pb2.ProduceResponse:
         """See the proto."""
+        return await self.produce(request, context.peer())
+
+    async def produce(self, request: SplicedMessage, connection: str) -> broker_pb2.ProduceResponse:
+        """Answer a Produce that came over `connection`, behind the gates."""
         self.check_serving()
         started = time.perf_counter()
-        response = await self._produce.produce(request, context.peer())
+        response = await self._produce.produce(request, connection)
         self.check_lease(Outcome.UNKNOWN)
         self._partition_context.metrics.produce_seconds.observe(time.perf_counter() - started)
         return response
@@ -118,15 +122,18 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self.check_lease(Outcome.NOT_APPLIED)
         return response
 
-    async def locate(self, request: broker_pb2.FetchRequest, peer: str) -> Located:
-        """Fetch of `peer` for the transfer port, behind the same gates; it checks the lease again when it has sent."""
-        CALLER.set(peer)
+    async def locate(self, request: broker_pb2.FetchRequest) -> Located:
+        """Answer a Fetch by ranges of files, behind the same gates; the caller checks the lease when they are sent."""
         self.check_serving()
-        return await self._fetch.locate(request, peer)
+        return await self._fetch.locate(request, CALLER.get())
 
     @unary
     async def ListOffsets(self, request: broker_pb2.ListOffsetsRequest, context: Any) -> broker_pb2.ListOffsetsResponse:
         """See the proto."""
+        return await self.list_offsets(request)
+
+    async def list_offsets(self, request: broker_pb2.ListOffsetsRequest) -> broker_pb2.ListOffsetsResponse:
+        """Answer a ListOffsets, behind the gates."""
         self.check_serving()
         self._check_count(len(topic.partitions) for topic in request.topics)
         response = broker_pb2.ListOffsetsResponse()

@@ -81,7 +81,7 @@ async def test_a_cancelled_flush_loses_nothing(fake_cluster, topic):
         fake_cluster.hold.clear()
         await producer.send("t", b"held")
         flushing = asyncio.create_task(producer.flush())
-        await until(lambda: producer._io.calls)
+        await until(lambda: producer._io._calls)
         flushing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await flushing
@@ -137,7 +137,7 @@ async def test_a_cancelled_close_has_closed(fake_cluster, topic):
     fake_cluster.hold.clear()
     future = await producer.send("t", b"stuck")
     closing = asyncio.create_task(producer.close())
-    await until(lambda: producer._io.calls)
+    await until(lambda: producer._io._calls)
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing

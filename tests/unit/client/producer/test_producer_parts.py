@@ -20,7 +20,7 @@ from headrace.client.producer.accumulator import BATCH_OVERHEAD, PIECE_BYTES, Bu
 from headrace.client.producer.bulk import bulk_of
 from headrace.client.producer.futures import PendingBatch
 from headrace.client.producer.partition_queue import PartitionQueue, Request, RequestPart, SealedBatch
-from headrace.client.producer.produce_rpc import produce_request
+from headrace.client.producer.produce_rpc import grpc_produce_request
 from headrace.client.producer.sequences import MAX_EPOCH, SEQUENCES, ProducerStamp, SequenceState, restamp
 from headrace.v1 import broker_pb2, cluster_pb2
 from headrace.wire.batch import check_batch, read_header
@@ -409,7 +409,7 @@ def test_a_hand_written_request_is_what_protobuf_reads():
             batches.append(batch)
         parts.append(RequestPart(partition_queue, -1 if number else 4, batches))
     config = settings.build(settings.ProducerConfig, {"client_id": "me", "acks": 1})
-    read = broker_pb2.ProduceRequest.FromString(produce_request(Request(1, "a:1", parts, 77), config))
+    read = broker_pb2.ProduceRequest.FromString(grpc_produce_request(Request(1, "a:1", parts, 77), config))
     assert (read.client_id, read.acks, read.timeout_ms) == ("me", broker_pb2.ACKS_LEADER, 77)
     found = [
         (topic.topic.topic_id, part.partition, part.leader_epoch, [len(batch) for batch in part.batches])

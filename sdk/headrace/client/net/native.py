@@ -1,0 +1,428 @@
+"""Connections of the native protocol, one a broker. Blocking; any thread.
+
+The thread that makes a request sends it; a thread of the connection receives, and takes answers in. It connects, too,
+so that no caller waits for that: what is requested meanwhile is sent when the connection is made.
+"""
+
+import contextlib
+import logging
+import queue
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.client.base.config import ClientConfig
+from headrace.client.base.errors import ClosedError
+from headrace.client.net.native_calls import (
+    Done,
+    MakeRequest,
+    NativeCallMethod,
+    NativeCalls,
+    NativeRequest,
+    NotConnectedError,
+    lost_connection,
+    not_connected,
+    parse_answer,
+    timed_out,
+)
+from headrace.client.net.native_ports import NativePorts
+from headrace.client.net.security import ChannelSecurity
+from headrace.v1 import cluster_pb2
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.errors import HeadraceError
+from headrace.wire.frames import Frame
+
+_log = logging.getLogger("headrace.client")
+
+CONNECT_S = 1.0
+LOOK_S = 0.25
+"""How late a deadline may be noticed."""
+SEND_S = 0.2
+"""How long a thread that makes a request waits for the broker to take it."""
+STALL_S = 30.0
+"""A broker that takes or sends nothing of a frame for so long is lost."""
+MAX_PARTS = 512
+"""Buffers of one system call; the kernel takes 1,024 (IOV_MAX)."""
+MAX_JOINED_BYTES = 16 << 10
+"""Up to this, copying a part costs less than a system call."""
+
+
+def _poll(connection: socket.socket, events: int, seconds: float) -> int:
+    """Wait for one of these events; return which there were, 0 where the time is up."""
+    poll = select.poll()
+    poll.register(connection, events)
+    return next((found for _, found in poll.poll(seconds * 1000)), 0)
+
+
+def _can_receive(connection: socket.socket, seconds: float, *, to_send: bool) -> bool:
+    found = _poll(connection, select.POLLIN | (select.POLLOUT if to_send else 0), seconds)
+    return bool(found & ~select.POLLOUT)
+
+
+class _PlainSocket:
+    """A socket in plain text. One thread receives; those that send hold a lock of their own."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(None)
+        for option, seconds in ((socket.SO_SNDTIMEO, SEND_S), (socket.SO_RCVTIMEO, LOOK_S)):
+            connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", 0, int(seconds * 1_000_000)))
+        self.connection = connection
+
+    def wait(self, seconds: float, *, to_send: bool = False) -> bool:
+        """Wait until something can be received, or sent where `to_send`; return whether the former."""
+        return _can_receive(self.connection, seconds, to_send=to_send)
+
+    def receive_into(self, buffer: memoryview, is_whole: bool) -> int:
+        """Receive what is there, or where `is_whole` wait a little for the buffer to fill.
+
+        Returns the number of bytes; 0 where the connection has ended, -1 where nothing came.
+        """
+        try:
+            return self.connection.recv_into(buffer, len(buffer), socket.MSG_WAITALL if is_whole else 0)
+        except BlockingIOError:
+            return -1
+
+    def send(self, parts: Sequence[ReadableBuffer], *, wait: bool) -> memoryview | None:
+        """Send parts in order, or as much of them as is taken; return what is left. `wait` for `SEND_S` at most."""
+        flags = 0 if wait else socket.MSG_DONTWAIT
+        for first in range(0, len(parts), MAX_PARTS):
+            some = parts[first : first + MAX_PARTS]
+            try:
+                sent = self.connection.sendmsg(some, (), flags)
+            except BlockingIOError:
+                sent = 0
+            if sent < sum(memoryview(part).nbytes for part in some):
+                return memoryview(b"".join(parts[first:]))[sent:]
+        return None
+
+
+class _TlsSocket:
+    """A socket with TLS. OpenSSL's connection is not for two threads at once, so that both sides take turns."""
+
+    def __init__(self, connection: ssl.SSLSocket) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self._lock = threading.Lock()
+
+    def wait(self, seconds: float, *, to_send: bool = False) -> bool:
+        """See `_PlainSocket`."""
+        with self._lock:
+            if self.connection.pending():
+                return True
+        return _can_receive(self.connection, seconds, to_send=to_send)
+
+    def receive_into(self, buffer: memoryview, is_whole: bool) -> int:
+        """See `_PlainSocket`; the buffer is not filled."""
+        try:
+            with self._lock:
+                return self.connection.recv_into(buffer, len(buffer))
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return -1
+
+    def send(self, parts: Sequence[ReadableBuffer], *, wait: bool) -> memoryview | None:
+        """See `_PlainSocket`."""
+        left = memoryview(b"".join(parts))
+        deadline = time.monotonic() + (SEND_S if wait else 0.0)
+        while left:
+            try:
+                with self._lock:
+                    left = left[self.connection.send(left) :]
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                seconds = deadline - time.monotonic()
+                if seconds <= 0:
+                    return left
+                _poll(self.connection, select.POLLOUT, seconds)
+        return None
+
+
+class NativeClientConnection:
+    """One connection. It begins with its first request, and ends for good at its first failure."""
+
+    def __init__(self, address: str, client_id: str, connect: Callable[[], _PlainSocket | _TlsSocket]) -> None:
+        """`connect` opens a socket; raises OSError."""
+        self._address = address
+        self._connect = connect
+        self._calls = NativeCalls(address, client_id)
+        self._lock = threading.Lock()
+        """Guards the calls."""
+        self._send_lock = threading.Lock()
+        """Keeps frames apart, in the order of their requests."""
+        self._socket: _PlainSocket | _TlsSocket | None = None
+        self._unsent: list[ReadableBuffer] = []
+        """What waits for the connection, or for a broker that takes nothing now; changed under the send lock."""
+        self._failure: HeadraceError | None = None
+        self._closing: HeadraceError | None = None
+        self.is_usable = True
+        """Whether new requests may be made on it."""
+        self._has_connected = False
+        self._look_at = self._progress_at = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="headrace-native", daemon=True)
+        self._thread.start()
+
+    def begin(self, request: NativeRequest, done: Done) -> int:
+        """Send a request; `done` takes what becomes of it, on the thread of the connection or on this one."""
+        with self._send_lock:
+            with self._lock:
+                failure = self._failure
+                if failure is None:
+                    number, parts = self._calls.begin(request, done, time.monotonic())
+            if failure is None:
+                self._send(parts)
+        if failure is not None:
+            done(None, failure)
+            return 0
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Cancel a request: its `done` takes an error, if it is not called already."""
+        with self._lock:
+            done = self._calls.forget(number)
+        if done is not None:
+            with self._send_lock:
+                self._send([self._calls.cancellation(number)])
+            done(None, timed_out(self._address))
+
+    def close(self, error: HeadraceError) -> None:
+        """End the connection; its requests end with `error`. Calling it again does nothing."""
+        self.is_usable = False
+        with self._lock:
+            self._closing, connection = self._closing or error, self._socket
+        if connection is not None:
+            _shut(connection)
+
+    def join(self, timeout: float) -> None:
+        """Wait for the thread of the connection, up to `timeout` seconds."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _send(self, parts: list[ReadableBuffer]) -> None:
+        """Send a frame, or leave what is not taken soon to the thread of the connection. Under the send lock.
+
+        So a broker that hangs does not block its callers. The other thread reports a failure.
+        """
+        connection = self._socket
+        if connection is None or self._unsent:
+            self._unsent += parts
+            return
+        try:
+            left = connection.send(parts, wait=True)
+        except OSError:
+            self.is_usable = False
+            _shut(connection)
+        else:
+            if left is not None:
+                self._unsent.append(left)
+
+    # --- the thread of the connection ---
+
+    def _run(self) -> None:
+        connection: _PlainSocket | _TlsSocket | None = None
+        try:
+            connection = self._connect()
+            self._greet(connection)
+            while self._closing is None:
+                self._turn(connection)
+            failure = self._closing
+        except HeadraceError as error:
+            failure = error
+        except OSError as error:
+            make_error = lost_connection if self._has_connected else not_connected
+            failure = make_error(self._address, error)
+        except Exception as error:
+            _log.exception("the connection to %s has failed", self._address)
+            failure = lost_connection(self._address, repr(error))
+        self._end(connection, self._closing or failure)
+
+    def _greet(self, connection: _PlainSocket | _TlsSocket) -> None:
+        """Wait for the server's greeting; what was requested meanwhile is sent then."""
+        connection.send([self._calls.greeting()], wait=True)
+        deadline = time.monotonic() + CONNECT_S
+        while not self._calls.is_welcome:
+            if time.monotonic() > deadline or self._closing is not None:
+                raise TimeoutError("no Welcome came")
+            self._receive(connection, LOOK_S)
+        self._has_connected = True
+        with self._send_lock:
+            self._socket = connection
+            self._send_rest(connection)
+
+    def _turn(self, connection: _PlainSocket | _TlsSocket) -> None:
+        """Wait a little, take in what came, send what is left over, and end what takes too long."""
+        self._receive(connection, STALL_S if self._calls.is_idle else LOOK_S)
+        now = time.monotonic()
+        if self._unsent:
+            with self._send_lock:
+                self._send_rest(connection)
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            self._end_overdue(now)
+        if self._calls.is_ending:
+            self.is_usable = False
+            if self._calls.is_idle:
+                raise ConnectionResetError("the broker closes it")
+        if (self._unsent or self._calls.missing) and now - self._progress_at > STALL_S:
+            raise TimeoutError(f"the broker took and sent nothing of a frame for {STALL_S:g} s")
+
+    def _receive(self, connection: _PlainSocket | _TlsSocket, seconds: float) -> None:
+        if not connection.wait(seconds, to_send=bool(self._unsent) and self._has_connected):
+            return
+        count = connection.receive_into(self._calls.buffer(), self._calls.missing > 0)
+        if count == 0:
+            raise ConnectionResetError("the broker ended it")
+        if count < 0:
+            return
+        self._progress_at = time.monotonic()
+        with self._lock:
+            over = self._calls.received(count)
+        for _, done, frame, error in over:
+            done(frame, error)
+        if self._calls.failure is not None:
+            raise self._calls.failure
+
+    def _send_rest(self, connection: _PlainSocket | _TlsSocket) -> None:
+        """Send what is left over, as far as it is taken at once. Under the send lock."""
+        rest, self._unsent = self._unsent, []
+        left = connection.send(rest, wait=False) if rest else None
+        if left is not None:
+            self._unsent.append(left)
+        if left is None or len(left) < sum(map(len, rest)):
+            self._progress_at = time.monotonic()
+
+    def _end_overdue(self, now: float) -> None:
+        with self._lock:
+            late = self._calls.overdue(now)
+        for number, done in late:
+            with self._send_lock:
+                self._send([self._calls.cancellation(number)])
+            done(None, timed_out(self._address))
+
+    def _end(self, connection: _PlainSocket | _TlsSocket | None, failure: HeadraceError) -> None:
+        self.is_usable = False
+        with self._lock:
+            self._failure = failure
+            lost = self._calls.abandon()
+        with self._send_lock:
+            self._socket = None
+            self._unsent.clear()
+            if connection is not None:
+                connection.connection.close()
+        for done in lost:
+            done(None, failure)
+
+
+def _shut(connection: _PlainSocket | _TlsSocket) -> None:
+    with contextlib.suppress(OSError):  # It has ended by itself.
+        connection.connection.shutdown(socket.SHUT_RDWR)
+
+
+class NativeConnections:
+    """The native connections of one client. Owned by its `Connections`; any thread."""
+
+    def __init__(self, what: str, config: ClientConfig, security: ChannelSecurity) -> None:
+        self._what = what
+        self._client_id = config.client_id
+        self._security = security
+        self.ports = NativePorts(config)
+        self._lock = threading.Lock()
+        self._connections: dict[str, NativeClientConnection] = {}
+        self._is_closed = False
+
+    def learn(self, answer: cluster_pb2.GetMetadataResponse) -> None:
+        """Take the native addresses of brokers."""
+        self.ports.learn(answer)
+
+    @property
+    def may_fall_back(self) -> bool:
+        """Whether a call may go over gRPC where no connection could be made."""
+        return self.ports.may_fall_back()
+
+    def begin(self, address: str, make_request: MakeRequest, done: Done) -> Callable[[], None] | None:
+        """Send a request to the broker at `address`; `None`: call it over gRPC. Else return what cancels it.
+
+        `done` takes a `NotConnectedError` where nothing was sent; the call may go over gRPC if `may_fall_back`.
+
+        Raises:
+            ClosedError: after `close`.
+        """
+        native_address = self.ports.find(address)
+        if not native_address:
+            self.ports.require(address)
+            return None
+        connection = self._find(native_address)
+
+        def ended(frame: Frame | None, error: HeadraceError | None) -> None:
+            if isinstance(error, NotConnectedError):
+                self.ports.avoid(address, native_address, error)
+            done(frame, error)
+
+        number = connection.begin(make_request(), ended)
+        return lambda: connection.cancel(number)
+
+    def call(self, address: str, method: NativeCallMethod, make_request: MakeRequest) -> tuple[bool, Any]:
+        """Make a call and wait for its answer; (False, None): call over gRPC.
+
+        Raises:
+            HeadraceError: what the broker answered, or why it did not.
+            ClosedError: the client was closed before or meanwhile.
+        """
+        answers: queue.SimpleQueue[tuple[Frame | None, HeadraceError | None]] = queue.SimpleQueue()
+        if self.begin(address, make_request, lambda frame, error: answers.put((frame, error))) is None:
+            return False, None
+        frame, error = answers.get()
+        if isinstance(error, NotConnectedError) and self.may_fall_back:
+            return False, None
+        if frame is None:
+            assert error is not None
+            raise error
+        return True, parse_answer(method.parse, frame, address)
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Close all connections; requests that are not answered end with ClosedError."""
+        with self._lock:
+            self._is_closed = True
+            connections = list(self._connections.values())
+            self._connections.clear()
+        for connection in connections:
+            connection.close(ClosedError(self._what))
+        for connection in connections:
+            connection.join(timeout)
+
+    def _find(self, native_address: str) -> NativeClientConnection:
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError(self._what)
+            found = self._connections.get(native_address)
+            if found is None or not found.is_usable:
+                connect = lambda: self._connect(native_address)  # noqa: E731
+                found = NativeClientConnection(native_address, self._client_id, connect)
+                self._connections[native_address] = found
+            return found
+
+    def _connect(self, native_address: str) -> _PlainSocket | _TlsSocket:
+        host, _, port = native_address.rpartition(":")
+        connection = socket.create_connection((host.strip("[]"), int(port)), CONNECT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _notice_dead_peers(connection)
+        context = self._security.context()
+        if context is None:
+            return _PlainSocket(connection)
+        try:
+            return _TlsSocket(
+                context.wrap_socket(connection, server_hostname=self._security.server_name or host.strip("[]"))
+            )
+        except BaseException:
+            connection.close()
+            raise
+
+
+def _notice_dead_peers(connection: socket.socket) -> None:
+    """Have the kernel end a connection whose other side is silent for half a minute, as gRPC's keepalive does."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000)):
+        if hasattr(socket, name):  # Linux has them all.
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,244 @@
+"""Connections of the native protocol, one a broker, as `headrace.client.net.native`, for asyncio. One event loop."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from headrace.client.base.config import ClientConfig
+from headrace.client.base.errors import ClosedError
+from headrace.client.net.native import CONNECT_S, MAX_JOINED_BYTES
+from headrace.client.net.native_calls import (
+    Done,
+    MakeRequest,
+    NativeCallMethod,
+    NativeCalls,
+    NativeRequest,
+    NotConnectedError,
+    lost_connection,
+    not_connected,
+    parse_answer,
+    timed_out,
+)
+from headrace.client.net.native_ports import NativePorts
+from headrace.client.net.security import ChannelSecurity
+from headrace.v1 import cluster_pb2
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.errors import HeadraceError
+from headrace.wire.frames import Frame
+
+
+class AsyncNativeClientConnection(asyncio.BufferedProtocol):
+    """One connection. It begins with its first request, and ends for good at its first failure."""
+
+    def __init__(self, address: str, client_id: str) -> None:
+        self._address = address
+        self._calls = NativeCalls(address, client_id)
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._backlog: list[list[ReadableBuffer]] = []
+        self._failure: HeadraceError | None = None
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._connecting: asyncio.Task[None] | None = None
+        self.is_usable = True
+        """Whether new requests may be made on it."""
+
+    def start(self, connect: Callable[[asyncio.BufferedProtocol], Any]) -> None:
+        """Begin to connect; `connect` awaits a transport for this protocol."""
+        self._connecting = self._loop.create_task(self._open(connect))
+
+    async def _open(self, connect: Callable[[asyncio.BufferedProtocol], Any]) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await connect(self)
+        except OSError as error:  # of TLS and of the time, too
+            self._end(not_connected(self._address, error or "no connection in time"))
+            return
+        self._timers[0] = self._loop.call_later(CONNECT_S, self._not_welcome)
+
+    def _not_welcome(self) -> None:
+        if not self._calls.is_welcome:
+            self._end(not_connected(self._address, "no Welcome came"))
+
+    def begin(self, request: NativeRequest, done: Done) -> int:
+        """Send a request; `done` takes what becomes of it, on the loop."""
+        if self._failure is not None:
+            done(None, self._failure)
+            return 0
+        number, parts = self._calls.begin(request, done, self._loop.time())
+        self._timers[number] = self._loop.call_later(request.timeout, self.cancel, number)
+        if self._calls.is_welcome:
+            self._send(parts)
+        else:
+            self._backlog.append(parts)
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Cancel a request: its `done` takes an error, if it is not called already."""
+        done = self._calls.forget(number)
+        self._stop_timer(number)
+        if done is None:
+            return
+        if self._calls.is_welcome:
+            self._send([self._calls.cancellation(number)])
+        done(None, timed_out(self._address))
+
+    def close(self, error: HeadraceError) -> None:
+        """End the connection; its requests end with `error`. Calling it again does nothing."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        self._end(error)
+
+    def _send(self, parts: Sequence[ReadableBuffer]) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        small: list[ReadableBuffer] = []
+        for part in parts:
+            if len(part) <= MAX_JOINED_BYTES:
+                small.append(part)
+                continue
+            if small:
+                self._transport.write(b"".join(small))
+                small.clear()
+            self._transport.write(part)
+        if small:
+            self._transport.write(b"".join(small))
+
+    def _end(self, failure: HeadraceError) -> None:
+        self.is_usable = False
+        if self._failure is not None:
+            return
+        self._failure = failure
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._backlog.clear()
+        if self._transport is not None:
+            self._transport.abort()
+        for done in self._calls.abandon():
+            done(None, failure)
+
+    def _stop_timer(self, number: int) -> None:
+        timer = self._timers.pop(number, None)
+        if timer is not None:
+            timer.cancel()
+
+    # --- asyncio's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._calls.greeting())
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See asyncio."""
+        return self._calls.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio."""
+        was_welcome = self._calls.is_welcome
+        over = self._calls.received(nbytes)
+        if self._calls.is_welcome and not was_welcome:
+            self._stop_timer(0)
+            backlog, self._backlog = self._backlog, []
+            for parts in backlog:
+                self._send(parts)
+        if self._calls.is_ending:
+            self.is_usable = False
+        for number, done, frame, failure in over:
+            self._stop_timer(number)
+            done(frame, failure)
+        if self._calls.failure is not None:
+            self._end(self._calls.failure)
+        elif self._calls.is_ending and self._calls.is_idle:
+            self._end(lost_connection(self._address, "the broker closes it"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        cause = exc or "the broker ended it"
+        is_welcome = self._calls.is_welcome
+        self._end(lost_connection(self._address, cause) if is_welcome else not_connected(self._address, cause))
+
+
+class AsyncNativeConnections:
+    """The native connections of one client. Owned by its `AsyncConnections`."""
+
+    def __init__(self, what: str, config: ClientConfig, security: ChannelSecurity) -> None:
+        self._what = what
+        self._client_id = config.client_id
+        self._security = security
+        self.ports = NativePorts(config)
+        self._connections: dict[str, AsyncNativeClientConnection] = {}
+        self._is_closed = False
+
+    def learn(self, answer: cluster_pb2.GetMetadataResponse) -> None:
+        """Take the native addresses of brokers."""
+        self.ports.learn(answer)
+
+    @property
+    def may_fall_back(self) -> bool:
+        """Whether a call may go over gRPC where no connection could be made."""
+        return self.ports.may_fall_back()
+
+    def begin(self, address: str, make_request: MakeRequest, done: Done) -> Callable[[], None] | None:
+        """See `NativeConnections.begin`."""
+        native_address = self.ports.find(address)
+        if not native_address:
+            self.ports.require(address)
+            return None
+        connection = self._find(native_address)
+
+        def ended(frame: Frame | None, error: HeadraceError | None) -> None:
+            if isinstance(error, NotConnectedError):
+                self.ports.avoid(address, native_address, error)
+            done(frame, error)
+
+        number = connection.begin(make_request(), ended)
+        return lambda: connection.cancel(number)
+
+    async def call(self, address: str, method: NativeCallMethod, make_request: MakeRequest) -> tuple[bool, Any]:
+        """See `NativeConnections.call`."""
+        answered: asyncio.Future[tuple[Frame | None, HeadraceError | None]]
+        answered = asyncio.get_running_loop().create_future()
+
+        def done(frame: Frame | None, error: HeadraceError | None) -> None:
+            if not answered.done():
+                answered.set_result((frame, error))
+
+        cancel = self.begin(address, make_request, done)
+        if cancel is None:
+            return False, None
+        try:
+            frame, error = await answered
+        except asyncio.CancelledError:
+            cancel()
+            raise
+        if isinstance(error, NotConnectedError) and self.may_fall_back:
+            return False, None
+        if frame is None:
+            assert error is not None
+            raise error
+        return True, parse_answer(method.parse, frame, address)
+
+    def close(self) -> None:
+        """Close all connections; requests that are not answered end with ClosedError."""
+        self._is_closed = True
+        for connection in self._connections.values():
+            connection.close(ClosedError(self._what))
+        self._connections.clear()
+
+    def _find(self, native_address: str) -> AsyncNativeClientConnection:
+        if self._is_closed:
+            raise ClosedError(self._what)
+        found = self._connections.get(native_address)
+        if found is None or not found.is_usable:
+            found = self._connections[native_address] = AsyncNativeClientConnection(native_address, self._client_id)
+            host, _, port = native_address.rpartition(":")
+            context = self._security.context()
+            name = None if context is None else self._security.server_name or host.strip("[]")
+            loop = asyncio.get_running_loop()
+            found.start(
+                lambda protocol: loop.create_connection(
+                    lambda: protocol, host.strip("[]"), int(port), ssl=context, server_hostname=name
+                )
+            )
+        return found

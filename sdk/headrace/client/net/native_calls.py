@@ -1,0 +1,278 @@
+"""The client's side of one connection of the native protocol: requests out, answers in. Pure; its owner locks.
+
+`headrace.client.net.native` moves its bytes with a thread, `native_async` on an event loop.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from google.protobuf.message import DecodeError
+
+from headrace.client.base.operations import Call
+from headrace.client.base.request_ids import operation_request_id
+from headrace.client.net.bootstrap_client import own_handshake
+from headrace.v1 import broker_pb2, errors_pb2, native_pb2
+from headrace.wire.attachments import splice_fetch
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.errors import HeadraceError, InternalError, Outcome, TimedOutError, TransportError, from_detail
+from headrace.wire.frames import (
+    CONFIRMED,
+    MAX_REQUEST_ID_BYTES,
+    PREFACE,
+    SERVER_KINDS,
+    Frame,
+    FrameError,
+    FrameReader,
+    Header,
+    Kind,
+    MethodCode,
+    frame_head,
+)
+from headrace.wire.releases import CLIENT_NEEDS, check_peer
+
+Done: TypeAlias = Callable[[Frame | None, HeadraceError | None], None]
+"""Takes the frame of an answer, or why there is none; called once."""
+
+
+Over: TypeAlias = tuple[int, Done, Frame | None, HeadraceError | None]
+"""A request that is over: its number, and its `done` with what that takes."""
+
+
+class NotConnectedError(TransportError):
+    """No connection could be made: nothing was sent, and the call may go over gRPC."""
+
+
+class NativeRequest(NamedTuple):
+    """One request."""
+
+    method: MethodCode
+    message: bytes
+    """Serialised."""
+    attached: Sequence[ReadableBuffer]
+    """Its batches, in the parts that they consist of."""
+    timeout: float
+    """In seconds, from when it is sent."""
+    request_id: str
+
+
+MakeRequest: TypeAlias = Callable[[], NativeRequest]
+"""Makes a request once it is known that it goes over the native protocol."""
+
+
+class _Waiting:
+    """A request that is not answered."""
+
+    __slots__ = ("answer", "deadline", "done")
+
+    def __init__(self, done: Done, deadline: float) -> None:
+        self.done = done
+        self.deadline = deadline
+        self.answer: Frame | None = None
+        """That waits for its CONFIRM or DISCARD."""
+
+
+class NativeCalls:
+    """The requests of one connection, and what arrives."""
+
+    def __init__(self, address: str, client_id: str) -> None:
+        """`address` is for messages."""
+        self._address = address
+        self._client_id = client_id
+        self._reader = FrameReader(SERVER_KINDS, self._admit)
+        self._waiting: dict[int, _Waiting] = {}
+        self._last = 0
+        self.is_welcome = False
+        self.is_ending = False
+        """Whether the server takes no more requests on this connection."""
+        self.failure: HeadraceError | None = None
+        """Why the connection must be closed: the server broke the protocol, or does not want this client."""
+
+    def greeting(self) -> bytes:
+        """Return the first bytes of the connection."""
+        hello = native_pb2.Hello(client_id=self._client_id, handshake=own_handshake())
+        return PREFACE + frame_head(Kind.HELLO, hello.SerializeToString())
+
+    def begin(self, request: NativeRequest, done: Done, now: float) -> tuple[int, list[ReadableBuffer]]:
+        """Return the number of a request, and its bytes in order; `done` takes what becomes of it."""
+        self._last += 1
+        self._waiting[self._last] = _Waiting(done, now + request.timeout)
+        head = frame_head(
+            Kind.REQUEST,
+            request.message,
+            method=request.method,
+            correlation=self._last,
+            attached=sum(map(_size_of, request.attached)),
+            timeout_ms=max(1, round(request.timeout * 1000)),
+            request_id=request.request_id.encode()[:MAX_REQUEST_ID_BYTES],
+        )
+        return self._last, [head, *request.attached]
+
+    def forget(self, number: int) -> Done | None:
+        """Stop waiting for an answer; return its `done`, or None where it was called."""
+        waiting = self._waiting.pop(number, None)
+        return None if waiting is None else waiting.done
+
+    def cancellation(self, number: int) -> bytes:
+        """Return the frame that cancels a request."""
+        return frame_head(Kind.CANCEL, correlation=number)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits for its answer."""
+        return not self._waiting
+
+    def overdue(self, now: float) -> list[tuple[int, Done]]:
+        """Forget the requests whose time is up; return their numbers and what takes the error."""
+        late = [number for number, waiting in self._waiting.items() if waiting.deadline <= now]
+        return [(number, self._waiting.pop(number).done) for number in late]
+
+    def abandon(self) -> list[Done]:
+        """Forget every request: the connection is lost."""
+        found = [waiting.done for waiting in self._waiting.values()]
+        self._waiting.clear()
+        return found
+
+    # --- what arrives ---
+
+    @property
+    def missing(self) -> int:
+        """How many bytes of a large answer are still to come."""
+        return self._reader.missing
+
+    def buffer(self) -> memoryview:
+        """Return where the next bytes go."""
+        return self._reader.buffer()
+
+    def received(self, count: int) -> list[Over]:
+        """Take note of bytes that were received; return what is over by them, to be called without a lock.
+
+        Where `failure` is set afterwards, the connection must be closed.
+        """
+        self._reader.received(count)
+        over: list[Over] = []
+        try:
+            while (frame := self._reader.next_frame()) is not None:
+                self._take(frame, over)
+        except FrameError as error:
+            make_error = lost_connection if self.is_welcome else not_connected
+            self.failure = make_error(self._address, error)
+        except HeadraceError as error:
+            self.failure = error
+        return over
+
+    def _take(self, frame: Frame, over: list[Over]) -> None:
+        if frame.header.kind == Kind.WELCOME:
+            self._welcome(frame)
+        elif frame.header.kind == Kind.GOODBYE:
+            self.is_ending = True
+        elif frame.header.kind == Kind.ERROR and not frame.header.correlation:
+            raise _error_of(frame)
+        else:
+            self._answered(frame, over)
+
+    def _admit(self, header: Header) -> bool:
+        """Skip answers of requests that were given up."""
+        if not self.is_welcome and header.kind not in (Kind.WELCOME, Kind.ERROR):
+            raise FrameError("the first frame is not a Welcome")
+        return header.correlation == 0 or header.correlation in self._waiting
+
+    def _welcome(self, frame: Frame) -> None:
+        if self.is_welcome:
+            raise FrameError("a second Welcome")
+        try:
+            welcome = native_pb2.Welcome.FromString(frame.message)
+        except DecodeError as error:
+            raise FrameError("a Welcome that is no such message") from error
+        said = welcome.handshake
+        check_peer(f"{welcome.answered_by} at {self._address}", said.release, said.capabilities, CLIENT_NEEDS)
+        self.is_welcome = True
+
+    def _answered(self, frame: Frame, over: list[Over]) -> None:
+        number, kind = frame.header.correlation, frame.header.kind
+        waiting = self._waiting.get(number)
+        if waiting is None:
+            return
+        if kind == Kind.ANSWER and frame.header.flags & CONFIRMED:
+            waiting.answer = frame
+            return
+        if kind == Kind.ERROR:
+            over.append((number, waiting.done, None, _error_of(frame)))
+        elif kind == Kind.ANSWER:
+            over.append((number, waiting.done, frame, None))
+        elif waiting.answer is None:
+            raise FrameError(f"a frame of kind {kind} without its answer")
+        elif kind == Kind.CONFIRM:
+            over.append((number, waiting.done, waiting.answer, None))
+        else:
+            error = TransportError(
+                f"the log changed while {self._address} sent it", outcome=Outcome.NOT_APPLIED, retriable=True
+            )
+            over.append((number, waiting.done, None, error))
+        del self._waiting[number]
+
+
+def lost_connection(address: str, cause: BaseException | str) -> TransportError:
+    """Return the error of requests whose connection is lost; not raised. Whether they were applied is not known."""
+    return TransportError(
+        f"the connection to {address} is lost: {cause}", outcome=Outcome.UNKNOWN, retriable=True,
+        action="Try again or elsewhere.",
+    )  # fmt: skip
+
+
+def not_connected(address: str, cause: BaseException | str) -> NotConnectedError:
+    """Return the error of requests that were not sent; not raised."""
+    return NotConnectedError(f"{address} cannot be reached: {cause}", outcome=Outcome.NOT_APPLIED, retriable=True)
+
+
+def timed_out(address: str, seconds: float | None = None) -> TimedOutError:
+    """Return the error of a request whose time is up; not raised."""
+    within = "" if seconds is None else f" within {seconds:g} s"
+    return TimedOutError(f"{address} did not answer{within}", outcome=Outcome.UNKNOWN, retriable=True)
+
+
+class NativeCallMethod(NamedTuple):
+    """A method of `Call` that may go over the native protocol."""
+
+    method: MethodCode
+    parse: Callable[[Frame], Any]
+
+
+def _fetched(frame: Frame) -> Any:
+    return splice_fetch(broker_pb2.FetchResponse.FromString(frame.message), frame.attachments)
+
+
+NATIVE_METHODS = {
+    ("broker", "FetchZeroCopy"): NativeCallMethod(MethodCode.FETCH, _fetched),
+    ("broker", "ListOffsets"): NativeCallMethod(
+        MethodCode.LIST_OFFSETS, lambda frame: broker_pb2.ListOffsetsResponse.FromString(frame.message)
+    ),
+}
+"""By service and method of a `Call`; Produce is begun by producers themselves."""
+
+
+def native_request(method: NativeCallMethod, call: Call) -> NativeRequest:
+    """Return the request of a call."""
+    return NativeRequest(method.method, call.request.SerializeToString(), (), call.timeout, operation_request_id())
+
+
+def parse_answer(parse: Callable[[Frame], Any], frame: Frame, address: str) -> Any:
+    """Parse an answer.
+
+    Raises:
+        InternalError: it is none.
+    """
+    try:
+        return parse(frame)
+    except (DecodeError, ValueError) as error:
+        raise InternalError(f"{address} answered what cannot be read: {error}", outcome=Outcome.UNKNOWN) from error
+
+
+def _error_of(frame: Frame) -> HeadraceError:
+    try:
+        return from_detail(errors_pb2.ErrorDetail.FromString(frame.message))
+    except DecodeError as error:
+        raise FrameError("an error that is no such message") from error
+
+
+def _size_of(buffer: ReadableBuffer) -> int:
+    return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)

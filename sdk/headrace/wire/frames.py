@@ -1,0 +1,286 @@
+"""Frames of the native protocol: the same messages as over gRPC, on a socket. Pure: no socket, thread or clock.
+
+A connection begins with `PREFACE` and the client's HELLO; then frames go both ways. A frame is a header, the request's
+id, one protobuf message, and the message's batches as attachments, whose sizes the message names. Little-endian:
+
+    offset  bytes
+    0       4      size: of everything behind the header
+    4       1      kind, see `Kind`
+    5       1      method, see `MethodCode`; 0 where the kind has none
+    6       2      flags, see `CONFIRMED`; others are 0
+    8       8      correlation: names a request among those of its connection; 0 where the kind has none
+    16      4      message size
+    20      4      timeout: of a request, in milliseconds, above 0; else 0
+    24      2      request id size: of a request, UTF-8; else 0
+    26      2      0
+
+See docs/reference/native-protocol.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.wire.crc import ReadableBuffer
+
+PREFACE = b"HEADRACE"
+HEADER = struct.Struct("<IBBHQIIHH")
+CONFIRMED = 1
+"""Flag of an ANSWER: a CONFIRM or DISCARD of the same request follows directly; only then may the answer be used."""
+
+MAX_FRAME_BYTES = 64 << 20
+"""The largest frame of any kind, header excluded: an answer holds one batch at least, however large."""
+MAX_HELLO_BYTES = 4 << 10
+MAX_REQUEST_ID_BYTES = 64
+STAGE_BYTES = 32 << 10
+"""What is received at once as long as frames are small."""
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    HELLO = 1
+    """The client's first: `Hello`."""
+    WELCOME = 2
+    """The server's first: `Welcome`."""
+    REQUEST = 3
+    ANSWER = 4
+    ERROR = 5
+    """In place of an answer: `ErrorDetail`. With correlation 0 it is about the connection, and the last frame."""
+    CANCEL = 6
+    """The client wants no answer any more."""
+    CONFIRM = 7
+    """The answer before it holds."""
+    DISCARD = 8
+    """The answer before it does not: the log changed while it was sent."""
+    GOODBYE = 9
+    """The server takes no more requests on this connection; it answers those before, and refuses later ones."""
+
+
+class MethodCode(IntEnum):
+    """The RPCs that are served natively."""
+
+    PRODUCE = 1
+    FETCH = 2
+    LIST_OFFSETS = 3
+
+
+class FrameError(Exception):
+    """The other side broke the protocol: the connection must be closed. The text states how."""
+
+
+class Header(NamedTuple):
+    """The header of a frame, in its order."""
+
+    size: int
+    kind: int
+    method: int = 0
+    flags: int = 0
+    correlation: int = 0
+    message_size: int = 0
+    timeout_ms: int = 0
+    request_id_size: int = 0
+    reserved: int = 0
+
+
+class Frame(NamedTuple):
+    """A frame that has arrived."""
+
+    header: Header
+    body: memoryview
+    """Its request id, message and attachments; empty where the body was skipped. Nothing else is written there."""
+    is_skipped: bool = False
+
+    @property
+    def request_id(self) -> str:
+        """The request's id, or an empty string where it is none that can be printed."""
+        text = bytes(self.body[: self.header.request_id_size]).decode(errors="replace")
+        return text if text.isprintable() else ""
+
+    @property
+    def message(self) -> bytes:
+        """The protobuf message."""
+        start = self.header.request_id_size
+        return bytes(self.body[start : start + self.header.message_size])
+
+    @property
+    def attachments(self) -> memoryview:
+        """The attachments, one behind the other."""
+        return self.body[self.header.request_id_size + self.header.message_size :]
+
+
+def frame_head(
+    kind: Kind,
+    message: bytes = b"",
+    *,
+    method: int = 0,
+    flags: int = 0,
+    correlation: int = 0,
+    attached: int = 0,
+    timeout_ms: int = 0,
+    request_id: bytes = b"",
+) -> bytes:
+    """Return a frame up to its attachments, which have `attached` bytes and follow."""
+    size = len(request_id) + len(message) + attached
+    header = HEADER.pack(size, kind, method, flags, correlation, len(message), timeout_ms, len(request_id), 0)
+    return b"".join((header, request_id, message))
+
+
+def parse_header(data: ReadableBuffer, position: int, kinds: frozenset[Kind]) -> Header:
+    """Read a header of one of these kinds.
+
+    Raises:
+        FrameError: the header contradicts itself, or is none of these.
+    """
+    header = Header._make(HEADER.unpack_from(data, position))
+    if header.kind not in kinds:
+        raise FrameError(f"a frame of kind {header.kind}")
+    if header.reserved or header.flags & ~CONFIRMED or (header.flags and header.kind != Kind.ANSWER):
+        raise FrameError(f"a frame of kind {header.kind} with flags {header.flags} and reserved {header.reserved}")
+    if header.size > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of {header.size} bytes: the limit is {MAX_FRAME_BYTES}")
+    if header.request_id_size > MAX_REQUEST_ID_BYTES or header.request_id_size + header.message_size > header.size:
+        raise FrameError(
+            f"a frame of {header.size} bytes with a request id of {header.request_id_size} and a message of "
+            f"{header.message_size}"
+        )
+    if (header.kind in _ABOUT_REQUESTS) != (header.correlation != 0) and header.kind != Kind.ERROR:
+        raise FrameError(f"a frame of kind {header.kind} with correlation {header.correlation}")
+    if header.kind in _EMPTY and header.size:
+        raise FrameError(f"a frame of kind {header.kind} with {header.size} bytes")
+    return header
+
+
+_ABOUT_REQUESTS = frozenset({Kind.REQUEST, Kind.ANSWER, Kind.CANCEL, Kind.CONFIRM, Kind.DISCARD})
+_EMPTY = frozenset({Kind.CANCEL, Kind.CONFIRM, Kind.DISCARD, Kind.GOODBYE})
+
+CLIENT_KINDS = frozenset({Kind.HELLO, Kind.REQUEST, Kind.CANCEL})
+SERVER_KINDS = frozenset({Kind.WELCOME, Kind.ANSWER, Kind.ERROR, Kind.CONFIRM, Kind.DISCARD, Kind.GOODBYE})
+
+
+class FrameReader:
+    """Cuts what arrives on one connection into frames. Its owner receives into `buffer()` and calls `received`.
+
+    Small frames are received many at once; the body of a large one goes straight into memory of its own.
+    """
+
+    __slots__ = (
+        "_admit",
+        "_body",
+        "_end",
+        "_filled",
+        "_header",
+        "_is_skipped",
+        "_kinds",
+        "_preface",
+        "_skip",
+        "_stage",
+        "_start",
+    )
+
+    def __init__(self, kinds: frozenset[Kind], admit: Callable[[Header], bool], preface: bytes = b"") -> None:
+        """`kinds` may arrive. `admit` says of each header whether its body is received; if not, it is skipped.
+
+        `preface` must arrive before the first frame. What `admit` raises, `next_frame` raises.
+        """
+        self._kinds = kinds
+        self._admit = admit
+        self._preface = preface
+        self._stage = memoryview(bytearray(STAGE_BYTES))
+        self._start = self._end = 0
+        self._header: Header | None = None
+        self._body: memoryview | None = None
+        """Of the large frame that is arriving."""
+        self._filled = 0
+        self._is_skipped = False
+        self._skip = 0
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether nothing of a frame has arrived that is not complete."""
+        return self._header is None and self._start == self._end and not self._preface
+
+    @property
+    def missing(self) -> int:
+        """How many bytes of a large frame's body are still to come; 0: none is arriving."""
+        return 0 if self._body is None else len(self._body) - self._filled
+
+    def buffer(self) -> memoryview:
+        """Return where the next bytes go: never empty after `next_frame` returned None."""
+        return self._stage[self._end :] if self._body is None else self._body[self._filled :]
+
+    def received(self, count: int) -> None:
+        """Take note that `count` bytes were received into `buffer()`."""
+        if self._body is None:
+            self._end += count
+        else:
+            self._filled += count
+
+    def next_frame(self) -> Frame | None:
+        """Return the next frame that is complete; None: receive more.
+
+        Raises:
+            FrameError: what arrived is no frame.
+        """
+        frame = self._cut()
+        if frame is None and self._body is None and self._start:  # Make room behind what is there.
+            rest = bytes(self._stage[self._start : self._end])
+            self._stage[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+        return frame
+
+    def _cut(self) -> Frame | None:
+        if self._preface and not self._take_preface():
+            return None
+        if self._header is None:
+            if self._end - self._start < HEADER.size:
+                return None
+            header = parse_header(self._stage, self._start, self._kinds)
+            self._start += HEADER.size
+            self._is_skipped = not self._admit(header)
+            self._header = header
+            if self._is_skipped:
+                self._skip = header.size
+            elif header.size > self._end - self._start and header.size > STAGE_BYTES // 4:
+                self._body = np.empty(header.size, np.uint8).data
+                self._filled = self._end - self._start
+                self._body[: self._filled] = self._stage[self._start : self._end]
+                self._start = self._end = 0
+        header = self._header
+        if self._is_skipped:
+            return self._skipped(header)
+        if self._body is None:
+            if header.size > self._end - self._start:
+                return None
+            body = memoryview(bytes(self._stage[self._start : self._start + header.size]))
+            self._start += header.size
+        elif self._filled < header.size:
+            return None
+        else:
+            body, self._body = self._body, None
+        self._header = None
+        return Frame(header, body)
+
+    def _skipped(self, header: Header) -> Frame | None:
+        count = min(self._skip, self._end - self._start)
+        self._start += count
+        self._skip -= count
+        if self._skip:
+            return None
+        self._header = None
+        return Frame(header, memoryview(b""), is_skipped=True)
+
+    def _take_preface(self) -> bool:
+        found = self._stage[self._start : min(self._end, self._start + len(self._preface))]
+        if found != self._preface[: len(found)]:
+            raise FrameError(f"the connection begins with {bytes(found)!r}, not as one of this protocol")
+        if len(found) < len(self._preface):
+            return False
+        self._start += len(found)
+        self._preface = b""
+        return True

@@ -1,0 +1,89 @@
+"""The broker's calls over the native protocol: what `BrokerService` answers, from frames and into frames."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.log.slices import Slice
+from headrace.v1 import broker_pb2
+from headrace.wire.attachments import splice_produce
+from headrace.wire.errors import HeadraceError, Outcome
+from headrace.wire.frames import MethodCode
+from headrace.wire.zero_copy import SplicedMessage
+from headrace_server.methods import METHODS
+from headrace_server.native.answers import Piece
+from headrace_server.native.connection import NativeAnswer, NativeCall, NativeMethod
+from headrace_server.requests import RequestReader
+
+from headrace_broker.rpc.fetch import Located
+
+if TYPE_CHECKING:
+    from headrace_broker.rpc.service import BrokerService
+
+COPIED_BYTES = 64 << 10
+"""An answer of so much is read into memory: that costs less than the turns of `sendfile`."""
+
+
+def native_methods(service: BrokerService) -> dict[int, NativeMethod]:
+    """Return the methods of a broker's listener, by number."""
+
+    async def produce(request: SplicedMessage, call: NativeCall) -> NativeAnswer:
+        return NativeAnswer((await service.produce(request, call.peer())).SerializeToString())
+
+    async def fetch(request: broker_pb2.FetchRequest, _call: NativeCall) -> NativeAnswer:
+        return _fetched(service, await service.locate(request))
+
+    async def list_offsets(request: broker_pb2.ListOffsetsRequest, _call: NativeCall) -> NativeAnswer:
+        return NativeAnswer((await service.list_offsets(request)).SerializeToString())
+
+    def method(name: str, request_type: Any, handle: Any, splice: Any = None) -> NativeMethod:
+        row = METHODS[f"/headrace.v1.BrokerService/{name}"]
+        reader = RequestReader(name, row, request_type.FromString, request_type.DESCRIPTOR)
+        return NativeMethod(name, row, reader, splice, handle)
+
+    return {
+        MethodCode.PRODUCE: method("Produce", broker_pb2.ProduceRequest, produce, splice_produce),
+        MethodCode.FETCH: method("Fetch", broker_pb2.FetchRequest, fetch),
+        MethodCode.LIST_OFFSETS: method("ListOffsets", broker_pb2.ListOffsetsRequest, list_offsets),
+    }
+
+
+def _fetched(service: BrokerService, located: Located) -> NativeAnswer:
+    """Answer by the ranges of files; what is little and in the page cache by its bytes."""
+    try:
+        message = located.response.SerializeToString()
+        slices = [found for of_partition in located.slices for found in of_partition]
+        pieces: list[Piece] | None = None
+        if sum(map(len, slices)) <= COPIED_BYTES:
+            pieces = _read_now(slices)
+        if pieces is not None:
+            service.check_lease(Outcome.NOT_APPLIED)
+            located.close()
+            return NativeAnswer(message, pieces)
+    except BaseException:
+        located.close()
+        raise
+
+    def is_valid() -> bool:
+        """Return whether what was sent is what the log holds, and was this broker's to send."""
+        try:
+            service.check_lease(Outcome.NOT_APPLIED)
+        except HeadraceError:
+            return False
+        return not located.was_cut()
+
+    return NativeAnswer(message, slices, is_valid, located.close)
+
+
+def _read_now(slices: list[Slice]) -> list[Piece] | None:
+    """Return the bytes of slices; None where one is not in the page cache, or was cut."""
+    pieces: list[Piece] = []
+    for found in slices:
+        try:
+            data = found.try_read_nowait()
+        except HeadraceError:
+            return None
+        if data is None:
+            return None
+        pieces.append(data)
+    return pieces

@@ -1,0 +1,220 @@
+"""The listener of the native protocol: who may connect, and what is looked after once a second. One event loop.
+
+Connections are few, and a silent one costs its owner nothing. So where `n` addresses have some, none gets more than one
+part in `n + 1` of all, and one that comes where there is no room takes the place of the connection that has been
+without a request for longest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import structlog
+from headrace.wire.errors import Outcome, ThrottledError
+from prometheus_client import Counter, Gauge
+
+from headrace_server.instruments import LoopCounter
+from headrace_server.native.connection import NativeConnection, NativeMethod
+from headrace_server.places import RETRY_AFTER_MS, PlaceLimits, Places, share_of
+from headrace_server.rpc import check_free, split_address
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 1.0
+IDLE_SECONDS = 300.0
+"""A connection without a request for so long is closed; its client opens another one when it needs it."""
+HANDSHAKE_SECONDS = 10.0
+"""For TLS."""
+MAX_HANDSHAKES = 256
+"""TLS handshakes at once; the kernel keeps further connections waiting."""
+MAX_ARRIVING_BYTES = 128 << 20
+"""Of large requests that have begun to arrive, over all connections."""
+TELL_SECONDS = 60.0
+"""How seldom the log says that connections are refused; the metric counts each."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeMetrics:
+    """What a listener counts."""
+
+    connections: Gauge
+    refused: Counter
+    broken: Counter
+    sent_bytes: LoopCounter
+
+
+class NativeServer:
+    """Owned by a service's listeners."""
+
+    def __init__(
+        self,
+        name: str,
+        methods: Mapping[int, NativeMethod],
+        metrics: NativeMetrics,
+        call_errors: Counter,
+        *,
+        executor: Executor,
+        limits: PlaceLimits,
+        max_connections: int,
+    ) -> None:
+        """`name` is the process's, as `broker-1`; `executor` runs what waits for a disk."""
+        self.name = name
+        self.methods = methods
+        self.metrics = metrics
+        self.call_errors = call_errors
+        self.executor = executor
+        self.places = Places(limits)
+        self._max_connections = max_connections
+        self._connections: dict[NativeConnection, None] = {}
+        self._arriving: dict[NativeConnection, None] = {}
+        self._listener: socket.socket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._tell_at_seconds = -math.inf
+        metrics.connections.set_function(lambda: len(self._connections))
+
+    async def start(self, listen: str, make_context: Callable[[], ssl.SSLContext] | None = None) -> str:
+        """Listen at host:port; return the address bound. `make_context` is asked at each connection: TLS alone.
+
+        Raises:
+            AddressInUseError: the address is taken, not ours, or malformed.
+        """
+        check_free(listen)
+        host, port = split_address(listen)
+        family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+        self._listener = socket.create_server((host.strip("[]"), port), family=family, backlog=1024)
+        self._listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._accept(self._listener, make_context)), loop.create_task(self._look())]
+        return f"{host}:{self._listener.getsockname()[1]}"
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Take no more connections and requests, let those at work end, and close all. Idempotent."""
+        for task in (*self._tasks, *self._handshakes):
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._handshakes, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+        for connection in self._connections:
+            connection.say_goodbye()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_seconds):
+                await asyncio.gather(*(connection.answered() for connection in self._connections))
+        for connection in list(self._connections):
+            connection.close()
+
+    async def _accept(self, listener: socket.socket, make_context: Callable[[], ssl.SSLContext] | None) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listener)
+            except OSError as error:  # For example no file descriptor left: the client falls back to gRPC.
+                log.warning("native_not_accepted", cause=str(error))
+                await asyncio.sleep(LOOK_SECONDS)
+                continue
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            context = None if make_context is None else make_context()
+            task = loop.create_task(self._connect(accepted, context))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+            if len(self._handshakes) >= MAX_HANDSHAKES:
+                await asyncio.wait(self._handshakes, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _connect(self, accepted: socket.socket, context: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        timeout = None if context is None else HANDSHAKE_SECONDS
+        try:
+            await loop.connect_accepted_socket(
+                lambda: NativeConnection(self), accepted, ssl=context, ssl_handshake_timeout=timeout
+            )
+        except OSError as error:  # of TLS, too
+            self.metrics.broken.inc()
+            log.info("native_handshake_failed", cause=str(error))
+
+    async def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = loop.time()
+            for connection in list(self._connections):
+                connection.look(now)
+                if connection.idle_since is None:
+                    continue
+                if connection.is_retired:  # A request may have been on its way.
+                    connection.close()
+                elif now - connection.idle_since > IDLE_SECONDS:
+                    connection.say_goodbye()
+
+    # --- for connections ---
+
+    def enter(self, connection: NativeConnection) -> bool:
+        """Take a connection; one that is idle may have to go for it. False: there is no room."""
+        hosts = {each.host for each in self._connections}
+        share = share_of(self._max_connections, len(hosts | {connection.host}))
+        own = [each for each in self._connections if each.host == connection.host]
+        if len(own) >= share:
+            has_room = self._end_idle(own)
+        else:
+            has_room = len(self._connections) < self._max_connections or self._end_idle(list(self._connections))
+        if has_room:
+            self._connections[connection] = None
+        else:
+            self._count_refused()
+        return has_room
+
+    def leave(self, connection: NativeConnection) -> None:
+        """Forget a connection that is lost."""
+        self._connections.pop(connection, None)
+        self.end_arriving(connection)
+
+    def begin_arriving(self, connection: NativeConnection) -> None:
+        """Take note of a large request, or refuse it where too many arrive: of all, or of the caller's share.
+
+        Raises:
+            ThrottledError: try again later.
+        """
+        arriving = [(each.host, each.arriving_bytes) for each in self._arriving]
+        own = sum(size for host, size in arriving if host == connection.host)
+        share = share_of(MAX_ARRIVING_BYTES, len({host for host, _ in arriving} | {connection.host}))
+        if own > share or sum(size for _, size in arriving) > MAX_ARRIVING_BYTES:
+            raise ThrottledError(
+                "too many large requests have begun to arrive",
+                outcome=Outcome.NOT_APPLIED,
+                retry_after_ms=RETRY_AFTER_MS,
+                action="Send smaller requests, or fewer at once.",
+            )
+        self._arriving[connection] = None
+
+    def end_arriving(self, connection: NativeConnection) -> None:
+        """Take note that a request is there."""
+        self._arriving.pop(connection, None)
+
+    def _end_idle(self, among: list[NativeConnection]) -> bool:
+        """Close the connection that has been without a request for longest; False: all have one."""
+        idle = [each for each in among if each.idle_since is not None]
+        if not idle:
+            return False
+        longest = min(idle, key=lambda each: each.idle_since or 0.0)
+        self.leave(longest)
+        longest.say_goodbye()
+        longest.close()
+        return True
+
+    def _count_refused(self) -> None:
+        """Count a connection whose client falls back to gRPC, which costs this broker more; log it seldom."""
+        self.metrics.refused.inc()
+        now = asyncio.get_running_loop().time()
+        if now >= self._tell_at_seconds:
+            self._tell_at_seconds = now + TELL_SECONDS
+            log.warning(
+                "native_connections_refused",
+                max_native_connections=self._max_connections,
+                advice="these clients fall back to gRPC; raise max_native_connections",
+            )

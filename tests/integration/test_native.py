@@ -1,0 +1,146 @@
+"""The native protocol of real brokers: clients go over it by themselves, and over gRPC where it is not to be had."""
+
+from __future__ import annotations
+
+import asyncio
+
+import headrace
+import pytest
+from headrace import aio
+from headrace.spark.option_table import BATCH
+from headrace.spark.options import read_options
+from headrace.spark.ranges import OffsetRange
+from headrace.spark.reader import RangePartition, read_partition
+from headrace.spark.schema import full_schema
+from headrace.wire.ids import TopicPartition
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+
+RECORDS = 5_000
+METRICS = {"metrics_listen": "127.0.0.1:0"}
+
+
+def metric(cluster, name, broker_id=1):
+    return cluster.broker(broker_id).metrics()[f"headrace_broker_{name}"]
+
+
+def fill(cluster, topic, codec="none", value_bytes=20, **settings):
+    """Two partitions with keys, headers and timestamps; what was sent, by partition."""
+    sent = {0: [], 1: []}
+    with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic, partitions=2, replication_factor=1)
+    settings = {"compression_type": codec, **settings}
+    with headrace.Producer(bootstrap_servers=cluster.bootstrap_servers, **settings) as producer:
+        for number in range(RECORDS):
+            value = b"%d" % number * value_bytes
+            producer.send(topic, value, key=b"k", partition=number % 2)
+            sent[number % 2].append(value)
+    return sent
+
+
+def read(cluster, topic, **settings):
+    got = {0: [], 1: []}
+    with headrace.Reader(topic, bootstrap_servers=cluster.bootstrap_servers, **settings) as reader:
+        for record in reader:
+            got[record.partition].append(bytes(record.value))
+    return got
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, broker_settings=METRICS)) as running:
+        yield running
+
+
+@pytest.mark.parametrize(("codec", "value_bytes"), [("none", 100), ("zstd", 5_000)])
+def test_what_goes_in_and_out_natively_is_what_goes_over_grpc(cluster, codec, value_bytes):
+    """Metadata offers it: the same records whichever way they came and are read, the kernel sends what is much."""
+    for transport in ("auto", "native", "grpc"):
+        topic = f"t-{codec}-{transport}"
+        sent = fill(cluster, topic, codec, value_bytes, transport=transport)
+        before = metric(cluster, "native_sent_bytes_total")
+        assert read(cluster, topic) == sent
+        moved = metric(cluster, "native_sent_bytes_total") - before
+        assert moved > 0
+        assert read(cluster, topic, transport="grpc") == sent
+        assert metric(cluster, "native_sent_bytes_total") - before == moved
+
+
+def test_asyncio_clients_go_over_it(cluster):
+    """They also wait there for what comes later."""
+    sent = fill(cluster, "loop")
+    before = metric(cluster, "native_connections")
+
+    async def consume():
+        got = {0: [], 1: []}
+        servers = {"bootstrap_servers": cluster.bootstrap_servers, "transport": "native"}
+        async with aio.Consumer("loop", auto_offset_reset="earliest", **servers) as consumer:
+            async with aio.Producer(**servers) as producer:
+                late = None
+                async with asyncio.timeout(60):
+                    async for record in consumer:
+                        got[record.partition].append(bytes(record.value))
+                        if late is None and sum(map(len, got.values())) == RECORDS:
+                            late = await producer.send_and_wait("loop", b"late", partition=1)
+                            assert metric(cluster, "native_connections") == before + 2
+                        if record.value == b"late":
+                            return got
+        return got
+
+    assert asyncio.run(consume()) == {0: sent[0], 1: [*sent[1], b"late"]}
+
+
+def test_a_task_of_spark_goes_over_it(cluster):
+    """What an executor runs reads in bulk there, unless an option says otherwise."""
+    sent = fill(cluster, "spark", value_bytes=100)
+    before = metric(cluster, "native_sent_bytes_total")
+
+    def read_values(**more):
+        given = {"headrace.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "spark", **more}
+        part = OffsetRange(TopicPartition("spark", 1), 0, len(sent[1]))
+        batches = read_partition(read_options(given, BATCH), full_schema(False), RangePartition(part))
+        return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+    assert read_values() == sent[1]
+    moved = metric(cluster, "native_sent_bytes_total") - before
+    assert moved > 0
+    assert read_values(**{"headrace.transport": "grpc"}) == sent[1]
+    assert metric(cluster, "native_sent_bytes_total") - before == moved
+
+
+@pytest.mark.parametrize("acks", [0, 1, "all"])
+def test_a_broker_that_is_killed_is_found_again(cluster, acks):
+    """Its port is another one then. What was acknowledged is there once, in order; readers continue."""
+    topic = f"killed-{acks}"
+    with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic, partitions=1, replication_factor=1)
+    with headrace.Producer(bootstrap_servers=cluster.bootstrap_servers, acks=acks, linger_ms=1) as producer:
+        for number in range(2_000):
+            producer.send(topic, b"%d" % number)
+            if number == 1_000:
+                producer.flush()
+                cluster.broker(1).kill()
+                cluster.restart(cluster.broker(1))
+        producer.flush()
+    with headrace.Reader(topic, bootstrap_servers=cluster.bootstrap_servers) as reader:
+        found = [int(record.value) for record in reader]
+    if acks == 0:
+        assert found == sorted(set(found))
+    else:
+        assert found == list(range(2_000))
+
+
+def test_an_address_that_leads_nowhere_costs_nothing_but_speed():
+    """As behind a firewall that lets only gRPC through."""
+    settings = {**METRICS, "native_advertised_address": "127.0.0.1:1"}
+    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, broker_settings=settings)) as running:
+        sent = fill(running, "t")
+        assert read(running, "t") == sent
+        assert metric(running, "native_connections") == 0
+
+
+def test_it_can_be_switched_off():
+    """Metadata names no address then."""
+    settings = {**METRICS, "native_listen": "off"}
+    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, broker_settings=settings)) as running:
+        sent = fill(running, "t")
+        assert read(running, "t") == sent

@@ -1,0 +1,646 @@
+"""The server of the native protocol by bare sockets: what it answers, what it refuses, whom it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from headrace.log import DataDirectory, DiskLimits, LogSettings
+from headrace.v1 import broker_pb2, errors_pb2, native_pb2
+from headrace.wire.attachments import splice_produce
+from headrace.wire.batch import read_header
+from headrace.wire.columns import encode_batch
+from headrace.wire.errors import (
+    DeadlineRequiredError,
+    InvalidRequestError,
+    NotLeaderError,
+    Outcome,
+    ShuttingDownError,
+    ThrottledError,
+    TimedOutError,
+    UnsupportedVersionError,
+    from_detail,
+)
+from headrace.wire.frames import CONFIRMED, HEADER, PREFACE, STAGE_BYTES, Header, Kind, MethodCode, frame_head
+from headrace_server.calls import CALLER, request_id
+from headrace_server.instruments import CommonMetrics, LoopCounter
+from headrace_server.methods import METHODS
+from headrace_server.native import connection as connections
+from headrace_server.native import server as servers
+from headrace_server.native.connection import MAX_REQUESTS, NativeAnswer, NativeMethod
+from headrace_server.native.server import NativeMetrics, NativeServer
+from headrace_server.places import PlaceLimits
+from headrace_server.requests import RequestReader
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+SECONDS = 20.0
+TOPIC_ID = bytes(range(16))
+
+
+class Service:
+    """Methods that a test makes answer as it likes."""
+
+    def __init__(self):
+        self.requests = []
+        self.callers = []
+        self.cancelled = 0
+        self.handle = self.echo
+
+    async def __call__(self, message, call):
+        self.requests.append(message)
+        self.callers.append((CALLER.get(), request_id()))
+        return await self.handle(message)
+
+    async def echo(self, message):
+        if isinstance(message, broker_pb2.FetchRequest):
+            return NativeAnswer(message.client_id.encode())
+        batches = [bytes(each) for found in message.batches for each in found]
+        return NativeAnswer(message.message.client_id.encode(), [b"".join(batches)])
+
+    async def never(self, message):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled += 1
+
+
+class Client:
+    """A connection of a client, over asyncio."""
+
+    def __init__(self, streams):
+        self.receiving, self.sending = streams
+
+    def send(self, kind, message=b"", **fields):
+        attached = fields.pop("attached", b"")
+        self.sending.write(frame_head(kind, message, attached=len(attached), **fields) + attached)
+
+    def ask(self, number=1, client_id="me", method=MethodCode.FETCH, timeout_ms=20_000, **fields):
+        message = broker_pb2.FetchRequest(client_id=client_id).SerializeToString()
+        self.send(Kind.REQUEST, message, method=method, correlation=number, timeout_ms=timeout_ms, **fields)
+
+    def produce(self, number=1, batches=(b"batch",), attached=None, **fields):
+        message = broker_pb2.ProduceRequest(client_id="me")
+        message.topics.add().partitions.add(batch_sizes=[len(batch) for batch in batches])
+        attached = b"".join(batches) if attached is None else attached
+        self.send(
+            Kind.REQUEST, message.SerializeToString(), method=MethodCode.PRODUCE, correlation=number, timeout_ms=20_000,
+            attached=attached, **fields,
+        )  # fmt: skip
+
+    async def receive(self):
+        """A frame: header, message, attachments."""
+        async with asyncio.timeout(SECONDS):
+            header = Header._make(HEADER.unpack(await self.receiving.readexactly(HEADER.size)))
+            body = await self.receiving.readexactly(header.size)
+        return header, body[: header.message_size], body[header.message_size :]
+
+    async def error(self, number=1):
+        header, message, _ = await self.receive()
+        assert (header.kind, header.correlation) == (Kind.ERROR, number)
+        return from_detail(errors_pb2.ErrorDetail.FromString(message))
+
+    async def ended(self):
+        """Whether the server closed the connection, after whatever it still sent."""
+        try:
+            async with asyncio.timeout(SECONDS):
+                while await self.receiving.read(1 << 16):
+                    continue
+        except ConnectionResetError:
+            return True
+        return True
+
+    async def close(self):
+        self.sending.close()
+        with contextlib.suppress(ConnectionError):
+            await self.sending.wait_closed()
+
+
+class Bench:
+    def __init__(self, *, max_connections=50, places=None):
+        self.service = Service()
+        self.registry = CollectorRegistry()
+        self.common = CommonMetrics("x", self.registry)
+        self.metrics = NativeMetrics(
+            Gauge("connections", "-", registry=self.registry),
+            Counter("refused", "-", registry=self.registry),
+            Counter("broken", "-", registry=self.registry),
+            LoopCounter("sent_bytes", "-", self.registry),
+        )
+        self.executor = ThreadPoolExecutor(1)
+        self.server = NativeServer(
+            "broker-1",
+            {
+                MethodCode.FETCH: self.method("Fetch", broker_pb2.FetchRequest),
+                MethodCode.PRODUCE: self.method("Produce", broker_pb2.ProduceRequest, splice_produce),
+            },
+            self.metrics,
+            self.common.call_errors,
+            executor=self.executor,
+            limits=PlaceLimits(clients=places or (1_000, 500)),
+            max_connections=max_connections,
+        )
+        self.clients = []
+
+    def method(self, name, request_type, splice=None):
+        row = METHODS[f"/headrace.v1.BrokerService/{name}"]
+        reader = RequestReader(name, row, request_type.FromString, request_type.DESCRIPTOR)
+        return NativeMethod(name, row, reader, splice, self.service)
+
+    def metric(self, name, **labels):
+        return self.registry.get_sample_value(name, labels)
+
+    async def open(self, from_address="127.0.0.1"):
+        self.clients.append(Client(await asyncio.open_connection(self.host, self.port, local_addr=(from_address, 0))))
+        return self.clients[-1]
+
+    async def connect(self, from_address="127.0.0.1"):
+        client = await self.open(from_address)
+        client.sending.write(PREFACE)
+        client.send(Kind.HELLO, native_pb2.Hello(client_id="me").SerializeToString())
+        header, message, _ = await client.receive()
+        assert header.kind == Kind.WELCOME
+        client.welcome = native_pb2.Welcome.FromString(message)
+        return client
+
+    async def until(self, condition):
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def serving(**options):
+    bench = Bench(**options)
+    host, _, port = (await bench.server.start("127.0.0.1:0")).rpartition(":")
+    bench.host, bench.port = host, int(port)
+    try:
+        yield bench
+    finally:
+        for client in bench.clients:
+            await client.close()
+        await bench.server.stop(0)
+        bench.executor.shutdown()
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A log of 40 batches of 10 kB in files."""
+    limits = DiskLimits(reserve_bytes=4096, refuse_below_bytes=0, resume_above_bytes=0)
+    directory = DataDirectory.open(
+        str(tmp_path), cluster_id="c", generation=1, broker_id=1, new_storage_id=TOPIC_ID, boot_id="b", limits=limits
+    )
+    log = directory.open_log(TOPIC_ID, 0, LogSettings())
+    for number in range(40):
+        batch = encode_batch([os.urandom(10_000)], base_timestamp_ms=number)
+        log.append([(batch, read_header(batch))], leader_epoch=0, append_timestamp_ms=number)
+    yield log
+    directory.close(clean=False, broker_epoch=1)
+
+
+async def test_a_connection_begins_with_a_greeting():
+    """Who answers, of which release, and how many requests may be unanswered."""
+    async with serving() as bench:
+        client = await bench.connect()
+        assert client.welcome.answered_by == "broker-1"
+        assert client.welcome.handshake.release
+        assert client.welcome.max_requests == MAX_REQUESTS
+        assert bench.metric("connections") == 1
+
+
+async def test_requests_and_batches_arrive_as_they_were_sent():
+    """Small ones together in one packet, and one of megabytes."""
+    async with serving() as bench:
+        client = await bench.connect()
+        large = [os.urandom(1_000_000), os.urandom(2_000_000)]
+        client.produce(1, request_id=b"5f-1")
+        client.produce(2, large)
+        client.ask(3, "other")
+        answers = {}
+        for _ in range(3):
+            header, message, attached = await client.receive()
+            assert (header.kind, header.flags) == (Kind.ANSWER, 0)
+            answers[header.correlation] = message, attached
+        assert answers == {1: (b"me", b"batch"), 2: (b"me", b"".join(large)), 3: (b"other", b"")}
+        assert bench.service.callers[0] == ("127.0.0.1", "5f-1")
+
+
+async def test_a_request_that_waits_holds_up_no_other_one():
+    """Answers leave as they come; the one that waited last."""
+    async with serving() as bench:
+        client, waits = await bench.connect(), asyncio.Event()
+
+        async def handle(message):
+            if message.client_id == "slow":
+                await waits.wait()
+            return NativeAnswer(message.client_id.encode())
+
+        bench.service.handle = handle
+        client.ask(1, "slow")
+        client.ask(2, "fast")
+        assert (await client.receive())[0].correlation == 2
+        waits.set()
+        assert (await client.receive())[0].correlation == 1
+
+
+async def test_an_error_is_answered_in_its_place():
+    """Typed, counted, and the connection remains open."""
+    async with serving() as bench:
+        client = await bench.connect()
+
+        async def refuse(message):
+            raise NotLeaderError("elsewhere")
+
+        bench.service.handle = refuse
+        client.ask(5)
+        assert isinstance(await client.error(5), NotLeaderError)
+        bench.service.handle = bench.service.echo
+        client.ask(6)
+        assert (await client.receive())[0].correlation == 6
+        assert bench.metric("x_call_errors_total", method="Fetch", code="NOT_LEADER") == 1
+
+
+async def test_an_unexpected_error_is_hidden():
+    """The client reads that there was one, and where the log has it."""
+    async with serving() as bench:
+        client = await bench.connect()
+
+        async def fail(message):
+            raise ZeroDivisionError("secret")
+
+        bench.service.handle = fail
+        client.ask(1, request_id=b"5f-9")
+        error = await client.error()
+        assert "5f-9" in str(error)
+        assert "secret" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("ask", "error"),
+    [
+        (lambda client: client.ask(method=99), InvalidRequestError),
+        (lambda client: client.ask(timeout_ms=0), DeadlineRequiredError),
+        (lambda client: client.ask(attached=b"bytes"), InvalidRequestError),
+        (lambda client: client.ask(client_id="x" * (1 << 20)), InvalidRequestError),
+        (lambda client: client.produce(attached=b"short"[:3]), InvalidRequestError),
+        (lambda client: client.produce(attached=b"too long"), InvalidRequestError),
+        (lambda client: client.produce(batches=[bytes(33 << 20)]), InvalidRequestError),
+    ],
+)
+async def test_what_is_refused_leaves_the_connection_as_it_was(ask, error):
+    """Nothing of it reaches the service, and the next request is answered."""
+    async with serving() as bench:
+        client = await bench.connect()
+        ask(client)
+        assert isinstance(await client.error(), error)
+        assert not bench.service.requests
+        client.ask(2)
+        assert (await client.receive())[0].correlation == 2
+
+
+async def test_a_message_that_is_none_is_refused():
+    """As over gRPC: the request, not the connection."""
+    async with serving() as bench:
+        client = await bench.connect()
+        client.send(Kind.REQUEST, b"\xff\xff", method=MethodCode.FETCH, correlation=1, timeout_ms=1_000)
+        assert isinstance(await client.error(), InvalidRequestError)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),
+        PREFACE + frame_head(Kind.REQUEST, b"", method=1, correlation=1, timeout_ms=1),
+        PREFACE + frame_head(Kind.HELLO, bytes(5_000)),
+        PREFACE + frame_head(Kind.HELLO, b"\xff\xff"),
+        PREFACE + frame_head(Kind.HELLO) * 2,
+        PREFACE + frame_head(Kind.HELLO) + frame_head(Kind.WELCOME),
+        PREFACE + frame_head(Kind.HELLO) + bytes(HEADER.size),
+        PREFACE + frame_head(Kind.HELLO) + HEADER.pack(1 << 31, Kind.REQUEST, 1, 0, 1, 0, 1, 0, 0),
+    ],
+)
+async def test_a_client_that_breaks_the_protocol_is_cut_off(data):
+    """Other protocols, lengths that lie, frames out of place: counted, and no other client notices."""
+    async with serving() as bench:
+        other, client = await bench.connect(), await bench.open()
+        client.sending.write(data)
+        assert await client.ended()
+        assert bench.metric("broken_total") == 1
+        other.ask()
+        assert (await other.receive())[0].kind == Kind.ANSWER
+
+
+async def test_a_client_of_another_release_learns_why_it_is_refused():
+    """Before its connection is closed."""
+    async with serving() as bench:
+        client = await bench.open()
+        hello = native_pb2.Hello(client_id="old")
+        hello.handshake.release = "9.9.9"
+        client.sending.write(PREFACE)
+        client.send(Kind.HELLO, hello.SerializeToString())
+        assert isinstance(await client.error(0), UnsupportedVersionError)
+        assert await client.ended()
+
+
+async def test_one_number_for_two_requests_is_a_broken_protocol():
+    """While the first is not answered; afterwards it may be used again."""
+    async with serving() as bench:
+        client = await bench.connect()
+        client.ask(1)
+        await client.receive()
+        client.ask(1)
+        await client.receive()
+        bench.service.handle = bench.service.never
+        client.ask(1)
+        client.ask(1)
+        assert isinstance(await client.error(0), InvalidRequestError)
+        assert await client.ended()
+        await bench.until(lambda: bench.service.cancelled == 1)
+
+
+async def test_a_request_can_be_cancelled():
+    """Its handler ends, and nothing is answered; of one that is not there, too."""
+    async with serving() as bench:
+        client = await bench.connect()
+        bench.service.handle = bench.service.never
+        client.ask(1)
+        await bench.until(lambda: bench.service.requests)
+        client.send(Kind.CANCEL, correlation=1)
+        client.send(Kind.CANCEL, correlation=2)
+        await bench.until(lambda: bench.service.cancelled)
+        bench.service.handle = bench.service.echo
+        client.ask(1)
+        assert (await client.receive())[0].kind == Kind.ANSWER
+
+
+async def test_a_request_whose_time_is_up_ends(monkeypatch):
+    """Though its client waits on."""
+    monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
+    async with serving() as bench:
+        client = await bench.connect()
+        bench.service.handle = bench.service.never
+        client.ask(1, timeout_ms=1)
+        assert isinstance(await client.error(), TimedOutError)
+        assert bench.service.cancelled == 1
+
+
+async def test_a_client_that_leaves_takes_its_requests_along():
+    """Its handlers are cancelled, its places free again."""
+    async with serving(places=(3, 3)) as bench:
+        client = await bench.connect()
+        bench.service.handle = bench.service.never
+        for number in (1, 2, 3):
+            client.ask(number)
+        await bench.until(lambda: len(bench.service.requests) == 3)
+        await client.close()
+        await bench.until(lambda: bench.service.cancelled == 3)
+        other = await bench.connect()
+        for number in (1, 2, 3):
+            other.ask(number)
+        await bench.until(lambda: len(bench.service.requests) == 6)
+
+
+async def test_a_caller_has_so_many_places():
+    """Beyond them it is told to wait; health and others have their own."""
+    async with serving(places=(10, 2)) as bench:
+        client = await bench.connect()
+        bench.service.handle = bench.service.never
+        for number in (1, 2, 3):
+            client.ask(number)
+        error = await client.error(3)
+        assert isinstance(error, ThrottledError)
+        assert error.retry_after_ms
+
+
+async def test_too_many_unanswered_requests_are_not_read():
+    """The client is held back, not refused; all of them are answered in the end."""
+    async with serving() as bench:
+        client, waits = await bench.connect(), asyncio.Event()
+
+        async def handle(message):
+            await waits.wait()
+            return NativeAnswer(b"")
+
+        bench.service.handle = handle
+        for number in range(1, 3 * MAX_REQUESTS + 1):
+            client.ask(number)
+        await bench.until(lambda: len(bench.service.requests) == MAX_REQUESTS)
+        await asyncio.sleep(0.05)
+        assert len(bench.service.requests) == MAX_REQUESTS
+        waits.set()
+        answered = {(await client.receive())[0].correlation for _ in range(3 * MAX_REQUESTS)}
+        assert answered == set(range(1, 3 * MAX_REQUESTS + 1))
+
+
+async def test_who_says_nothing_or_half_of_it_is_cut_off(monkeypatch):
+    """A connection without a Hello, and one that stops within a frame; the others stay."""
+    monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(connections, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "FRAME_SECONDS", 0.05)
+    async with serving() as bench:
+        fine, silent, half = await bench.connect(), await bench.open(), await bench.connect()
+        half.sending.write(frame_head(Kind.REQUEST, b"", method=1, correlation=1, timeout_ms=1, attached=1_000_000))
+        assert await silent.ended()
+        assert await half.ended()
+        fine.ask()
+        assert (await fine.receive())[0].kind == Kind.ANSWER
+
+
+async def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
+    """Its answers are dropped, with what they hold."""
+    monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(connections, "STALL_SECONDS", 0.05)
+    async with serving() as bench:
+        client, closed = await bench.connect(), []
+
+        async def much(message):
+            return NativeAnswer(b"", [bytes(64 << 20)], close=lambda: closed.append(1))
+
+        bench.service.handle = much
+        client.ask(1)
+        client.ask(2)
+        await bench.until(lambda: len(closed) == 2)
+        await bench.until(lambda: bench.metric("connections") == 0)
+
+
+async def test_an_idle_connection_is_closed(monkeypatch):
+    """It is told before; one with a request stays."""
+    monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(servers, "IDLE_SECONDS", 0.05)
+    async with serving() as bench:
+        bench.service.handle = bench.service.never
+        busy = await bench.connect()
+        busy.ask()
+        await bench.until(lambda: bench.service.requests)
+        idle = await bench.connect()
+        assert (await idle.receive())[0].kind == Kind.GOODBYE
+        assert await idle.ended()
+        assert bench.metric("connections") == 1
+
+
+async def test_a_request_that_was_on_its_way_at_a_goodbye_is_refused(monkeypatch):
+    """So that its client knows that it was not applied."""
+    monkeypatch.setattr(servers, "LOOK_SECONDS", 3_600)
+    async with serving() as bench:
+        client = await bench.connect()
+        next(iter(bench.server._connections)).say_goodbye()
+        client.ask()
+        assert (await client.receive())[0].kind == Kind.GOODBYE
+        error = await client.error()
+        assert isinstance(error, ShuttingDownError)
+        assert error.outcome == Outcome.NOT_APPLIED
+        assert not bench.service.requests
+
+
+async def test_a_stop_lets_requests_end():
+    """New ones are refused, and no connection is taken."""
+    async with serving() as bench:
+        client, waits = await bench.connect(), asyncio.Event()
+
+        async def handle(message):
+            await waits.wait()
+            return NativeAnswer(b"late")
+
+        bench.service.handle = handle
+        client.ask(1)
+        await bench.until(lambda: bench.service.requests)
+        stopping = asyncio.create_task(bench.server.stop(SECONDS))
+        assert (await client.receive())[0].kind == Kind.GOODBYE
+        client.ask(2)
+        assert isinstance(await client.error(2), ShuttingDownError)
+        with pytest.raises(ConnectionRefusedError):
+            await bench.open()
+        waits.set()
+        assert (await client.receive())[1] == b"late"
+        assert await client.ended()
+        await stopping
+
+
+async def test_the_longest_idle_connection_makes_room():
+    """An address has at most its share; one that comes anew finds a place, one without a request goes."""
+    async with serving(max_connections=4) as bench:
+        first = await bench.connect()
+        await bench.connect()
+        await bench.connect()
+        assert (await first.receive())[0].kind == Kind.GOODBYE
+        assert await first.ended()
+        assert bench.metric("connections") == 2
+        await bench.connect("127.0.0.2")
+        assert bench.metric("connections") == 3
+
+
+async def test_a_connection_without_room_is_closed():
+    """Where all that are there have requests: counted, for their clients use gRPC then."""
+    async with serving(max_connections=2) as bench:
+        bench.service.handle = bench.service.never
+        busy = await bench.connect()
+        busy.ask()
+        await bench.until(lambda: bench.service.requests)
+        refused = await bench.open()
+        assert await refused.ended()
+        assert bench.metric("refused_total") == 1
+
+
+async def test_large_requests_that_arrive_are_bounded(monkeypatch):
+    """Who has half of a large request on its way is told to wait before there is memory for the next one."""
+    monkeypatch.setattr(servers, "MAX_ARRIVING_BYTES", 4 << 20)
+    async with serving() as bench:
+        half, client = await bench.connect(), await bench.connect()
+        head = frame_head(
+            Kind.REQUEST, b"", method=MethodCode.PRODUCE, correlation=1, attached=3 << 20, timeout_ms=1_000
+        )
+        half.sending.write(head + bytes(STAGE_BYTES))
+        await bench.until(lambda: any(each.arriving_bytes for each in bench.server._connections))
+        client.produce(7, [bytes(1 << 20)])
+        assert isinstance(await client.error(7), ThrottledError)
+        await half.close()
+        await bench.until(lambda: bench.metric("connections") == 1)
+        client.produce(8, [bytes(1 << 20)])
+        assert (await client.receive())[0].kind == Kind.ANSWER
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+async def test_a_file_leaves_by_the_kernel(log, monkeypatch, is_cached):
+    """Its bytes, a verdict behind them, and its pin is released; what is not in the page cache is loaded before."""
+    if not is_cached:
+        monkeypatch.setattr("headrace.log.slices.Slice.is_cached", lambda self: False)
+    async with serving() as bench:
+        client = await bench.connect()
+        found = log.reader.read(0, 1 << 30, log.log_end_offset)
+        expected, closed = found.read(), []
+
+        async def send(message):
+            return NativeAnswer(b"m", [found], lambda: True, lambda: closed.append(found.close()))
+
+        bench.service.handle = send
+        client.ask(1)
+        header, message, attached = await client.receive()
+        assert (header.kind, header.flags, message) == (Kind.ANSWER, CONFIRMED, b"m")
+        assert attached == expected
+        header, *_ = await client.receive()
+        assert (header.kind, header.correlation) == (Kind.CONFIRM, 1)
+        await bench.until(lambda: closed)
+        assert bench.metric("sent_bytes_total") == len(expected)
+
+
+async def test_a_log_that_was_cut_meanwhile_is_discarded(log):
+    """The client hears it after the bytes."""
+    async with serving() as bench:
+        client = await bench.connect()
+        found = log.reader.read(0, 1 << 30, log.log_end_offset)
+
+        async def send(message):
+            return NativeAnswer(b"m", [found], lambda: False, found.close)
+
+        bench.service.handle = send
+        client.ask(1)
+        assert (await client.receive())[0].flags == CONFIRMED
+        header, *_ = await client.receive()
+        assert (header.kind, header.correlation) == (Kind.DISCARD, 1)
+
+
+async def test_a_file_that_ends_too_early_ends_the_connection(log):
+    """Half an answer is there: nothing else can follow it."""
+    async with serving() as bench:
+        client, closed = await bench.connect(), []
+        found = log.reader.read(0, 1 << 30, log.log_end_offset)
+        found.size_bytes += 1_000
+
+        async def send(message):
+            return NativeAnswer(b"m", [found], lambda: True, lambda: closed.append(found.close()))
+
+        bench.service.handle = send
+        client.ask(1)
+        assert await client.ended()
+        await bench.until(lambda: closed)
+
+
+async def test_answers_behind_a_file_keep_their_order(log):
+    """Small ones that come while the kernel sends wait for their place; a slow client gets all of them."""
+    async with serving() as bench:
+        client = await bench.connect()
+
+        async def send(message):
+            if message.client_id == "file":
+                found = log.reader.read(0, 1 << 30, log.log_end_offset)
+                return NativeAnswer(b"m", [found], lambda: True, found.close)
+            return NativeAnswer(message.client_id.encode())
+
+        bench.service.handle = send
+        for number in range(1, 61):
+            client.ask(number, "file" if number % 3 == 0 else str(number))
+        answered, last = [], None
+        while len(answered) < 60:
+            header, *_ = await client.receive()
+            if header.kind == Kind.CONFIRM:
+                assert header.correlation == last
+            else:
+                answered.append(header.correlation)
+                last = header.correlation
+        assert sorted(answered) == list(range(1, 61))

@@ -1,0 +1,350 @@
+"""docs/reference/native-protocol.md: frames from the module that writes them, limits from the code that keeps them."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+
+from headrace.client.net import native, native_ports
+from headrace.v1 import broker_pb2, topics_pb2
+from headrace.wire import frames
+from headrace.wire.encoding import encode_batch
+from headrace.wire.frames import CLIENT_KINDS, HEADER, Header, Kind, MethodCode, frame_head
+from headrace_broker.rpc.native import COPIED_BYTES
+from headrace_server.methods import METHODS
+from headrace_server.native import connection, server
+from headrace_server.requests import LARGE_BYTES, REFUSED_BYTES
+
+from reference_pages.markdown import docstring, table
+
+_KINDS: dict[IntEnum, tuple[str, str]] = {
+    Kind.HELLO: ("`Hello`", "The first frame of the client."),
+    Kind.WELCOME: ("`Welcome`", "The first frame of the server."),
+    Kind.REQUEST: ("the method's request", "Attachments: the batches of a Produce."),
+    Kind.ANSWER: ("the method's answer", "Attachments: the batches of a Fetch."),
+    Kind.ERROR: (
+        "`ErrorDetail`",
+        "In place of an answer. With correlation 0 it is about the connection, and the last frame.",
+    ),
+    Kind.CANCEL: ("-", "The client wants no answer any more."),
+    Kind.CONFIRM: ("-", "The answer directly before may be used."),
+    Kind.DISCARD: ("-", "The answer directly before must not be used: the log changed while it was sent."),
+    Kind.GOODBYE: ("-", "The server takes no more requests on this connection."),
+}
+_METHODS: dict[IntEnum, tuple[str, str, str]] = {
+    MethodCode.PRODUCE: ("Produce", "each batch of the request, sizes in `batch_sizes`", "none"),
+    MethodCode.FETCH: ("Fetch", "none", "the batches of each partition, their size in `batches_size`"),
+    MethodCode.LIST_OFFSETS: ("ListOffsets", "none", "none"),
+}
+
+_INTRO = """# The native protocol
+
+A broker serves `Produce`, `Fetch` and `ListOffsets` twice: as gRPC, for every language, and as frames on a socket,
+which cost both sides a fraction of the processor time. The messages are the same ([RPCs](rpcs.md)), except that batches
+are attached to them. The SDK uses the native protocol by itself (`transport="auto"`), and gRPC for all else and
+wherever the port cannot be reached. [A decision](../decisions/0046-use-own-frames-for-records.md) has the reasons."""
+
+_CONNECTION = """## A connection
+
+`GetMetadata` names the address of each broker (`native_address`; empty: it serves gRPC alone). A client opens one
+connection to a broker, in TLS where the client listener has TLS, and sends the eight bytes `{preface}` and a HELLO. The
+broker answers with a WELCOME, or with an ERROR and the end of the connection. Requests before the WELCOME are allowed,
+but a client that falls back to gRPC waits for it, since only then it knows that nothing else answers at that address.
+
+After that frames are sent both ways. A client makes any number of requests without waiting, up to `max_requests` of the
+WELCOME; the broker answers each when it is ready, in any order. So a long poll holds up nothing, and one connection is
+enough. A producer and a consumer have connections of their own."""
+
+_HANDSHAKE = """## The handshake
+
+`Hello` has the `client_id` and a `Handshake`: release and capabilities. `Welcome` has the name of the broker
+(`answered_by`), its `Handshake` and `max_requests`. Each side refuses the other where their releases are more than one
+minor release apart, or it lacks a capability that is needed: the broker by an ERROR `UNSUPPORTED_VERSION`, the client
+by ending the connection. A client that is not of headrace leaves the `Handshake` empty and is accepted.
+
+With TLS the identity of a client is that of its certificate, as over gRPC."""
+
+_PRODUCE = """## A produce, step by step
+
+1. The client makes a `ProduceRequest` without `batches`. For each partition it lists the size of each batch in
+   `batch_sizes`, and appends the batches to the frame in the order of the message: topics, partitions, batches.
+2. It takes the next correlation, sends header, request id, message and batches, and waits for nothing.
+3. The broker reads the header. Where it refuses the request, it skips the body and answers with an ERROR; else it
+   receives the body once, into the memory from which it will be written.
+4. It parses the message, checks that sizes and attachments agree, and appends as gRPC's `Produce` does.
+5. With the acknowledgement that the request asks for it sends an ANSWER with the `ProduceResponse`, or an ERROR.
+6. A lost connection leaves the outcome unknown. An idempotent producer sends the same batches again.
+
+The batch of [the format's example](batch-format.md#an-example), produced to partition 0 of `ticks`:"""
+
+_FETCH = """## A fetch, step by step
+
+1. The client sends a REQUEST with a `FetchRequest`. `as_records` is refused: the answer has batches as they are stored.
+2. The broker checks and waits for `min_bytes` as gRPC's `Fetch` does. It finds ranges of files and reads nothing.
+3. It sends header and `FetchResponse`, in which `batches_size` of each partition names its bytes, and then the ranges:
+   without TLS the kernel sends them from the page cache (`sendfile`). What is not in the page cache is loaded by a
+   thread first. With TLS ranges are read and written.
+4. Such an answer has the flag `CONFIRMED`. A log may have been truncated into a range while it was sent, and the bytes
+   then be of another leader epoch with checksums that fit; or the broker may not be able to trust its lease. So a
+   CONFIRM or a DISCARD follows directly. After a DISCARD the client drops the answer and fetches again.
+5. An answer of at most {copied} that is in the page cache is read at once and has no flag: it may be used as it is.
+6. The client cuts the attachments by `batches_size`, and checks each batch's checksum, chain and offsets as ever."""
+
+_RULES = """## Cancellation and deadlines
+
+- `timeout` counts from when the whole request has arrived. The broker looks once a second, cancels what is overdue and
+  answers with `TIMED_OUT`. A client keeps the time by itself, too: it sends a CANCEL and drops what still comes.
+- After a CANCEL the broker sends no frame about the request, unless its answer was on its way. A CANCEL of a request
+  that is not known is ignored. A cancelled Produce may have been appended.
+- A correlation that is not answered yet must not be used again. Clients count up from 1.
+
+## The end of a connection
+
+- GOODBYE: the broker stops, the connection was idle for {idle}, or its place was given to another client. The client
+  makes further requests on a new connection. A stopping broker still answers what came before and refuses what comes
+  later with `SHUTTING_DOWN`; an idle connection does so for a second. The outcome of a request without an answer is
+  unknown.
+- An ERROR with correlation 0: the other side broke the protocol, or is refused. It is the last frame.
+- Without a frame: a network that broke, a limit below, a client whose connection found no place.
+
+## Errors
+
+An ERROR has the `ErrorDetail` that a gRPC status has: [code, retriable, outcome, what to do](errors.md). Errors
+of single partitions are in the answer. A refusal at the header, before anything was done, has the outcome
+`NOT_APPLIED`."""
+
+_TLS = """## TLS
+
+The port has TLS if and only if the client listener has it: TLS 1.2 or later, the same certificate and authority, and
+the same demand for certificates of clients. There is no ALPN, and no change from plain text within a connection.
+Clients check the certificate against the host of `native_address`, or against `ssl_server_name`. Renewed files are in
+force for new connections."""
+
+_FALLBACK = """## When clients use gRPC
+
+| what happens | what the SDK does with `transport="auto"` |
+| --- | --- |
+| metadata names no native address | every call goes over gRPC |
+| no connection within {connect}, or no WELCOME | the calls of the next {avoid} go over gRPC; a warning says so once |
+| the connection is lost later | its requests fail as with gRPC, and are tried again, on a new connection |
+
+`native` returns the error in place of the second row; `grpc` uses gRPC alone."""
+
+_CLIENT = """## A client in another language
+
+What `pack`, `parse` and the messages are is the matter of the language; numbers are little-endian.
+
+```python
+def connect(address):
+    host, port = split(address)                       # native_address of GetMetadata
+    connection = tls_if_needed(tcp(host, port))
+    hello = Hello(client_id="mine")
+    connection.send(b"HEADRACE" + frame(HELLO, message=hello))
+    kind, _, _, message, _ = receive(connection)
+    if kind != WELCOME:
+        raise Refused(parse(ErrorDetail, message))
+    start_thread(read_answers, connection)
+    return connection
+
+def frame(kind, method=0, correlation=0, timeout_ms=0, request_id=b"", message=b"", batches=()):
+    size = len(request_id) + len(message) + sum(map(len, batches))
+    header = pack("<IBBHQIIHH", size, kind, method, 0, correlation, len(message), timeout_ms, len(request_id), 0)
+    return header + request_id + message + concatenated(batches)
+
+def receive(connection):
+    header = connection.read_exactly(28)
+    size, kind, method, flags, correlation, message_size, _, _, _ = unpack("<IBBHQIIHH", header)
+    if size > 64 MiB:
+        raise Broken
+    body = connection.read_exactly(size)              # of the server: no request id
+    return kind, flags, correlation, body[:message_size], body[message_size:]
+
+def call(connection, method, message, batches=(), timeout_ms=30_000):
+    if connection.is_ending or connection.unanswered == max_requests:
+        use another connection, or wait
+    correlation = connection.next_correlation()       # 1, 2, 3 and so on
+    connection.waiting[correlation] = future = Future()
+    connection.send(frame(REQUEST, method, correlation, timeout_ms, new_id(), message, batches))
+    try:
+        return future.wait(timeout_ms)                # message and attachments
+    except Late:
+        del connection.waiting[correlation]
+        connection.send(frame(CANCEL, correlation=correlation))
+        raise
+
+def read_answers(connection):
+    while (found := receive(connection)):             # its end: every waiting future fails, outcome unknown
+        kind, flags, correlation, message, attached = found
+        if kind == GOODBYE:
+            connection.is_ending = True
+        elif kind == ERROR and correlation == 0:
+            connection.fail(parse(ErrorDetail, message))
+        elif kind == ERROR:
+            connection.waiting.pop(correlation).fail(parse(ErrorDetail, message))
+        elif kind == ANSWER and flags & 1:            # CONFIRMED
+            verdict, _, _, _, _ = receive(connection)
+            if verdict == CONFIRM:
+                connection.waiting.pop(correlation).resolve(message, attached)
+            else:
+                connection.waiting.pop(correlation).fail(TryAgain)
+        elif kind == ANSWER:
+            connection.waiting.pop(correlation).resolve(message, attached)
+```
+
+Ignore a correlation that nothing waits for, and open another connection after GOODBYE once the last answer is there."""
+
+
+def native_body() -> str:
+    """The page from its title on."""
+    _check_layout()
+    return "\n\n".join(
+        [
+            _INTRO,
+            _CONNECTION.format(preface=frames.PREFACE.decode()),
+            "## Frames",
+            docstring(frames).removesuffix("See docs/reference/native-protocol.md.").partition("\n\n")[2].strip(),
+            "### Kinds",
+            _kinds(),
+            "### Methods",
+            _methods(),
+            "### Flags",
+            table(
+                ("bit", "name", "when set"),
+                [(f"{frames.CONFIRMED:#06x}", "`CONFIRMED`", "of an ANSWER: a CONFIRM or DISCARD follows directly")],
+            ),
+            _HANDSHAKE,
+            _PRODUCE,
+            _example(),
+            _FETCH.format(copied=_bytes(COPIED_BYTES)),
+            _RULES.format(idle=_seconds(server.IDLE_SECONDS)),
+            "## Limits",
+            _limits(),
+            _TLS,
+            _FALLBACK.format(connect=_seconds(native.CONNECT_S), avoid=_seconds(native_ports.AVOID_S)),
+            _CLIENT,
+        ]
+    )
+
+
+def _check_layout() -> None:
+    """The table of the docstring is that of the struct."""
+    stated = re.findall(r"^    (\d+) +(\d+) +(\S.*?)(?::|, see|$)", str(frames.__doc__), re.MULTILINE)
+    sizes = [struct.calcsize("<" + code) for code in HEADER.format.lstrip("<")]
+    positions = [sum(sizes[:index]) for index in range(len(sizes))]
+    fields = ["size", "kind", "method", "flags", "correlation", "message size", "timeout", "request id size", "0"]
+    assert len(fields) == len(Header._fields) == len(sizes)
+    found = [(int(position), int(size), name.partition(",")[0]) for position, size, name in stated]
+    assert [(position, size) for position, size, _ in found] == list(zip(positions, sizes, strict=True)), found
+    assert [name for _, _, name in found] == fields, found
+
+
+def _kinds() -> str:
+    assert set(_KINDS) == set(Kind)
+    rows = [
+        (kind.value, f"`{kind.name}`", "client" if kind in CLIENT_KINDS else "server", *_KINDS[kind]) for kind in Kind
+    ]
+    return table(("number", "name", "sent by the", "message", "what"), rows)
+
+
+def _methods() -> str:
+    assert set(_METHODS) == set(MethodCode)
+    rows = []
+    for method in MethodCode:
+        name, attached, answered = _METHODS[method]
+        row = METHODS[f"/headrace.v1.BrokerService/{name}"]
+        messages = f"`{name}Request`, `{name}Response`"
+        rows.append((method.value, f"`{method.name}`", messages, attached, answered, _bytes(row.max_bytes)))
+    head = ("number", "name", "messages", "attached to the request", "attached to the answer", "largest request")
+    return table(head, rows)
+
+
+def _limits() -> str:
+    broken = "ERROR `INVALID_REQUEST` with correlation 0, and the end of the connection"
+    ended = "the connection ends"
+    throttled = "ERROR `THROTTLED` with `retry_after_ms`"
+    rows: Sequence[tuple[str, str, str]] = (
+        ("a frame, without its header", _bytes(frames.MAX_FRAME_BYTES), broken),
+        ("a HELLO", _bytes(frames.MAX_HELLO_BYTES), broken),
+        ("a request id", _bytes(frames.MAX_REQUEST_ID_BYTES), broken),
+        ("a request of a method", "see Methods", "ERROR `INVALID_REQUEST`; the body is skipped"),
+        ("elements of a request's repeated fields", "as over gRPC", "ERROR `INVALID_REQUEST`"),
+        ("`timeout` 0", "-", "ERROR `DEADLINE_REQUIRED`; the body is skipped"),
+        (
+            "unanswered requests of a connection",
+            str(connection.MAX_REQUESTS),
+            "nothing more is read, no CANCEL either, until one is answered",
+        ),
+        (
+            "requests of one address, and of all",
+            "`max_calls_per_peer`, `max_concurrent_calls`; gRPC's calls are counted apart",
+            throttled,
+        ),
+        (
+            f"requests above {_bytes(frames.STAGE_BYTES)} that are arriving",
+            f"{_bytes(server.MAX_ARRIVING_BYTES)} in all; of `n` addresses each has one part in `n + 1`",
+            f"{throttled}; the body is skipped",
+        ),
+        ("bytes of Produce at work", "`max_inflight_bytes`, with those over gRPC", "ERROR `THROTTLED`"),
+        (
+            f"messages above {_bytes(LARGE_BYTES)} of one address that are refused as invalid",
+            f"{_bytes(REFUSED_BYTES)}/s",
+            "further large ones are not parsed: `THROTTLED`, after half a second",
+        ),
+        ("from the connection to the HELLO", _seconds(connection.HELLO_SECONDS), ended),
+        ("a TLS handshake", _seconds(server.HANDSHAKE_SECONDS), ended),
+        ("TLS handshakes at once", str(server.MAX_HANDSHAKES), "further connections wait"),
+        ("from the first byte of a frame to its last", _seconds(connection.FRAME_SECONDS), ended),
+        ("a client that takes nothing of an answer", _seconds(connection.STALL_SECONDS), ended),
+        ("a connection without a request", _seconds(server.IDLE_SECONDS), "GOODBYE, and the end"),
+        (
+            "connections",
+            "`max_native_connections`, at most a quarter of the open files; of `n` addresses each has one part in "
+            "`n + 1`",
+            "the one that was idle for longest ends; where none is idle the new one is closed",
+        ),
+    )
+    return table(("what", "limit", "beyond it"), rows)
+
+
+def _example() -> str:
+    batch = encode_batch([b"tick", b"tock!"], base_timestamp_ms=1_300_000_000_000)
+    request = broker_pb2.ProduceRequest(acks=broker_pb2.ACKS_ALL, timeout_ms=5_000)
+    topic = request.topics.add(topic=topics_pb2.TopicRef(name="ticks"))
+    topic.partitions.add(partition=0, batch_sizes=[len(batch)])
+    message = request.SerializeToString()
+    frame = frame_head(
+        Kind.REQUEST, message, method=MethodCode.PRODUCE, correlation=7, attached=len(batch), timeout_ms=6_000,
+        request_id=b"a1b2",
+    )  # fmt: skip
+    header = Header._make(HEADER.unpack_from(frame))
+    lines, position = ["```text", "offset bytes                     field"], 0
+    for name, code in zip(Header._fields, HEADER.format.lstrip("<"), strict=True):
+        size = struct.calcsize("<" + code)
+        lines.append(_line(frame, position, size, f"{name} = {getattr(header, name)}"))
+        position += size
+    what = f"ProduceRequest: acks all, timeout_ms 5000, ticks, partition 0, batch_sizes [{len(batch)}]"
+    for part, text in ((b"a1b2", "request id"), (message, what)):
+        for start in range(0, len(part), 8):
+            lines.append(_line(frame, position + start, min(8, len(part) - start), text if start == 0 else ""))
+        position += len(part)
+    assert position == len(frame)
+    assert header.size == len(frame) - HEADER.size + len(batch)
+    lines.append(f"{position:4}   {'...':<25} the batch, {len(batch)} bytes")
+    return "\n".join([*(line.rstrip() for line in lines), "```"])
+
+
+def _line(data: bytes, position: int, size: int, what: str) -> str:
+    return f"{position:4}   {data[position : position + size].hex(' '):<25} {what}"
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count % size == 0:
+            return f"{count // size} {unit}"
+    return f"{count} bytes"
+
+
+def _seconds(count: float) -> str:
+    return "a second" if count == 1 else f"{count:g} s"
