@@ -2,7 +2,7 @@
 # Needs Python 3.11 or later with venv, git and make; the rest comes from PyPI, pinned by requirements.lock.
 
 PYTHON ?= python3
-PYTEST_FLAGS ?= -n 2 --dist loadgroup
+PYTEST_FLAGS ?= -n 3 --dist loadgroup
 # What make release builds: make release VERSION=0.2.0 RELEASE_FLAGS=--dry-run
 VERSION ?=
 RELEASE_FLAGS ?=
