@@ -31,7 +31,8 @@ from headrace_server.instruments import CommonMetrics, LoopCounter
 from headrace_server.methods import METHODS
 from headrace_server.native import connection as connections
 from headrace_server.native import server as servers
-from headrace_server.native.connection import MAX_REQUESTS, NativeAnswer, NativeMethod
+from headrace_server.native.call import NativeAnswer, NativeMethod
+from headrace_server.native.connection import MAX_REQUESTS
 from headrace_server.native.server import NativeMetrics, NativeServer
 from headrace_server.places import PlaceLimits
 from headrace_server.requests import RequestReader

@@ -4,16 +4,12 @@ The thread that makes a request sends it; a thread of the connection receives, a
 so that no caller waits for that: what is requested meanwhile is sent when the connection is made.
 """
 
-import contextlib
 import logging
 import queue
-import select
 import socket
-import ssl
-import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from headrace.client.base.config import ClientConfig
@@ -31,6 +27,7 @@ from headrace.client.net.native_calls import (
     timed_out,
 )
 from headrace.client.net.native_ports import NativePorts
+from headrace.client.net.native_sockets import LOOK_S, NativeSocket, PlainSocket, TlsSocket, notice_dead_peers, shut
 from headrace.client.net.security import ChannelSecurity
 from headrace.v1 import cluster_pb2
 from headrace.wire.crc import ReadableBuffer
@@ -40,110 +37,16 @@ from headrace.wire.frames import Frame
 _log = logging.getLogger("headrace.client")
 
 CONNECT_S = 1.0
-LOOK_S = 0.25
-"""How late a deadline may be noticed."""
-SEND_S = 0.2
-"""How long a thread that makes a request waits for the broker to take it."""
 STALL_S = 30.0
 """A broker that takes or sends nothing of a frame for so long is lost."""
-MAX_PARTS = 512
-"""Buffers of one system call; the kernel takes 1,024 (IOV_MAX)."""
 MAX_JOINED_BYTES = 16 << 10
 """Up to this, copying a part costs less than a system call."""
-
-
-def _poll(connection: socket.socket, events: int, seconds: float) -> int:
-    """Wait for one of these events; return which there were, 0 where the time is up."""
-    poll = select.poll()
-    poll.register(connection, events)
-    return next((found for _, found in poll.poll(seconds * 1000)), 0)
-
-
-def _can_receive(connection: socket.socket, seconds: float, *, to_send: bool) -> bool:
-    found = _poll(connection, select.POLLIN | (select.POLLOUT if to_send else 0), seconds)
-    return bool(found & ~select.POLLOUT)
-
-
-class _PlainSocket:
-    """A socket in plain text. One thread receives; those that send hold a lock of their own."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(None)
-        for option, seconds in ((socket.SO_SNDTIMEO, SEND_S), (socket.SO_RCVTIMEO, LOOK_S)):
-            connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", 0, int(seconds * 1_000_000)))
-        self.connection = connection
-
-    def wait(self, seconds: float, *, to_send: bool = False) -> bool:
-        """Wait until something can be received, or sent where `to_send`; return whether the former."""
-        return _can_receive(self.connection, seconds, to_send=to_send)
-
-    def receive_into(self, buffer: memoryview, is_whole: bool) -> int:
-        """Receive what is there, or where `is_whole` wait a little for the buffer to fill.
-
-        Returns the number of bytes; 0 where the connection has ended, -1 where nothing came.
-        """
-        try:
-            return self.connection.recv_into(buffer, len(buffer), socket.MSG_WAITALL if is_whole else 0)
-        except BlockingIOError:
-            return -1
-
-    def send(self, parts: Sequence[ReadableBuffer], *, wait: bool) -> memoryview | None:
-        """Send parts in order, or as much of them as is taken; return what is left. `wait` for `SEND_S` at most."""
-        flags = 0 if wait else socket.MSG_DONTWAIT
-        for first in range(0, len(parts), MAX_PARTS):
-            some = parts[first : first + MAX_PARTS]
-            try:
-                sent = self.connection.sendmsg(some, (), flags)
-            except BlockingIOError:
-                sent = 0
-            if sent < sum(memoryview(part).nbytes for part in some):
-                return memoryview(b"".join(parts[first:]))[sent:]
-        return None
-
-
-class _TlsSocket:
-    """A socket with TLS. OpenSSL's connection is not for two threads at once, so that both sides take turns."""
-
-    def __init__(self, connection: ssl.SSLSocket) -> None:
-        connection.setblocking(False)
-        self.connection = connection
-        self._lock = threading.Lock()
-
-    def wait(self, seconds: float, *, to_send: bool = False) -> bool:
-        """See `_PlainSocket`."""
-        with self._lock:
-            if self.connection.pending():
-                return True
-        return _can_receive(self.connection, seconds, to_send=to_send)
-
-    def receive_into(self, buffer: memoryview, is_whole: bool) -> int:
-        """See `_PlainSocket`; the buffer is not filled."""
-        try:
-            with self._lock:
-                return self.connection.recv_into(buffer, len(buffer))
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return -1
-
-    def send(self, parts: Sequence[ReadableBuffer], *, wait: bool) -> memoryview | None:
-        """See `_PlainSocket`."""
-        left = memoryview(b"".join(parts))
-        deadline = time.monotonic() + (SEND_S if wait else 0.0)
-        while left:
-            try:
-                with self._lock:
-                    left = left[self.connection.send(left) :]
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                seconds = deadline - time.monotonic()
-                if seconds <= 0:
-                    return left
-                _poll(self.connection, select.POLLOUT, seconds)
-        return None
 
 
 class NativeClientConnection:
     """One connection. It begins with its first request, and ends for good at its first failure."""
 
-    def __init__(self, address: str, client_id: str, connect: Callable[[], _PlainSocket | _TlsSocket]) -> None:
+    def __init__(self, address: str, client_id: str, connect: Callable[[], NativeSocket]) -> None:
         """`connect` opens a socket; raises OSError."""
         self._address = address
         self._connect = connect
@@ -152,7 +55,7 @@ class NativeClientConnection:
         """Guards the calls."""
         self._send_lock = threading.Lock()
         """Keeps frames apart, in the order of their requests."""
-        self._socket: _PlainSocket | _TlsSocket | None = None
+        self._socket: NativeSocket | None = None
         self._unsent: list[ReadableBuffer] = []
         """What waits for the connection, or for a broker that takes nothing now; changed under the send lock."""
         self._failure: HeadraceError | None = None
@@ -193,7 +96,7 @@ class NativeClientConnection:
         with self._lock:
             self._closing, connection = self._closing or error, self._socket
         if connection is not None:
-            _shut(connection)
+            shut(connection)
 
     def join(self, timeout: float) -> None:
         """Wait for the thread of the connection, up to `timeout` seconds."""
@@ -213,7 +116,7 @@ class NativeClientConnection:
             left = connection.send(parts, wait=True)
         except OSError:
             self.is_usable = False
-            _shut(connection)
+            shut(connection)
         else:
             if left is not None:
                 self._unsent.append(left)
@@ -221,7 +124,7 @@ class NativeClientConnection:
     # --- the thread of the connection ---
 
     def _run(self) -> None:
-        connection: _PlainSocket | _TlsSocket | None = None
+        connection: NativeSocket | None = None
         try:
             connection = self._connect()
             self._greet(connection)
@@ -238,7 +141,7 @@ class NativeClientConnection:
             failure = lost_connection(self._address, repr(error))
         self._end(connection, self._closing or failure)
 
-    def _greet(self, connection: _PlainSocket | _TlsSocket) -> None:
+    def _greet(self, connection: NativeSocket) -> None:
         """Wait for the server's greeting; what was requested meanwhile is sent then."""
         connection.send([self._calls.greeting()], wait=True)
         deadline = time.monotonic() + CONNECT_S
@@ -251,7 +154,7 @@ class NativeClientConnection:
             self._socket = connection
             self._send_rest(connection)
 
-    def _turn(self, connection: _PlainSocket | _TlsSocket) -> None:
+    def _turn(self, connection: NativeSocket) -> None:
         """Wait a little, take in what came, send what is left over, and end what takes too long."""
         self._receive(connection, STALL_S if self._calls.is_idle else LOOK_S)
         now = time.monotonic()
@@ -268,7 +171,7 @@ class NativeClientConnection:
         if (self._unsent or self._calls.missing) and now - self._progress_at > STALL_S:
             raise TimeoutError(f"the broker took and sent nothing of a frame for {STALL_S:g} s")
 
-    def _receive(self, connection: _PlainSocket | _TlsSocket, seconds: float) -> None:
+    def _receive(self, connection: NativeSocket, seconds: float) -> None:
         if not connection.wait(seconds, to_send=bool(self._unsent) and self._has_connected):
             return
         count = connection.receive_into(self._calls.buffer(), self._calls.missing > 0)
@@ -284,7 +187,7 @@ class NativeClientConnection:
         if self._calls.failure is not None:
             raise self._calls.failure
 
-    def _send_rest(self, connection: _PlainSocket | _TlsSocket) -> None:
+    def _send_rest(self, connection: NativeSocket) -> None:
         """Send what is left over, as far as it is taken at once. Under the send lock."""
         rest, self._unsent = self._unsent, []
         left = connection.send(rest, wait=False) if rest else None
@@ -301,7 +204,7 @@ class NativeClientConnection:
                 self._send([self._calls.cancellation(number)])
             done(None, timed_out(self._address))
 
-    def _end(self, connection: _PlainSocket | _TlsSocket | None, failure: HeadraceError) -> None:
+    def _end(self, connection: NativeSocket | None, failure: HeadraceError) -> None:
         self.is_usable = False
         with self._lock:
             self._failure = failure
@@ -313,11 +216,6 @@ class NativeClientConnection:
                 connection.connection.close()
         for done in lost:
             done(None, failure)
-
-
-def _shut(connection: _PlainSocket | _TlsSocket) -> None:
-    with contextlib.suppress(OSError):  # It has ended by itself.
-        connection.connection.shutdown(socket.SHUT_RDWR)
 
 
 class NativeConnections:
@@ -403,26 +301,18 @@ class NativeConnections:
                 self._connections[native_address] = found
             return found
 
-    def _connect(self, native_address: str) -> _PlainSocket | _TlsSocket:
+    def _connect(self, native_address: str) -> NativeSocket:
         host, _, port = native_address.rpartition(":")
         connection = socket.create_connection((host.strip("[]"), int(port)), CONNECT_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _notice_dead_peers(connection)
+        notice_dead_peers(connection)
         context = self._security.context()
         if context is None:
-            return _PlainSocket(connection)
+            return PlainSocket(connection)
         try:
-            return _TlsSocket(
+            return TlsSocket(
                 context.wrap_socket(connection, server_hostname=self._security.server_name or host.strip("[]"))
             )
         except BaseException:
             connection.close()
             raise
-
-
-def _notice_dead_peers(connection: socket.socket) -> None:
-    """Have the kernel end a connection whose other side is silent for half a minute, as gRPC's keepalive does."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000)):
-        if hasattr(socket, name):  # Linux has them all.
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

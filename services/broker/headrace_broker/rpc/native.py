@@ -12,7 +12,7 @@ from headrace.wire.frames import MethodCode
 from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.methods import METHODS
 from headrace_server.native.answers import Piece
-from headrace_server.native.connection import NativeAnswer, NativeCall, NativeMethod
+from headrace_server.native.call import NativeAnswer, NativeCall, NativeMethod
 from headrace_server.requests import RequestReader
 
 from headrace_broker.rpc.fetch import Located

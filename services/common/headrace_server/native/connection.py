@@ -9,15 +9,12 @@ client's socket fills up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 from google.protobuf.message import DecodeError
 from headrace.v1 import native_pb2
 from headrace.wire.errors import (
-    REQUEST_ID_KEY,
     DeadlineRequiredError,
     ErrorCode,
     HeadraceError,
@@ -47,10 +44,10 @@ from headrace_server import calls
 from headrace_server.caller_turns import note_call
 from headrace_server.calls import CALLER, CURRENT_CALL
 from headrace_server.handshakes import check_handshake, own_handshake
-from headrace_server.methods import Method
-from headrace_server.native.answers import AnswerQueue, Piece
+from headrace_server.native.answers import AnswerQueue
+from headrace_server.native.call import NativeAnswer, NativeCall, NativeMethod
 from headrace_server.places import Place, caller
-from headrace_server.requests import PENALTY_SECONDS, RequestReader
+from headrace_server.requests import PENALTY_SECONDS
 
 if TYPE_CHECKING:
     from headrace_server.native.server import NativeServer
@@ -65,69 +62,6 @@ FRAME_SECONDS = 30.0
 """For a whole frame, from its first byte on."""
 STALL_SECONDS = 30.0
 """A client that takes nothing of an answer for so long is cut off."""
-
-
-@dataclass(frozen=True, slots=True)
-class NativeAnswer:
-    """What a method answers."""
-
-    message: bytes
-    """Serialised."""
-    attached: Sequence[Piece] = ()
-    is_valid: Callable[[], bool] | None = None
-    """Asked when everything has left: whether the client may use it. `None`: it may."""
-    close: Callable[[], None] | None = None
-    """Called once, when the answer has left or the connection is lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class NativeMethod:
-    """A method as it is served."""
-
-    name: str
-    row: Method
-    reader: RequestReader
-    splice: Callable[[Any, memoryview], Any] | None
-    """Puts the attachments of a frame into the request; `None`: it has none."""
-    handle: Callable[[Any, NativeCall], Awaitable[NativeAnswer]]
-
-
-class NativeCall:
-    """One request: what log lines and limits need of it, as of the context of a gRPC call."""
-
-    __slots__ = ("_connection", "_frame", "deadline", "header", "is_overdue", "method", "place", "request_id", "task")
-
-    def __init__(
-        self, connection: NativeConnection, method: NativeMethod, frame: Frame, place: Place, deadline: float
-    ) -> None:
-        """`deadline` is of the event loop's clock."""
-        self._connection = connection
-        self.method = method
-        self.header = frame.header
-        self.request_id = frame.request_id
-        self._frame: Frame | None = frame
-        self.place = place
-        self.deadline = deadline
-        self.is_overdue = False
-        self.task: asyncio.Task[None] | None = None
-
-    def take_frame(self) -> Frame:
-        """Return the request's frame, once: it may be large."""
-        frame, self._frame = self._frame, None
-        assert frame is not None, "the frame was taken"
-        return frame
-
-    def peer(self) -> str:
-        """Return the connection, in gRPC's form."""
-        return self._connection.name
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the request's id as metadata has it."""
-        return ((REQUEST_ID_KEY, self.request_id),)
-
-    def auth_context(self) -> dict[str, list[bytes]]:
-        """Return the names of the client's certificate, as gRPC does."""
-        return self._connection.certified_names
 
 
 class NativeConnection(asyncio.BufferedProtocol):

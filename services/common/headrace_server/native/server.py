@@ -21,7 +21,8 @@ from headrace.wire.errors import Outcome, ThrottledError
 from prometheus_client import Counter, Gauge
 
 from headrace_server.instruments import LoopCounter
-from headrace_server.native.connection import NativeConnection, NativeMethod
+from headrace_server.native.call import NativeMethod
+from headrace_server.native.connection import NativeConnection
 from headrace_server.places import RETRY_AFTER_MS, PlaceLimits, Places, share_of
 from headrace_server.rpc import check_free, split_address
 

@@ -1,0 +1,125 @@
+"""Sockets of the native protocol for blocking clients: in plain text and with TLS. Linux and macOS."""
+
+import contextlib
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from headrace.wire.crc import ReadableBuffer
+
+LOOK_S = 0.25
+"""How late a deadline may be noticed."""
+SEND_S = 0.2
+"""How long a thread that makes a request waits for the broker to take it."""
+MAX_PARTS = 512
+"""Buffers of one system call; the kernel takes 1,024 (IOV_MAX)."""
+
+
+def _poll(connection: socket.socket, events: int, seconds: float) -> int:
+    """Wait for one of these events; return which there were, 0 where the time is up."""
+    poll = select.poll()
+    poll.register(connection, events)
+    return next((found for _, found in poll.poll(seconds * 1000)), 0)
+
+
+def _can_receive(connection: socket.socket, seconds: float, *, to_send: bool) -> bool:
+    found = _poll(connection, select.POLLIN | (select.POLLOUT if to_send else 0), seconds)
+    return bool(found & ~select.POLLOUT)
+
+
+class PlainSocket:
+    """A socket in plain text. One thread receives; those that send hold a lock of their own."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(None)
+        for option, seconds in ((socket.SO_SNDTIMEO, SEND_S), (socket.SO_RCVTIMEO, LOOK_S)):
+            connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", 0, int(seconds * 1_000_000)))
+        self.connection = connection
+
+    def wait(self, seconds: float, *, to_send: bool = False) -> bool:
+        """Wait until something can be received, or sent where `to_send`; return whether the former."""
+        return _can_receive(self.connection, seconds, to_send=to_send)
+
+    def receive_into(self, buffer: memoryview, is_whole: bool) -> int:
+        """Receive what is there, or where `is_whole` wait a little for the buffer to fill.
+
+        Returns the number of bytes; 0 where the connection has ended, -1 where nothing came.
+        """
+        try:
+            return self.connection.recv_into(buffer, len(buffer), socket.MSG_WAITALL if is_whole else 0)
+        except BlockingIOError:
+            return -1
+
+    def send(self, parts: Sequence[ReadableBuffer], *, wait: bool) -> memoryview | None:
+        """Send parts in order, or as much of them as is taken; return what is left. `wait` for `SEND_S` at most."""
+        flags = 0 if wait else socket.MSG_DONTWAIT
+        for first in range(0, len(parts), MAX_PARTS):
+            some = parts[first : first + MAX_PARTS]
+            try:
+                sent = self.connection.sendmsg(some, (), flags)
+            except BlockingIOError:
+                sent = 0
+            if sent < sum(memoryview(part).nbytes for part in some):
+                return memoryview(b"".join(parts[first:]))[sent:]
+        return None
+
+
+class TlsSocket:
+    """A socket with TLS. OpenSSL's connection is not for two threads at once, so that both sides take turns."""
+
+    def __init__(self, connection: ssl.SSLSocket) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self._lock = threading.Lock()
+
+    def wait(self, seconds: float, *, to_send: bool = False) -> bool:
+        """See `PlainSocket`."""
+        with self._lock:
+            if self.connection.pending():
+                return True
+        return _can_receive(self.connection, seconds, to_send=to_send)
+
+    def receive_into(self, buffer: memoryview, is_whole: bool) -> int:
+        """See `PlainSocket`; the buffer is not filled."""
+        try:
+            with self._lock:
+                return self.connection.recv_into(buffer, len(buffer))
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return -1
+
+    def send(self, parts: Sequence[ReadableBuffer], *, wait: bool) -> memoryview | None:
+        """See `PlainSocket`."""
+        left = memoryview(b"".join(parts))
+        deadline = time.monotonic() + (SEND_S if wait else 0.0)
+        while left:
+            try:
+                with self._lock:
+                    left = left[self.connection.send(left) :]
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                seconds = deadline - time.monotonic()
+                if seconds <= 0:
+                    return left
+                _poll(self.connection, select.POLLOUT, seconds)
+        return None
+
+
+NativeSocket: TypeAlias = PlainSocket | TlsSocket
+
+
+def shut(connection: NativeSocket) -> None:
+    """End a connection from another thread than the one that receives."""
+    with contextlib.suppress(OSError):  # It has ended by itself.
+        connection.connection.shutdown(socket.SHUT_RDWR)
+
+
+def notice_dead_peers(connection: socket.socket) -> None:
+    """Have the kernel end a connection whose other side is silent for half a minute, as gRPC's keepalive does."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000)):
+        if hasattr(socket, name):  # Linux has them all.
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
