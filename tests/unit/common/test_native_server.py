@@ -380,6 +380,21 @@ async def test_a_request_can_be_cancelled():
         assert (await client.receive())[0].kind == Kind.ANSWER
 
 
+async def test_requests_that_are_cancelled_before_they_begin_leave_their_places():
+    """Both frames come at once; they hold all places of the caller."""
+    async with serving(places=(10, 5)) as bench:
+        client = await bench.connect()
+        for number in range(1, 6):
+            client.ask(number)
+            client.send(Kind.CANCEL, correlation=number)
+        client.ask(6, method=99)
+        assert isinstance(await client.error(6), InvalidRequestError)  # All that came before is over.
+        client.ask(7)
+        header, *_ = await client.receive()
+        assert (header.kind, header.correlation) == (Kind.ANSWER, 7)
+        assert len(bench.service.requests) == 1
+
+
 async def test_a_request_whose_time_is_up_ends(monkeypatch):
     """Though its client waits on."""
     monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
@@ -405,6 +420,23 @@ async def test_a_client_that_leaves_takes_its_requests_along():
         for number in (1, 2, 3):
             other.ask(number)
         await bench.until(lambda: len(bench.service.requests) == 6)
+
+
+async def test_no_request_begins_after_its_connection_is_lost():
+    """Those that were received and waited for their turn are dropped."""
+    async with serving() as bench:
+        client = await bench.connect()
+        bench.service.handle = bench.service.never
+        for number in range(1, 3 * MAX_REQUESTS + 1):
+            client.ask(number)
+        await bench.until(lambda: len(bench.service.requests) == MAX_REQUESTS)
+        next(iter(bench.server._connections)).end("a test")
+        await bench.until(lambda: bench.service.cancelled == MAX_REQUESTS)
+        other = await bench.connect()
+        bench.service.handle = bench.service.echo
+        other.ask()
+        await other.receive()
+        assert len(bench.service.requests) == MAX_REQUESTS + 1
 
 
 async def test_a_caller_has_so_many_places():
@@ -619,6 +651,17 @@ async def test_a_file_that_ends_too_early_ends_the_connection(log):
         bench.service.handle = send
         client.ask(1)
         assert await client.ended()
+        await bench.until(lambda: closed)
+
+
+async def test_a_file_is_released_where_the_connection_is_lost_before_it_is_sent(log):
+    """In the same turn of the event loop in which the answer was made."""
+    async with serving() as bench:
+        await bench.connect()
+        (connection,) = bench.server._connections
+        found, closed = log.reader.read(0, 1 << 30, log.log_end_offset), []
+        connection._answers.put([found], lambda: closed.append(found.close()))
+        connection._answers.close()
         await bench.until(lambda: closed)
 
 

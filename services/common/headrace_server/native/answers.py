@@ -90,10 +90,11 @@ class AnswerQueue:
     def close(self) -> None:
         """Drop what waits: the connection is lost."""
         self._is_closed = True
-        if self._sending is not None:
-            self._sending.cancel()
-        else:
+        if self._sending is None:
             self._release()
+        else:
+            self._sending.cancel()  # Perhaps before it has begun.
+            self._sending.add_done_callback(lambda _: self._release())
 
     def _release(self) -> None:
         while self._waiting:
@@ -125,8 +126,6 @@ class AnswerQueue:
             raise
         finally:
             self._sending = None
-            if self._is_closed:
-                self._release()
 
     async def _send_slice(self, piece: Slice) -> None:
         if not piece.is_cached():

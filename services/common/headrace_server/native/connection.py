@@ -171,6 +171,8 @@ class NativeConnection(asyncio.BufferedProtocol):
     # --- frames ---
 
     def _take_frames(self) -> None:
+        if self._transport.is_closing():
+            return
         try:
             while len(self._calls) < MAX_REQUESTS:
                 frame = self._reader.next_frame()
@@ -189,16 +191,15 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._is_paused = is_full
             if is_full:
                 self._transport.pause_reading()
-            elif not self._transport.is_closing():
+            else:
                 self._transport.resume_reading()
 
     def _break(self, error: HeadraceError) -> None:
         """Say what is wrong with the connection, and close it."""
         self._server.metrics.broken.inc()
         log.info("native_connection_broken", peer=self.name, cause=error.message)
-        if not self._transport.is_closing():
-            self._answers.put([frame_head(Kind.ERROR, to_detail(error).SerializeToString())], _nothing)
-            self._transport.close()
+        self._answers.put([frame_head(Kind.ERROR, to_detail(error).SerializeToString())], _nothing)
+        self._transport.close()
 
     def _admit(self, header: Header) -> bool:
         """Take note of a header: whether its body is received."""
@@ -269,6 +270,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             self.idle_since = None
             self._is_idle.clear()
             call.task = self._loop.create_task(self._serve(call))
+            call.task.add_done_callback(lambda task: self._end(call) if task.cancelled() else None)
 
     def _greet(self, frame: Frame) -> None:
         try:
@@ -295,11 +297,9 @@ class NativeConnection(asyncio.BufferedProtocol):
         except HeadraceError as error:
             self._refuse(correlation, method.name, error, call)
         except asyncio.CancelledError:
-            if call.is_overdue:
-                self._refuse(correlation, method.name, TimedOutError("the deadline has passed"), call)
-            else:
-                self._end(call)
-                raise
+            if not call.is_overdue:
+                raise  # Nothing is answered; a task that is cancelled before it begins does not come here.
+            self._refuse(correlation, method.name, TimedOutError("the deadline has passed"), call)
         except Exception as error:
             log.exception("native_call_failed", method=method.name)
             failure = InternalError(
