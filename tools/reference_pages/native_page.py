@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from enum import IntEnum
 
-from headrace.client.net import native, native_ports
+from headrace.client.net import native_ports
 from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire import frames
 from headrace.wire.encoding import encode_batch
@@ -222,7 +222,7 @@ def native_body() -> str:
             "## Limits",
             _limits(),
             _TLS,
-            _FALLBACK.format(connect=_seconds(native.CONNECT_S), avoid=_seconds(native_ports.AVOID_S)),
+            _FALLBACK.format(connect=_seconds(native_ports.CONNECT_S), avoid=_seconds(native_ports.AVOID_S)),
             _CLIENT,
         ]
     )

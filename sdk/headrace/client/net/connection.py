@@ -146,7 +146,7 @@ class Connections:
                 except ValueError as error:  # grpc raises it for a channel that was closed meanwhile
                     raise ClosedError(self._what) from error
                 if call is step and call.method == "GetMetadata":
-                    self.native.learn(answer)
+                    self.native.ports.learn(answer)
                 return answer
             case Pause():
                 time.sleep(step.seconds)

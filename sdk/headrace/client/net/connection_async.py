@@ -109,7 +109,7 @@ class AsyncConnections:
                     return call
                 answer = await self.answer(call)
                 if step.method == "GetMetadata":
-                    self.native.learn(answer)
+                    self.native.ports.learn(answer)
                 return answer
             case Pause():
                 await self.pause(step.seconds)

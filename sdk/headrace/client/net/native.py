@@ -20,27 +20,21 @@ from headrace.client.net.native_calls import (
     NativeCallMethod,
     NativeCalls,
     NativeRequest,
-    NotConnectedError,
     lost_connection,
     not_connected,
-    parse_answer,
     timed_out,
 )
-from headrace.client.net.native_ports import NativePorts
+from headrace.client.net.native_ports import CONNECT_S, NativeCaller
 from headrace.client.net.native_sockets import LOOK_S, NativeSocket, PlainSocket, TlsSocket, notice_dead_peers, shut
 from headrace.client.net.security import ChannelSecurity
-from headrace.v1 import cluster_pb2
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError
 from headrace.wire.frames import Frame
 
 _log = logging.getLogger("headrace.client")
 
-CONNECT_S = 1.0
 STALL_S = 30.0
 """A broker that takes or sends nothing of a frame for so long is lost."""
-MAX_JOINED_BYTES = 16 << 10
-"""Up to this, copying a part costs less than a system call."""
 
 
 class NativeClientConnection:
@@ -218,48 +212,17 @@ class NativeClientConnection:
             done(None, failure)
 
 
-class NativeConnections:
+class NativeConnections(NativeCaller):
     """The native connections of one client. Owned by its `Connections`; any thread."""
 
     def __init__(self, what: str, config: ClientConfig, security: ChannelSecurity) -> None:
+        super().__init__(config)
         self._what = what
         self._client_id = config.client_id
         self._security = security
-        self.ports = NativePorts(config)
         self._lock = threading.Lock()
         self._connections: dict[str, NativeClientConnection] = {}
         self._is_closed = False
-
-    def learn(self, answer: cluster_pb2.GetMetadataResponse) -> None:
-        """Take the native addresses of brokers."""
-        self.ports.learn(answer)
-
-    @property
-    def may_fall_back(self) -> bool:
-        """Whether a call may go over gRPC where no connection could be made."""
-        return self.ports.may_fall_back()
-
-    def begin(self, address: str, make_request: MakeRequest, done: Done) -> Callable[[], None] | None:
-        """Send a request to the broker at `address`; `None`: call it over gRPC. Else return what cancels it.
-
-        `done` takes a `NotConnectedError` where nothing was sent; the call may go over gRPC if `may_fall_back`.
-
-        Raises:
-            ClosedError: after `close`.
-        """
-        native_address = self.ports.find(address)
-        if not native_address:
-            self.ports.require(address)
-            return None
-        connection = self._find(native_address)
-
-        def ended(frame: Frame | None, error: HeadraceError | None) -> None:
-            if isinstance(error, NotConnectedError):
-                self.ports.avoid(address, native_address, error)
-            done(frame, error)
-
-        number = connection.begin(make_request(), ended)
-        return lambda: connection.cancel(number)
 
     def call(self, address: str, method: NativeCallMethod, make_request: MakeRequest) -> tuple[bool, Any]:
         """Make a call and wait for its answer; (False, None): call over gRPC.
@@ -271,13 +234,7 @@ class NativeConnections:
         answers: queue.SimpleQueue[tuple[Frame | None, HeadraceError | None]] = queue.SimpleQueue()
         if self.begin(address, make_request, lambda frame, error: answers.put((frame, error))) is None:
             return False, None
-        frame, error = answers.get()
-        if isinstance(error, NotConnectedError) and self.may_fall_back:
-            return False, None
-        if frame is None:
-            assert error is not None
-            raise error
-        return True, parse_answer(method.parse, frame, address)
+        return self.outcome(address, method, *answers.get())
 
     def close(self, timeout: float = 1.0) -> None:
         """Close all connections; requests that are not answered end with ClosedError."""
@@ -290,7 +247,8 @@ class NativeConnections:
         for connection in connections:
             connection.join(timeout)
 
-    def _find(self, native_address: str) -> NativeClientConnection:
+    def connection(self, native_address: str) -> NativeClientConnection:
+        """See `NativeCaller`."""
         with self._lock:
             if self._is_closed:
                 raise ClosedError(self._what)

@@ -6,25 +6,24 @@ from typing import Any, cast
 
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.errors import ClosedError
-from headrace.client.net.native import CONNECT_S, MAX_JOINED_BYTES
 from headrace.client.net.native_calls import (
     Done,
     MakeRequest,
     NativeCallMethod,
     NativeCalls,
     NativeRequest,
-    NotConnectedError,
     lost_connection,
     not_connected,
-    parse_answer,
     timed_out,
 )
-from headrace.client.net.native_ports import NativePorts
+from headrace.client.net.native_ports import CONNECT_S, NativeCaller
 from headrace.client.net.security import ChannelSecurity
-from headrace.v1 import cluster_pb2
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError
 from headrace.wire.frames import Frame
+
+MAX_JOINED_BYTES = 16 << 10
+"""Up to this, copying a part costs less than a system call."""
 
 
 class AsyncNativeClientConnection(asyncio.BufferedProtocol):
@@ -159,41 +158,16 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
         self._end(lost_connection(self._address, cause) if is_welcome else not_connected(self._address, cause))
 
 
-class AsyncNativeConnections:
+class AsyncNativeConnections(NativeCaller):
     """The native connections of one client. Owned by its `AsyncConnections`."""
 
     def __init__(self, what: str, config: ClientConfig, security: ChannelSecurity) -> None:
+        super().__init__(config)
         self._what = what
         self._client_id = config.client_id
         self._security = security
-        self.ports = NativePorts(config)
         self._connections: dict[str, AsyncNativeClientConnection] = {}
         self._is_closed = False
-
-    def learn(self, answer: cluster_pb2.GetMetadataResponse) -> None:
-        """Take the native addresses of brokers."""
-        self.ports.learn(answer)
-
-    @property
-    def may_fall_back(self) -> bool:
-        """Whether a call may go over gRPC where no connection could be made."""
-        return self.ports.may_fall_back()
-
-    def begin(self, address: str, make_request: MakeRequest, done: Done) -> Callable[[], None] | None:
-        """See `NativeConnections.begin`."""
-        native_address = self.ports.find(address)
-        if not native_address:
-            self.ports.require(address)
-            return None
-        connection = self._find(native_address)
-
-        def ended(frame: Frame | None, error: HeadraceError | None) -> None:
-            if isinstance(error, NotConnectedError):
-                self.ports.avoid(address, native_address, error)
-            done(frame, error)
-
-        number = connection.begin(make_request(), ended)
-        return lambda: connection.cancel(number)
 
     async def call(self, address: str, method: NativeCallMethod, make_request: MakeRequest) -> tuple[bool, Any]:
         """See `NativeConnections.call`."""
@@ -212,12 +186,7 @@ class AsyncNativeConnections:
         except asyncio.CancelledError:
             cancel()
             raise
-        if isinstance(error, NotConnectedError) and self.may_fall_back:
-            return False, None
-        if frame is None:
-            assert error is not None
-            raise error
-        return True, parse_answer(method.parse, frame, address)
+        return self.outcome(address, method, frame, error)
 
     def close(self) -> None:
         """Close all connections; requests that are not answered end with ClosedError."""
@@ -226,7 +195,8 @@ class AsyncNativeConnections:
             connection.close(ClosedError(self._what))
         self._connections.clear()
 
-    def _find(self, native_address: str) -> AsyncNativeClientConnection:
+    def connection(self, native_address: str) -> AsyncNativeClientConnection:
+        """See `NativeCaller`."""
         if self._is_closed:
             raise ClosedError(self._what)
         found = self._connections.get(native_address)

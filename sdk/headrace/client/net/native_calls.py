@@ -33,7 +33,6 @@ from headrace.wire.releases import CLIENT_NEEDS, check_peer
 Done: TypeAlias = Callable[[Frame | None, HeadraceError | None], None]
 """Takes the frame of an answer, or why there is none; called once."""
 
-
 Over: TypeAlias = tuple[int, Done, Frame | None, HeadraceError | None]
 """A request that is over: its number, and its `done` with what that takes."""
 
@@ -224,10 +223,9 @@ def not_connected(address: str, cause: BaseException | str) -> NotConnectedError
     return NotConnectedError(f"{address} cannot be reached: {cause}", outcome=Outcome.NOT_APPLIED, retriable=True)
 
 
-def timed_out(address: str, seconds: float | None = None) -> TimedOutError:
-    """Return the error of a request whose time is up; not raised."""
-    within = "" if seconds is None else f" within {seconds:g} s"
-    return TimedOutError(f"{address} did not answer{within}", outcome=Outcome.UNKNOWN, retriable=True)
+def timed_out(address: str) -> TimedOutError:
+    """Return the error of a request whose time is up, or that was cancelled; not raised."""
+    return TimedOutError(f"{address} did not answer", outcome=Outcome.UNKNOWN, retriable=True)
 
 
 class NativeCallMethod(NamedTuple):

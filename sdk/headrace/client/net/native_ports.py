@@ -4,14 +4,28 @@ import logging
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from headrace.client.base.config import ClientConfig
-from headrace.client.net.native_calls import not_connected
+from headrace.client.net.native_calls import (
+    Done,
+    MakeRequest,
+    NativeCallMethod,
+    NativeRequest,
+    NotConnectedError,
+    not_connected,
+    parse_answer,
+)
 from headrace.v1 import cluster_pb2
 from headrace.wire.errors import HeadraceError
+from headrace.wire.frames import Frame
 
 _log = logging.getLogger("headrace.client")
 
+CONNECT_S = 1.0
+"""For a connection with its greeting."""
 AVOID_S = 10.0
 """How long a port that could not be reached is left alone."""
 
@@ -57,8 +71,9 @@ class NativePorts:
         if self._transport == "native":
             raise not_connected(address, "it serves no native protocol, as far as metadata says")
 
+    @property
     def may_fall_back(self) -> bool:
-        """Return whether a call may go over gRPC where no connection could be made."""
+        """Whether a call may go over gRPC where no connection could be made."""
         return self._transport == "auto"
 
     def avoid(self, address: str, native_address: str, error: HeadraceError) -> None:
@@ -67,9 +82,68 @@ class NativePorts:
             is_first = address not in self._avoided
             self._avoided[address] = time.monotonic() + AVOID_S
             self.fallbacks += 1
-        if is_first and self.may_fall_back():
+        if is_first and self.may_fall_back:
             _log.warning(
                 "the native protocol at %s cannot be used, so broker %s is called over gRPC; tried again every %g s: "
                 "%s",
                 native_address, address, AVOID_S, error.message,
             )  # fmt: skip
+
+
+class BegunConnection(Protocol):
+    """A connection to one broker."""
+
+    def begin(self, request: NativeRequest, done: Done) -> int:
+        """Send a request; `done` takes what becomes of it. Return its number."""
+
+    def cancel(self, number: int) -> None:
+        """Cancel a request."""
+
+
+class NativeCaller(ABC):
+    """What makes the native calls of one client, blocking or asyncio."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self.ports = NativePorts(config)
+
+    @abstractmethod
+    def connection(self, native_address: str) -> BegunConnection:
+        """Return the connection to an address, made at its first use.
+
+        Raises:
+            ClosedError: after `close`.
+        """
+
+    def begin(self, address: str, make_request: MakeRequest, done: Done) -> Callable[[], None] | None:
+        """Send a request to the broker at `address`; `None`: call it over gRPC. Else return what cancels it.
+
+        `done` takes a `NotConnectedError` where nothing was sent; the call may go over gRPC if `may_fall_back`.
+
+        Raises:
+            ClosedError: after `close`.
+            NotConnectedError: the broker can be called over gRPC alone, and transport='native'.
+        """
+        native_address = self.ports.find(address)
+        if not native_address:
+            self.ports.require(address)
+            return None
+        connection = self.connection(native_address)
+
+        def ended(frame: Frame | None, error: HeadraceError | None) -> None:
+            if isinstance(error, NotConnectedError):
+                self.ports.avoid(address, native_address, error)
+            done(frame, error)
+
+        number = connection.begin(make_request(), ended)
+        return lambda: connection.cancel(number)
+
+    def outcome(
+        self, address: str, method: NativeCallMethod, frame: Frame | None, error: HeadraceError | None
+    ) -> tuple[bool, Any]:
+        """Return what `call` does; raise what it raises."""
+        if isinstance(error, NotConnectedError) and self.ports.may_fall_back:
+            return False, None
+        if frame is None:
+            assert error is not None
+            raise error
+        return True, parse_answer(method.parse, frame, address)

@@ -1,7 +1,6 @@
 """Produce on the wire: requests from sealed batches, answers by partition, errors of calls. Pure."""
 
 import logging
-from collections.abc import Callable
 
 import grpc
 
@@ -45,19 +44,6 @@ def produce_request(
             topic.partitions.add(partition=partition_queue.where.partition, leader_epoch=leader_epoch)
             batches.append([encoded for batch in sealed for encoded in batch.encoded or ()])
     return message, batches
-
-
-class NativeProduce:
-    """A call over the native protocol, until it has ended."""
-
-    __slots__ = ("cancel",)
-
-    def __init__(self) -> None:
-        self.cancel: Callable[[], None] = _nothing
-
-
-def _nothing() -> None:
-    """Do nothing: the call is being begun, and its answer will be ignored."""
 
 
 def native_produce_request(request: Request, config: ProducerConfig) -> NativeRequest:

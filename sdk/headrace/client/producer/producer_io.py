@@ -15,19 +15,10 @@ from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import Pause
 from headrace.client.base.request_ids import metadata_of
 from headrace.client.net.connection import Connections
-from headrace.client.net.native_calls import NotConnectedError, parse_answer
 from headrace.client.producer.partition_queue import Request
-from headrace.client.producer.produce_rpc import (
-    GRACE_MS,
-    NativeProduce,
-    error_of,
-    grpc_produce_request,
-    native_produce_request,
-    parse_produced,
-)
+from headrace.client.producer.produce_calls import ProduceCalls
+from headrace.client.producer.produce_rpc import GRACE_MS, error_of, grpc_produce_request
 from headrace.client.producer.sender import Landed
-from headrace.wire.errors import HeadraceError
-from headrace.wire.frames import Frame
 
 CLOSE_TIMEOUT_S = 1.0
 """How long `close` waits for the background thread, which never blocks long."""
@@ -40,8 +31,8 @@ class BlockingProducerIO:
         self._config = config
         self.connections = Connections("Producer", config)
         self.background = BackgroundLoop("headrace-producer", self.connections.run_step)
-        self._calls: dict[Request, Any] = {}
-        """In flight; each has `cancel`."""
+        self.calls = ProduceCalls(config, self.connections.native, self._start_grpc)
+        """In flight."""
         self._is_closed = threading.Event()
 
     def make_lock(self) -> threading.Lock:
@@ -50,27 +41,7 @@ class BlockingProducerIO:
 
     def start(self, request: Request, landed: Landed) -> None:
         """See `ProducerIO`."""
-        call = self._calls[request] = NativeProduce()
-        make_request = partial(native_produce_request, request, self._config)
-        cancel = self.connections.native.begin(request.address, make_request, partial(self._answered, request, landed))
-        if cancel is None:
-            self._start_grpc(request, landed)
-        else:
-            call.cancel = cancel
-
-    def _answered(self, request: Request, landed: Landed, frame: Frame | None, error: HeadraceError | None) -> None:
-        """Take the end of a call over the native protocol, on the thread of its connection."""
-        response = None
-        try:
-            if isinstance(error, NotConnectedError) and self.connections.native.may_fall_back:
-                self._start_grpc(request, landed)
-                return
-            if frame is not None:
-                response = parse_answer(parse_produced, frame, request.address)
-        except HeadraceError as failure:
-            error = failure
-        self._calls.pop(request, None)
-        landed(request, response, error)
+        self.calls.start(request, landed)
 
     def _start_grpc(self, request: Request, landed: Landed) -> None:
         try:
@@ -81,11 +52,11 @@ class BlockingProducerIO:
             )
         except ValueError as error:  # grpc raises it for a channel that was closed meanwhile
             raise ClosedError("Producer") from error
-        self._calls[request] = call
+        self.calls.add(request, call)
         call.add_done_callback(partial(self._ended, request, landed))
 
     def _ended(self, request: Request, landed: Landed, call: "grpc.Future[Any]") -> None:
-        self._calls.pop(request, None)
+        self.calls.remove(request)
         try:
             response = call.result()
         except Exception as error:
@@ -95,9 +66,7 @@ class BlockingProducerIO:
 
     def cancel(self, request: Request) -> None:
         """See `ProducerIO`."""
-        call = self._calls.get(request)
-        if call is not None:
-            call.cancel()
+        self.calls.cancel(request)
 
     def run_step(self, step: Any) -> Any:
         """Run one step of an operation; a pause ends with the producer."""

@@ -12,19 +12,10 @@ from headrace.client.base.config import ProducerConfig
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.request_ids import metadata_of
 from headrace.client.net.connection_async import AsyncConnections
-from headrace.client.net.native_calls import NotConnectedError, parse_answer
 from headrace.client.producer.partition_queue import Request
-from headrace.client.producer.produce_rpc import (
-    GRACE_MS,
-    NativeProduce,
-    error_of,
-    grpc_produce_request,
-    native_produce_request,
-    parse_produced,
-)
+from headrace.client.producer.produce_calls import ProduceCalls
+from headrace.client.producer.produce_rpc import GRACE_MS, error_of, grpc_produce_request
 from headrace.client.producer.sender import Landed
-from headrace.wire.errors import HeadraceError
-from headrace.wire.frames import Frame
 
 CLOSE_TIMEOUT_S = 1.0
 
@@ -38,8 +29,8 @@ class AsyncProducerIO:
         self.connections = AsyncConnections("Producer", config)
         self.run_step = self.connections.run_step
         self.background = AsyncBackgroundLoop("headrace-producer", self.run_step)
-        self._calls: dict[Request, Any] = {}
-        """In flight; each has `cancel`."""
+        self.calls = ProduceCalls(config, self.connections.native, self._start_grpc)
+        """In flight."""
 
     def make_lock(self) -> threading.Lock:
         """See `ProducerIO`; never contended, as one thread runs the loop."""
@@ -47,27 +38,7 @@ class AsyncProducerIO:
 
     def start(self, request: Request, landed: Landed) -> None:
         """See `ProducerIO`."""
-        make_request = partial(native_produce_request, request, self._config)
-        call = self._calls[request] = NativeProduce()
-        cancel = self.connections.native.begin(request.address, make_request, partial(self._answered, request, landed))
-        if cancel is None:
-            self._start_grpc(request, landed)
-        else:
-            call.cancel = cancel
-
-    def _answered(self, request: Request, landed: Landed, frame: Frame | None, error: HeadraceError | None) -> None:
-        """Take the end of a call over the native protocol."""
-        response = None
-        try:
-            if isinstance(error, NotConnectedError) and self.connections.native.may_fall_back:
-                self._start_grpc(request, landed)
-                return
-            if frame is not None:
-                response = parse_answer(parse_produced, frame, request.address)
-        except HeadraceError as failure:
-            error = failure
-        self._calls.pop(request, None)
-        landed(request, response, error)
+        self.calls.start(request, landed)
 
     def _start_grpc(self, request: Request, landed: Landed) -> None:
         try:
@@ -78,11 +49,12 @@ class AsyncProducerIO:
             )
         except grpc.aio.UsageError as error:
             raise ClosedError("Producer") from error
-        task = self._calls[request] = self.loop.create_task(self.connections.answer(call))
+        task = self.loop.create_task(self.connections.answer(call))
+        self.calls.add(request, task)
         task.add_done_callback(partial(self._ended, request, landed))
 
     def _ended(self, request: Request, landed: Landed, task: "asyncio.Task[Any]") -> None:
-        self._calls.pop(request, None)
+        self.calls.remove(request)
         error = grpc.FutureCancelledError() if task.cancelled() else task.exception()
         if error is not None:
             landed(request, None, error_of(error))
@@ -91,9 +63,7 @@ class AsyncProducerIO:
 
     def cancel(self, request: Request) -> None:
         """See `ProducerIO`."""
-        task = self._calls.get(request)
-        if task is not None:
-            task.cancel()
+        self.calls.cancel(request)
 
     async def close(self) -> None:
         """End the tasks and the calls."""

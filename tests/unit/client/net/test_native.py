@@ -220,7 +220,7 @@ def make_client(request):
         made.append(client)
         response = cluster_pb2.GetMetadataResponse()
         response.brokers.add(broker_id=1, address=BROKER, native_address=port_address)
-        client.connections.learn(response)
+        client.connections.ports.learn(response)
         return client
 
     yield make
@@ -474,7 +474,7 @@ def test_a_new_address_is_used_at_once(make_client, make_port):
     assert client.fetch() == (False, None)
     response = cluster_pb2.GetMetadataResponse()
     response.brokers.add(broker_id=1, address=BROKER, native_address=new.address)
-    client.connections.learn(response)
+    client.connections.ports.learn(response)
     assert batches(client.fetch()) == [[b"batches"]]
 
 

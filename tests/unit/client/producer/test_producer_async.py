@@ -81,13 +81,23 @@ async def test_a_cancelled_flush_loses_nothing(fake_cluster, topic):
         fake_cluster.hold.clear()
         await producer.send("t", b"held")
         flushing = asyncio.create_task(producer.flush())
-        await until(lambda: producer._io._calls)
+        await until(lambda: producer._io.calls)
         flushing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await flushing
         fake_cluster.hold.set()
         await producer.flush(WAIT)
     assert topic.partitions[0].values() == [b"warm", b"held"]
+
+
+async def test_calls_that_could_not_begin_are_not_kept(fake_cluster, topic):
+    """transport='native', and metadata names no address: each try fails before anything is sent."""
+    producer = producer_for(fake_cluster, transport="native", delivery_timeout_ms=300)
+    with pytest.raises(headrace.HeadraceError):
+        await producer.send_and_wait("t", b"never")
+    assert not producer._io.calls
+    with pytest.raises(headrace.DeliveryError):
+        await producer.close()
 
 
 async def test_the_buffer_is_bounded_and_says_so(fake_cluster, topic):
@@ -137,7 +147,7 @@ async def test_a_cancelled_close_has_closed(fake_cluster, topic):
     fake_cluster.hold.clear()
     future = await producer.send("t", b"stuck")
     closing = asyncio.create_task(producer.close())
-    await until(lambda: producer._io._calls)
+    await until(lambda: producer._io.calls)
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
