@@ -39,7 +39,7 @@ class Recovery:
         self.stops_all = False
         """Nothing is started until the new generation has begun."""
         self._held_back: set[int] = set()
-        """Brokers that did not run when etcd was put back: they are not started before."""
+        """Brokers without a session when etcd was put back: they may have seen nothing later, and do not run before."""
 
     def may_start(self, broker_id: int) -> bool:
         """Whether a broker may be started, by a supervisor or by an operator."""
@@ -55,7 +55,10 @@ class Recovery:
         assert backup is not None
         cluster.world.note("op", f"puts etcd back to revision {backup.revision}{', bumped' if bumped else ''}")
         self.is_due, self.backup = True, None
-        self._held_back = {node.broker_id for node in cluster.brokers.values() if node.broker is None}
+        out = [node for node in cluster.brokers.values() if node.broker is None or not node.broker.registered]
+        self._held_back = {node.broker_id for node in out}
+        for node in out:
+            node.kill(Loss.NOTHING)
         cluster.checks.etcd_went_back()
         cluster.etcd.put_back(backup, backup.revision + BUMP if bumped else backup.revision)
 
