@@ -1,1 +1,1 @@
-"""Membership of a consumer group: joining, heartbeats, assignments and committed offsets."""
+"""Membership in a consumer group: joining, heartbeats, assignments and committed offsets."""

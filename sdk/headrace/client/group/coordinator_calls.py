@@ -1,6 +1,6 @@
-"""The coordinator that a member of a group calls. No I/O.
+"""Selection of the coordinator that a group member calls. No I/O.
 
-All members of a group prefer the same coordinator (`group_routing`); they call another one when it fails.
+All members of a group prefer the same coordinator (`group_routing`) and call another one when it fails.
 """
 
 import time
@@ -19,11 +19,11 @@ from headrace.v1 import cluster_pb2
 from headrace.wire.errors import HeadraceError
 
 TRY_TIMEOUT_S = 3.0
-"""For one try of a call that another coordinator can answer: one that has vanished with its machine never does."""
+"""Timeout of one try, which another coordinator can repeat: a coordinator on a dead machine never responds."""
 
 
 class CoordinatorSelector:
-    """Owned by one of a session's loops. A failure moves on to the next coordinator."""
+    """Selector of one loop of a session. A failure selects the next coordinator."""
 
     def __init__(self, config: ClientConfig, group_id: str, bootstrap: BootstrapClient) -> None:
         self._config = config
@@ -32,18 +32,18 @@ class CoordinatorSelector:
         self._turn = 0
         self._known: tuple[str, ...] = ()
         self._ranked: list[str] = []
-        """Those known, in the order in which this group calls them."""
+        """Known coordinators, in the order in which this group calls them."""
         self.failures = 0
-        """In a row."""
+        """Number of consecutive failures."""
 
     def ask(self, method: str, request: Any, timeout: float, *, until: Signal | None = None) -> Operation[Any]:
-        """Call the coordinator whose turn it is; return `None` if `until` was set first.
+        """Call the selected coordinator; return `None` if `until` was set first.
 
-        Coordinators are looked up where they are unknown or have all failed.
+        Coordinators are looked up if they are unknown or have all failed.
 
         Raises:
-            NoBrokersAvailableError: no server has a coordinator in its metadata.
-            HeadraceError: the reason for which there is no response.
+            NoBrokersAvailableError: If no server has a coordinator in its metadata.
+            HeadraceError: If there is no response; states the reason.
         """
         known = self._bootstrap.coordinators
         if not known or (self.failures and self.failures % len(known) == 0):
@@ -65,10 +65,10 @@ class CoordinatorSelector:
             raise error_of_call(error) from error
 
     def ask_until(self, method: str, request: Any, seconds: float, backoff: Backoff) -> Operation[Any]:
-        """Make a call that may be repeated, until a coordinator responds or the time is up.
+        """Repeat a call until a coordinator responds or the time is up.
 
         Raises:
-            HeadraceError: the error that a coordinator returned, or the last failure when the time was up.
+            HeadraceError: The error that a coordinator returned, or the last failure at the timeout.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -84,10 +84,10 @@ class CoordinatorSelector:
             yield Pause(backoff.delay_ms(self.failures) / 1000)
 
     def answered(self) -> None:
-        """Note a response, an error of the coordinator included."""
+        """Record a response, which may be an error of the coordinator."""
         self.failures = 0
 
     def failed(self) -> None:
-        """Note that there was no response: call the next coordinator."""
+        """Record that there was no response, and select the next coordinator."""
         self.failures += 1
         self._turn += 1

@@ -1,10 +1,10 @@
-"""Initial positions in partitions that a group has assigned: the committed offset, else auto_offset_reset. No I/O.
+"""Initial positions in assigned partitions: the committed offset, else auto_offset_reset. No I/O.
 
-A partition that was added after the group began to read its topic is read from its beginning with `latest`, too: there
-was no decision to skip what it holds.
+A partition that was added after the group began to read its topic is read from its log start even with `latest`,
+because no one decided to skip its records.
 
-The answer must be at least as new as the assignment, so that nothing that the former owner committed is read again
-(PROTOCOL H65, I27).
+The response must be at least as new as the assignment, so that records which the former owner committed are not read
+again (PROTOCOL H65, I27).
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,27 +24,27 @@ FETCH_TIMEOUT_S = 5.0
 
 
 class InitialOffsets:
-    """Owned by one session, whose loop drives it."""
+    """Look-ups of one session, run by one of its loops."""
 
     def __init__(self, config: ConsumerConfig, admin: AdminOperations) -> None:
         self._config = config
         self._admin = admin
         self._remembered: dict[tuple[bytes, int], tuple[int, OffsetAndMetadata]] = {}
         self.problem: HeadraceError | None = None
-        """Why a partition has no start; the application takes it."""
+        """Reason why a partition has no initial position; raised to the application."""
 
     def remember(self, holding: OwnedPartition, committed: OffsetAndMetadata) -> None:
-        """Note what was committed of a partition that is given up: in the same term it may be assigned again."""
+        """Remember the last commit of a released partition, which may be assigned again in the same term."""
         key = holding.topic_id, holding.where.partition
         self._remembered[key] = holding.assignment_epoch, committed
 
     def find(
         self, selector: CoordinatorSelector, holdings: Sequence[OwnedPartition]
     ) -> Operation[list[tuple[OwnedPartition, InitialPosition]]]:
-        """Look up starts; partitions whose start cannot be found now are left out.
+        """Look up initial positions; partitions whose position cannot be found now are omitted.
 
         Raises:
-            ClosedError: the consumer was closed.
+            ClosedError: If the consumer was closed.
         """
         request = groups_pb2.FetchOffsetsRequest(
             client_id=self._config.client_id,
@@ -84,7 +84,7 @@ class InitialOffsets:
         return found
 
     def _newest(self, holding: OwnedPartition, stored: groups_pb2.PartitionOffset) -> InitialPosition | None:
-        """Return the stored offset, or the newer one that this member has committed in the same term."""
+        """Return the stored offset, or the newer one that this member committed in the same term."""
         start = None
         if stored.offset >= 0:
             start = InitialPosition(stored.offset, stored.leader_epoch, stored.metadata, is_committed=True)
@@ -96,7 +96,7 @@ class InitialOffsets:
     def _reset(
         self, holdings: Iterable[OwnedPartition], at: str
     ) -> Operation[list[tuple[OwnedPartition, InitialPosition]]]:
-        """Look up where the log starts or ends, a topic at a time, and partition by partition where that fails."""
+        """Look up the log start or end, one topic at a time, or one partition at a time if that fails."""
         by_topic: dict[str, list[OwnedPartition]] = {}
         for holding in holdings:
             by_topic.setdefault(holding.where.topic, []).append(holding)
@@ -132,5 +132,5 @@ class InitialOffsets:
         except ClosedError:
             raise
         except HeadraceError:
-            return None  # It is looked up again; the group ends the assignment of a deleted topic.
+            return None  # The look-up is repeated; the group ends the assignment of a deleted topic.
         return [(holding, InitialPosition(answers[holding.where].offset)) for holding in holdings]

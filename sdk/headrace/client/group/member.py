@@ -1,7 +1,7 @@
-"""What a consumer of a group does beyond one that reads alone: follows its assignment, commits, leaves.
+"""Group member part of a consumer: assignment changes, commits and leaving.
 
-The consumer's own thread (or task) calls it, between records: callbacks run there, partitions come and go there, and
-those that stay are not touched.
+Called on the consumer's own thread (or task) between records. Rebalance callbacks run there, partitions are added and
+removed there, and partitions that stay assigned are not interrupted.
 """
 
 import logging
@@ -28,12 +28,12 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class ConsumerMember:
-    """Owned by one consumer."""
+    """Group member of one consumer."""
 
     def __init__(
         self, config: ConsumerConfig, topics: Iterable[str], fetcher: FetchManager, open_fetch: OpenFetch
     ) -> None:
-        """`open_fetch` is what the application is in the middle of receiving."""
+        """`open_fetch` is the fetch that the application is currently reading."""
         self._config = config
         self._fetcher = fetcher
         self._open_fetch = open_fetch
@@ -45,7 +45,7 @@ class ConsumerMember:
 
     @property
     def work(self) -> Work | None:
-        """The pool of handlers of a run; `None` means that the reading thread handles the records."""
+        """Pool of handlers of a run; `None` means that the reading thread handles the records."""
         return self._progress.work
 
     @work.setter
@@ -54,13 +54,13 @@ class ConsumerMember:
 
     @property
     def membership(self) -> Membership:
-        """The state of this member; used under the session's lock."""
+        """State of this member; used under the session's lock."""
         return self.session.membership
 
     # --- between records ---
 
     def on_poll_begin(self) -> None:
-        """Note that the application polls: it is done with the records that it received."""
+        """Record that the application polls: it has processed the records that it received."""
         with self.session.lock:
             has_stalled = self._progress.has_stalled
             self._progress.poll_begins(boot_ms())
@@ -68,37 +68,37 @@ class ConsumerMember:
                 self.session.come_back()
 
     def on_poll_end(self) -> None:
-        """Note that the poll ends, with or without records."""
+        """Record that a poll ends, with or without records."""
         self._progress.poll_ends(boot_ms())
 
     def mark_consumed(self, where: TopicPartition, position: int, leader_epoch: int) -> None:
-        """Note that the application receives the records below `position`."""
+        """Record that the application receives the records below `position`."""
         self._progress.consumed[where] = OffsetAndMetadata(position, leader_epoch)
 
     def checkpoint(self, cursor: Cursor) -> None:
-        """Note the progress of an iteration that ends or pauses."""
+        """Record the progress of an iteration that ends or pauses."""
         with self.session.lock:
             self._progress.checkpoint(cursor)
 
     def on_seek(self, where: TopicPartition, offset: int) -> None:
-        """Note that the application chose where to continue."""
+        """Record a seek of the application."""
         with self.session.lock:
             self._progress.seek(where, offset)
 
     def finish(self, where: TopicPartition, value: OffsetAndMetadata) -> None:
-        """Note that the application is done with the records below an offset."""
+        """Record that the application has processed the records below an offset."""
         with self.session.lock:
             self._progress.committable[where] = value
 
     def stopper(self) -> Iterator[Any]:
-        """Return an iterator that ends when the iteration must stop between two records, made in C where it can be."""
+        """Return an iterator that ends when the iteration must stop between two records; it runs in C if possible."""
         interrupts = self._fetcher.interrupts
         if self._config.stop_on_session_loss:
             return iter(lambda: bool(interrupts) or self.delivery_paused(), True)
         return iter(interrupts.__len__, 1)
 
     def delivery_paused(self) -> bool:
-        """Whether nothing is delivered: others may own the partitions by now (H66), or there is no room for more."""
+        """Return whether delivery is paused: other members may own the partitions (H66), or the pool is full."""
         work = self._progress.work
         if work is not None and work.is_full():
             return True
@@ -109,11 +109,11 @@ class ConsumerMember:
         self._fetcher.interrupt()
 
     def follow(self) -> Operation[None]:
-        """Take in changes of the group; return at once if there are none.
+        """Process changes of the group; return at once if there are none.
 
         Raises:
-            FencedInstanceError, InvalidRequestError, GroupTooLargeError: the group refuses this consumer for good.
-            HeadraceError: a partition has no start.
+            FencedInstanceError, InvalidRequestError, GroupTooLargeError: The group refuses this consumer permanently.
+            HeadraceError: If a partition has no initial offset.
         """
         interrupts = self._fetcher.interrupts
         while interrupts:
@@ -121,7 +121,7 @@ class ConsumerMember:
             try:
                 yield from self._process_events()
             except BaseException:
-                interrupts.append(None)  # The next poll processes the rest, and delivers nothing before.
+                interrupts.append(None)  # The next poll processes the rest before it delivers records.
                 raise
 
     def _process_events(self) -> Operation[None]:
@@ -189,7 +189,7 @@ class ConsumerMember:
         with self.session.lock:
             for holding in taken:
                 assert holding.start is not None
-                if not holding.start.is_committed:  # So that a restart before the first record begins here, too.
+                if not holding.start.is_committed:  # A restart before the first record must begin here too.
                     self._progress.committable.setdefault(holding.where, OffsetAndMetadata(holding.start.offset))
         if taken and self._config.on_assigned is not None:
             yield InvokeCallback(self._config.on_assigned, [holding.where for holding in taken])
@@ -210,7 +210,7 @@ class ConsumerMember:
             return {where: OffsetAndMetadata(positions.position(where)) for where in partitions if where in positions}
 
     def go_back(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Read again from where the application has not finished."""
+        """Rewind to the first unprocessed record of each partition."""
         for where, offset in offsets.items():
             self._open_fetch.forget(where)
             with self._fetcher.changing() as positions:
@@ -221,12 +221,12 @@ class ConsumerMember:
     # --- offsets ---
 
     def commit(self, offsets: Mapping[TopicPartition, Any] | None, timeout: float) -> Operation[None]:
-        """Store offsets and wait for it; None: of all that was received.
+        """Commit offsets and wait for the result; `None` means all received offsets.
 
         Raises:
-            NotOwnerError: another member owns one of the partitions by now; the others are stored.
-            TimedOutError: the outcome is not known yet; it is still being tried.
-            ClosedError: the consumer was closed before the outcome was known.
+            NotOwnerError: If another member now owns one of the partitions; the others are committed.
+            TimedOutError: If the outcome is not known yet; the commit is still being retried.
+            ClosedError: If the consumer was closed before the outcome was known.
         """
         ticket = self.queue(offsets, None)
         if not (yield from self.session.await_commit(ticket, timeout)):
@@ -261,7 +261,7 @@ class ConsumerMember:
             return ticket
 
     def committed(self, partitions: Iterable[TopicPartition], timeout: float) -> Operation[Any]:
-        """Read the committed offsets of some partitions; `None` where there is none."""
+        """Return the committed offsets of some partitions; `None` for a partition without one."""
         wanted = [TopicPartition(*where) for where in partitions]
         request = groups_pb2.FetchOffsetsRequest(
             client_id=self._config.client_id,
@@ -286,7 +286,7 @@ class ConsumerMember:
         """Return the fencing token of a partition.
 
         Raises:
-            NotOwnerError: this consumer does not read it.
+            NotOwnerError: If this consumer does not read it.
         """
         with self.session.lock:
             holding = self.membership.owned_partition(where)
@@ -294,7 +294,7 @@ class ConsumerMember:
             raise NotOwnerError(f"{where} is not this consumer's")
         return holding.assignment_epoch
 
-    # --- life ---
+    # --- shutdown and health ---
 
     def closing(self, timeout: float, *, finish: bool) -> Operation[None]:
         """Release all partitions and report it; `finish` means that all received records are processed."""
@@ -326,7 +326,7 @@ class ConsumerMember:
             log.warning("group %s: closed before the last commit was stored", self._config.group_id)
 
     def begins_to_close(self) -> bool:
-        """Return whether to close it now: it was not closed before, and this process made it."""
+        """Return whether to close it now: the first call returns `True`, in the process that created it."""
         is_first, self._is_closing = not self._is_closing, True
         return is_first and self._fetcher.is_usable
 
@@ -351,7 +351,7 @@ class ConsumerMember:
         )
 
     def _reasons(self, now: int) -> tuple[list[str], list[str]]:
-        """Problems of this consumer, and those that a restart would not solve."""
+        """Return problems of this consumer, and those that a restart would not solve."""
         session = self.session
         wrong, notices = [], []
         failure = session.failure or self.membership.failure

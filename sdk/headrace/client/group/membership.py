@@ -1,10 +1,10 @@
-"""A consumer's membership in a group: what it may own, what it is to give up, what it lost. Pure: no I/O, no clock.
+"""Membership of a consumer in a group: owned, revoked and lost partitions. Pure: no I/O, no clock.
 
-The shell sends the heartbeats that `request` makes and hands back what came of them; the application's thread takes
-`pending_events` and says what it has done with it. One heartbeat is in flight at a time. What the member says that it
-owns is all that was ever assigned to it and that the application has not given up, whether it has been told of it or
-not, so that a partition is never owned here and free there (KIP-848; PROTOCOL section 1.3, I24, I25, H66). Its owner
-holds a lock.
+The I/O layer sends the heartbeats that `request` returns and passes the results back. The application's thread
+processes `pending_events` and acknowledges them. One heartbeat is in flight at a time. A member reports as owned every
+partition that was assigned to it and that the application has not released, even before the application is notified, so
+that a partition is never owned here and free at the coordinator (KIP-848; PROTOCOL section 1.3, I24, I25, H66). The
+owner holds a lock around every call.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,66 +25,66 @@ from headrace.wire.errors import (
 from headrace.wire.ids import TopicPartition
 
 SESSION_PARTS = 4
-"""A heartbeat waits at a coordinator for at most this part of the session timeout."""
+"""A heartbeat waits at a coordinator for at most the session timeout divided by this."""
 SHORTEST_GRACE_MS, LONGEST_GRACE_MS = 500, 5_000
-"""How long a heartbeat may take beyond its wait before another coordinator is called."""
+"""Bounds on the time that a heartbeat may take beyond its wait before another coordinator is called."""
 
 
 class Phase(Enum):
-    """The state of a member."""
+    """State of a member."""
 
     JOINING = auto()
-    """Not a member yet, or not any more: the next heartbeat joins."""
+    """Not a member: the next heartbeat joins."""
     MEMBER = auto()
     FAILED = auto()
-    """Refused for good; see `failure`."""
+    """Refused permanently; see `failure`."""
     STALE = auto()
-    """It has left until the application polls again."""
+    """The member has left until the application polls again."""
     LEFT = auto()
 
 
 class Stage(Enum):
-    """The state of an assigned partition."""
+    """State of an assigned partition."""
 
     STARTING = auto()
-    """Where to start in it is looked up."""
+    """Its initial offset is being looked up."""
     READY = auto()
     """The application has not been notified of its assignment."""
     OWNED = auto()
     REVOKED = auto()
     """The application has not been notified of its revocation."""
     RELEASING = auto()
-    """The application gave it up; its last commit is on its way."""
+    """The application released it; its last commit is not resolved."""
 
 
 class InitialPosition(NamedTuple):
-    """Where to start in a partition."""
+    """Initial position in a partition."""
 
     offset: int
     leader_epoch: int = -1
-    """Of the batch before `offset`; -1: not known."""
+    """Leader epoch of the batch before `offset`; -1 means unknown."""
     metadata: str = ""
-    """What was committed with it."""
+    """Metadata committed with the offset."""
     is_committed: bool = False
-    """Whether the group has stored it; otherwise it follows from auto_offset_reset."""
+    """Whether the offset is committed; otherwise it follows from auto_offset_reset."""
 
 
 @dataclass(slots=True)
 class OwnedPartition:
-    """A partition that this member owns as far as the group is concerned. Changed by `Membership` alone."""
+    """Partition that this member owns according to the group. Only `Membership` changes it."""
 
     where: TopicPartition
     topic_id: bytes
     assignment_epoch: int
-    """Since which member epoch it is owned: a fencing token."""
+    """Member epoch of the assignment: a fencing token."""
     revision: int
-    """Of the answer that granted it: committed offsets are read at least as new."""
+    """Revision of the response that granted it: committed offsets are read at this revision or later."""
     stage: Stage = Stage.STARTING
     start: InitialPosition | None = None
 
 
 class RebalanceEvents(NamedTuple):
-    """What the application's thread has to process, in this order."""
+    """Events for the application's thread, to be processed in field order."""
 
     lost: tuple[TopicPartition, ...]
     revoked: tuple[OwnedPartition, ...]
@@ -95,7 +95,7 @@ class RebalanceEvents(NamedTuple):
 
 
 class Membership:
-    """See the module for who may call it."""
+    """State of one member. The module's docstring states who may call it."""
 
     def __init__(
         self, config: ConsumerConfig, topics: Iterable[str], host: str, draw_id: Callable[[], bytes], now_ms: int
@@ -113,10 +113,10 @@ class Membership:
         session_part = config.session_timeout_ms // SESSION_PARTS
         self._longest_interval_ms = max(1, min(config.heartbeat_interval_ms, session_part))
         self.interval_ms = self._longest_interval_ms
-        """How long a heartbeat waits for news at the coordinator."""
+        """Time for which a heartbeat waits at the coordinator for a change."""
         grace_ms = min(LONGEST_GRACE_MS, max(SHORTEST_GRACE_MS, session_part))
         self.grace_ms = min(grace_ms, config.request_timeout_ms)
-        """How long an answer may take beyond its wait."""
+        """Time that a response may take beyond the wait."""
         self.phase = Phase.JOINING
         self.failure: HeadraceError | None = None
         self.member_id = draw_id()
@@ -124,9 +124,9 @@ class Membership:
         self.revision = 0
         self.assignor = ""
         self.refused_since_ms: int | None = None
-        """Since when joins are refused because a limit is reached; `None`: the last one was not."""
+        """Time since which joins are refused because of a limit; `None` if the last join was not."""
         self.heard_ms = now_ms
-        """When the last heartbeat that was answered was sent."""
+        """Send time of the last heartbeat that got a response."""
 
     # --- heartbeats ---
 
@@ -137,11 +137,11 @@ class Membership:
 
     @property
     def needs_heartbeat(self) -> bool:
-        """Whether a heartbeat has to be sent at once, so that one that waits is ended."""
+        """Whether a heartbeat must be sent at once, which ends a waiting one."""
         return self._needs_heartbeat and self.phase is Phase.MEMBER
 
     def request(self) -> groups_pb2.HeartbeatRequest:
-        """Make the next heartbeat; its content counts as reported, unless `heartbeat_failed` follows."""
+        """Return the next heartbeat; its content counts as reported, unless `heartbeat_failed` follows."""
         assert self.phase in (Phase.JOINING, Phase.MEMBER)
         config = self._config
         waits = self.phase is Phase.MEMBER and not self._needs_heartbeat
@@ -174,14 +174,14 @@ class Membership:
         return request
 
     def heartbeat_answered(self, answer: groups_pb2.HeartbeatResponse, sent_ms: int) -> bool:
-        """Take in a response to the heartbeat that was sent at `sent_ms`; return whether the assignment is new."""
+        """Process the response to the heartbeat sent at `sent_ms`; return whether the assignment changed."""
         self.phase = Phase.MEMBER
         self.refused_since_ms = None
         self.heard_ms = max(self.heard_ms, sent_ms)
         if answer.heartbeat_interval_ms > 0:
             self.interval_ms = min(self._longest_interval_ms, answer.heartbeat_interval_ms)
         if answer.revision < self.revision or answer.member_epoch < self.member_epoch:
-            return False  # A coordinator whose view is behind must not take back an assignment of another one.
+            return False  # A coordinator whose view is behind must not revoke an assignment of another one.
         self.assignor = answer.assignor
         if answer.revision == self.revision and answer.member_epoch == self.member_epoch:
             return False
@@ -201,13 +201,13 @@ class Membership:
 
     @property
     def join_retry_ms(self) -> int:
-        """How long a join is repeated while a limit refuses it: the killed predecessor of this process may hold the
-        place until its session is over.
+        """Time for which a join refused by a limit is repeated: the killed predecessor of this process may occupy the
+        place until its session expires.
         """
         return self._config.session_timeout_ms + LONGEST_GRACE_MS
 
     def heartbeat_failed(self, error: HeadraceError, request: groups_pb2.HeartbeatRequest, now_ms: int) -> None:
-        """Take in why a heartbeat failed: no member any more, refused for good, or no coordinator."""
+        """Process a failed heartbeat: end the membership, fail permanently, or try the next coordinator."""
         if isinstance(error, UnknownMemberError | FencedMemberEpochError):
             self.lose_all()
         elif self._may_join_later(error, now_ms):
@@ -220,7 +220,7 @@ class Membership:
             self.heartbeat_ended(request)
 
     def _may_join_later(self, error: HeadraceError, now_ms: int) -> bool:
-        """Return whether a refused join is repeated: the end of another member's session may make room for it."""
+        """Return whether a refused join is repeated because the expiry of another session may make room for it."""
         is_full = isinstance(error, GroupTooLargeError | MetadataLimitError) and not error.retriable
         if self.phase is not Phase.JOINING or not is_full:
             return False
@@ -229,15 +229,15 @@ class Membership:
         return now_ms < self.refused_since_ms + self.join_retry_ms
 
     def heartbeat_ended(self, request: groups_pb2.HeartbeatRequest) -> None:
-        """Take in that a heartbeat got no response: the next one must repeat its content."""
+        """Process a heartbeat without a response: the next one must repeat its content."""
         self._needs_heartbeat |= request.HasField("owned")
 
     def request_heartbeat(self) -> None:
-        """Heartbeat at once: it is in doubt whether this is a member."""
+        """Send a heartbeat at once because the membership is in doubt."""
         self._needs_heartbeat = True
 
     def lose_all(self) -> None:
-        """End this membership: join as a new member."""
+        """End this membership; the next heartbeat joins as a new member."""
         told = (Stage.OWNED, Stage.REVOKED)
         self._lost.update((holding.where, None) for holding in self._owned_partitions.values() if holding.stage in told)
         self._owned_partitions.clear()
@@ -248,8 +248,8 @@ class Membership:
         self.phase = Phase.JOINING
 
     def lose(self, where: TopicPartition, topic_id: bytes, member_epoch: int) -> None:
-        """A commit of `member_epoch` was refused because another member owns the partition. What was granted later
-        stays, and so does the partition of a topic that was made anew.
+        """Lose a partition after a commit of `member_epoch` was refused because another member owns it. A newer grant
+        stays, and so does a partition of a re-created topic.
         """
         key = topic_id, where.partition
         holding = self._owned_partitions.get(key)
@@ -259,21 +259,21 @@ class Membership:
             self._drop(key)
 
     def leave(self) -> None:
-        """Be done with the group."""
+        """Leave the group for good."""
         self._owned_partitions.clear()
         self._assigned.clear()
         self._lost.clear()
         self.phase = Phase.LEFT
 
     def session_ends_ms(self) -> int:
-        """When the group may take this member for dead: so long after it last spoke (H66)."""
+        """Return the time at which the group may expire this member, a session timeout after its heartbeat (H66)."""
         return self.heard_ms + self._config.session_timeout_ms
 
     # --- partitions ---
 
     def pending_events(self) -> RebalanceEvents:
-        """Return what the application has not acknowledged yet; a partition is not assigned before it is lost or given
-        up under the same name.
+        """Return unacknowledged events. A partition is not assigned while an older event of the same name is pending:
+        its loss or revocation comes first.
         """
         holdings = sorted(self._owned_partitions.values(), key=lambda holding: holding.where)
         busy = {*self._lost, *(holding.where for holding in holdings if holding.stage not in _NEW)}
@@ -284,12 +284,12 @@ class Membership:
         )
 
     def acknowledge_lost(self, partitions: Iterable[TopicPartition]) -> None:
-        """Note that the application has stopped reading what it lost."""
+        """Record that the application has stopped reading lost partitions."""
         for where in partitions:
             self._lost.pop(where, None)
 
     def acknowledge_assigned(self, holdings: Iterable[OwnedPartition]) -> list[OwnedPartition]:
-        """Note that the application takes what was assigned; return what this member still owns of it."""
+        """Record that the application accepts assigned partitions; return those that this member still owns."""
         taken = []
         for holding in holdings:
             if holding.stage is Stage.READY and self._is_held(holding):
@@ -298,8 +298,8 @@ class Membership:
         return taken
 
     def acknowledge_revoked(self, holdings: Iterable[OwnedPartition]) -> None:
-        """Note that the application has stopped reading what it gives up, also where the group took that back
-        meanwhile.
+        """Record that the application has stopped reading revoked partitions, including any whose revocation the group
+        has withdrawn since.
         """
         for holding in holdings:
             if holding.stage in (Stage.REVOKED, Stage.OWNED) and self._is_held(holding):
@@ -310,14 +310,14 @@ class Membership:
         for key, holding in list(self._owned_partitions.items()):
             if holding.stage is Stage.RELEASING and is_resolved(holding.where):
                 self._drop(key)
-                self._grant(key)  # It may have been assigned again meanwhile.
+                self._grant(key)  # It may have been assigned again in the meantime.
 
     def to_start(self) -> list[OwnedPartition]:
         """Return the partitions whose initial offset must be looked up."""
         return [holding for holding in self._owned_partitions.values() if holding.stage is Stage.STARTING]
 
     def started(self, holding: OwnedPartition, start: InitialPosition) -> None:
-        """Where to start in a partition is known."""
+        """Set the initial position of a partition."""
         if holding.stage is Stage.STARTING and self._is_held(holding):
             holding.start = start
             holding.stage = Stage.READY
@@ -330,27 +330,27 @@ class Membership:
         return sorted(owned, key=lambda holding: holding.where)
 
     def owned_partition(self, where: TopicPartition) -> OwnedPartition | None:
-        """Return a partition that the application reads, or that was given up and not released; None: neither."""
+        """Return a partition that the application reads or that is being released; `None` if neither."""
         for holding in self._owned_partitions.values():
             if holding.where == where and holding.stage not in _NEW:
                 return holding
         return None
 
     def topic_names(self) -> set[str]:
-        """Return the topics of all that is held."""
+        """Return the topics of all owned partitions."""
         return {holding.where.topic for holding in self._owned_partitions.values()}
 
     def _is_held(self, holding: OwnedPartition) -> bool:
         return self._owned_partitions.get((holding.topic_id, holding.where.partition)) is holding
 
     def _hold_on(self, key: tuple[bytes, int], holding: OwnedPartition) -> None:
-        """See what an answer means for a partition that is held."""
+        """Apply a new assignment to an owned partition."""
         assigned = self._assigned.get(key)
         if assigned is not None and assigned[1] == holding.assignment_epoch:
             if holding.stage is Stage.REVOKED:
                 holding.stage = Stage.OWNED  # The application was not notified.
             return
-        if assigned is not None:  # It was free in between, without our having given it up.
+        if assigned is not None:  # It was free in between, although it was not released here.
             if holding.stage in (Stage.OWNED, Stage.REVOKED):
                 self._lost[holding.where] = None
             self._drop(key)

@@ -1,7 +1,7 @@
-"""The queue of commits, one in flight. Pure: no I/O, no clock; its owner holds a lock.
+"""Queue of commits, with one in flight. Pure: no I/O, no clock; its owner holds a lock.
 
-Commits that come while one is in flight become one: the newest offset of each partition. A commit whose outcome is not
-known is sent again unchanged until it is, so that it can never take effect after a later one (PROTOCOL H64, I26).
+Commits queued while one is in flight are merged into the newest offset of each partition. A commit with an unknown
+outcome is sent again unchanged until resolved, so it cannot take effect after a later one (PROTOCOL H64, I26).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,18 +21,18 @@ from headrace.wire.errors import (
 from headrace.wire.ids import TopicPartition
 
 MAX_COMMIT_PARTITIONS = 1_000
-"""Of one commit; more follow in the next one."""
+"""Maximum number of partitions in one commit; the next one contains the rest."""
 
 
 class OffsetAndMetadata(NamedTuple):
-    """An offset to be committed, or one that was."""
+    """Offset that was or will be committed."""
 
     offset: int
-    """The next record to read."""
+    """Offset of the next record to read."""
     leader_epoch: int = -1
-    """Of the batch before it; -1: not known."""
+    """Leader epoch of the batch before `offset`; -1 means unknown."""
     metadata: str = ""
-    """The application's, at most 4 KiB."""
+    """Metadata of the application, at most 4 KiB."""
 
 
 Commits = Mapping[TopicPartition, OffsetAndMetadata]
@@ -41,7 +41,7 @@ CommitCallback = Callable[[Commits, HeadraceError | None], object]
 
 
 class CommitTicket:
-    """A commit that a caller waits for, until its offsets, or later ones, are stored or refused; see `CommitQueue`."""
+    """Commit that a caller waits for, until its offsets or later ones are stored or refused; see `CommitQueue`."""
 
     __slots__ = ("callback", "errors", "offsets", "pending")
 
@@ -58,7 +58,7 @@ class CommitTicket:
 
     @property
     def error(self) -> HeadraceError | None:
-        """The first refusal, by partition."""
+        """Error of the lowest partition that was refused, or `None`."""
         return self.errors[min(self.errors)] if self.errors else None
 
 
@@ -70,7 +70,7 @@ class _Wanted:
 
 
 class CommitQueue:
-    """See the module for who may call it."""
+    """Commits of one session. The module's docstring states who may call it."""
 
     def __init__(self, client_id: str, group_id: str) -> None:
         self._client_id = client_id
@@ -81,13 +81,13 @@ class CommitQueue:
         self._number = 0
         self._done: list[CommitTicket] = []  # with a callback
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
-        """What is known to be stored, of partitions that are owned."""
+        """Offsets known to be stored, of owned partitions."""
         self.last_error: HeadraceError | None = None
         self.revision = 0
-        """A coordinator whose view is as new as this shows all that is known to be stored."""
+        """Revision at which a coordinator's view includes every offset known to be stored."""
 
     def put(self, ticket: CommitTicket, topic_ids: Mapping[TopicPartition, bytes]) -> None:
-        """Queue the offsets of a ticket; `topic_ids` names the topics' lives."""
+        """Queue the offsets of a ticket; `topic_ids` names the incarnations of the topics."""
         for where, value in ticket.offsets.items():
             before = self._wanted.get(where)
             tickets = [] if before is None else before.tickets
@@ -96,26 +96,26 @@ class CommitQueue:
             self._done.append(ticket)
 
     def latest(self, where: TopicPartition) -> OffsetAndMetadata | None:
-        """Return the offset that is stored once all commits are resolved; `None` if it is unknown."""
+        """Return the offset stored once all commits are resolved; `None` if it is unknown."""
         for queue in (self._wanted, self._flying):
             if where in queue:
                 return queue[where].value
         return self.committed.get(where)
 
     def is_resolved(self, where: TopicPartition) -> bool:
-        """Whether nothing of a partition is queued or in flight."""
+        """Return whether a partition has no commit queued or in flight."""
         return where not in self._wanted and where not in self._flying
 
     def is_flying(self, request: groups_pb2.CommitOffsetsRequest) -> bool:
-        """Whether this commit is the one in flight."""
+        """Return whether this commit is the one in flight."""
         return self._request is request
 
     def has_done(self) -> bool:
-        """Whether `take_done` gives something."""
+        """Return whether `take_done` would return a ticket."""
         return bool(self._done)
 
     def last_ticket(self) -> CommitTicket | None:
-        """Return a ticket that is done when all that is queued or in flight is resolved; None: nothing is."""
+        """Return a ticket that is done when everything queued or in flight is resolved; `None` if there is nothing."""
         waiting = {**self._flying, **self._wanted}
         if not waiting:
             return None
@@ -125,7 +125,7 @@ class CommitQueue:
         return ticket
 
     def request(self, member_id: bytes, member_epoch: int) -> groups_pb2.CommitOffsetsRequest | None:
-        """Make the next commit, or give the unresolved one again; None: there is nothing to commit."""
+        """Return the unresolved commit again, else the next one; `None` if there is nothing to commit."""
         if self._request is not None:
             return self._request
         if not self._wanted:
@@ -153,9 +153,9 @@ class CommitQueue:
         return request
 
     def answered(self, answer: groups_pb2.CommitOffsetsResponse) -> list[tuple[TopicPartition, bytes]]:
-        """Take in what became of the commit in flight; gives the partitions that another member owns, with topic ids.
+        """Process the response to the commit in flight; return the partitions that another member owns, with topic ids.
 
-        A retriable error is queued again, behind a newer offset of the same partition.
+        An offset with a retriable error is queued again, unless a newer offset of its partition is queued.
         """
         assert self._request is not None
         errors = {
@@ -185,21 +185,21 @@ class CommitQueue:
         return lost
 
     def failed(self, error: HeadraceError) -> None:
-        """Take in that the commit in flight was refused as a whole, for good."""
+        """Process a permanent refusal of the whole commit in flight."""
         flying, self._flying, self._request = self._flying, {}, None
         self.last_error = error
         for where, wanted in flying.items():
             self._resolve(where, wanted, error)
 
     def drop(self, where: TopicPartition) -> None:
-        """Forget what is known and queued of a partition that is not owned any more."""
+        """Forget the known and queued offsets of a partition that is not owned any more."""
         self.committed.pop(where, None)
         wanted = self._wanted.pop(where, None)
         if wanted is not None:
             self._resolve(where, wanted, NotOwnerError(f"{where} belongs to another member of the group"))
 
     def drop_all(self) -> None:
-        """Forget everything: membership is lost. A commit in flight may still be stored; its response is ignored."""
+        """Forget everything after a loss of membership; the response to a commit in flight is ignored."""
         self.committed.clear()
         lost = UnknownMemberError("the member's session was over before the commit was stored")
         for where, wanted in [*self._flying.items(), *self._wanted.items()]:
@@ -223,4 +223,4 @@ class CommitQueue:
 
 
 _GONE = (UnknownTopicError, UnknownTopicIdError, UnknownPartitionError)
-"""The topic was deleted: there is nothing left to commit, so a retry is useless."""
+"""Errors for a deleted topic: there is nothing left to commit, so a retry is useless."""

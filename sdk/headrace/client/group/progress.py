@@ -1,7 +1,7 @@
-"""The progress of the application, for its group: what it received, what it is done with, when it last polled.
+"""Progress of the application for its group: received offsets, processed offsets, and the time of the last poll.
 
-It is done with what it had received when it polled again; the background commits that, and never more. No
-I/O, no clock. What may be committed changes under the session's lock; the rest is the application's thread's.
+Records count as processed when the application polls again; only these are committed in the background. No I/O, no
+clock. Committable offsets change under the session's lock; the rest belongs to the application's thread.
 """
 
 from collections.abc import Mapping
@@ -17,33 +17,33 @@ Received = tuple[TopicPartition, OffsetAndMetadata]
 
 
 class Cursor(Protocol):
-    """What an iteration is in the middle of."""
+    """Iteration in progress."""
 
     def committable(self) -> Received | None:
-        """Return the offset behind the records that the application is done with; any thread."""
+        """Return the offset after the records that the application has processed; any thread."""
 
     def received(self) -> Received | None:
-        """Return the offset behind the records that the application received."""
+        """Return the offset after the records that the application has received."""
 
 
 class Work(Protocol):
-    """A pool of handlers that process records off the reading thread; called by that thread alone."""
+    """Pool of handlers that process records off the reading thread; called on the reading thread only."""
 
     def opened(self, where: TopicPartition, start: InitialPosition) -> None:
-        """A partition is read from now on."""
+        """Start reading a partition."""
 
     def may_give_up(self, holdings: list[OwnedPartition]) -> list[OwnedPartition]:
-        """Begin nothing more of these; return those of which nothing is in work."""
+        """Start no more records of these partitions; return those without a record in progress."""
 
     def closed(self, where: TopicPartition) -> None:
-        """A partition is not read any more."""
+        """Stop reading a partition."""
 
     def is_full(self) -> bool:
-        """Whether it takes no more records now; any thread."""
+        """Return whether it accepts no more records now; any thread."""
 
 
 class Progress:
-    """Owned by one consumer; its session reads it."""
+    """Progress of one consumer, read by its session."""
 
     def __init__(self, config: ConsumerConfig, fetcher: FetchManager, now_ms: int) -> None:
         """All times are milliseconds of the boot-time clock."""
@@ -53,14 +53,14 @@ class Progress:
         self._in_poll = False
         self._seen: Received | None = None
         self.consumed: dict[TopicPartition, OffsetAndMetadata] = {}
-        """Received, and not yet done with."""
+        """Offsets received and not yet processed."""
         self.committable: dict[TopicPartition, OffsetAndMetadata] = {}
         self.work: Work | None = None
-        """Where there is a pool, it reports what is finished; otherwise the next poll does."""
+        """Pool that reports processed offsets; `None` means that the next poll does."""
         self.has_stalled = False
 
     def poll_begins(self, now_ms: int) -> None:
-        """Note that the application polls: it is done with the records that it received."""
+        """Record that the application polls: it has processed the records that it received."""
         if self.work is None:
             self.finish_all()
         self._in_poll = True
@@ -68,22 +68,22 @@ class Progress:
         self.has_stalled = False
 
     def poll_ends(self, now_ms: int) -> None:
-        """Note that the poll ends, with or without records."""
+        """Record that a poll ends, with or without records."""
         self._in_poll = False
         self._polled_ms = now_ms
 
     def finish_all(self) -> None:
-        """Note that the application is done with all that it received."""
+        """Record that the application has processed all received records."""
         self.committable.update(self.consumed)
         self.consumed.clear()
 
     def checkpoint(self, cursor: Cursor) -> None:
-        """Note the progress of an iteration that ends or pauses: its last record may be in work."""
+        """Record the progress of an iteration that ends or pauses; its last record may still be in progress."""
         self.committable.update([finished] if (finished := cursor.committable()) else ())
         self.consumed.update([received] if (received := cursor.received()) else ())
 
     def seek(self, where: TopicPartition, offset: int) -> None:
-        """Note that the application chose where to continue."""
+        """Record a seek of the application."""
         self.consumed.pop(where, None)
         self.committable[where] = OffsetAndMetadata(offset)
 
@@ -93,16 +93,16 @@ class Progress:
         self.committable.pop(where, None)
 
     def committable_offsets(self) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Return the offsets that may be committed, those of an iteration under way among them."""
+        """Return the offsets that may be committed, including that of an iteration in progress."""
         current = self._of_cursor() if self.work is None else None
         return {**self.committable, **dict([current] if current else ())}
 
     def received_offsets(self) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Return the offsets behind all that was received, or that the work is done with."""
+        """Return the offsets after all received records, or after those that the pool has processed."""
         return dict(self.committable) if self.work is not None else {**self.committable, **self.consumed}
 
     def stalls(self, now_ms: int) -> bool:
-        """Return whether the application has just now been silent for processing_timeout_ms."""
+        """Return whether the application has just exceeded processing_timeout_ms."""
         seen = None if self._fetcher.cursor is None else self._of_cursor()
         if seen != self._seen:
             self._seen, self._polled_ms = seen, now_ms
@@ -112,7 +112,7 @@ class Progress:
         return True
 
     def silent_ms(self, now_ms: int) -> int:
-        """Return for how long the application has not polled, in milliseconds; 0 while it waits for a record."""
+        """Return the milliseconds since the last poll; 0 while the application waits in one."""
         return 0 if self._in_poll else now_ms - self._polled_ms
 
     def _of_cursor(self) -> Received | None:

@@ -1,9 +1,8 @@
-"""A consumer's session with its group: heartbeats, commits and look-ups of starts, each in the background.
+"""Session of a consumer with its group: heartbeats, commits and look-ups of initial offsets, in the background.
 
-Three loops, written as operations that the background of the consumer runs: one sends heartbeats, one commits, one
-finds the initial offsets of what was assigned. Each clears its signal, looks at what there is to do, and waits for the
-signal. `FetchManager.interrupt` wakes the application's thread for `Membership.pending_events`, completed commits and
-failures.
+Three loops are operations in the consumer's background: one sends heartbeats, one commits, and one looks up the initial
+offsets of assigned partitions. Each clears its signal, does the pending work, and waits for the signal.
+`FetchManager.interrupt` wakes the application's thread for `Membership.pending_events`, completed commits and failures.
 """
 
 import logging
@@ -44,10 +43,10 @@ IDLE_S = 60.0
 
 
 class GroupSession:
-    """Owned by one consumer. Its parts are used under `lock`."""
+    """Session of one consumer. Its parts are used under `lock`."""
 
     def __init__(self, config: ConsumerConfig, topics: Iterable[str], fetcher: FetchManager) -> None:
-        """Make the session; nothing is sent before `start`."""
+        """Create the session; nothing is sent before `start`."""
         self._config = config
         self._fetcher = fetcher
         self._bootstrap = BootstrapClient(config)
@@ -69,10 +68,10 @@ class GroupSession:
         self.etcd_reachable = True
         self.coordinator_reachable = True
         self.failure: Exception | None = None
-        """The unforeseen error that ended a loop."""
+        """Unexpected error that ended a loop."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start the loops."""
         for loop in (self.heartbeats, self.committing, self.starting):
             self._loops.append(self._fetcher.background.spawn(self._guarded(loop())))
 
@@ -89,12 +88,12 @@ class GroupSession:
     # --- for the consumer, under the lock ---
 
     def heartbeat_now(self) -> None:
-        """Send a heartbeat soon if one is needed, and end one that waits for it."""
+        """Send a heartbeat soon if one is needed, and end one that waits at a coordinator."""
         if self.membership.needs_heartbeat:
             self._heartbeat_due.set()
 
     def put(self, ticket: CommitTicket) -> None:
-        """Queue a commit of partitions that are held; see `CommitTicket`."""
+        """Queue a commit of owned partitions; see `CommitTicket`."""
         topic_ids = {}
         for where in ticket.offsets:
             holding = self.membership.owned_partition(where)
@@ -104,7 +103,7 @@ class GroupSession:
         self._commit_due.set()
 
     def auto_commit(self, *, only: Iterable[TopicPartition] | None = None) -> None:
-        """Queue what the application has finished with and is not stored, of all partitions or of some."""
+        """Queue processed offsets that are not committed, of all partitions or of `only`."""
         wanted = None if only is None else set(only)
         offsets = {
             where: value
@@ -117,7 +116,7 @@ class GroupSession:
             self.put(CommitTicket(offsets))
 
     def settle(self) -> None:
-        """Release what can be released after any change, and wake those that wait for it."""
+        """Release partitions that can be released after a change, and wake waiting loops."""
         membership = self.membership
         held = {holding.where: holding for holding in membership.owned()}
         membership.release(self._release)
@@ -132,7 +131,7 @@ class GroupSession:
             self._fetcher.interrupt()
 
     def _release(self, where: TopicPartition) -> bool:
-        """Whether a partition that was given up has nothing unresolved; remembers its last commit."""
+        """Return whether a revoked partition has no unresolved commit; if so, remember its last commit."""
         if not self.commits.is_resolved(where):
             return False
         holding = self.membership.owned_partition(where)
@@ -142,7 +141,7 @@ class GroupSession:
         return True
 
     def lose_all(self) -> None:
-        """Be no member any more; what was not committed is not."""
+        """End the membership and drop uncommitted offsets."""
         self.membership.lose_all()
         self.commits.drop_all()
         self._heartbeat_due.set()
@@ -151,7 +150,7 @@ class GroupSession:
     # --- the loops ---
 
     def heartbeats(self) -> Operation[None]:
-        """Join, and stay a member until the end."""
+        """Join, and send heartbeats until the session ends."""
         selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
         while True:
             self._heartbeat_due.clear()
@@ -187,9 +186,9 @@ class GroupSession:
                 if is_news:
                     self.settle()
                 if was_over:
-                    self._fetcher.interrupt()  # Delivery that was paused can continue.
+                    self._fetcher.interrupt()  # Paused delivery can resume.
             if not is_news and boot_ms() - sent_ms < request.max_wait_ms // 2:
-                # The coordinator's view is behind: not again at once.
+                # The coordinator's view is behind: do not retry at once.
                 yield WaitSignal(self._heartbeat_due, self.membership.interval_ms / 2000)
 
     def _heartbeat_failed(
@@ -222,7 +221,7 @@ class GroupSession:
         yield Pause(self._backoff.delay_ms(selector.failures, error.retry_after_ms) / 1000)
 
     def committing(self) -> Operation[None]:
-        """Commit what is queued, and what the application has finished with, until the end."""
+        """Commit queued and processed offsets until the session ends."""
         selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
         while True:
             self._commit_due.clear()
@@ -265,7 +264,7 @@ class GroupSession:
             if not self.commits.is_flying(request):
                 return
             if isinstance(error, UnknownMemberError | FencedMemberEpochError):
-                # The coordinator's view may be behind: the next heartbeat says whether we are a member (H63).
+                # The coordinator's view may be behind: the next heartbeat shows whether this is still a member (H63).
                 self.membership.request_heartbeat()
                 self.heartbeat_now()
             elif not error.retriable:
@@ -279,12 +278,12 @@ class GroupSession:
         yield Pause(self._backoff.delay_ms(selector.failures, error.retry_after_ms) / 1000)
 
     def starting(self) -> Operation[None]:
-        """Find where to start in what was assigned, until the end."""
+        """Look up initial offsets of assigned partitions until the session ends."""
         selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
         while True:
             self._look_up_due.clear()
             with self.lock:
-                # One that was revoked and reassigned before its last commit completed resumes after that commit (I26).
+                # A partition revoked and reassigned before its last commit completed resumes after that commit (I26).
                 holdings = [each for each in self.membership.to_start() if self.commits.is_resolved(each.where)]
             if not holdings:
                 yield WaitSignal(self._look_up_due, IDLE_S)
@@ -308,7 +307,7 @@ class GroupSession:
                 yield Pause(self._backoff.delay_ms(max(1, selector.failures + 1)) / 1000)
 
     def _has_stalled(self) -> bool:
-        """Return whether the application has not polled for so long that this member must leave."""
+        """Log a missed processing timeout once; return whether this member must leave because of it."""
         now = boot_ms()
         if not self.progress.stalls(now):
             return False
@@ -318,7 +317,7 @@ class GroupSession:
         return self._config.leave_on_processing_timeout
 
     def _become_stale(self, selector: CoordinatorSelector) -> Operation[None]:
-        """Leave until the application comes back."""
+        """Leave the group until the application polls again."""
         with self.lock:
             member_id = self.membership.member_id
             self.membership.lose_all()
@@ -328,13 +327,13 @@ class GroupSession:
         yield from self._leave(selector, member_id, LEAVE_TIMEOUT_S)
 
     def come_back(self) -> None:
-        """Join again after the application had stalled. Under the lock."""
+        """Join again after the application had stalled. Called under the lock."""
         if self.membership.phase is Phase.STALE:
             self.membership.phase = Phase.JOINING
             self._heartbeat_due.set()
 
     def leaving(self, seconds: float) -> Operation[None]:
-        """Leave the group; a static member keeps its place until its session is over."""
+        """Leave the group; a static member keeps its place until its session expires."""
         with self.lock:
             was_member = self.membership.phase in (Phase.MEMBER, Phase.JOINING)
             member_id = self.membership.member_id
@@ -359,13 +358,13 @@ class GroupSession:
         selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
         return selector.ask_until(method, request, seconds, self._backoff)
 
-    # --- its end ---
+    # --- shutdown ---
 
     def await_commit(self, ticket: CommitTicket, seconds: float) -> Operation[bool]:
         """Wait until a commit is resolved; return whether it is.
 
         Raises:
-            ClosedError: the consumer was closed meanwhile.
+            ClosedError: If the consumer was closed in the meantime.
         """
         yield WaitUntil(self._changes, lambda: ticket.is_done or self._ends, seconds)
         if not ticket.is_done and self._ends:
@@ -385,7 +384,7 @@ class GroupSession:
 
 
 def boot_ms() -> int:
-    """Milliseconds of a clock that never goes back and counts while the machine sleeps."""
+    """Return the milliseconds of a clock that never goes back and includes suspend time."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime_ns(clock) // 1_000_000
 
