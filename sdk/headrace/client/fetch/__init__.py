@@ -1,1 +1,1 @@
-"""Fetching: which partitions are read from where, the calls in flight, and the decoding of what they return."""
+"""Fetching: positions of partitions, fetch requests in flight, and decoding of fetched batches."""

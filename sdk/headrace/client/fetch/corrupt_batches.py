@@ -1,8 +1,8 @@
-"""Batches that cannot be decoded: `on_corrupt_batch` is fail, skip or dead_letter. No I/O.
+"""Handling of batches that cannot be decoded (`on_corrupt_batch`: fail, skip or dead_letter). No I/O.
 
-A batch whose checksum is wrong is fetched again first, from a replica with a sound copy
-(`SubscriptionState.corruption_detected`). One whose checksums are right was written so: every replica has it, and
-fetching it again changes nothing.
+A batch with a wrong checksum is first fetched again from a replica with an intact copy
+(`SubscriptionState.corruption_detected`). A batch with correct checksums was written in this state: every replica has
+it, and fetching it again changes nothing.
 """
 
 import logging
@@ -22,7 +22,7 @@ log = logging.getLogger("headrace.consumer")
 
 
 class WriteLetters(NamedTuple):
-    """A step: write dead letters and wait until they are stored. Answered with `None`."""
+    """Step that writes dead letters and waits until they are stored. Its result is `None`."""
 
     topic: str
     letters: tuple[DeadLetter, ...]
@@ -35,10 +35,10 @@ def pass_corrupt_batch(
     error: CorruptBatchError,
     group_id: str = "",
 ) -> Operation[bool]:
-    """Continue behind a corrupt batch if `on_corrupt_batch` allows it; `False` means to raise the error.
+    """Seek past a corrupt batch if `on_corrupt_batch` allows it; return `False` if the error must be raised.
 
     Raises:
-        HeadraceError: the dead letter could not be written; the position is before the batch still.
+        HeadraceError: If the dead letter cannot be written. The position does not change.
     """
     where = completed.where
     with fetcher.changing() as positions:

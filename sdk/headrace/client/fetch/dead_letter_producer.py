@@ -1,4 +1,4 @@
-"""The producer of dead letters of one blocking consumer or reader. `dead_letter_producer_async` is the asyncio one."""
+"""Producer of dead letters of one blocking consumer or reader. `dead_letter_producer_async` is the asyncio one."""
 
 import contextlib
 import threading
@@ -11,7 +11,7 @@ from headrace.wire.errors import HeadraceError
 
 
 class DeadLetterProducer:
-    """Owned by one consumer, reader or run. It connects with the first dead letter. Any thread."""
+    """Producer owned by one consumer, reader or run; any thread. It connects when it writes the first dead letter."""
 
     def __init__(self, config: ClientConfig) -> None:
         self._config = config
@@ -22,7 +22,7 @@ class DeadLetterProducer:
         """Write dead letters and wait until they are stored.
 
         Raises:
-            HeadraceError: one was not stored.
+            HeadraceError: If a letter was not stored.
         """
         with self._lock:
             if self._producer is None:
@@ -33,7 +33,7 @@ class DeadLetterProducer:
             future.result()
 
     def close(self, timeout: float = 0) -> None:
-        """Close the producer. `write` has raised the error of each letter that failed."""
+        """Close the producer. Errors of failed letters were already raised by `write`."""
         if self._producer is not None:
             with contextlib.suppress(HeadraceError):
                 self._producer.close(timeout)

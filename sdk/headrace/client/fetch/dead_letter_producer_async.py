@@ -1,4 +1,4 @@
-"""The producer of dead letters of one asyncio consumer or reader. `dead_letter_producer` is the blocking one."""
+"""Producer of dead letters of one asyncio consumer or reader. `dead_letter_producer` is the blocking one."""
 
 import contextlib
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from headrace.wire.errors import HeadraceError
 
 
 class AsyncDeadLetterProducer:
-    """Owned by one consumer, reader or run. It connects with the first dead letter."""
+    """Producer owned by one consumer, reader or run. It connects when it writes the first dead letter."""
 
     def __init__(self, config: ClientConfig) -> None:
         self._config = config
@@ -20,7 +20,7 @@ class AsyncDeadLetterProducer:
         """Write dead letters and wait until they are stored.
 
         Raises:
-            HeadraceError: one was not stored.
+            HeadraceError: If a letter was not stored.
         """
         if self._producer is None:
             self._producer = Producer(**producer_settings(self._config))
@@ -30,7 +30,7 @@ class AsyncDeadLetterProducer:
             await future
 
     async def close(self, timeout: float = 0) -> None:
-        """Close the producer. `write` has raised the error of each letter that failed."""
+        """Close the producer. Errors of failed letters were already raised by `write`."""
         if self._producer is not None:
             with contextlib.suppress(HeadraceError):
                 await self._producer.close(timeout)

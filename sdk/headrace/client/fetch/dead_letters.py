@@ -1,6 +1,6 @@
-"""What is written to a dead-letter topic: records that no handler could deal with, batches that cannot be decoded.
+"""Records of a dead-letter topic: records whose handler failed for good, and batches that cannot be decoded.
 
-Both as the bytes that they are, with the cause in headers.
+Both are stored as their original bytes, with the cause in headers.
 """
 
 import dataclasses
@@ -14,24 +14,24 @@ from headrace.wire.ids import TopicPartition
 PREFIX = "headrace.dead_letter."
 MESSAGE_CHARACTERS = 1_000
 PART_BYTES = 512 * 1024
-"""Of a batch in one dead letter: a topic with the default max_batch_bytes takes it with all its headers."""
+"""Maximum bytes of a batch in one dead letter; with all its headers it fits the default max_batch_bytes of a topic."""
 
 
 class DeadLetter(NamedTuple):
-    """What is sent; key and value are those of the record."""
+    """Record to send to the dead-letter topic; key and value are those of the failed record."""
 
     value: bytes | None
     key: bytes | None
     headers: tuple[tuple[str, bytes], ...]
-    """The record's own, then the cause; see `dead_letter`."""
+    """Headers of the failed record, followed by the cause; see `dead_letter`."""
 
 
 def dead_letter(record: Record, error: BaseException | None, attempts: int, group_id: str, now_ms: int) -> DeadLetter:
-    """Return what is sent for a record that no handler could deal with. `now_ms` is milliseconds since 1970.
+    """Return the dead letter of a record whose handler failed for good. `now_ms` is milliseconds since 1970.
 
     Headers, each with the prefix `headrace.dead_letter.`: `error` (the type's name), `message`, `topic`, `partition`,
-    `offset`, `timestamp_ms` (of the record), `attempts`, `failed_ms`, `group`. A record that becomes a dead letter
-    again has the newer ones behind the older ones.
+    `offset`, `timestamp_ms` (of the record), `attempts`, `failed_ms`, `group`. If a record becomes a dead letter again,
+    the newer headers follow the older ones.
     """
     cause = {
         "error": type(error).__name__,
@@ -51,11 +51,11 @@ def dead_letter(record: Record, error: BaseException | None, attempts: int, grou
 def batch_letters(
     where: TopicPartition, error: CorruptBatchError, group_id: str, now_ms: int
 ) -> tuple[DeadLetter, ...]:
-    """Make the records to be sent for a batch that cannot be decoded: its bytes, in parts of `PART_BYTES`.
+    """Return the dead letters of a batch that cannot be decoded: its bytes, in parts of `PART_BYTES`.
 
     Headers, each with the prefix `headrace.dead_letter.`: `error`, `message`, `topic`, `partition`, `offset` (of the
-    first record that is not delivered), `next_offset` (behind the batch), `part` and `parts` (from 1 on), `failed_ms`,
-    `group`. The key is the same for all parts, so that they are in one partition and in order.
+    first record that is not delivered), `next_offset` (after the batch), `part` and `parts` (counted from 1),
+    `failed_ms`, `group`. All parts have the same key, so they are in one partition and in order.
     """
     parts = [error.batch[start : start + PART_BYTES] for start in range(0, len(error.batch), PART_BYTES)] or [b""]
     key = f"{where.topic} {where.partition} {error.offset}".encode()
@@ -77,6 +77,6 @@ def batch_letters(
 
 
 def producer_settings(config: ClientConfig) -> dict[str, Any]:
-    """Return the settings of the producer that writes dead letters: those that all clients have."""
+    """Return the settings of the producer of dead letters: the settings that all clients share."""
     names = [field.name for field in dataclasses.fields(ClientConfig)]
     return {name: getattr(config, name) for name in names} | {"acks": "all"}

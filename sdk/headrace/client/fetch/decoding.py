@@ -1,6 +1,6 @@
-"""From fetched bytes to records: batches are checked, decoded and cut to the range to read. Pure.
+"""Decoding of fetched bytes: batches are checked, decoded and cut to the requested range. Pure.
 
-Used by the thread that the application reads with. Every checksum is verified here, whatever way the bytes came.
+Runs on the thread on which the application reads. Every checksum is verified here, for gRPC and the native protocol.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, Unsuppor
 MAX_BATCH_BYTES = 2**31 - 1
 MAX_RECORDS = 2**31 - 1
 DECODED_BATCH_RECORDS = 100_000
-"""A batch of more is cut: objects are made of the records of one decoded batch at a time."""
+"""Larger batches are divided: record objects are created for one decoded batch at a time."""
 
 
 def deserializers_of(config: FetchConfig) -> Deserializers:
@@ -31,13 +31,13 @@ def deserializers_of(config: FetchConfig) -> Deserializers:
 def decoded_batches_of(
     completed: CompletedFetch, deserializers: Deserializers, max_payload_bytes: int
 ) -> Iterator[DecodedBatch]:
-    """Return what was fetched as decoded batches, from its offset up to its end offset; none is empty.
+    """Yield the decoded batches of a completed fetch, from its offset up to its end offset; none is empty.
 
-    One batch is inflated at a time, when its first decoded batch is taken; of many records it becomes several.
+    One batch is decompressed at a time, when its first decoded batch is taken; a large batch is divided into several.
 
     Raises:
-        CorruptBatchError: names partition and offset, with the next good offset; the decoded batches before it came.
-        UnsupportedCodecError: the codec's package is not installed here.
+        CorruptBatchError: Names partition, offset and next valid offset. All decoded batches before it were yielded.
+        UnsupportedCodecError: The codec's package is not installed here.
     """
     offset = completed.offset
     batches = iter_batches(completed.data)
@@ -66,11 +66,11 @@ def decoded_batches_of(
 
 
 def _decoded(batch: memoryview, max_payload_bytes: int) -> Columns:
-    """Check and decode one batch; what is wrong with it behind its checksums names the offset behind it.
+    """Check and decode one batch. If its checksums are right, the error names the offset after the batch.
 
     Raises:
-        CorruptBatchError: it is not what its format says, or too large for this reader.
-        UnsupportedCodecError: the codec is not known, or its package is not installed.
+        CorruptBatchError: The batch violates its format, or exceeds `max_payload_bytes`.
+        UnsupportedCodecError: The codec is unknown, or its package is not installed.
     """
     try:
         check_batch(
@@ -84,7 +84,7 @@ def _decoded(batch: memoryview, max_payload_bytes: int) -> Columns:
 
 
 def _at(completed: CompletedFetch, offset: int, position: int, error: CorruptBatchError) -> CorruptBatchError:
-    """Return the error with the place of the corruption, what to do about it, and where a reader can continue."""
+    """Return the error with the place of the corruption, the remedy, and the offset at which a reader can continue."""
     next_offset, written_so = error.next_offset, error.next_offset > offset
     following = _header_after(completed.data, position)
     if not written_so:
@@ -109,7 +109,7 @@ def _at(completed: CompletedFetch, offset: int, position: int, error: CorruptBat
 
 
 def _header_after(data: ReadableBuffer, position: int) -> BatchHeader | None:
-    """Return the header of the batch behind the corrupt one, where the corrupt one's length is plausible."""
+    """Return the header of the batch after the corrupt one, or `None` if the corrupt one's length is not plausible."""
     try:
         corrupt = read_header(data, position)
         return read_header(data, position + corrupt.batch_bytes)

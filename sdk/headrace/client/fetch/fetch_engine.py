@@ -1,4 +1,4 @@
-"""The decisions of a reader's background: which fetches start, when metadata is due, where a lost position continues.
+"""Decisions of a reader's background: fetches to start, metadata to read, new positions after lost ones.
 
 Pure: no thread, lock, loop, clock or logging. `FetchManager` owns one and calls it under its lock, with the time in
 milliseconds of the monotonic clock.
@@ -21,32 +21,32 @@ from headrace.wire.ids import TopicPartition
 
 
 class Turn(NamedTuple):
-    """What is due in the background."""
+    """Work that is due in the background."""
 
     plans: list[FetchPlan]
     """Fetches to start."""
     refreshes: bool
     """Whether metadata must be read."""
     lost: list[TopicPartition]
-    """Partitions whose position is not in their log."""
+    """Partitions whose position is outside their log."""
     idle_seconds: float
-    """When nothing is due, the longest time until the next turn."""
+    """Longest time until the next turn if nothing is due."""
     is_ready: bool
-    """Whether there is something for the application."""
+    """Whether the application has something to receive."""
 
 
 class OffsetReset(NamedTuple):
-    """A look-up of the position of one partition."""
+    """Look-up of a new position for one partition."""
 
     where: TopicPartition
     topic_id: bytes
-    """Of the life of the topic in which to look; empty means any."""
+    """Id of the incarnation of the topic in which to look; empty means any."""
     replaced: tuple[bytes, bytes] | None
-    """The ids of the old and the new topic, where the topic was created again."""
+    """Ids of the old and the new topic if the topic was created again, else `None`."""
 
 
 class FetchEngine:
-    """Owned by one `FetchManager`."""
+    """State of the background of one `FetchManager`."""
 
     def __init__(self, config: FetchConfig, backoff: Backoff, auto_offset_reset: str, now_ms: int) -> None:
         """`auto_offset_reset` is earliest, latest or error."""
@@ -56,14 +56,14 @@ class FetchEngine:
         self._metadata_failures = 0
         self._look_at_ms = 0
         self.metadata_at_ms = 0
-        """When metadata is read again."""
+        """Time of the next metadata request."""
         self.cluster_metadata = ClusterMetadata()
         self.topics: set[str] = set()
-        """The topics whose metadata is kept fresh."""
+        """Topics whose metadata is refreshed."""
         self.grows_with: Collection[str] = ()
-        """The topics of which partitions that are added are read too."""
+        """Topics whose new partitions are read too."""
         self.raise_on_unknown_topic = True
-        """Whether the deletion of a topic is an error of the application."""
+        """Whether the deletion of a topic is raised to the application."""
         self.positions = SubscriptionState(config, backoff)
         self.fetches = FetchPlanner(config, self.positions, self.cluster_metadata)
         self.last_error: HeadraceError | None = None
@@ -91,7 +91,7 @@ class FetchEngine:
     def land(
         self, plan: FetchPlan, answer: Any, error: HeadraceError | None, now_ms: int
     ) -> tuple[list[FetchPlan], bool]:
-        """Take in the end of a fetch; return the fetches to start, and whether the application has something to do."""
+        """Process the end of a fetch; return fetches to start, and whether the application has something to receive."""
         if error is not None:
             is_ready = self.fetches.take_failure(plan, error, now_ms)
         else:
@@ -102,7 +102,7 @@ class FetchEngine:
     # --- metadata ---
 
     def take_metadata(self, answer: cluster_pb2.GetMetadataResponse, topics: set[str], now_ms: int) -> bool:
-        """Take in the periodic answer on `topics`; return whether there is something for the application."""
+        """Process the periodic metadata of `topics`; return whether the application has something to receive."""
         self.cluster_metadata.update(answer)
         self.fetches.stale_topics.clear()
         self._metadata_failures = 0
@@ -113,14 +113,14 @@ class FetchEngine:
         return self._fail_missing(topics, now_ms) or has_ended
 
     def metadata_failed(self, error: HeadraceError, now_ms: int) -> None:
-        """Take in that no server returned metadata."""
+        """Process a metadata request to which no server responded."""
         self._metadata_failures += 1
         delay_ms = self._backoff.delay_ms(self._metadata_failures, error.retry_after_ms)
         self.metadata_at_ms = self._look_at_ms = now_ms + delay_ms
         self.last_error = error
 
     def added_partitions(self) -> dict[str, list[int]]:
-        """Return the partitions that were added to the topics of `grows_with`."""
+        """Return the partitions that were added to topics of `grows_with`."""
         found = {}
         for name in sorted(self.topics.intersection(self.grows_with)):
             leaders = self.cluster_metadata.topic(name)
@@ -140,12 +140,12 @@ class FetchEngine:
                 has_failed = True
         return has_failed
 
-    # --- positions that are lost ---
+    # --- lost positions ---
 
     def begin_reset(self, where: TopicPartition, now_ms: int) -> OffsetReset | None:
-        """Return the look-up that a lost position needs; `None` means that it needs none.
+        """Return the look-up that a lost position needs, or `None` if it needs none.
 
-        A group assigns the partition again by itself after its topic was created again.
+        A group member needs none for a re-created topic, because the group assigns the partition again.
         """
         replaced = self.positions.replaced(where)
         if replaced is None:
@@ -159,7 +159,7 @@ class FetchEngine:
         return None
 
     def end_reset(self, reset: OffsetReset, earliest: int, latest: int, now_ms: int) -> tuple[int, int] | None:
-        """Take in the bounds of the log; return the old and the new position where it moves."""
+        """Process the bounds of the log; return the old and the new position, or `None` if it does not move."""
         where = reset.where
         if where not in self.positions or (reset.replaced and self.positions.replaced(where) != reset.replaced):
             return None
@@ -171,7 +171,7 @@ class FetchEngine:
         if isinstance(target, HeadraceError):
             self.positions.fail(where, target, now_ms)
             return None
-        if not reset.replaced and target == position:  # It is in the log again: another replica has answered.
+        if not reset.replaced and target == position:  # It is in the log again: another replica has responded.
             self.positions.rewind(where, now_ms)
             return None
         self.positions.seek(where, target, reset.topic_id if reset.replaced else b"")

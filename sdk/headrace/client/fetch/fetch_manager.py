@@ -1,11 +1,11 @@
-"""What the blocking and the asyncio reader share: the background that fetches, the queue that the application empties.
+"""Shared part of the blocking and the asyncio reader: the background that fetches, and the queue of completed fetches.
 
-`FetchEngine` decides; here are the lock and the operations. One operation plans fetches, reads metadata that is stale
-or old, and looks up positions that are lost. Each fetch in flight is a step of an operation of its own, which takes the
-response in and continues with the next fetch at once; in a blocking reader that operation has a thread. (gRPC's futures
-would be simpler to read; but gRPC starts a thread for the first one in flight and ends it with the last, so with one
-fetch at a time every fetch costs a new thread.) A response is only queued, with its batches' headers walked; checksums
-and columns are the work of the application's thread, so that the two overlap.
+`FetchEngine` decides; this module has the lock and the operations. One operation plans fetches, refreshes metadata, and
+looks up lost positions. Each fetch in flight is a step of a separate operation, which processes the response and
+continues with the next fetch at once; in a blocking reader each of these operations has a thread. (gRPC's futures would
+be simpler, but gRPC starts a thread for the first future in flight and ends it with the last, so with one fetch at a
+time every fetch costs a new thread.) A response is queued after its batch headers are read; checksums and columns are
+processed on the application's thread, in parallel with the next fetch.
 """
 
 import contextlib
@@ -44,14 +44,14 @@ log = logging.getLogger("headrace.consumer")
 
 
 class Gate(Protocol):
-    """The owner of a reader that can pause the delivery of fetched records."""
+    """Owner of a reader, which can pause the delivery of fetched records."""
 
     def delivery_paused(self) -> bool:
-        """Return whether nothing is delivered now. Under the manager's lock, any thread."""
+        """Return whether delivery is paused. Called under the manager's lock, on any thread."""
 
 
 class FetchManager:
-    """Owned by one consumer or reader, whose thread or task calls it; `wakeup`, `wake` and `interrupt` are for any."""
+    """Fetcher of one consumer or reader, used on its thread or task; `wakeup`, `wake` and `interrupt` on any thread."""
 
     def __init__(self, config: FetchConfig, what: str, background: Background, auto_offset_reset: str) -> None:
         """`what` names the owner in errors; `auto_offset_reset` is earliest, latest or error."""
@@ -77,18 +77,18 @@ class FetchManager:
         self.admin = AdminOperations(config, self._bootstrap)
         self.gate: Gate | None = None
         self.cursor: Iterated | None = None
-        """The batch under iteration."""
+        """Batch under iteration."""
         self.interrupts: list[None] = []
-        """Not empty while something besides records waits for the application."""
+        """Not empty while the application has something other than records to process."""
 
     # --- for the application's thread ---
 
     def read_metadata(self, topics: set[str]) -> Operation[dict[str, int]]:
-        """Read metadata of `topics`; return their numbers of partitions.
+        """Request metadata of `topics`; return the number of partitions of each.
 
         Raises:
-            NoBrokersAvailableError: no server has responded.
-            UnknownTopicError: one of them does not exist.
+            NoBrokersAvailableError: If no server responded.
+            UnknownTopicError: If one of the topics does not exist.
         """
         self.check()
         answer = yield from self._request_metadata(topics)
@@ -104,14 +104,14 @@ class FetchManager:
             return b"" if leaders is None else leaders.topic_id
 
     def read_topics(self, topics: set[str]) -> None:
-        """Keep the metadata of these topics fresh from now on; that of new ones is read soon."""
+        """Refresh the metadata of these topics from now on; metadata of new ones is requested soon."""
         with self._lock:
             self.engine.fetches.stale_topics.update(topics - self.engine.topics)
             self.engine.topics = set(topics)
             self._work.set()
 
     def start(self) -> None:
-        """Begin to fetch."""
+        """Start fetching."""
         self.engine.metadata_at_ms = monotonic_ms() + self._config.metadata_max_age_ms
         self.background.spawn(self._guarded(self._run()))
         if self._config.commit_group:
@@ -119,7 +119,7 @@ class FetchManager:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[SubscriptionState]:
-        """Hold the lock around a change of `positions`; then wake the background where the change concerns it."""
+        """Hold the lock during a change of `positions`, then wake the background if the change concerns it."""
         self.check()
         with self._lock:
             yield self.positions
@@ -127,21 +127,21 @@ class FetchManager:
                 self._work.set()
 
     def retries_corrupt(self, completed: CompletedFetch, error: CorruptBatchError) -> bool:
-        """Return whether a batch that failed its checksum is fetched again; if not, the application gets the error."""
+        """Return whether a batch with a wrong checksum is fetched again; if not, the application gets the error."""
         with self.changing() as positions:
             return positions.corruption_detected(completed, error, monotonic_ms())
 
     def next_fetch(self, timeout: float | None, *, delivery_paused: bool = False) -> Operation[CompletedFetch | None]:
         """Wait for the next completed fetch, up to `timeout` seconds; `None` disables the limit.
 
-        Returns `None` when the time is up, after a `wake`, or when all partitions have reached their end. Where
-        `delivery_paused`, takes no fetch, and returns `None` also when the gate is open again. Nothing is awaited
+        Returns `None` on timeout, after a `wake`, or when all partitions have reached their end offset. If
+        `delivery_paused` is set, takes no fetch and returns `None` also when delivery resumes. Nothing is awaited
         between taking a fetch and returning it, so a cancelled wait loses none.
 
         Raises:
-            WakeupError: another thread called `wakeup`.
-            ClosedError, ForkedError: the owner cannot be used any more.
-            HeadraceError: an error of one partition.
+            WakeupError: If another thread called `wakeup`.
+            ClosedError, ForkedError: If the owner is closed or was inherited by a fork.
+            HeadraceError: An error of one partition.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -158,7 +158,7 @@ class FetchManager:
             yield WaitUntil(self._ready, lambda: self._is_ready(delivery_paused), left)
 
     def _pop(self, delivery_paused: bool) -> CompletedFetch | None:
-        """Return the next completed fetch if there is one now. Under the lock."""
+        """Return the next completed fetch, or `None` if there is none now. Called under the lock."""
         self.check()
         if self._wakeup:
             self._wakeup = False
@@ -174,35 +174,35 @@ class FetchManager:
         return self.gate is not None and self.gate.delivery_paused()
 
     def _ends_wait(self, delivery_paused: bool) -> bool:
-        """Return whether nothing more will come, or the gate that was closed is open. Under the lock."""
+        """Return whether no more fetches will complete, or paused delivery has resumed. Called under the lock."""
         return (delivery_paused and not self._is_paused()) or self.positions.is_finished()
 
     def _is_ready(self, delivery_paused: bool) -> bool:
-        """Return whether `next_fetch` has something to do. Under the lock."""
+        """Return whether `next_fetch` can return or raise. Called under the lock."""
         if self._wakeup or self._woken or self._is_over() or self._ends_wait(delivery_paused):
             return True
         return not delivery_paused and self.positions.is_ready() and not self._is_paused()
 
     def wakeup(self) -> None:
-        """End the application's wait, now or the next, with a WakeupError."""
+        """End the current or next wait of the application with a WakeupError."""
         with self._lock:
             self._wakeup = True
             self._ready.notify_all()
 
     def wake(self) -> None:
-        """End the application's wait, now or the next, without an error."""
+        """End the current or next wait of the application without an error."""
         with self._lock:
             self._woken = True
             self._ready.notify_all()
 
     def interrupt(self) -> None:
-        """Report to the application that something besides records waits for it; any thread."""
+        """Wake the application to process something other than records. May be called on any thread."""
         if not self.interrupts:
             self.interrupts.append(None)
         self.wake()
 
     def check(self) -> None:
-        """Raise where the owner is closed, was forked away, or has failed."""
+        """Raise an error if the owner is closed, was inherited by a fork, or has failed."""
         if self._is_forked:
             raise ForkedError(self._what)
         if self._is_closed:
@@ -212,11 +212,11 @@ class FetchManager:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the owner is neither closed nor forked away."""
+        """Whether the owner is neither closed nor inherited by a fork."""
         return not self._is_closed and not self._is_forked
 
     def begin_close(self) -> bool:
-        """End all waits; return whether the owner must close its connections: once, and not in a forked process."""
+        """End all waits; return whether the owner must close its connections (once, not in a forked process)."""
         with self._lock:
             if not self.is_usable:
                 return False
@@ -231,7 +231,7 @@ class FetchManager:
     # --- the background ---
 
     def _guarded(self, operation: Operation[None]) -> Operation[None]:
-        """Run an operation without end; report an unforeseen error to the application, which would wait for ever."""
+        """Run an endless operation; raise an unexpected error to the application, which would wait forever."""
         try:
             yield from operation
         except ClosedError:
@@ -247,7 +247,7 @@ class FetchManager:
         return self._is_closed or self._failure is not None
 
     def _run(self) -> Operation[None]:
-        """Start what is due, until the end."""
+        """Start the work that is due, until the owner is closed."""
         while True:
             self._work.clear()
             with self._lock:
@@ -263,7 +263,7 @@ class FetchManager:
             with request_id_scope():
                 if turn.refreshes:
                     yield from self._refresh()
-                for where in turn.lost[:1]:  # Between two of them other work is done.
+                for where in turn.lost[:1]:  # Other work is done between two resets.
                     yield from self._with_back_off(self._reset(where), where)
 
     def _with_back_off(self, operation: Operation[None], where: TopicPartition | None = None) -> Operation[None]:
@@ -291,7 +291,7 @@ class FetchManager:
         return self._bootstrap.metadata(request, self._config.request_timeout_ms / 1000)
 
     def _refresh(self) -> Operation[None]:
-        """Read metadata, then the beginning of partitions that were added."""
+        """Refresh metadata, then look up the log start of partitions that were added."""
         with self._lock:
             topics = set(self.engine.topics)
         try:
@@ -310,14 +310,14 @@ class FetchManager:
             yield from self._with_back_off(self._read_added(topic, partitions))
 
     def _read_added(self, topic: str, partitions: list[int]) -> Operation[None]:
-        """Read partitions that were added to a topic, from their beginning: no record in them is skipped."""
+        """Read new partitions of a topic from their log start, so that no record in them is skipped."""
         topic_id, found = yield from self.admin.find_offsets(topic, "earliest", partitions=partitions)
         with self._lock:
             for where, answer in found.items():
                 self.positions.assign(where, answer.offset, topic_id=topic_id)
 
     def _reset(self, where: TopicPartition) -> Operation[None]:
-        """Move the position of a partition that is not in its log."""
+        """Move the position of a partition if it is outside the log."""
         with self._lock:
             reset = self.engine.begin_reset(where, monotonic_ms())
             if reset is None:
@@ -346,7 +346,7 @@ class FetchManager:
     # --- fetches ---
 
     def _start_fetches(self, plans: list[FetchPlan]) -> None:
-        """Queue fetches, with enough operations that make them. Under the lock."""
+        """Queue fetches, and start operations for them as needed. Called under the lock."""
         self._plans.extend(plans)
         for _ in range(len(self._plans) - self._idle_fetchers):
             self._idle_fetchers += 1
@@ -354,7 +354,7 @@ class FetchManager:
         self._planned.notify(len(self._plans))
 
     def _fetch(self) -> Operation[None]:
-        """Make one planned fetch after the other. It counts in `_idle_fetchers` while it waits and before it starts."""
+        """Run planned fetches one after another. Counted in `_idle_fetchers` while it waits and before it starts."""
         timeout = (self._config.fetch_max_wait_ms + self._config.request_timeout_ms) / 1000
         while True:
             with self._lock:

@@ -1,4 +1,4 @@
-"""One fetch to start: the broker, the partitions and the request. Pure."""
+"""Plan of one fetch: the broker, the partitions and the request. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ class Wanted(NamedTuple):
 
     where: TopicPartition
     topic_id: bytes
-    """As it was when the fetch was planned; metadata may have moved on when the answer comes."""
+    """Topic id at the time of the plan; metadata may have changed when the response arrives."""
     generation: int
     offset: int
     leader_epoch: int
     last_epoch: int
-    """Of the batch before `offset`; -1 means unknown."""
+    """Leader epoch of the batch before `offset`; -1 means unknown."""
     corruption_detected: bool
     from_leader: bool
 
@@ -42,7 +42,7 @@ def fetch_plan(
     *,
     names_rack: bool,
 ) -> FetchPlan:
-    """Make the plan for one fetch of some partitions from one broker.
+    """Return the plan of one fetch of some partitions from one broker.
 
     `names_rack` requests the name of a nearer replica from the leader, and allows another replica to serve.
     """

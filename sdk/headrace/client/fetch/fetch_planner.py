@@ -1,7 +1,7 @@
-"""Fetches: which partitions from which broker, and what its responses mean. Pure: no I/O, no clock, no thread.
+"""Planning of fetches and processing of their responses. Pure: no I/O, no clock, no thread.
 
-Only a leader decides what becomes of a position: a response of a nearer replica that is not data sends the partition
-back to its leader. A fetch without a response is given up when metadata names a newer leader.
+Only a leader's response can move a position: after a response without data from a nearer replica, the partition is
+fetched from its leader. A fetch without a response is abandoned when metadata names a newer leader.
 """
 
 from typing import NamedTuple
@@ -29,17 +29,17 @@ from headrace.wire.zero_copy import SplicedMessage
 FETCHES_PER_BROKER = 8
 """Maximum number of fetches in flight to one broker."""
 PARTITIONS_BEHIND = 64
-"""A fetch of more partitions names first this many that are known to have more: a response has room for few, and the
-broker would look at all of them each time."""
+"""Maximum number of partitions with unread records at the start of a larger fetch. More would not fit into a response,
+and the broker would examine all of them each time."""
 FETCHES_BEHIND = 2
-"""Number of such fetches planned at once for a broker: one is answered while another is on its way."""
+"""Number of fetches planned at once for such partitions of a broker: one is served while another is in transit."""
 
 MAX_THROTTLE_MS = 60_000
-"""No broker makes a reader wait for longer."""
+"""Upper bound on the throttle time that a reader accepts from a broker."""
 
 
 class FetchPlanner:
-    """Owned by one `FetchEngine`. A partition is in at most one fetch at a time; an idle long poll delays no other."""
+    """Planner of one `FetchEngine`. A partition is in at most one fetch; an idle long poll delays no other."""
 
     def __init__(self, config: FetchConfig, positions: SubscriptionState, cluster_metadata: ClusterMetadata) -> None:
         self._config = config
@@ -54,7 +54,7 @@ class FetchPlanner:
     # --- which fetches start ---
 
     def plan(self, now_ms: int) -> list[FetchPlan]:
-        """Return the fetches to start now; their partitions are in flight from here on."""
+        """Return the fetches to start now; their partitions are marked as in flight."""
         if self._positions.buffered_bytes >= self._config.prefetch_bytes:
             return []
         share = self._positions.share()
@@ -95,9 +95,9 @@ class FetchPlanner:
         return plans
 
     def give_up_overdue(self, now_ms: int) -> bool:
-        """Drop overdue fetches from a nearer replica, or where there is a newer leader; see `pop`.
+        """Drop overdue fetches that read a nearer replica or whose partition has a newer leader; see `pop`.
 
-        For the others, metadata must be read. A late response to a fetch that was given up is dropped.
+        For the others, metadata must be read. A late response to a dropped fetch is ignored.
         """
         news = False
         for plan, overdue in list(self._flying.items()):
@@ -112,7 +112,7 @@ class FetchPlanner:
         return news
 
     def _target(self, partition: PartitionFetchState, now_ms: int) -> tuple[int, str, int, bool] | None:
-        """Return a broker id, its address, the leader epoch to send, whether it leads; `None` means no broker now."""
+        """Return broker id, address, leader epoch to send, and whether it leads; `None` if no broker is available."""
         topic_leaders = self._cluster_metadata.topic(partition.where.topic)
         leader = self._cluster_metadata.leader(partition.where)
         if partition.is_waiting(NO_EPOCH if leader is None else leader[2], now_ms):
@@ -131,7 +131,7 @@ class FetchPlanner:
             return None
         near = partition.near
         if near.broker_id == broker_id:
-            near.leave()  # It leads by now.
+            near.leave()  # It is the leader now.
         if near.is_read(now_ms):
             near_address = self._cluster_metadata.address(near.broker_id)
             if near_address:
@@ -143,10 +143,10 @@ class FetchPlanner:
         leader = self._cluster_metadata.leader(part.where)
         return leader is not None and leader[2] > part.leader_epoch
 
-    # --- what responses mean ---
+    # --- responses ---
 
     def take_answer(self, plan: FetchPlan, answer: SplicedMessage, now_ms: int) -> bool:
-        """Take in a FetchResponse; return whether there is something for the application."""
+        """Process a FetchResponse; return whether the application has something to receive."""
         if not self._end_flight(plan):
             return False
         batches = iter(answer.batches)
@@ -173,7 +173,7 @@ class FetchPlanner:
         return news
 
     def take_failure(self, plan: FetchPlan, error: HeadraceError, now_ms: int) -> bool:
-        """Take in that a fetch failed as a whole; return whether there is something for the application."""
+        """Process the failure of a whole fetch; return whether the application has something to receive."""
         if not self._end_flight(plan):
             return False
         news = False
@@ -186,7 +186,7 @@ class FetchPlanner:
         return news
 
     def _end_flight(self, plan: FetchPlan) -> bool:
-        """Take a fetch out of those in flight; return whether it was there: it may have been given up."""
+        """Remove a fetch from those in flight; return `False` if it was already dropped."""
         if self._flying.pop(plan, None) is None:
             return False
         self._in_flight[plan.broker_id] -= 1
@@ -258,14 +258,14 @@ class FetchPlanner:
 
 
 class _Candidate(NamedTuple):
-    """A partition that a fetch may ask for."""
+    """Partition that can be included in a fetch."""
 
     partition: PartitionFetchState
     leader_epoch: int
     from_leader: bool
 
     def take_off(self) -> Wanted:
-        """Put it in flight; return what to fetch."""
+        """Mark the partition as in flight; return its part of the request."""
         partition = self.partition
         partition.in_flight = True
         return Wanted(
@@ -281,7 +281,7 @@ class _Candidate(NamedTuple):
 
 
 def _fetches_of(candidates: list[_Candidate]) -> list[list[_Candidate]]:
-    """Divide the candidates of one broker: some that have more, whose fetches return at once, and idle ones."""
+    """Divide the candidates of one broker: those with unread records, whose fetches return at once, and idle ones."""
     if len(candidates) <= PARTITIONS_BEHIND:
         return [candidates]
     behind: list[_Candidate] = []

@@ -1,6 +1,6 @@
-"""The I/O of asyncio readers: connections and dead letters. One event loop.
+"""I/O of asyncio readers: connections and dead letters. Used on one event loop.
 
-`FetchManager` decides what is done; its operations run in the background of this fetcher.
+`FetchManager` makes the decisions; its operations run in the background of this fetcher.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ STOP_TIMEOUT_S = 5.0
 
 
 class AsyncFetcher:
-    """Owned by one consumer or reader."""
+    """I/O layer of one consumer or reader."""
 
     def __init__(self, config: FetchConfig, what: str, auto_offset_reset: str) -> None:
         """See `FetchManager`. Connects when first used."""
@@ -51,6 +51,6 @@ class AsyncFetcher:
         await self._background.join(STOP_TIMEOUT_S)
 
     def close_unclosed(self, owner: object, close: Callable[[], Any]) -> None:
-        """Close an owner that was collected and left connections open."""
+        """Close the connections of an owner that was garbage-collected without a close."""
         if self._connections.is_open and self.manager.is_usable:
             self._background.close_unclosed(owner, close)

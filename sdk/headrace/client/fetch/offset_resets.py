@@ -1,4 +1,4 @@
-"""Look-ups of offsets, and the position after one that is not in its log. No I/O."""
+"""Look-ups of offsets, and the new position after one outside the log. No I/O."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -10,18 +10,18 @@ from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError
 from headrace.wire.ids import TopicPartition
 
 LOOK_UP_TIMEOUT_S = 5.0
-"""For one look-up of an offset: other partitions wait behind it."""
+"""Timeout of one look-up of an offset: other partitions wait for it."""
 
 
 def log_bounds(
     admin: AdminOperations, where: TopicPartition, timeout: float, topic_id: bytes = b""
 ) -> Operation[tuple[int, int]]:
-    """Look up the log start and the offset of the next visible record; `timeout` is seconds for each.
+    """Look up the log start and the offset of the next visible record; `timeout` is in seconds, for each look-up.
 
-    `topic_id` is that of the life of the topic in which to look; empty means any.
+    `topic_id` is the id of the incarnation of the topic in which to look; empty means any.
 
     Raises:
-        UnknownTopicIdError: the topic has another id.
+        UnknownTopicIdError: If the topic has another id.
     """
     found = []
     for edge in ("earliest", "latest"):
@@ -39,7 +39,7 @@ def log_bounds(
 def offsets_at(
     admin: AdminOperations, partitions: Sequence[TopicPartition], at: str | float | datetime
 ) -> Operation[dict[TopicPartition, tuple[int, bytes]]]:
-    """Look offsets up; return each with the id of its topic. `at` is earliest, latest or a time."""
+    """Look up offsets; return each with the id of its topic. `at` is earliest, latest or a time."""
     found: dict[TopicPartition, tuple[int, bytes]] = {}
     for topic in dict.fromkeys(where.topic for where in partitions):
         numbers = [where.partition for where in partitions if where.topic == topic]
@@ -51,7 +51,7 @@ def offsets_at(
 def position_after(
     where: TopicPartition, position: int, earliest: int, latest: int, auto_offset_reset: str
 ) -> int | HeadraceError:
-    """Return the offset to continue from, which is the position itself where it is in the log, or why there is none."""
+    """Return the offset to continue from (the position itself if it is in the log), or the error if there is none."""
     if earliest <= position <= latest:
         return position
     if auto_offset_reset != "error":

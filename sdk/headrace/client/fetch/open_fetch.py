@@ -1,4 +1,4 @@
-"""The completed fetch that a consumer is delivering: decoded one batch at a time. No waiting."""
+"""Completed fetch that a consumer is delivering, decoded one batch at a time. Does not wait."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,13 @@ from headrace.wire.ids import TopicPartition
 
 
 class OpenFetch:
-    """Owned by one consumer; the thread that reads uses it."""
+    """State of one consumer, used on the thread that reads."""
 
     def __init__(self, config: ConsumerConfig) -> None:
-        """Nothing is open.
+        """Create it with nothing open.
 
         Raises:
-            ConfigError: a deserializer is unknown.
+            ConfigError: If a deserializer is unknown.
         """
         self._max_payload_bytes = config.max_payload_bytes
         self._deserializers = deserializers_of(config)
@@ -24,20 +24,20 @@ class OpenFetch:
         """The completed fetch; `None` means that nothing is open."""
         self._decoded_batches: Iterator[DecodedBatch] = iter(())
         self.rest: DecodedBatch | None = None
-        """The part of the last decoded batch that was not delivered."""
+        """Part of the last decoded batch that was not delivered."""
 
     def begin(self, completed: CompletedFetch) -> None:
-        """Decode this one from now on."""
+        """Start decoding this fetch."""
         self.completed = completed
         self._decoded_batches = decoded_batches_of(completed, self._deserializers, self._max_payload_bytes)
 
     def forget(self, where: TopicPartition | None = None) -> None:
-        """Drop what is open, if it is of this partition (None: of any)."""
+        """Drop the open fetch if it belongs to this partition; `None` means any partition."""
         if self.completed is not None and where in (None, self.completed.where):
             self.completed, self._decoded_batches, self.rest = None, iter(()), None
 
     def generation_of(self, decoded: DecodedBatch) -> int:
-        """Return the generation of the position that a decoded batch was fetched for; -1: it is of nothing open."""
+        """Return the generation for which a decoded batch was fetched; -1 means it is not of the open fetch."""
         completed = self.completed
         return completed.generation if completed is not None and completed.where == decoded.source else -1
 
@@ -47,10 +47,10 @@ class OpenFetch:
         return rest
 
     def decode(self) -> DecodedBatch | None:
-        """Decode the next batch; `None` means that none is left. After an error nothing is open.
+        """Decode the next batch; return `None` if none is left. After an error nothing is open.
 
         Raises:
-            CorruptBatchError, UnsupportedCodecError: it cannot be decoded.
+            CorruptBatchError, UnsupportedCodecError: If the batch cannot be decoded.
         """
         if self.completed is None:
             return None

@@ -1,7 +1,7 @@
-"""Commits of the positions of a reader without a group, every few seconds, so that it has a lag. No I/O.
+"""Commits of the positions of a reader without a group, every few seconds, so that its lag can be observed. No I/O.
 
-For observation only: nothing reads them. A commit that fails delays neither a record nor a close; the next one
-replaces it. After a refusal for good, as of a group with members, there are no more commits, with a warning.
+The commits are for observation only: nothing reads them. A failed commit delays neither a record nor a close; the next
+one replaces it. After a permanent refusal, such as by a group with members, commits stop with a warning.
 """
 
 import logging
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.consumer")
 
 INTERVAL_S = 5.0
-"""Between two commits."""
+"""Time between two commits."""
 UNCHANGED_INTERVALS = 720
-"""Positions that have not moved are committed again after this many intervals, an hour, or they would expire."""
+"""Number of intervals (one hour) after which unchanged positions are committed again, because they would expire."""
 CALL_TIMEOUT_S = 5.0
 
 
 class Iterated(Protocol):
-    """A decoded batch under iteration: its position is ahead of that in `SubscriptionState`."""
+    """Decoded batch under iteration: its position is ahead of that in `SubscriptionState`."""
 
     @property
     def decoded(self) -> DecodedBatch:
         """The batch."""
 
     def is_current(self, positions: SubscriptionState) -> bool:
-        """Return whether nothing else has moved the partition's position since."""
+        """Return whether the partition's position was not moved by anything else."""
 
     def position(self) -> int:
-        """Return the offset behind the last record that was delivered."""
+        """Return the offset after the last delivered record."""
 
 
 class CommittedPositions:
-    """What one reader has committed to its group; and one warning each time that its commits begin to fail. No I/O."""
+    """Positions committed by one reader. Logs one warning each time that its commits begin to fail. No I/O."""
 
     def __init__(self, group: str, logger: logging.Logger) -> None:
         self._group = group
@@ -68,14 +68,14 @@ class CommittedPositions:
         return problem
 
     def end_round(self, problem: HeadraceError | None) -> None:
-        """Note how a round of commits ended; the first of several failures is logged."""
+        """Record the result of a round of commits; log the first of several failures."""
         if problem is not None and not self._is_failing:
             self._log.warning("positions could not be committed to group %r, trying again: %s", self._group, problem)
         self._is_failing = problem is not None
 
 
 class PositionCommits:
-    """Owned by the thread or task that commits; not shared."""
+    """Committer owned by one thread or task; not shared."""
 
     def __init__(self, config: FetchConfig) -> None:
         self._group = config.commit_group
@@ -83,13 +83,13 @@ class PositionCommits:
         self._committed = CommittedPositions(config.commit_group, log)
         self._unchanged = 0
         self.is_over = False
-        """Nothing more can be committed under this group id."""
+        """Whether commits under this group id have stopped for good."""
 
     def commit(self, positions: Mapping[TopicPartition, int], topic_ids: Mapping[str, bytes]) -> Operation[None]:
-        """Commit the positions that moved, and from time to time all.
+        """Commit positions that changed, and periodically all of them.
 
         Raises:
-            ClosedError: the reader was closed meanwhile.
+            ClosedError: If the reader was closed in the meantime.
         """
         self._unchanged += 1
         moved = self._committed.moved(positions)
