@@ -1,7 +1,7 @@
-"""The storage engine: partitions as logs of segment files on one volume.
+"""Storage engine: partitions as logs of segment files on one volume.
 
-Synchronous, no clock, all disk calls injected.
-The runtime uses the names exported here; `docs/reference/` describes the files.
+Synchronous and without a clock; all disk calls are injected.
+The brokers use the names exported here; `docs/reference/` describes the files.
 """
 
 from headrace.log.directory import DataDirectory, LogId

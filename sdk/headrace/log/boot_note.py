@@ -1,9 +1,9 @@
-"""The boot of the machine that wrote a data directory last: `<data_dir>/boot`, sealed JSON (PROTOCOL H31).
+"""Boot of the machine at the last write to a data directory: `<data_dir>/boot`, sealed JSON (PROTOCOL H31).
 
-boot_id         names that boot
+boot_id         id of that boot
 incarnation     16 bytes in hexadecimal, drawn after the last reboot or I/O error
 
-The file is there once every log was recovered in that boot, and until an I/O error.
+The file exists from the recovery of every log in that boot until an I/O error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FILE = "boot"
 
 
 class BootNote:
-    """Read at the start, when a note of another boot is removed. `forget` may be called in any thread."""
+    """Read at the start, which removes a note of another boot. `forget` may be called in any thread."""
 
     def __init__(self, filesystem: FileSystem, path: str, boot_id: str, new_incarnation: bytes) -> None:
         """Compare the file with the current boot; an empty `boot_id` equals no other. Raises OSError."""
@@ -27,9 +27,9 @@ class BootNote:
         self._boot_id = boot_id
         payload = read_sealed(filesystem, f"{path}/{FILE}")
         noted = {"boot_id": "", "incarnation": ""} if payload is None else json.loads(payload)
-        # The machine has not rebooted since the last process: everything that process wrote, flushed or not, is there.
+        # Whether the machine has not rebooted since the last process: all its writes, flushed or not, are present.
         self.same_boot = bool(boot_id) and noted["boot_id"] == boot_id
-        # Names the period since the last reboot or I/O error; empty if the boot is not known.
+        # Id of the period since the last reboot or I/O error; empty if the boot is unknown.
         self.incarnation = new_incarnation if boot_id else b""
         if self.same_boot:
             self.incarnation = bytes.fromhex(noted["incarnation"])
@@ -37,16 +37,14 @@ class BootNote:
             self._remove()
 
     def write(self) -> None:
-        """Note the current boot, synced, if it is known and another one was noted. Raises OSError."""
+        """Write the current boot, synced, if it is known and another one was recorded. Raises OSError."""
         if not self.same_boot and self._boot_id:
             note = json.dumps({"boot_id": self._boot_id, "incarnation": self.incarnation.hex()}).encode()
             replace_file(self._filesystem, self._path, FILE, seal(note))
 
     def forget(self) -> None:
         """Remove the note: after an I/O error the kernel may have dropped writes, so the next start scans all."""
-        with suppress(
-            OSError
-        ):  # It stays on a disk that takes no writes: its leader checks a member that returns on it.
+        with suppress(OSError):  # It stays on a read-only disk: the leader checks a member that returns from there.
             self._remove()
 
     def _remove(self) -> None:

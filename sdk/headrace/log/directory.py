@@ -1,18 +1,18 @@
-"""One broker's data directory: its identity, its logs and its free space.
+"""Data directory of one broker: its identity, its logs and its free space.
 
     <data_dir>/identity                       sealed JSON: format, cluster id, generation, broker id, storage id
     <data_dir>/clean                          sealed JSON: broker epoch of a clean stop; read, then removed
-    <data_dir>/session                        sealed JSON: how new the directory is; see `session_note`
-    <data_dir>/metadata                       sealed JSON: how far the metadata in etcd was seen; see `seen_metadata`
-    <data_dir>/boot                           sealed JSON: the boot of the machine that wrote last; see `boot_note`
+    <data_dir>/session                        sealed JSON: version of the directory; see `session_note`
+    <data_dir>/metadata                       sealed JSON: highest etcd revisions seen; see `seen_metadata`
+    <data_dir>/boot                           sealed JSON: the machine's boot at the last write; see `boot_note`
     <data_dir>/lock                           empty; flock'ed while a process owns the directory
-    <data_dir>/reserve                        room kept back for checkpoints on a full disk
+    <data_dir>/reserve                        space reserved for checkpoints on a full disk
     <data_dir>/<topic_id hex>-<partition>/    a log
-    <data_dir>/<...>.deleted-<n>/             a log that was deleted, to be removed
-    <data_dir>/<...>.corrupt-<n>/             a corrupt log, kept for a person
+    <data_dir>/<...>.deleted-<n>/             a deleted log, to be unlinked
+    <data_dir>/<...>.corrupt-<n>/             a corrupt log, kept for the operator
 
-Opened once at the broker's start and closed last. Not for several threads at once, except `check_space`. Names come
-from topic ids and integers only: a topic's name never touches the file system.
+Opened once at the broker's start and closed last. Not thread-safe, except `check_space`. Names are made of topic ids
+and integers only: a topic's name never reaches the file system.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _DELETED_NAME = re.compile(r"[0-9a-f]{32}-[0-9]+\.deleted-[0-9]+\Z")
 
 
 class LogId(NamedTuple):
-    """Names a log on disk: `<topic_id hex>-<partition>`."""
+    """Identifies a log on disk: `<topic_id hex>-<partition>`."""
 
     topic_id: bytes  # 16 bytes
     partition: int
 
     @property
     def directory_name(self) -> str:
-        """The name of its directory."""
+        """Name of the log's directory."""
         return f"{self.topic_id.hex()}-{self.partition}"
 
 
 class DataDirectory:
-    """A data directory, locked by this process."""
+    """Data directory, locked by this process."""
 
     def __init__(
         self,
@@ -76,14 +76,14 @@ class DataDirectory:
         seen: SeenMetadata,
         session: SessionNote,
     ) -> None:
-        """Used by `open` only."""
+        """Called by `open` only."""
         self.path = path
         self.boot = boot
-        # Broker epoch given to the last `close(clean=True)`; None if the last process did not stop cleanly.
+        # Broker epoch passed to the last `close(clean=True)`; `None` if the last process did not stop cleanly.
         self.clean_broker_epoch = clean_broker_epoch
-        # How far the metadata in etcd has been seen.
+        # Highest etcd revisions seen.
         self.seen = seen
-        # How new the directory is.
+        # Version of the directory.
         self.session = session
         self._identity = identity
         self._environment = environment
@@ -105,13 +105,13 @@ class DataDirectory:
         limits: DiskLimits | None = None,
         filesystem: FileSystem | None = None,
     ) -> DataDirectory:
-        """Lock `path` (made if absent), check or write its identity, read and remove the clean marker (H39, H42).
+        """Lock `path` (created if absent), check or write its identity, read and remove the clean marker (H39, H42).
 
-        `new_storage_id` (16 random bytes) is used where the directory is new, and to name a new incarnation. `boot_id`
-        names the current boot of the machine; an empty one equals no other. Call `note_boot`
-        once all logs are open. `adopts` is the storage id of a directory of an earlier generation to continue from.
-        Raises DirectoryInUseError, WrongDirectoryError, InvalidConfigError (`path` is a file, read-only, or not
-        permitted), StorageFullError, StorageBusyError, StorageOfflineError.
+        `new_storage_id` (16 random bytes) is used if the directory is new, and to name a new incarnation. `boot_id`
+        names the current boot of the machine; an empty one equals no other. Call `note_boot` once all logs are open.
+        `adopts` is the storage id of a directory of an earlier generation to continue from. Raises DirectoryInUseError,
+        WrongDirectoryError, InvalidConfigError (`path` is a file, read-only, or not permitted), StorageFullError,
+        StorageBusyError, StorageOfflineError.
         """
         filesystem = filesystem or OsFileSystem()
         limits = limits or DiskLimits()
@@ -149,13 +149,13 @@ class DataDirectory:
 
     @property
     def storage_id(self) -> bytes:
-        """Drawn once for this directory, or by `become`; part of the broker's session key (H42)."""
+        """Drawn once for this directory, or set by `become`; part of the broker's session key (H42)."""
         return self._identity.storage_id
 
     def become(self, storage_id: bytes) -> None:
-        """Replace the storage id, synced: the cluster no longer counts on the earlier content of this directory.
+        """Replace the storage id, synced: the cluster no longer relies on the earlier content of this directory.
 
-        Raises as `storage_error` says.
+        Raises as `storage_error`.
         """
         try:
             self._environment.space.with_reserve(lambda: self._identity.write(storage_id))
@@ -164,9 +164,9 @@ class DataDirectory:
         self.clean_broker_epoch = None
 
     def note_boot(self) -> None:
-        """Note that every log was recovered since the reboot: no log has a tail that an earlier boot may have torn.
+        """Record that every log was recovered since the reboot: no log has a tail that an earlier boot may have torn.
 
-        From now on a killed process leaves all of its writes to the next one (H31). Raises StorageOfflineError.
+        From now on the writes of a killed process survive it (H31). Raises StorageOfflineError.
         """
         if any(log.offline for log in self._logs.values()):
             return
@@ -176,7 +176,7 @@ class DataDirectory:
             raise storage_error(self.path, error) from error
 
     def log_ids(self) -> list[LogId]:
-        """The logs on disk, sorted."""
+        """Return the logs on disk, sorted."""
         try:
             return _log_ids(self._filesystem, self.path)
         except OSError as error:
@@ -185,11 +185,11 @@ class DataDirectory:
     def open_log(
         self, topic_id: bytes, partition: int, settings: LogSettings, *, truncate_at_corruption: bool = False
     ) -> PartitionLog:
-        """Open the log, making it if absent, and recover it: O(segments) after a clean stop.
+        """Open the log, creating it if absent, and recover it: O(segments) after a clean stop.
 
-        Raises CorruptLogError (file, offset, position) where records below the fsynced mark are corrupt or a valid
-        batch follows a torn one; nothing is changed then. `truncate_at_corruption` is the operator's explicit consent
-        to lose the records that follow.
+        Raises CorruptLogError (file, offset, position) if records below the fsynced mark are corrupt or a valid batch
+        follows a torn one; nothing is changed then. `truncate_at_corruption` is the operator's explicit consent to lose
+        the records that follow.
         """
         log_id = LogId(topic_id, partition)
         assert log_id not in self._logs, f"{log_id.directory_name} is open already"
@@ -252,14 +252,14 @@ class DataDirectory:
         return len(names)
 
     def check_space(self) -> DiskUsage:
-        """Check the free space, reject or accept appends by it, restore the reserve file. Call it every second."""
+        """Check the free space, start or stop refusing appends, restore the reserve file. Call it every second."""
         try:
             return self._environment.space.check()
         except OSError as error:
             raise storage_error(self.path, error) from error
 
     def lacks_room(self) -> str:
-        """Return why no append can ever succeed here, in a sentence; empty if the volume is large enough."""
+        """Return a sentence that states why no append can ever succeed here; empty if the volume is large enough."""
         usage, needed_bytes = self.check_space(), self._environment.space.least_bytes
         if usage.total_bytes > needed_bytes:
             return ""
@@ -271,7 +271,7 @@ class DataDirectory:
     def close(self, *, clean: bool, broker_epoch: int = 0) -> None:
         """Close all open logs, write the clean marker last if `clean` and no log is offline (H40), unlock.
 
-        `broker_epoch` is that of the last session; `0`: there was none, and the marker found at the start is kept.
+        `broker_epoch` is that of the last session; `0` means that there was none: the marker found at the start stays.
         """
         try:
             for log in list(self._logs.values()):
@@ -315,7 +315,7 @@ def _log_ids(filesystem: FileSystem, path: str) -> list[LogId]:
 
 
 def _make_directories(filesystem: FileSystem, path: str) -> None:
-    """Make `path` and its missing parents, each synced into its parent."""
+    """Create `path` and its missing parents, each synced into its parent."""
     if not path or filesystem.is_directory(path):
         return
     parent = path.rpartition("/")[0]

@@ -1,11 +1,11 @@
 """Print the files of a log in readable form: `python -m headrace.log.dump PATH`.
 
-PATH is a segment (`.log`), one of its indexes (`.index`, `.timeindex`), or the directory of a partition: then its
-checkpoint, leader epochs and segments. It changes nothing, takes no lock and needs no cluster, so it works on a copy,
-on a quarantined directory, and on the files of a running broker (whose last batch may be half written).
+PATH is a segment (`.log`), one of its indexes (`.index`, `.timeindex`), or the directory of a partition, which prints
+its checkpoint, leader epochs and segments. It changes nothing, takes no lock and needs no cluster, so it works on a
+copy, on a quarantined directory, and on the files of a running broker (whose last batch may be incomplete).
 
-Exit code 0: all batches are valid; 1: at least one is corrupt; 2: PATH is not a file of a log.
-It needs `headrace[cli]`; nothing else in this package does.
+Exit code `0` means that all batches are valid, `1` that at least one is corrupt, `2` that PATH is not a file of a log.
+It is the only module of this package that needs `headrace[cli]`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The durable part of one log: fsync rounds, checkpoints, index files, the epoch file.
+"""Durable state of one log: fsync rounds, checkpoints, index files, the epoch file.
 
 A call that fails because the disk is full or the machine is busy leaves its write pending for the next call.
 
 Belongs to a `PartitionLog`. The methods that document which HeadraceErrors they raise run in any thread: `round_lock`
-serialises them with `PartitionLog.flush` and with whatever shortens the log, is held over fsyncs, and is taken before
-the segment list's lock. Those that raise OSError are of the log's parts, which hold it.
+serialises them with `PartitionLog.flush` and with operations that shorten the log, is held during fsyncs, and is taken
+before the segment list's lock. Methods that raise OSError are called by the log's parts, which hold it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from headrace.log.segment import Segment
 
 
 class LogDurability:
-    """Moves the durable mark, and writes the files from which a restart recovers."""
+    """Moves the recovery point, and writes the files from which a restart recovers."""
 
     def __init__(self, state: LogState, checkpoint_file: CheckpointFile) -> None:
         self.round_lock = threading.RLock()
-        # A file was made or renamed in the log's directory since it was last fsynced.
+        # Whether a file was created or renamed in the log's directory since its last fsync.
         self.directory_dirty = False
-        # The epochs have changed since the epoch file was written.
+        # Whether the epochs have changed since the epoch file was written.
         self.epochs_due = False
-        # An fsync failed: pages that are clean in the page cache may be missing on the disk.
+        # Whether an fsync failed: clean pages in the page cache may be missing on the disk.
         self._in_doubt = False
         self._held = 0  # rolled segments with a pinned file
         self._space = state.environment.space
@@ -54,7 +54,7 @@ class LogDurability:
         """Fsync each dirty file, and the directory if a segment is new; then move the mark. Raises OSError.
 
         Files that are not fsynced stay dirty. After a failed fsync the kernel may have marked pages clean that never
-        reached the disk, and a second fsync would not report them: they are written again first (fsyncgate, H34).
+        reached the disk, and a second fsync would not report them: they are rewritten first (fsyncgate, H34).
         """
         with self._segments.lock:
             target = self._state.end
@@ -101,7 +101,7 @@ class LogDurability:
         return self._held > 0
 
     def release(self, segment: Segment) -> None:
-        """Unpin the file of a rolled segment: it was synced, or has left the log."""
+        """Unpin the file of a rolled segment that was synced or has left the log."""
         with self._segments.lock:
             file, segment.held_file = segment.held_file, None
             self._held -= file is not None
@@ -127,7 +127,7 @@ class LogDurability:
             segment.dirty = True
 
     def is_stale(self, high_watermark: int) -> bool:
-        """Return whether `checkpoint` has anything to write; a hint that takes no lock and never blocks."""
+        """Return whether `checkpoint` would write; a hint that takes no lock and never blocks."""
         last, state = self._last_checkpoint, self._state
         return (
             last is None
@@ -140,8 +140,8 @@ class LogDurability:
     def checkpoint(self, at_ms: int, high_watermark: int, *, force: bool = False) -> bool:
         """Write recovery point, log start, high watermark and new index entries if due at `at_ms` (monotonic).
 
-        Return whether it wrote. Due when something changed and `checkpoint_interval_ms` has passed, or a segment was
-        rolled, or `force`. Fsyncs one small file. The broker calls it about every second for each log. Raises as
+        Return whether it wrote. Due if something changed and `checkpoint_interval_ms` has passed, a segment was rolled,
+        or `force` is set. Fsyncs one small file. The broker calls it about every second for each log. Raises as
         `PartitionLog.flush`.
         """
         state = self._state
@@ -161,9 +161,9 @@ class LogDurability:
             return True
 
     def note_high_watermark(self, high_watermark: int) -> None:
-        """Note the high watermark for the next process, in case this one is killed before the next checkpoint.
+        """Write the high watermark without an fsync, in case this process is killed before the next checkpoint.
 
-        One small write without an fsync. Raises as `PartitionLog.flush`.
+        One small write. Raises as `PartitionLog.flush`.
         """
         state = self._state
         with self.round_lock:
@@ -180,7 +180,7 @@ class LogDurability:
         self._write(content or self._make_checkpoint(), both=both)
 
     def write_all(self, high_watermark: int | None) -> None:
-        """Write everything, so that the next start scans nothing. Raises OSError."""
+        """Write all state, so that the next start scans nothing. Raises OSError."""
         self.flush_dirty()
         self.write_epochs()
         if high_watermark is not None:
@@ -190,7 +190,7 @@ class LogDurability:
         self._write_indexes()
 
     def note_rolled(self, closed: Segment, file: OpenFile | None) -> None:
-        """Record a closed segment: its index must be written, and its pinned `file` stays so until it is synced.
+        """Record a closed segment: its index must be written, and its pinned `file` stays pinned until it is synced.
 
         Called under the segment list's lock.
         """
@@ -203,7 +203,7 @@ class LogDurability:
         self._checkpoint_due = True
 
     def forget_removed(self) -> None:
-        """Write no index of a segment that left the list. Called under the segment list's lock."""
+        """Drop pending index writes of removed segments. Called under the segment list's lock."""
         closed = self._segments.items[:-1]
         self._unwritten_indexes = [segment for segment in self._unwritten_indexes if segment in closed]
 
@@ -225,7 +225,7 @@ class LogDurability:
         self._last_checkpoint, self._noted_high_watermark = content, 0
 
     def _write_indexes(self) -> None:
-        """Write new index entries; refused ones stay in memory, and a restart scans the headers instead."""
+        """Write new index entries; if refused they stay in memory, and a restart scans the headers instead."""
         with self._segments.lock:
             try:
                 for segment in (*self._unwritten_indexes, self._segments.active):

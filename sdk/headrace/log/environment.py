@@ -1,4 +1,4 @@
-"""The environment that all logs of one data directory share: file system, descriptors, index memory, free space."""
+"""Environment shared by all logs of one data directory: file system, descriptors, index memory, free space."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ class LogEnvironment:
     index_cache: IndexCache
     space: DiskSpaceGuard
     same_boot: bool
-    """The machine has not rebooted since the process that last wrote the logs."""
+    """Whether the machine has not rebooted since the process that last wrote the logs."""
     on_io_error: Callable[[], None]
-    """Called at once when a log has an I/O error: the kernel's copy of it cannot be trusted any more."""
+    """Called at once after an I/O error of a log: the kernel's copy of it cannot be trusted any more."""

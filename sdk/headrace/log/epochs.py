@@ -1,7 +1,7 @@
-"""The leader epochs of a log: at which offset each began (KIP-101).
+"""Leader epochs of a log with their start offsets (KIP-101).
 
-File `leader-epochs`, a line `epoch start_offset` each.
-Both columns increase strictly (I6). The file is replaced as a whole; if it is lost, it is rebuilt from the batches'
+File `leader-epochs` with one line `epoch start_offset` each.
+Both columns increase strictly (I6). The file is replaced as a whole; if it is lost, it is rebuilt from the batch
 headers.
 """
 
@@ -16,7 +16,7 @@ EPOCHS_FILE = "leader-epochs"
 
 
 class EpochHistory:
-    """Epochs with their start offsets, in memory; its log persists it and guards it by its lock."""
+    """Epochs with their start offsets, in memory; the log persists them and guards them by its lock."""
 
     def __init__(self, entries: list[tuple[int, int]] | None = None) -> None:
         self._epochs = [epoch for epoch, _ in entries or ()]
@@ -24,17 +24,17 @@ class EpochHistory:
 
     @property
     def last_epoch(self) -> int:
-        """The largest epoch, -1 for none."""
+        """Largest epoch; -1 if there is none."""
         return self._epochs[-1] if self._epochs else -1
 
     def entries(self) -> tuple[tuple[LeaderEpoch, Offset], ...]:
-        """All entries, ascending."""
+        """Return all entries, ascending."""
         return tuple(
             (LeaderEpoch(epoch), Offset(start)) for epoch, start in zip(self._epochs, self._starts, strict=True)
         )
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """Note that `epoch` starts at `start_offset`, if it is new; an epoch without records is replaced.
+        """Record that `epoch` starts at `start_offset` if it is new; an epoch without records is replaced.
 
         Return whether it changed.
         """
@@ -64,7 +64,7 @@ class EpochHistory:
         return True
 
     def end_of(self, epoch: int, log_end_offset: int) -> tuple[int, int] | None:
-        """Return the largest epoch <= `epoch` and the offset after its last record; None if all are larger."""
+        """Return the largest epoch <= `epoch` and the offset after its last record; `None` if all are larger."""
         at = bisect_right(self._epochs, epoch) - 1
         if at < 0:
             return None
@@ -76,7 +76,7 @@ class EpochHistory:
 
 
 def decode_epochs(content: bytes) -> EpochHistory | None:
-    """Read the file's content; None if `encode` did not write it."""
+    """Decode the file's content; `None` if it is invalid."""
     try:
         entries = [(int(epoch), int(start)) for epoch, start in (line.split() for line in content.splitlines())]
     except ValueError:

@@ -1,10 +1,10 @@
-"""The errors that only storage raises, and the meaning of each errno: the one place that classifies an `OSError`.
+"""Errors that only storage raises, and the classification of each errno of an `OSError`.
 
     no room   ENOSPC EDQUOT                      `StorageFullError`: the call is refused, later ones may succeed
     busy      EMFILE ENFILE ENOMEM EAGAIN EINTR  `StorageBusyError`: the same; the machine lacks descriptors or memory
     others    EIO, EROFS, EACCES, ENOENT, ...    `StorageOfflineError`: the log is offline until the broker restarts
 
-A rejected call leaves the log unchanged, or in a state that a later call completes. A file that retention or truncation
+A refused call leaves the log unchanged, or in a state that a later call completes. A file that retention or truncation
 removed during a look-up is no disk error: look-ups pin a segment only while the list has it.
 """
 
@@ -62,7 +62,7 @@ class LogClosedError(HeadraceError):
 
 
 REFUSALS = (StorageFullError, StorageBusyError, LogClosedError)
-"""Errors of a call that was refused: the log is as it was, and its replica stays in service."""
+"""Errors of a refused call: the log is unchanged, and its replica stays in service."""
 
 
 class SliceCutError(HeadraceError):
@@ -89,7 +89,7 @@ def is_no_room(error: OSError) -> bool:
 
 
 def is_refused(error: OSError) -> bool:
-    """Return whether the same call may succeed later: no space, no descriptor or no memory now."""
+    """Return whether the same call may succeed later: no space, no descriptor or no memory at present."""
     return error.errno in _NO_ROOM or error.errno in _BUSY
 
 

@@ -1,7 +1,7 @@
-"""The file-system operations of the log: the only way in which this package accesses a disk.
+"""File-system operations of the log: this package accesses disks only through them.
 
 `OsFileSystem` (os_filesystem.py) is the real one. A real disk produces no torn writes, lost directory entries or failed
-fsyncs on demand, so tests and the simulator run the shipped engine on a fake that does. The price is one more Python
+fsyncs on demand, so tests and the simulator run the production engine on a fake that does. The cost is one more Python
 call between a log and each system call. All calls are synchronous and raise `OSError` with an errno, which `errors.py`
 classifies.
 """
@@ -31,7 +31,7 @@ class FileSystem(Protocol):
         ...
 
     def pwritev(self, descriptor: int, buffers: Sequence[bytes | memoryview], position: int) -> int:
-        """Write the buffers one after the other at `position`; the bytes written may be fewer (H35)."""
+        """Write the buffers one after another at `position`; return the bytes written, which may be fewer (H35)."""
         ...
 
     def pread(self, descriptor: int, size_bytes: int, position: int) -> bytes:
@@ -39,7 +39,7 @@ class FileSystem(Protocol):
         ...
 
     def pread_nowait(self, descriptor: int, size_bytes: int, position: int) -> bytes | None:
-        """Read exactly `size_bytes` from the page cache, or None: not cached, fewer bytes, or not supported (H46)."""
+        """Read exactly `size_bytes` from the page cache; `None` if not cached, too short, or not supported (H46)."""
         ...
 
     def size(self, descriptor: int) -> int:
@@ -91,7 +91,7 @@ class FileSystem(Protocol):
         ...
 
     def space(self, path: str) -> DiskSpace:
-        """Room on the volume that holds `path` (statvfs)."""
+        """Return the space on the volume that holds `path` (statvfs)."""
         ...
 
     def try_lock(self, descriptor: int) -> bool:

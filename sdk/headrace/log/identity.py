@@ -1,7 +1,7 @@
-"""Whose a data directory is: `<data_dir>/identity`, sealed JSON (PROTOCOL H42).
+"""Owner of a data directory: `<data_dir>/identity`, sealed JSON (PROTOCOL H42).
 
 format          FORMAT_VERSION
-cluster_id      of the cluster that the directory belongs to
+cluster_id      of the cluster to which the directory belongs
 generation      of that cluster's metadata
 broker_id       of the broker that may use it
 storage_id      16 random bytes in hexadecimal, drawn for this directory; part of the broker's session key
@@ -22,15 +22,15 @@ FORMAT_VERSION = 1
 
 
 class DirectoryIdentity:
-    """The identity of an open data directory."""
+    """Identity of an open data directory."""
 
     def __init__(
         self, filesystem: FileSystem, path: str, wanted: dict[str, Any], new_storage_id: bytes, adopts: bytes
     ) -> None:
         """Check that the directory has the identity `wanted`, which lacks the storage id.
 
-        A directory without logs gets it, with `new_storage_id`; one of an earlier generation whose storage id is
-        `adopts` is continued. Raises WrongDirectoryError, OSError.
+        A directory without logs is given `wanted`, with `new_storage_id`; one of an earlier generation whose storage id
+        is `adopts` is continued. Raises WrongDirectoryError, OSError.
         """
         self._filesystem = filesystem
         self._path = path
@@ -63,7 +63,7 @@ class DirectoryIdentity:
 
 
 def read_identity(path: str, filesystem: FileSystem | None = None) -> dict[str, Any]:
-    """Return the directory's identity by the names of the file.
+    """Return the fields of the identity file.
 
     Raises WrongDirectoryError if the identity file is absent or corrupt; StorageOfflineError.
     """

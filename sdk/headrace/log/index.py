@@ -1,4 +1,4 @@
-"""The two sparse indexes of one segment: offset to position, and time to position. Hints, never authoritative (H38).
+"""Two sparse indexes of one segment: offset to position, and time to position. Hints, never authoritative (H38).
 
 Both files are a header of 64 bytes and entries, little-endian:
 
@@ -6,7 +6,7 @@ Both files are a header of 64 bytes and entries, little-endian:
      0     4    magic               "HRIX" (.index) or "HRTX" (.timeindex)
      4     4    version             uint32  1
      8     8    base_offset         int64   of the segment
-    16     8    covered_offset      int64   the indexes know all batches below this offset ..
+    16     8    covered_offset      int64   the indexes cover all batches below this offset ..
     24     8    covered_position    int64   .. which end at this position
     32     8    max_append_ms       int64   largest append timestamp of the covered batches, -1 for none
     40     8    max_record_ms       int64   largest record timestamp of the covered batches, -2^63 for none
@@ -17,12 +17,12 @@ Both files are a header of 64 bytes and entries, little-endian:
 
     .index entry      8 bytes   relative_offset uint32, position uint32: a batch starts there
     .timeindex entry 24 bytes   max_append_ms int64, max_record_ms int64, position int64: the running maxima of all
-                                batches before that position, so both columns never fall (H44)
+                                batches before that position, so both columns never decrease (H44)
 
-An offset entry is made once `index_interval_bytes` of log have passed since the last, a time entry once sixteen times
-as much. Entries are appended and the header rewritten at a checkpoint, without fsync: what a crash tears fails a CRC
-and is scanned anew from the segment. In memory stay the entries since the last write (`tail`) and, while the cache has
-room, those of the file.
+An offset entry is added after every `index_interval_bytes` of log, a time entry after every sixteen times as much.
+Entries are appended and the header rewritten at a checkpoint, without fsync: a torn write fails a CRC, and the segment
+is scanned again. The entries since the last write (`tail`) are in memory, and those of the file while the cache has
+room.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ assert array("I").itemsize == 4
 
 
 class IndexHeader(NamedTuple):
-    """The header without its checksum, field by field; the module's table says what each one means."""
+    """Header without its checksum; the module's table defines the fields."""
 
     magic: bytes
     version: int
@@ -65,7 +65,7 @@ class IndexHeader(NamedTuple):
 
 
 class IndexCache:
-    """Bounds the memory of loaded index bodies over all logs of a data directory, least recently used first out."""
+    """Limits the memory of loaded index bodies over all logs of a data directory; evicts the least recently used."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
@@ -74,7 +74,7 @@ class IndexCache:
         self.size_bytes = 0
 
     def used(self, index: IndexFile, size_bytes: int) -> None:
-        """Note that `index` holds a body of this size and was used just now; drop others beyond the capacity."""
+        """Record a use of `index`, whose body has this size; evict others beyond the capacity."""
         with self._lock:
             self.size_bytes += size_bytes - self._sizes.pop(index, 0)
             self._sizes[index] = size_bytes
@@ -84,7 +84,7 @@ class IndexCache:
                 oldest.body = None
 
     def drop(self, index: IndexFile) -> None:
-        """Forget an index whose segment is gone."""
+        """Forget the index of a removed segment."""
         with self._lock:
             self.size_bytes -= self._sizes.pop(index, 0)
 
@@ -98,23 +98,23 @@ class IndexFile:
         self.width = width  # array items an entry
         self.typecode = typecode
         self.entry_bytes = width * array(typecode).itemsize
-        # Entries on disk and their CRC: one attribute, because a reader in another thread needs both of one moment.
+        # Entries on disk and their CRC, in one attribute, because a reader in another thread needs a consistent pair.
         self.written = (0, 0)
         self.body: array[int] | None = None
         self.tail: array[int] = array(typecode)
         self._cache = cache
 
     def reset(self) -> None:
-        """Start again without entries; the file is written anew from its beginning."""
+        """Drop all entries; the file is rewritten from its beginning."""
         self.written = (0, 0)
         self.body = None
         self.tail = array(self.typecode)
         self._cache.drop(self)
 
     def load(self, filesystem: FileSystem, *, load: bool) -> array[int] | None:
-        """Return the entries on disk; None if the file does not contain them (then rebuild).
+        """Return the entries on disk; `None` if the file does not contain them (the caller rebuilds).
 
-        Or if `load` is false and they are not in memory.
+        Also `None` if `load` is false and they are not in memory.
         """
         body = self.body
         if body is None:
@@ -132,9 +132,9 @@ class IndexFile:
         return body
 
     def write(self, filesystem: FileSystem, covered: tuple[int, ...], last_position: int) -> None:
-        """Append the tail to the file and write the header; raises OSError, and the tail stays.
+        """Append the tail to the file and write the header; raises OSError and keeps the tail.
 
-        `covered`: the header's fields from base_offset to max_record_ms.
+        `covered` has the header fields from base_offset to max_record_ms.
         """
         data = self.tail.tobytes()
         if filesystem.exists(self.path):
@@ -174,7 +174,7 @@ class SegmentIndex:
         self._written_position = -1
 
     def reset(self) -> None:
-        """Remove all entries: the caller adds every batch of the segment again."""
+        """Remove all entries; the caller adds every batch of the segment again."""
         self.offsets.reset()
         self.times.reset()
         self.covered_offset, self.covered_position = self.base_offset, 0
@@ -206,20 +206,20 @@ class SegmentIndex:
         self.covered_position = position + size_bytes
 
     def floor(self, offset: int, *, load: bool) -> tuple[int, int] | None:
-        """Return offset and position of the last known batch start at or before `offset`; None: the file is broken."""
+        """Return offset and position of the last known batch start up to `offset`; `None` if the file is broken."""
         entry = self._last_entry(self.offsets, 0, offset - self.base_offset, load)
         return None if entry is None else (self.base_offset + entry[0], entry[1])
 
     def floor_position(self, position: int, *, load: bool) -> tuple[int, int] | None:
         """Return offset and position of the last known batch start at or before `position`.
 
-        None if the file is broken.
+        `None` if the file is broken.
         """
         entry = self._last_entry(self.offsets, 1, position, load)
         return None if entry is None else (self.base_offset + entry[0], entry[1])
 
     def floor_time(self, timestamp_ms: int, column: int) -> int | None:
-        """Return a position before which all timestamps are less than `timestamp_ms`; None if the file is broken.
+        """Return a position before which all timestamps are below `timestamp_ms`; `None` if the file is broken.
 
         Column 0 is the append timestamp, 1 the record timestamp.
         """
@@ -257,7 +257,7 @@ class SegmentIndex:
     def load_headers(self, size_bytes: int) -> bool:
         """Load the state of the files if both are valid, agree and cover no more than `size_bytes`.
 
-        Else stay reset.
+        Otherwise the index stays reset.
         """
         self.reset()
         first = _read_index_header(self._filesystem, self.offsets)
@@ -273,13 +273,13 @@ class SegmentIndex:
         return True
 
     def drop(self) -> None:
-        """Release the memory: the segment is gone."""
+        """Release the memory of a removed segment."""
         self.offsets.reset()
         self.times.reset()
 
 
 class IndexContent(NamedTuple):
-    """The content of an index file, for `dump`."""
+    """Content of an index file, for `dump`."""
 
     base_offset: int
     covered_offset: int
@@ -291,7 +291,7 @@ class IndexContent(NamedTuple):
 
 
 def read_index_file(filesystem: FileSystem, path: str) -> IndexContent | None:
-    """Read a whole `.index` or `.timeindex`; None if a CRC or the size is wrong."""
+    """Read a whole `.index` or `.timeindex`; `None` if a CRC or the size is wrong."""
     index = SegmentIndex(filesystem, path.removesuffix(".index").removesuffix(".timeindex"), 0, IndexCache(0))
     file = index.times if path.endswith(".timeindex") else index.offsets
     header = _read_index_header(filesystem, file)
@@ -306,7 +306,7 @@ def read_index_file(filesystem: FileSystem, path: str) -> IndexContent | None:
 
 
 def _covered(header: IndexHeader) -> tuple[int, int, int, int, int]:
-    """Return what both files of a segment have in common: the fields from base_offset to max_record_ms."""
+    """Return the fields that both files of a segment share, from base_offset to max_record_ms."""
     return header[2:7]
 
 
@@ -319,7 +319,7 @@ def _read_index_header(filesystem: FileSystem, entries: IndexFile) -> IndexHeade
 
 
 def _read(filesystem: FileSystem, path: str, size_bytes: int, position: int) -> bytes | None:
-    """Read exactly `size_bytes`; None if the file is absent or too short."""
+    """Read exactly `size_bytes`; `None` if the file is absent or too short."""
     try:
         descriptor = filesystem.open(path)
     except FileNotFoundError:
@@ -332,7 +332,7 @@ def _read(filesystem: FileSystem, path: str, size_bytes: int, position: int) -> 
 
 
 def _write_all(filesystem: FileSystem, descriptor: int, data: bytes, position: int) -> None:
-    """Write all; after a short write on a full disk the CRC fails when the file is read."""
+    """Write all bytes; after a short write on a full disk, the CRC check fails when the file is read."""
     done = 0
     while done < len(data):
         done += filesystem.pwritev(descriptor, [memoryview(data)[done:]], position + done)

@@ -1,12 +1,12 @@
-"""The log of one partition: segments in a directory, appended at the end, read by offset (paper section 3.1).
+"""Log of one partition: segments in a directory, appended at the end, read by offset (paper section 3.1).
 
 Called by the broker's runtime. One thread at a time may call a log's methods, except `flush`, those of `reader` and
-`durability`, and those of a `Slice`: these may run in any thread, concurrently with an append. Two locks: the segment
-list's guards the bounds and is held for moments; `LogDurability.round_lock` serialises flush, checkpoint and what
-shortens the log, is held over fsyncs and taken first.
+`durability`, and those of a `Slice`: these may run in any thread, concurrently with an append. There are two locks. The
+segment list's lock guards the bounds and is held briefly. `LogDurability.round_lock` serialises flush, checkpoint and
+every operation that shortens the log; it is held during fsyncs and must be taken first.
 
-`PartitionLog` has what couples the parts: opening, appends, epochs, flush, truncation, closing. Callers use a part
-directly for what it does alone: `reader`, `durability` (checkpoints), `retention` (the log's start), `snapshots`.
+`PartitionLog` has the operations that span several parts: opening, appends, epochs, flush, truncation, closing. Callers
+use a part directly for the rest: `reader`, `durability` (checkpoints), `retention` (the log start), `snapshots`.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class PartitionLog:
         self._files = environment.files
         self._segments = SegmentList(environment.files, environment.index_cache, directory, self)
         self._lock = self._segments.lock
-        # Held while something is appended: `close` waits for it and `release_file` gives up, as the descriptor may get
-        # another file's number.
+        # Held during an append: `close` waits for it and `release_file` returns at once, as the descriptor may be
+        # reused for another file.
         self._turn = threading.Lock()
         self._files.make_room()
         try:
@@ -93,11 +93,11 @@ class PartitionLog:
 
     def _start(self, recovered: Recovered) -> None:
         """Make the active segment ready for appends, and the recovered state durable."""
-        # What opening found; see RecoveryReport.
+        # Result of the recovery; see RecoveryReport.
         self.recovery: RecoveryReport = recovered.report
         file = self._writer.open_active()
         if self.recovery.scanned_bytes or self.recovery.cut_bytes or self.recovery.checkpoint_rebuilt:
-            # The bytes that survived the process may be in the page cache only.
+            # Bytes that survived the process may be in the page cache only.
             self.durability.directory_dirty = True
             for segment in self._segments.items:
                 segment.dirty = segment.base_offset >= recovered.scanned_from
@@ -111,12 +111,12 @@ class PartitionLog:
 
     @property
     def log_start_offset(self) -> Offset:
-        """The first offset that may be read; persisted, never falls (I18)."""
+        """First offset that can be read; persisted, never decreases (I18)."""
         return Offset(self._state.log_start_offset)
 
     @property
     def log_end_offset(self) -> Offset:
-        """The offset that the next record will get."""
+        """Offset of the next record."""
         return Offset(self._state.end.offset)
 
     @property
@@ -131,22 +131,22 @@ class PartitionLog:
 
     @property
     def last_crc(self) -> int:
-        """The `crc` of the last batch (the chain), 0 when the log never had one."""
+        """`crc` of the last batch (the chain); 0 if the log never had one."""
         return self._state.end.crc
 
     @property
     def last_epoch(self) -> LeaderEpoch:
-        """The largest leader epoch known: of the last batch or of `start_epoch`; -1 for none."""
+        """Largest known leader epoch, of the last batch or of `start_epoch`; -1 if there is none."""
         return LeaderEpoch(self._epochs.last_epoch)
 
     @property
     def last_batch_epoch(self) -> LeaderEpoch:
-        """The leader epoch of the last batch; -1 when the log has none."""
+        """Leader epoch of the last batch; -1 if the log has none."""
         return LeaderEpoch(self._state.end.epoch)
 
     @property
     def end(self) -> ChainPoint:
-        """Log end, `last_crc` and `last_batch_epoch` of one moment, for readers concurrent with an append."""
+        """Consistent log end, `last_crc` and `last_batch_epoch`, for readers concurrent with an append."""
         end = self._state.end
         return ChainPoint(end.offset, end.crc, end.epoch)
 
@@ -173,16 +173,16 @@ class PartitionLog:
 
     @property
     def is_closed_while_idle(self) -> bool:
-        """Whether the next append opens the active segment's file, which may fsync that of another log first."""
+        """Whether the next append opens the active segment's file, which may first fsync another log's file."""
         return self._segments.active_file is None
 
     def append(
         self, batches: Sequence[tuple[bytes, BatchHeader]], *, leader_epoch: int, append_timestamp_ms: int
     ) -> Offset:
-        """Stamp checked batches and append them with one `pwritev`, all or none; return the base offset of the first.
+        """Assign offsets to checked batches and append all or none with one `pwritev`; return the first base offset.
 
-        The others follow by their record counts. Raises StorageFullError (nothing is appended, retriable),
-        StorageOfflineError (resign).
+        The others follow from the record counts. Raises StorageFullError (nothing is appended, retriable),
+        StorageOfflineError (resign leadership).
         """
         with self._turn:
             writer, state = self._writer, self._state
@@ -214,10 +214,10 @@ class PartitionLog:
             return Offset(first_offset)
 
     def append_replicated(self, batches: ReadableBuffer) -> list[BatchHeader]:
-        """Append whole batches as the leader stamped them (followers); return their headers.
+        """Append whole batches as the leader sent them (followers); return their headers.
 
-        Checks both CRCs, the chain, contiguous offsets and epochs of all before the first byte is written: raises
-        CorruptBatchError and appends nothing. An empty `batches` appends nothing. Raises as `append`.
+        Checks both CRCs, the chain, contiguous offsets and epochs of all batches before the first byte is written:
+        raises CorruptBatchError and appends nothing. An empty `batches` appends nothing. Raises as `append`.
         """
         with self._turn:
             self._writer.check_writable()
@@ -234,7 +234,7 @@ class PartitionLog:
             size_bytes, first = len(batches), headers[0]
             segment = self._writer.segment_for(size_bytes, before.offset - end_offset, first.append_timestamp_ms)
             with self._lock:
-                # Epochs in which this replica led and appended nothing are replaced by the leader's epochs here.
+                # Epochs that this replica led without an append are replaced by the leader's epochs here.
                 changed = self._epochs.last_epoch > first.leader_epoch and self._epochs.cut_end(end_offset)
                 for header in headers:
                     changed |= self._epochs.assign(header.leader_epoch, header.base_offset)
@@ -248,7 +248,7 @@ class PartitionLog:
             return headers
 
     def roll_if_due(self, at_ms: int) -> bool:
-        """Close the active segment if its first batch is `segment_ms` old at `at_ms`, for retention to remove it."""
+        """Close the active segment if its first batch is `segment_ms` old at `at_ms`; retention can then remove it."""
         with self._turn:
             self._state.check_online()
             active = self._segments.active
@@ -262,7 +262,7 @@ class PartitionLog:
     def start_epoch(self, leader_epoch: int) -> Offset:
         """Persist (fsync) that `leader_epoch` starts at the log end; return the log end. A known epoch changes nothing.
 
-        The broker calls it when it starts to lead, before the first append (PROTOCOL "Leading").
+        The broker calls it when it becomes leader, before the first append (PROTOCOL "Leading").
         """
         with self._turn:
             self._state.check_online()
@@ -276,7 +276,7 @@ class PartitionLog:
             self.durability.write_epochs()
 
     def epoch_end(self, leader_epoch: int) -> tuple[LeaderEpoch, Offset]:
-        """The largest known epoch <= `leader_epoch` and the offset after its last record; (-1, log start) if none."""
+        """Return the largest known epoch <= `leader_epoch` and its end offset; (-1, log start) if there is none."""
         with self._lock:
             found = self._epochs.end_of(leader_epoch, self._state.end.offset)
         if found is None:
@@ -284,17 +284,17 @@ class PartitionLog:
         return LeaderEpoch(found[0]), Offset(found[1])
 
     def epochs(self) -> tuple[tuple[LeaderEpoch, Offset], ...]:
-        """All known epochs with their start offsets, both strictly increasing (I6)."""
+        """Return all known epochs with their start offsets, both strictly increasing (I6)."""
         with self._lock:
             return self._epochs.entries()
 
-    # -- durability, the log's end ---------------------------------------------------------------------------------
+    # -- durability, log end ---------------------------------------------------------------------------------------
 
     def flush(self) -> Offset:
-        """Fsync what was appended before the call and return the new `flushed_offset`. Any thread; blocks.
+        """Fsync the records appended before the call and return the new `flushed_offset`. Any thread; blocks.
 
-        Rounds are serialised; a caller whose data a round of another has covered returns without an fsync.
-        Raises StorageOfflineError, after which nothing may be retried.
+        Rounds are serialised; a caller whose records another round has covered returns without an fsync.
+        Raises StorageOfflineError; the call must not be retried.
         """
         state = self._state
         wanted = state.end.offset
@@ -308,7 +308,7 @@ class PartitionLog:
     def truncate_to(self, offset: int) -> Offset:
         """Truncate the log to `offset`, or to the start of the batch that contains it; return the new log end.
 
-        Lowers the durable mark, truncates, fsyncs; epochs and producer snapshots are truncated too (H32). An `offset`
+        Lowers the recovery point, truncates, fsyncs; epochs and producer snapshots are truncated too (H32). An `offset`
         below the log start resets the log to start there.
         """
         state = self._state
@@ -320,16 +320,16 @@ class PartitionLog:
             return self.log_end_offset
 
     def reset_to(self, offset: int, previous_crc: int = 0) -> None:
-        """Discard everything and start empty at `offset`: log start, log end and flushed offset in one step (H8).
+        """Discard all records and start empty at `offset`: one step for log start, log end and flushed offset (H8).
 
-        `previous_crc`: the chain that the first batch continues.
+        `previous_crc` is the chain value that the first batch continues.
         """
         with self._shortening():
             self._truncation.reset_to(offset, previous_crc)
 
     @contextmanager
     def _shortening(self) -> Iterator[None]:
-        """Hold the round lock; what an earlier call left beyond the log end goes first."""
+        """Hold the round lock; first remove bytes that an earlier call left beyond the log end."""
         self._files.make_room()
         with self.durability.round_lock, self._state.disk():
             self._state.check_online()
@@ -339,12 +339,12 @@ class PartitionLog:
     # -- open files ------------------------------------------------------------------------------------------------
 
     def release_file(self, file: OpenFile, *, sync: bool) -> bool:
-        """See `Holder`: any thread. A failed fsync takes the log offline, and a later call reports it."""
+        """Implement `Holder`; any thread. A failed fsync takes the log offline, and a later call reports it."""
         if self._turn.locked() or not self.durability.round_lock.acquire(blocking=False):
             return False
         try:
             if sync:
-                with suppress(HeadraceError):  # The state shows what came of it.
+                with suppress(HeadraceError):  # The state records the failure.
                     self.flush()
             if not self._turn.acquire(blocking=False):
                 return False
@@ -363,13 +363,13 @@ class PartitionLog:
         segments.release_active()
         return True
 
-    # -- end -------------------------------------------------------------------------------------------------------
+    # -- closing ---------------------------------------------------------------------------------------------------
 
     def close(self, *, high_watermark: int | None = None) -> None:
         """Flush, write the checkpoint and the indexes, close the files. An offline log only closes its files.
 
         Waits for an append in progress; afterwards every call raises LogClosedError. Raises StorageFullError,
-        StorageBusyError, StorageOfflineError: the files are closed, and the next opening recovers the rest.
+        StorageBusyError, StorageOfflineError: the files are closed, and the next open recovers the unflushed part.
         """
         state = self._state
         with self._turn, self.durability.round_lock:

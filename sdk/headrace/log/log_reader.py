@@ -1,4 +1,4 @@
-"""The read path of one log: whole batches by offset, headers, look-ups by time, verification. Changes nothing on disk.
+"""Read path of one log: whole batches by offset, headers, look-ups by time, verification. Never changes the disk.
 
 Belongs to a `PartitionLog`. Any thread, concurrently with an append.
 """
@@ -33,20 +33,20 @@ CHECKED_BYTES = 1 << 20
 
 
 class LogReader:
-    """Finds batches. Keeps where the last reads ended, so that sequential readers need no search."""
+    """Finds batches. Caches the end positions of recent reads, so that sequential reads need no search."""
 
     def __init__(self, state: LogState) -> None:
         self._state = state
         self._segments = state.segments
-        # Offset of a batch start -> (segment, its cuts, position); under the segments' lock, oldest out first.
+        # Offset of a batch start -> (segment, its truncations, position); under the segments' lock, evicted by age.
         self._cursors: OrderedDict[int, tuple[Segment, int, int]] = OrderedDict()
 
     def forget_positions(self) -> None:
-        """Drop the cached positions of reads: the log was truncated."""
+        """Drop cached read positions after a truncation."""
         self._cursors.clear()
 
     def read_nowait(self, offset: int, max_bytes: int, end_offset: int) -> Slice | None:
-        """As `read`, but None where finding the batches would block on the disk: then `read` in a thread (H46)."""
+        """As `read`, but return `None` if the look-up would block on the disk: then `read` in a thread (H46)."""
         try:
             return self.read(offset, max_bytes, end_offset, nowait=True)
         except WouldBlockError:
@@ -55,10 +55,10 @@ class LogReader:
     def read(self, offset: int, max_bytes: int, end_offset: int, *, nowait: bool = False) -> Slice:
         """Return whole batches starting with the one that holds `offset`, at least one, none past `end_offset`.
 
-        At most `max_bytes` except for the first batch, all of one segment. Empty where `offset` is at or after
-        `end_offset` but not after the log end, or where its batch goes past `end_offset`. May block on the disk;
-        `nowait` is for `read_nowait`. Close the slice. Raises OffsetOutOfRangeError outside log start .. log end,
-        CorruptLogError, StorageOfflineError.
+        At most `max_bytes` except for the first batch, all of one segment. Empty if `offset` is at or after
+        `end_offset` but not after the log end, or if its batch extends past `end_offset`. May block on the disk;
+        `nowait` is for `read_nowait`. The caller closes the slice. Raises OffsetOutOfRangeError outside log start ..
+        log end, CorruptLogError, StorageOfflineError.
         """
         segments, state = self._segments, self._state
         if not segments.files.make_room(nowait=nowait):
@@ -141,7 +141,7 @@ class LogReader:
     ) -> tuple[int, int]:
         """Return offset and position of the last batch end within both limits.
 
-        One of `known_ends` at the limit needs no search. The first batch may pass `max_position`.
+        A `known_ends` entry at the limit needs no search. The first batch may exceed `max_position`.
         """
         for known in known_ends:
             if known[0] == limit_offset and start[1] < known[1] <= max_position:
@@ -163,10 +163,10 @@ class LogReader:
 
     @contextmanager
     def _pinned(self, segment: Segment, cuts: int) -> Iterator[OpenFile]:
-        """Pin one segment of a walk that began when it had been cut `cuts` times.
+        """Pin one segment of a walk that began when it had been truncated `cuts` times.
 
-        Raises SegmentGoneError: it has left the list since. SliceCutError: it was cut, so that what the walk finds is
-        neither corruption nor an answer.
+        Raises SegmentGoneError if it has left the list, SliceCutError if it was truncated since: batches read after
+        that are neither corruption nor a valid result.
         """
         self._segments.files.make_room()
         with self._state.disk():
@@ -207,7 +207,7 @@ class LogReader:
                 raise _cut_meanwhile() from None
 
     def batch_before(self, offset: int) -> BatchHeader | None:
-        """Return the header of the batch that ends at `offset`; None at log start, or if no batch ends there."""
+        """Return the header of the batch that ends at `offset`; `None` at log start, or if no batch ends there."""
         if offset <= self._state.log_start_offset or offset > self._state.end.offset:
             return None
         header = self.batch_with(offset - 1)
@@ -223,7 +223,7 @@ class LogReader:
     def first_batch(self) -> tuple[Offset, int]:
         """Return where a copy of this log begins: base offset and `previous_crc` of the batch that holds the log start.
 
-        The log end and its `crc` if the log is empty. May block; raises as `read`.
+        For an empty log, the log end and its `crc`. May block; raises as `read`.
         """
         end = self._state.end  # read once: another thread may append a batch
         if self._state.log_start_offset >= end.offset:
@@ -232,7 +232,7 @@ class LogReader:
         return Offset(header.base_offset), header.previous_crc
 
     def newest_append_ms(self) -> int:
-        """Return when the last batch was appended, by the clock of its leader; -1 for an empty log. May block."""
+        """Return the append time of the last batch, by its leader's clock; -1 for an empty log. May block."""
         active = self._segments.active
         if active.size_bytes:
             return active.index.max_append_ms
@@ -240,12 +240,12 @@ class LogReader:
         return -1 if header is None else header.append_timestamp_ms
 
     def offset_for_timestamp(self, timestamp_ms: int, kind: TimestampKind) -> TimestampedOffset | None:
-        """Return the first record whose timestamp is `timestamp_ms` or later, None if there is none. May block.
+        """Return the first record whose timestamp is `timestamp_ms` or later, `None` if there is none. May block.
 
-        By APPEND: the base offset of the first batch appended then or later. By RECORD: the first record of the first
-        batch whose largest record timestamp reaches it. Inside that batch the record is found where the batch carries
-        per-record timestamps uncompressed; of a compressed batch the broker inflates nothing, so the answer is its
-        base offset and its base timestamp, at or before the record sought.
+        APPEND returns the base offset of the first batch appended at or after that time. RECORD selects the first batch
+        whose largest record timestamp reaches it. If the batch has uncompressed per-record timestamps, the record is
+        found; the broker decompresses nothing, so for a compressed batch the result is its base offset and base
+        timestamp, at or before that record.
         """
         with self._segments.lock:
             self._state.check_online()
@@ -286,7 +286,7 @@ class LogReader:
     def verify(self, offset: int | None = None) -> Offset:
         """Check every CRC, chain, offset and epoch from the batch with `offset` (default: log start); return the end.
 
-        The scrubber's and the operator's check; reads all, and pins one segment at a time. Raises CorruptLogError.
+        Used by the scrubber and by operators. Reads everything and pins one segment at a time. Raises CorruptLogError.
         """
         with self._segments.lock:
             self._state.check_online()
@@ -309,9 +309,9 @@ class LogReader:
         return Offset(end_offset)
 
     def checked_headers(self, offset: int) -> Iterator[BatchHeader]:
-        """As `headers`, of batches that are read whole and checked, for rebuilding producer state (H48, H33).
+        """As `headers`, but of batches that are read whole and checked, to rebuild producer state (H48, H33).
 
-        Only the batch's checksum covers the producer's fields of a header. Raises as `verify`.
+        Only the batch's checksum covers the producer fields of a header. Raises as `verify`.
         """
         end_offset = self._state.end.offset
         while offset < end_offset:
@@ -321,7 +321,7 @@ class LogReader:
             yield from headers
 
     def verify_from(self, offset: int, max_bytes: int) -> tuple[Offset, int]:
-        """As `verify`, of about `max_bytes` of a segment from the batch with `offset` on; return end and bytes."""
+        """As `verify`, for about `max_bytes` of one segment from the batch with `offset`; return end and bytes."""
         end_offset, headers = self._check_slice(offset, max_bytes)
         return end_offset, sum(header.batch_bytes for header in headers)
 

@@ -1,6 +1,6 @@
-"""The start of one log: retention and `delete_records` raise it and remove segments below it (paper 3.1, I18).
+"""Start of one log: retention and `delete_records` raise it and remove segments below it (paper 3.1, I18).
 
-Belongs to a `PartitionLog`; its methods are called by the log's one thread.
+Belongs to a `PartitionLog`; its methods are called on the log's one thread.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class LogRetention:
         self._deleted = DeletedFiles(self._segments.files)
 
     def plan(self, now_ms: int | None, high_watermark: int) -> Offset:
-        """Return the log start after retention removes closed segments below `high_watermark` that are past a limit.
+        """Return the log start after retention removes closed segments below `high_watermark` that exceed a limit.
 
-        `now_ms` is None while the clock is in doubt: then no segment is too old (H43).
+        `now_ms` is `None` while the clock is not trusted: then no segment is too old (H43).
         """
         state, segments = self._state, self._segments
         state.check_online()
@@ -82,11 +82,11 @@ class LogRetention:
                 with self._segments.lock:
                     state.log_start_offset, state.high_watermark = offset, high_watermark
                     durability.epochs_due |= state.epochs.cut_start(offset)
-        with suppress(*REFUSALS):  # The log start counts; a later round removes the segments still below it.
+        with suppress(*REFUSALS):  # The log start is persisted; a later round removes the segments still below it.
             self._remove_below_start()
 
     def _remove_below_start(self) -> None:
-        """Remove everything below the log start. May be repeated."""
+        """Remove everything below the log start. Idempotent."""
         state, segments, durability = self._state, self._segments, self._durability
         with durability.round_lock, state.disk():
             state.check_online()
@@ -102,9 +102,9 @@ class LogRetention:
             self._deleted.rename(state.directory)
 
     def remove_deleted_files(self, now_ms: int) -> int:
-        """Unlink files whose `file_delete_delay_ms` is over and that no slice pins; return how many segments are left.
+        """Unlink unpinned files whose `file_delete_delay_ms` has passed; return the number of segments left.
 
-        `now_ms` is of a monotonic clock. The delay counts from the first call after the removal.
+        `now_ms` is of a monotonic clock. The delay starts at the first call after the removal.
         """
         state = self._state
         self._remove_below_start()

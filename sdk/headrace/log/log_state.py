@@ -1,4 +1,4 @@
-"""What the parts of one log share: its segments, epochs and bounds, and whether it has failed or is closed."""
+"""State shared by the parts of one log: its segments, epochs and bounds, and whether it is offline or closed."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ class LogState:
         # Guarded by the segment list's lock.
         self.epochs = recovered.epochs
         self.log_start_offset = recovered.log_start_offset
-        # Where the next batch goes.
+        # Position of the next batch.
         self.end = recovered.end
-        # Everything below is fsynced.
+        # All bytes below are fsynced.
         self.flushed = recovered.end
-        # As last given to `checkpoint`.
+        # Last value passed to `checkpoint`.
         self.high_watermark = recovered.high_watermark
-        # The first I/O error; after it the log does nothing any more (H34).
+        # First I/O error; afterwards every operation is refused (H34).
         self.offline_error: StorageOfflineError | None = None
-        # Set by `close`, under the round lock; the log does nothing any more.
+        # Set by `close` under the round lock; afterwards every operation is refused.
         self.closed = False
-        # How often the end was cut: what a look-up has found before a cut is of no use after it.
+        # Number of truncations: results of a look-up before a truncation are invalid after it.
         self.truncations = 0
-        # The disk has bytes, segments or epochs beyond the log end; they go before anything is appended (H32, H35).
+        # The disk has bytes, segments or epochs beyond the log end; they are removed before the next append (H32, H35).
         self.uncut = False
 
     def check_online(self) -> None:
-        """Raise if an I/O error was met before, or if the log is closed."""
+        """Raise an error if the log is closed or had an I/O error."""
         if self.closed:
             raise LogClosedError(
                 f"the log {self.directory} is closed", outcome=Outcome.NOT_APPLIED, retriable=True, action="Try again."
@@ -70,7 +70,7 @@ class LogState:
             )
 
     def go_offline(self, error: OSError) -> StorageOfflineError:
-        """Note an I/O error for ever and return the error to raise."""
+        """Record an I/O error permanently and return the error to raise."""
         failure = storage_offline(self.directory, error)
         if self.offline_error is None:
             self.offline_error = failure
@@ -78,12 +78,12 @@ class LogState:
         return failure
 
     def failed(self, error: OSError) -> HeadraceError:
-        """Return the error to raise for a failed disk call; one that is not a refusal takes the log offline."""
+        """Return the error to raise for a failed disk call; unless it is a refusal, take the log offline."""
         return storage_error(self.directory, error) if is_refused(error) else self.go_offline(error)
 
     @contextmanager
     def disk(self) -> Iterator[None]:
-        """Run disk calls: a refusal is raised, every other failure takes the log offline."""
+        """Run disk calls: a refusal is raised, any other failure takes the log offline."""
         try:
             yield
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Cutting the end of one log: truncation where a follower's log forked, and a start from nothing (H8, H32).
+"""End of one log: truncation where a follower's log diverged, and a reset to an empty log (H8, H32).
 
 Belongs to a `PartitionLog`, which calls it under the round lock and within `LogState.disk`.
 """
@@ -15,7 +15,7 @@ from headrace.log.segment import LOG_SUFFIX, Segment, first_append_ms
 
 
 class LogTruncation:
-    """Lowers the log end; whatever describes records above it goes too."""
+    """Lowers the log end, and removes all metadata of records above it."""
 
     def __init__(
         self, state: LogState, durability: LogDurability, reader: LogReader, snapshots: ProducerSnapshots
@@ -26,10 +26,10 @@ class LogTruncation:
         self._durability = durability
         self._reader = reader
         self._snapshots = snapshots
-        self._discarded: list[Segment] = []  # out of the log, last first, their files not yet off the disk
+        self._discarded: list[Segment] = []  # removed from the log, last first, files still on the disk
 
     def truncate_to(self, offset: int) -> None:
-        """Cut the log before the batch that holds `offset`, which lies within it. Raises OSError."""
+        """Truncate the log before the batch that holds `offset`, which lies within it. Raises OSError."""
         segment = self._segments.find(offset)
         position, header = next(self._segments.walk(segment, offset, self._state.settings.index_interval_bytes))
         base_offset = header.base_offset
@@ -37,14 +37,14 @@ class LogTruncation:
         self._cut_to(segment, Mark(base_offset, segment.base_offset, position, header.previous_crc, epoch))
 
     def _epoch_before(self, offset: int) -> int:
-        """Return the epoch of the last batch below `offset`; -1 for none."""
+        """Return the epoch of the last batch below `offset`; -1 if there is none."""
         before = [epoch for epoch, start in self._epochs.entries() if start < offset]
         return before[-1] if before else -1
 
     def _cut_to(self, segment: Segment, cut: Mark) -> None:
-        """Make `cut` the end, in an order that a crash at any point leaves a whole log, perhaps the longer one.
+        """Make `cut` the end; a crash at any point leaves a complete log, at worst the longer one.
 
-        What can be refused comes first and changes nothing; then the cut counts, and `remove_rest` may be repeated.
+        Steps that can be refused come first and change nothing. Then the truncation counts; `remove_rest` can repeat.
         """
         state, segments, durability = self._state, self._segments, self._durability
         self._snapshots.drop_above(cut.offset)
@@ -57,7 +57,7 @@ class LogTruncation:
                 min(state.log_start_offset, cut.offset), min(state.high_watermark, cut.offset), min(state.flushed, cut)
             )
             durability.write_checkpoint(lowered, both=True)
-            segments.drop_index_files(segment.stem)  # hints: where the cut is refused, they are built again
+            segments.drop_index_files(segment.stem)  # hints: rebuilt if the truncation is refused
         except BaseException:
             self._segments.files.unpin(file)
             raise
@@ -84,7 +84,7 @@ class LogTruncation:
         durability.write_checkpoint()
 
     def _discard(self, segment: Segment) -> None:
-        """Take a segment out of the log; slices of it raise SliceCutError, and its files go with `remove_rest`."""
+        """Remove a segment from the log; slices of it raise SliceCutError, and `remove_rest` removes its files."""
         segment.cuts += 1
         self._segments.remove(segment)
         self._durability.release(segment)
@@ -92,9 +92,9 @@ class LogTruncation:
         self._discarded.append(segment)
 
     def remove_rest(self) -> None:
-        """Remove from the disk what lies beyond the log end: of a refused append, or of a cut that was refused halfway.
+        """Remove bytes beyond the log end from the disk: those of a refused append, or of an interrupted truncation.
 
-        Synced, so that no later append finds old blocks behind it (H32). May be repeated. Raises OSError.
+        Synced, so that no later append is followed by old blocks (H32). Idempotent. Raises OSError.
         """
         state, segments, filesystem = self._state, self._segments, self._segments.filesystem
         if not state.uncut:
@@ -115,7 +115,7 @@ class LogTruncation:
     def reset_to(self, offset: int, previous_crc: int) -> None:
         """Empty the log and let it start at `offset`. Raises OSError."""
         self._snapshots.drop_above(-1)
-        # The first step is an empty log where it starts now, the second one where it shall start.
+        # First empty the log at its current start, then move the start.
         first = self._segments.items[0]
         self._cut_to(first, Mark(first.base_offset, first.base_offset, 0, previous_crc, -1))
         self._durability.epochs_due |= self._epochs.cut_end(0)
@@ -124,7 +124,7 @@ class LogTruncation:
             self._move_to(offset, first, Mark(offset, offset, 0, previous_crc, -1))
 
     def _move_to(self, offset: int, first: Segment, start: Mark) -> None:
-        """Let an empty log, of which `first` is the segment, start at `offset`."""
+        """Move an empty log, whose only segment is `first`, to start at `offset`."""
         state, segments = self._state, self._segments
         file = pin_empty(self._segments.files, f"{state.directory}/{offset:020d}{LOG_SUFFIX}")
         try:

@@ -1,6 +1,6 @@
-"""The write path of one log: its active segment, appends at the end, the roll to the next segment.
+"""Write path of one log: the active segment, appends at the end, the roll to the next segment.
 
-Belongs to a `PartitionLog`, which makes the stamps or checks those of the leader, and calls it while it holds its turn.
+Belongs to a `PartitionLog`, which assigns offsets or checks the leader's, and calls it while it holds its turn.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_RELATIVE_OFFSET = 0xFFFF_FFFF
 
 
 class LogWriter:
-    """Writes whole batches at the log end; an append that fails leaves none of its bytes."""
+    """Writes whole batches at the log end; a failed append leaves none of its bytes."""
 
     def __init__(self, state: LogState, durability: LogDurability, truncation: LogTruncation) -> None:
         self._space = state.environment.space
@@ -32,7 +32,7 @@ class LogWriter:
         self._truncation = truncation
 
     def open_active(self) -> OpenFile:
-        """Pin the file of the segment that ends the recovered log; make one where there is none. Raises OSError."""
+        """Pin the last segment's file of the recovered log; create a segment if there is none. Raises OSError."""
         segments, end = self._segments, self._state.end
         if not segments.items or segments.active.base_offset != end.segment:
             return self._create_segment(end.offset)
@@ -44,7 +44,7 @@ class LogWriter:
         return file
 
     def check_writable(self) -> None:
-        """Raise as `PartitionLog.append`; first remove what an earlier call left beyond the log end."""
+        """Raise as `PartitionLog.append`; first remove bytes that an earlier call left beyond the log end."""
         state = self._state
         if state.closed or state.offline_error is not None:
             state.check_online()
@@ -78,8 +78,8 @@ class LogWriter:
     ) -> None:
         """Write batches at the log end, undo a short write (H35), then move the log end and the index.
 
-        `headers` are those that the batches came with. `leader_epoch` is of the last batch as it is written; `at_ms` is
-        the time of their new stamps, None where they have their own.
+        `headers` are the headers before the write. `leader_epoch` is that of the last batch as it is written. `at_ms`
+        is the time of the new leader headers, `None` if the batches keep theirs.
         """
         if len(buffers) > _MAX_BUFFERS:
             buffers = [b"".join(buffers)]
@@ -114,13 +114,13 @@ class LogWriter:
             state.end = Mark(offset, segment.base_offset, segment.size_bytes, headers[-1].crc, leader_epoch)
 
     def _open_again(self) -> OpenFile:
-        """Open the active segment's file, which was closed while the log was idle."""
+        """Reopen the active segment's file, which was closed while the log was idle."""
         self._segments.files.make_room()
         with self._state.disk():
             return self._segments.open_active()
 
     def _refuse(self, refusal: OSError | None) -> NoReturn:
-        """Roll back a failed append; None: it was written in part."""
+        """Roll back a failed append and raise its error; `None` means that it was written in part."""
         state = self._state
         state.uncut = True
         if refusal is None or is_no_room(refusal):
@@ -130,7 +130,7 @@ class LogWriter:
         raise storage_full(state.directory) if refusal is None else state.failed(refusal)
 
     def roll(self) -> None:
-        """Close the active segment and start the next at the log end; `flush` fsyncs the closed one later."""
+        """Close the active segment and start the next one at the log end; `flush` fsyncs the closed one later."""
         old = self._segments.active
         self._segments.files.make_room()
         try:

@@ -1,8 +1,8 @@
 """File descriptors of segments: opened on first use, at most `capacity` at once, the least recently used closed first.
 
 One `OpenFiles` belongs to a `DataDirectory` and is shared by its logs and slices, in any thread. A pin keeps a
-descriptor open: each call and each slice pins what it reads. A log holds the file of its active segment without a pin,
-so that an append takes no lock here; `make_room` closes a held file only after its log has synced and released it.
+descriptor open: each call and each slice pins the files it reads. A log holds the file of its active segment without a
+pin, so that an append takes no lock here; `make_room` closes a held file only after its log has synced and released it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Protocol
 from headrace.log.filesystem import FileSystem
 
 EXCESS = 64
-"""Files that calls may open beyond the capacity while every other file is in use."""
+"""Maximum number of files that calls may open beyond the capacity while every other file is in use."""
 EXAMINED = 16
-"""The least recently used files among which `make_room` looks for one that needs no fsync."""
+"""Number of least recently used files among which `make_room` searches for one that needs no fsync."""
 
 
 class Holder(Protocol):
-    """A log that writes to a file."""
+    """Log that writes to a file."""
 
     def release_file(self, file: OpenFile, *, sync: bool) -> bool:
         """Release `file` if no call uses it and it has no unsynced bytes; `sync` fsyncs them first. Never raises."""
 
 
 class OpenFile:
-    """An open descriptor with its pins and its holder; changed by `OpenFiles` only."""
+    """Open descriptor with its pins and its holder; changed by `OpenFiles` only."""
 
     __slots__ = ("descriptor", "forgotten", "holder", "path", "pins")
 
@@ -78,7 +78,7 @@ class OpenFiles:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
         file = OpenFile(path, self.filesystem.open(path, create=create))
         stale = self._files.get(path)
-        if stale is not None:  # The name was removed and made anew behind it.
+        if stale is not None:  # The name was removed and created again.
             assert stale.holder is None, f"{path} was made anew while a log holds it"
             stale.forgotten = True
             if self._unpinned.pop(path, None) is not None:
@@ -93,7 +93,7 @@ class OpenFiles:
         self.filesystem.close(file.descriptor)
 
     def unpin(self, file: OpenFile) -> None:
-        """Release one pin. With the last pin a forgotten file closes, and an unheld one beyond the capacity."""
+        """Release one pin. After the last one, close a forgotten file, or an unheld one beyond the capacity."""
         with self._lock:
             self._unpin(file)
 
@@ -122,10 +122,10 @@ class OpenFiles:
             file.holder = None
 
     def make_room(self, *, nowait: bool = False) -> bool:
-        """Close files until another one fits into the capacity, if calls in other threads do not use all of them.
+        """Close files until another one fits the capacity, unless calls in other threads use all of them.
 
-        Call it before something is opened, with no lock that `Holder.release_file` waits for. Files that need no fsync
-        go first; with `nowait` no other is closed. Return whether no file has to be synced first.
+        Call it before an open, without any lock that `Holder.release_file` takes. Files that need no fsync are closed
+        first; with `nowait` only those. Return whether no file has to be synced first.
         """
         for sync in (False, True):
             if len(self._files) < self._capacity:
@@ -148,9 +148,9 @@ class OpenFiles:
         return True
 
     def forget(self, path: str) -> OpenFile | None:
-        """Drop `path`, because it is renamed or removed; slices continue to read through their pins.
+        """Drop a path that is renamed or removed; slices continue to read through their pins.
 
-        None if it was not open or is closed now.
+        Return `None` if it was not open or is closed now.
         """
         with self._lock:
             file = self._files.get(path)
@@ -172,9 +172,9 @@ class OpenFiles:
 
 
 def pin_empty(files: OpenFiles, path: str) -> OpenFile:
-    """Create and pin `path`; an empty file that a crash or a refused call left there is used again (H47).
+    """Create and pin `path`; reuse an empty file that a crash or a refused call left there (H47).
 
-    Raises FileExistsError: it holds something. Other OSErrors.
+    Raises FileExistsError if the file is not empty, and other OSErrors.
     """
     try:
         return files.pin_new(path)

@@ -1,4 +1,4 @@
-"""The real file system, on POSIX calls (Linux; elsewhere `pread_nowait` always says None)."""
+"""Real file system, on POSIX calls (Linux; elsewhere `pread_nowait` always returns `None`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OsFileSystem:
         os.close(descriptor)
 
     def pwritev(self, descriptor: int, buffers: Sequence[bytes | memoryview], position: int) -> int:
-        """One `pwritev` system call."""
+        """Make one `pwritev` system call."""
         return os.pwritev(descriptor, buffers, position)
 
     def pread(self, descriptor: int, size_bytes: int, position: int) -> bytes:
@@ -37,7 +37,7 @@ class OsFileSystem:
             return data
         parts = [data]
         got = len(data)
-        while got < size_bytes:  # Linux answers at most 2 GiB - 4 KiB a call, a signal may cut one short
+        while got < size_bytes:  # Linux returns at most 2 GiB - 4 KiB a call, and a signal may interrupt one
             data = os.pread(descriptor, size_bytes - got, position + got)
             if not data:
                 break
@@ -46,10 +46,10 @@ class OsFileSystem:
         return b"".join(parts)
 
     def pread_nowait(self, descriptor: int, size_bytes: int, position: int) -> bytes | None:
-        """One `preadv2` with RWF_NOWAIT, straight into the bytes object that is returned."""
+        """Make one `preadv2` with RWF_NOWAIT, directly into the bytes object that is returned."""
         if _RWF_NOWAIT is None:
             return None
-        # BytesIO owns the only reference to its initial bytes, lets us write into them, and gives them back uncopied.
+        # BytesIO owns the only reference to its initial bytes, is writable, and returns them without a copy.
         target = io.BytesIO(bytes(size_bytes))
         with target.getbuffer() as view:
             try:
@@ -61,7 +61,7 @@ class OsFileSystem:
         return target.getvalue() if got == size_bytes else None
 
     def size(self, descriptor: int) -> int:
-        """Size by `fstat`."""
+        """Return the size by `fstat`."""
         return os.fstat(descriptor).st_size
 
     def truncate(self, descriptor: int, size_bytes: int) -> None:
@@ -89,22 +89,22 @@ class OsFileSystem:
         os.mkdir(path, 0o750)
 
     def list_directory(self, path: str) -> list[str]:
-        """Sorted names."""
+        """Return sorted names."""
         return sorted(os.listdir(path))
 
     def is_directory(self, path: str) -> bool:
-        """Follows symbolic links."""
+        """Follow symbolic links."""
         try:
             return stat.S_ISDIR(os.stat(path).st_mode)
         except FileNotFoundError:
             return False
 
     def exists(self, path: str) -> bool:
-        """By `lstat`."""
+        """Check by `lstat`."""
         return os.path.lexists(path)
 
     def rename(self, source: str, target: str) -> None:
-        """Rename over."""
+        """Rename, replacing the target."""
         os.rename(source, target)
 
     def unlink(self, path: str) -> None:
@@ -116,12 +116,12 @@ class OsFileSystem:
         os.rmdir(path)
 
     def space(self, path: str) -> DiskSpace:
-        """Free bytes are those an unprivileged process may use."""
+        """Return the room that an unprivileged process may use."""
         volume = os.statvfs(path)
         return DiskSpace(volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize)
 
     def try_lock(self, descriptor: int) -> bool:
-        """Non-blocking exclusive flock."""
+        """Take a non-blocking exclusive flock."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

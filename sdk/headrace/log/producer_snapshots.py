@@ -1,6 +1,6 @@
 """Snapshots of the producer windows of one log: `producers-<offset>.snapshot`, sealed, replaced atomically (H48).
 
-Belongs to a `PartitionLog`. What is in a snapshot is the broker's.
+Belongs to a `PartitionLog`. The broker defines the content of a snapshot.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _KEPT = 2
 
 
 class ProducerSnapshots:
-    """The snapshot files of one log, the newest two."""
+    """The newest two snapshot files of one log."""
 
     def __init__(self, state: LogState, durability: LogDurability) -> None:
         self._filesystem = state.environment.filesystem
@@ -24,7 +24,7 @@ class ProducerSnapshots:
         self._round_lock = durability.round_lock
 
     def store(self, offset: int, snapshot: bytes) -> None:
-        """Keep `snapshot` (the broker's encoding) as the producer state at `offset`: atomic, fsynced, CRC'd.
+        """Store `snapshot` (the broker's encoding) as the producer state at `offset`: atomic, fsynced, with a CRC.
 
         Two are kept. After a crash that lost those records, opening the log removes a snapshot beyond `flushed_offset`.
         """
@@ -49,9 +49,9 @@ class ProducerSnapshots:
         return None
 
     def drop_above(self, end_offset: int) -> None:
-        """Remove for good the snapshots that know of records at or after `end_offset`. Raises OSError.
+        """Remove the snapshots that include records at or after `end_offset`. Raises OSError.
 
-        Before the log is cut, and when it is opened: what grows there again has other producers.
+        Called before a truncation and on open, because new records at these offsets have other producers.
         """
         above = [offset for offset in self._offsets() if offset > end_offset]
         for offset in above:

@@ -1,7 +1,7 @@
-"""Recovery of a log on open: find its end and check that it holds exactly what was written.
+"""Recovery of a log on open: find its end and check that its content is exactly what was written.
 
-Called when a `PartitionLog` is made, before the log is shared. The batches past the recovery point are checked
-one by one; a torn tail beyond it is cut, anything else is corruption and changes nothing (I6, I17, H31, H33). After a
+Called when a `PartitionLog` is created, before the log is shared. Batches past the recovery point are checked one by
+one. A torn tail beyond it is truncated; anything else is corruption and changes nothing (I6, I17, H31, H33). After a
 clean stop the recovery point is the end of the last file, so nothing is read.
 """
 
@@ -20,7 +20,7 @@ from headrace.wire.batch import HEADER_BYTES, BatchHeader, peek_header
 
 
 class RecoveryReport(NamedTuple):
-    """What opening the log found."""
+    """Result of the recovery on open."""
 
     scanned_bytes: int  # log bytes read past the recovery point; 0 after a clean stop
     cut_bytes: int  # of a torn tail, beyond the fsynced mark
@@ -38,7 +38,7 @@ class Recovered(NamedTuple):
     epochs_changed: bool
     report: RecoveryReport
     scanned_from: int  # base offset of the first segment that was scanned
-    stored: Checkpoint | None  # what the checkpoint file holds
+    stored: Checkpoint | None  # content of the checkpoint file
 
 
 def recover(
@@ -49,9 +49,9 @@ def recover(
     truncate_at_corruption: bool,
     same_boot: bool,
 ) -> Recovered:
-    """Load the segments, scan past the recovery point, cut a torn tail; raises CorruptLogError, OSError.
+    """Load the segments, scan past the recovery point, truncate a torn tail; raises CorruptLogError, OSError.
 
-    `same_boot`: the kernel has kept what was written, so that nothing beyond one last write can be torn.
+    `same_boot` means that the kernel has kept all writes, so only the last write can be torn.
     """
     filesystem, directory = segments.filesystem, segments.directory
     names = filesystem.list_directory(directory)
@@ -71,7 +71,7 @@ def recover(
         if not truncate_at_corruption:
             _check_mark(segments, mark)
         elif segments.items:
-            mark = _first_mark(segments)  # the operator wants whatever is sound, so all of it is looked at
+            mark = _first_mark(segments)  # the operator accepts every valid record, so all bytes are scanned
     proven = checkpoint is not None and not truncate_at_corruption
     scan = _Scan(
         segments, settings, mark, proven=proven, truncate_at_corruption=truncate_at_corruption, same_boot=same_boot
@@ -94,13 +94,13 @@ def _load_segment(segments: SegmentList, base_offset: int) -> None:
 
 
 def _first_mark(segments: SegmentList) -> Mark:
-    """Where a scan of everything starts; chain and epoch are taken from the first batch there."""
+    """Return the mark of a full scan; chain and epoch are taken from the first batch there."""
     base_offset = segments.items[0].base_offset if segments.items else 0
     return Mark(base_offset, base_offset, 0, 0, -1)
 
 
 def _drop_below_start(segments: SegmentList, log_start_offset: int) -> None:
-    """Finish a removal that a crash interrupted: the log start is persisted before the files go."""
+    """Finish a removal that a crash interrupted: the log start is persisted before files are removed."""
     while len(segments.items) > 1 and segments.items[1].base_offset <= log_start_offset:
         segment = segments.items[0]
         segments.remove(segment)
@@ -110,19 +110,19 @@ def _drop_below_start(segments: SegmentList, log_start_offset: int) -> None:
 
 
 def _move_to_next_segment(segments: SegmentList, mark: Mark) -> Mark:
-    """Return a mark at the end of a segment that was removed as the start of the one after it."""
+    """Return a mark at the end of a removed segment as the start of the next one."""
     if segments.items and mark.segment < mark.offset == segments.items[0].base_offset:
         return mark._replace(segment=mark.offset, position=0)
     return mark
 
 
 def _check_mark(segments: SegmentList, mark: Mark) -> None:
-    """Refuse a log that does not reach its fsynced mark."""
+    """Raise CorruptLogError if the log does not reach its fsynced mark."""
     segment = next((segment for segment in segments.items if segment.base_offset == mark.segment), None)
     path = f"{segments.directory}/{mark.segment:020d}{LOG_SUFFIX}"
     if segment is None:
         if mark.position == 0 and not any(item.base_offset >= mark.segment for item in segments.items):
-            return  # a segment that was made for the next append and lost its name before anything was in it
+            return  # a segment created for the next append, whose name was lost before it had content
         raise CorruptLogError(
             "the segment that holds the fsynced mark is gone", file=path, offset=mark.offset, position=0
         )
@@ -134,7 +134,7 @@ def _check_mark(segments: SegmentList, mark: Mark) -> None:
 
 
 class _Scan:
-    """The scan past the recovery point: finds the end, the epochs on the way, and the bytes to truncate."""
+    """Scan past the recovery point: finds the end, the epochs on the way, and the bytes to truncate."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class _Scan:
         self._chain_known = proven
 
     def run(self) -> Mark:
-        """Scan to the end or to the first bad batch, and judge that."""
+        """Scan to the end or to the first bad batch, and classify that."""
         rest = [segment for segment in self._segments.items if segment.base_offset >= self._mark.segment]
         for segment in rest:
             position = self._mark.position if segment.base_offset == self._mark.segment else 0
@@ -180,7 +180,7 @@ class _Scan:
         try:
             read_at = self._segments.reader(file)
             if not self._chain_known:
-                # Without a checkpoint the first batch of the log says what came before it.
+                # Without a checkpoint, the first batch of the log defines the chain value before it.
                 self._chain_known = True
                 self.end = self.end._replace(crc=peek_header(read_at(HEADER_BYTES, position)).previous_crc)
             before = ChainPoint(self.end.offset, self.end.crc, self.end.epoch)
@@ -202,11 +202,11 @@ class _Scan:
         self.end = Mark(header.end_offset, segment.base_offset, end_position, header.crc, header.leader_epoch)
 
     def _judge(self, segment: Segment, bad: BadBatch) -> None:
-        """Take the bad batch for a torn tail, or raise: it is corruption.
+        """Classify the bad batch as a torn tail, or raise an error for corruption.
 
-        Beyond the mark blocks reach the disk in any order when power is lost, so that a bad batch may have valid ones
-        behind it. Where only the process died the kernel has all of them, and only the last write can be torn. What
-        rots beyond a mark that is a second old is not told apart from a tear (H31).
+        After a power loss, blocks beyond the mark may have reached the disk in any order, so valid batches may follow a
+        bad one. If only the process died, the kernel has all writes, and only the last one can be torn. Bit rot beyond
+        a mark that is one second old cannot be distinguished from a torn write (H31).
         """
         later = [item for item in self._segments.items if item.base_offset > segment.base_offset]
         self.bad_segment = segment
@@ -235,7 +235,7 @@ class _Scan:
 
 
 def _cut(segments: SegmentList, scan: _Scan) -> None:
-    """Remove what the scan gave up, last first, and sync it before anything is appended (H32)."""
+    """Remove the bytes that the scan rejected, last first, and sync before anything is appended (H32)."""
     filesystem, bad = segments.filesystem, scan.bad_segment
     if bad is None:
         return
@@ -243,7 +243,7 @@ def _cut(segments: SegmentList, scan: _Scan) -> None:
         if segment.base_offset < bad.base_offset:
             break
         segments.drop_index_files(segment.stem)
-        # A segment whose very name does not fit goes too; the one that holds the new end is cut.
+        # Segments whose base offset is beyond the new end are removed; the one that holds it is truncated.
         if segment.base_offset > scan.end.offset or segment.base_offset > scan.end.segment:
             segments.remove(segment)
             segments.files.forget(segment.path)
@@ -263,7 +263,7 @@ def _cut(segments: SegmentList, scan: _Scan) -> None:
 def _epochs(
     segments: SegmentList, settings: LogSettings, mark: Mark, scanned: list[tuple[int, int]], end_offset: int
 ) -> tuple[EpochHistory, bool]:
-    """Return the epochs: the file's up to the mark, the scan's beyond; all from headers where the file is lost (I6)."""
+    """Return the epochs: the file's up to the mark, the scan's beyond; all from headers if the file is lost (I6)."""
     content = read_sealed(segments.filesystem, f"{segments.directory}/{EPOCHS_FILE}")
     stored = decode_epochs(content) if content is not None else None
     if stored is None:

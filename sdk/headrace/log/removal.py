@@ -1,6 +1,6 @@
-"""Removing segments: which ones retention takes, and files that wait for their end under a `.deleted` name.
+"""Removal of segments: selection by retention, and files that await their unlink under a `.deleted` name.
 
-The decision is pure; `DeletedFiles` belongs to one log and is touched by its one thread.
+The selection is pure; `DeletedFiles` belongs to one log and is used on its one thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.log.settings import UNLIMITED, LogSettings
 
 
 class SegmentAge(NamedTuple):
-    """What retention needs to know of a closed segment."""
+    """Attributes of a closed segment that retention uses."""
 
     end_offset: int
     size_bytes: int
@@ -26,8 +26,8 @@ def expired(
 ) -> int:
     """Return the number of oldest closed segments to remove; `total_bytes` includes the active segment.
 
-    Only segments wholly below the high watermark, and none after the first that stays (I18). `now_ms` is None while the
-    clock is in doubt: then only sizes count (H43).
+    Only segments wholly below the high watermark are removed, and none after the first that is kept (I18). `now_ms` is
+    `None` while the clock is not trusted: then only sizes count (H43).
     """
     by_time = now_ms is not None and settings.retention_ms != UNLIMITED
     oldest_ms = (now_ms or 0) - settings.retention_ms
@@ -43,9 +43,9 @@ def expired(
 
 
 class DeletedFiles:
-    """Segments that are out of the log but not yet off the disk; a slice may still read them.
+    """Segments removed from the log whose files are still on the disk; a slice may still read them.
 
-    A call that fails (a full disk, a busy machine) can be repeated: it resumes where it stopped.
+    A failed call (a full disk, a busy machine) can be repeated: it resumes where it stopped.
     """
 
     def __init__(self, files: OpenFiles) -> None:
@@ -54,11 +54,11 @@ class DeletedFiles:
         self._waiting: list[tuple[int | None, str, OpenFile | None]] = []
 
     def add(self, segment: Segment) -> None:
-        """Take in a segment that has left the list; `rename` follows."""
+        """Add a segment that has left the list; `rename` follows."""
         self._unnamed.append((segment.stem, self._files.forget(segment.path)))
 
     def rename(self, directory: str) -> None:
-        """Rename the files of what was added, and sync the directory. Raises OSError."""
+        """Rename the files of added segments, and sync the directory. Raises OSError."""
         filesystem = self._files.filesystem
         if not self._unnamed:
             return
@@ -72,7 +72,7 @@ class DeletedFiles:
         self._unnamed = []
 
     def remove_due(self, now_ms: int, delay_ms: int) -> int:
-        """Unlink what has waited `delay_ms` since the first call that saw it and is not pinned; how many wait on."""
+        """Unlink unpinned files `delay_ms` after the first call that included them; return the number left."""
         left: list[tuple[int | None, str, OpenFile | None]] = []
         for since_ms, stem, open_file in self._waiting:
             since_ms = now_ms if since_ms is None else since_ms

@@ -1,6 +1,6 @@
-"""Walking over the batches of one segment file: headers only for look-ups, whole batches for recovery and verification.
+"""Scans of a segment file: headers only for look-ups, whole batches for recovery and verification.
 
-Corruption raises `CorruptLogError` with file, offset and position (I17). Nothing here changes a file but `write_again`.
+Corruption raises `CorruptLogError` with file, offset and position (I17). Only `write_again` changes a file.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ ReadAt = Callable[[int, int], bytes]
 def walk_headers(
     read_at: ReadAt, path: str, position: int, end_position: int, offset: int | None
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield position and header of each batch from `position` to `end_position`, by windows of a few KiB.
+    """Yield position and header of each batch from `position` to `end_position`, read in windows of a few KiB.
 
-    Checks the stamp's CRC and that offsets are contiguous from `offset` (None: whatever the first has), no payload.
+    Checks the leader header's CRC and contiguous offsets from `offset` (`None` accepts any first offset), no payload.
     """
     window, window_position = b"", 0
     while position < end_position:
@@ -61,7 +61,7 @@ def walk_headers(
 
 
 class ChainPoint(NamedTuple):
-    """What the next batch must fit onto."""
+    """State that the next batch must continue."""
 
     offset: int
     crc: int
@@ -69,7 +69,7 @@ class ChainPoint(NamedTuple):
 
 
 def check_next(batch: bytes | memoryview, header: BatchHeader, before: ChainPoint) -> str:
-    """Check one whole batch: both CRCs, contiguous offset, chain, epoch. Says what is wrong, empty when nothing is."""
+    """Check one whole batch: both CRCs, contiguous offset, chain, epoch. Return the error, or an empty string."""
     view = memoryview(batch)
     if crc32c(view[:STAMP_CRC_START]) != header.stamp_crc:
         return "the stamp's checksum is wrong"
@@ -85,12 +85,12 @@ def check_next(batch: bytes | memoryview, header: BatchHeader, before: ChainPoin
 
 
 class BadBatch(NamedTuple):
-    """The batch at which a checked scan stopped."""
+    """Batch at which a checked scan stopped."""
 
     position: int
     offset: int
     reason: str
-    # The batch's own end where its stamp is sound, so that a search for later batches leaves its payload out.
+    # End of the batch if its leader header is valid, so that a search for later batches skips its payload.
     next_position: int
 
 
@@ -126,9 +126,9 @@ def check_batches(
 def write_again(
     filesystem: FileSystem, descriptor: int, path: str, position: int, end_position: int, before: ChainPoint
 ) -> ChainPoint:
-    """Write the batches from `position` to `end_position` over themselves, each checked as it is read; the last one.
+    """Rewrite the batches from `position` to `end_position` in place, each checked as it is read; return the last one.
 
-    Raises OSError: also where a batch does not pass its checks, as what was written there cannot be read any more.
+    Raises OSError, also if a batch fails its checks, because its written bytes cannot be read any more.
     """
     while position < end_position:
         try:
@@ -150,9 +150,8 @@ def write_again(
 def find_valid_batch(read_at: ReadAt, position: int, size_bytes: int, offset: int, max_batch_bytes: int) -> int | None:
     """Return the position of a whole valid batch at or after `position` with a base offset of at least `offset`.
 
-    None for none (H31).
-    Batches are multiples of 8 bytes, so a batch starts at a multiple of 8: candidates are sifted by numpy over the
-    fixed fields.
+    `None` if there is none (H31).
+    Batches are multiples of 8 bytes long, so candidates are multiples of 8, filtered by numpy on the fixed fields.
     """
     position = -(-position // 8) * 8
     while position + HEADER_BYTES <= size_bytes:

@@ -1,12 +1,12 @@
-"""How far a data directory has seen the metadata in etcd: `<data_dir>/metadata`, sealed JSON (PROTOCOL H25, H81).
+"""Highest etcd revisions seen by a broker: `<data_dir>/metadata`, sealed JSON (PROTOCOL H25, H81).
 
-    generation    of the cluster's metadata; what was noted in an earlier one says nothing
+    generation    of the cluster's metadata; values of an earlier one are ignored
     revision      the highest revision of etcd that the broker has seen
-    partitions    of each log the revision of the last write of its partition's key that named this broker
+    partitions    for each log, the revision of the last write of its partition's key that named this broker
     begun         the logs that were open on this disk: one of them that is missing was removed
 
-An etcd that is behind any of these was restored from a backup. A log that is not listed was never claimed for this
-broker, as far as this file says: that is no evidence that it may be deleted.
+An etcd that is behind any of these was restored from a backup. A log that is not listed was never recorded as assigned
+to this broker; this is no evidence that it may be deleted.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ FILE = "metadata"
 
 
 class SeenMetadata:
-    """Read at the start, written before it is relied on. One thread at a time writes; the event loop may read."""
+    """Read at the start, written before it takes effect. One thread at a time writes; the event loop may read."""
 
     def __init__(self, filesystem: FileSystem, path: str, generation: int) -> None:
-        """Read what `path` holds; raises OSError."""
+        """Read `path`; raises OSError."""
         self._filesystem = filesystem
         self._path = path
         self._generation = generation
@@ -42,11 +42,11 @@ class SeenMetadata:
             self._begun = frozenset(noted["begun"])
 
     def revision_of(self, log_name: str) -> int | None:
-        """The revision at which a partition's key last named this broker, as far as noted; `None`: never."""
+        """Return the recorded revision at which a partition's key last named this broker; `None` if there is none."""
         return self._partitions.get(log_name)
 
     def was_begun(self, log_name: str) -> bool:
-        """Return whether the log was on this disk, as far as noted."""
+        """Return whether the log is recorded as open on this disk before."""
         return log_name in self._begun
 
     def note(
@@ -57,10 +57,10 @@ class SeenMetadata:
         begun: frozenset[str] = frozenset(),
         held: frozenset[str] | None = None,
     ) -> bool:
-        """Raise what is noted and sync it; return whether there was anything to write.
+        """Raise the recorded revisions and sync them; return whether a write was needed.
 
-        `begun` are logs that are open, `held` those on disk: others are forgotten. `None` forgets none. Raises as
-        `storage_error` says.
+        `begun` are open logs, `held` those on disk: others are forgotten. `None` forgets none. Raises as
+        `storage_error`.
         """
         kept = {name: known for name, known in self._partitions.items() if held is None or name in held}
         raised = kept | {name: max(found, kept.get(name, 0)) for name, found in partitions.items()}

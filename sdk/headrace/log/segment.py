@@ -1,6 +1,6 @@
-"""One segment of a log: a file `<base_offset:020d>.log` of batches, with its sparse indexes.
+"""Segment of a log: a file `<base_offset:020d>.log` of batches, with its sparse indexes.
 
-Owned by a `PartitionLog` and changed under its lock. The file itself is reached through `OpenFiles`.
+Owned by a `PartitionLog` and changed under its lock. The file is accessed through `OpenFiles`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INDEX_SUFFIXES = (".index", ".timeindex")
 
 
 class Segment:
-    """What the log knows of a segment without reading it."""
+    """State of a segment that is available without reading its file."""
 
     __slots__ = (
         "base_offset",
@@ -38,19 +38,19 @@ class Segment:
         self.base_offset = base_offset
         self.stem = f"{directory}/{base_offset:020d}"
         self.path = self.stem + LOG_SUFFIX
-        # Bytes of whole batches; what is written beyond does not exist for readers.
+        # Bytes of whole batches; readers ignore bytes beyond.
         self.size_bytes = size_bytes
-        # How often the file was truncated: a slice made before a cut must not be read after it.
+        # Number of truncations: a slice made before a truncation must not be read after it.
         self.cuts = 0
         # Written since the last fsync.
         self.dirty = False
-        # The descriptor that a rolled segment was written through, pinned until its fsync has ended well: an error of
-        # writing back is reported to descriptors that were open, and once (fsyncgate).
+        # Descriptor through which a rolled segment was written, pinned until its fsync has succeeded: a write-back
+        # error is reported only once, and only to descriptors that were open (fsyncgate).
         self.held_file: OpenFile | None = None
-        # Append timestamp of the first batch in ms; -1 while not known.
+        # Append timestamp of the first batch in ms; -1 means unknown.
         self.first_append_ms = -1
         self.index = SegmentIndex(filesystem, self.stem, base_offset, cache)
-        # The index covers the whole segment; a closed segment's is made ready on first use.
+        # Whether the index covers the whole segment; that of a closed segment is completed on first use.
         self.index_ready = size_bytes == 0
 
 

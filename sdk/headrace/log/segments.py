@@ -1,7 +1,7 @@
-"""The segments of one log in order, and finding a batch in them: a sorted list in memory, then the file (paper 3.1).
+"""Segments of one log in order, and look-ups of batches: a sorted list in memory, then the file (paper 3.1).
 
-Owned by a `PartitionLog`. The list changes under the log's lock; finding takes it only for moments, so that a look-up
-that waits for the disk never holds up an append.
+Owned by a `PartitionLog`. The list changes under the log's lock. Look-ups hold it only briefly, so that one that waits
+for the disk never delays an append.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headrace.wire.batch import BatchHeader
 
 
 class WouldBlockError(Exception):
-    """A look-up that must not block would have to; never leaves this package."""
+    """A non-blocking look-up would have to block; never leaves this package."""
 
 
 class SegmentGoneError(Exception):
-    """Retention or a truncation has removed the segment since it was looked up; never leaves this package."""
+    """The segment was removed by retention or a truncation since the look-up; never leaves this package."""
 
 
 class SegmentList:
@@ -35,7 +35,7 @@ class SegmentList:
         self.directory = directory
         self.lock = threading.RLock()
         self.items: list[Segment] = []
-        # The held file of `active`; None if it was closed while the log was idle.
+        # Held file of `active`; `None` if it was closed while the log was idle.
         self.active_file: OpenFile | None = None
         self._holder = holder
         self._cache = cache
@@ -44,16 +44,16 @@ class SegmentList:
 
     @property
     def active(self) -> Segment:
-        """The segment that is appended to."""
+        """Segment that receives appends."""
         return self.items[-1]
 
     def size_bytes(self) -> int:
-        """Bytes of all segments."""
+        """Return the bytes of all segments."""
         with self.lock:
             return sum(segment.size_bytes for segment in self.items)
 
     def add(self, base_offset: int, size_bytes: int) -> Segment:
-        """Take in a segment file that exists, above all others."""
+        """Add an existing segment file, above all others."""
         assert not self._bases or base_offset > self._bases[-1], "segments must ascend"
         segment = Segment(self.filesystem, self.directory, base_offset, size_bytes, self._cache)
         self._bases.append(base_offset)
@@ -61,13 +61,13 @@ class SegmentList:
         return segment
 
     def remove(self, segment: Segment) -> None:
-        """Take a segment out of the list; its files are the caller's."""
+        """Remove a segment from the list; the caller removes its files."""
         at = self.items.index(segment)
         del self.items[at], self._bases[at]
         segment.index.drop()
 
     def pin(self, segment: Segment) -> OpenFile:
-        """Pin the file of a segment while the list has it: its files are renamed or removed only after it has left.
+        """Pin the file of a segment in the list; its files are renamed or removed only after it has left the list.
 
         Raises SegmentGoneError, CorruptLogError (the file was removed by another process), OSError.
         """
@@ -83,19 +83,19 @@ class SegmentList:
                 ) from error
 
     def hold_active(self, file: OpenFile) -> None:
-        """Hold `file`, which the caller has pinned, as the file of `active`; the pin is released."""
+        """Hold `file`, pinned by the caller, as the file of `active`; the pin is released."""
         self.active_file = file
         self.files.hold(file, self._holder)
 
     def open_active(self) -> OpenFile:
-        """Return the file of `active`, opened again if it was closed. Raises as `pin`."""
+        """Return the file of `active`, reopened if it was closed. Raises as `pin`."""
         if self.active_file is None:
             self.hold_active(self.pin(self.active))
         assert self.active_file is not None
         return self.active_file
 
     def take_active_file(self) -> OpenFile | None:
-        """Return the file of `active` with a pin in place of the hold; None if it is closed."""
+        """Return the file of `active` and replace the hold by a pin; `None` if it is closed."""
         file, self.active_file = self.active_file, None
         if file is not None:
             self.files.pin_held(file)
@@ -108,20 +108,20 @@ class SegmentList:
             self.files.unpin(file)
 
     def find(self, offset: int) -> Segment:
-        """Return the segment that holds or would hold `offset`."""
+        """Return the segment that contains or would contain `offset`."""
         return self.items[max(bisect_right(self._bases, offset) - 1, 0)]
 
     def after(self, segment: Segment) -> Segment | None:
-        """Return the next segment; None for the active one."""
+        """Return the next segment; `None` for the active one."""
         at = bisect_right(self._bases, segment.base_offset)
         return self.items[at] if at < len(self.items) else None
 
     def from_offset(self, offset: int) -> list[Segment]:
-        """Return the segment that holds `offset` and all after it."""
+        """Return the segment that contains `offset` and all after it."""
         return self.items[max(bisect_right(self._bases, offset) - 1, 0) :]
 
     def reader(self, file: OpenFile, *, nowait: bool = False) -> ReadAt:
-        """Return a function that reads from a pinned file; with `nowait` it raises WouldBlockError rather than wait."""
+        """Return a function that reads from a pinned file; with `nowait` it raises WouldBlockError, never waits."""
 
         def read_at(size_bytes: int, position: int) -> bytes:
             return self.filesystem.pread(file.descriptor, size_bytes, position)
@@ -137,9 +137,9 @@ class SegmentList:
     def locate(
         self, segment: Segment, read_at: ReadAt, offset: int, interval_bytes: int, *, nowait: bool = False
     ) -> tuple[int, BatchHeader]:
-        """Return position and header of the batch that holds `offset`, which lies in `segment`.
+        """Return position and header of the batch that contains `offset`, which lies in `segment`.
 
-        An index entry that leads nowhere is not corruption of the log: the index is built again first (H38).
+        A wrong index entry is not corruption of the log: the index is rebuilt first (H38).
         """
         try:
             return self._locate(segment, read_at, offset, interval_bytes, nowait)
@@ -188,7 +188,7 @@ class SegmentList:
     def ready_index(
         self, segment: Segment, read_at: ReadAt, interval_bytes: int, *, nowait: bool = False
     ) -> SegmentIndex:
-        """Return the segment's index, covering all of it: from its files, and from the log where they fall short."""
+        """Return the segment's complete index, read from its files and extended from the log as needed."""
         if segment.index_ready:
             return segment.index
         if nowait:
@@ -204,7 +204,7 @@ class SegmentList:
             return index
 
     def rebuild_index(self, segment: Segment, read_at: ReadAt, interval_bytes: int) -> SegmentIndex:
-        """Build the index from the segment's headers alone; raises CorruptLogError where those are corrupt."""
+        """Build the index from the segment's headers alone; raises CorruptLogError if those are corrupt."""
         with self._index_lock:
             cuts = segment.cuts
             index = self.new_index(segment, read_at, interval_bytes, segment.size_bytes)
@@ -213,14 +213,14 @@ class SegmentList:
                     raise CorruptLogError(
                         "the segment was cut", file=segment.path, offset=segment.base_offset, position=0
                     )
-                self._extend_or_raise(index, segment, read_at, interval_bytes)  # what was appended meanwhile
+                self._extend_or_raise(index, segment, read_at, interval_bytes)  # appended in the meantime
                 segment.index.drop()
                 segment.index = index
                 segment.index_ready = True
             return index
 
     def new_index(self, segment: Segment, read_at: ReadAt, interval_bytes: int, size_bytes: int) -> SegmentIndex:
-        """Return an index of the first `size_bytes` of a segment, which does not have it yet."""
+        """Return a new index of the first `size_bytes` of a segment."""
         index = SegmentIndex(self.filesystem, segment.stem, segment.base_offset, self._cache)
         self._extend_or_raise(index, segment, read_at, interval_bytes, size_bytes)
         return index
@@ -248,7 +248,7 @@ class SegmentList:
             )
 
     def walk(self, segment: Segment, offset: int, interval_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Yield position and header from the batch that holds `offset` to the segment's end; pins the file meanwhile.
+        """Yield position and header from the batch that contains `offset` to the segment's end, with the file pinned.
 
         Raises as `pin`.
         """
@@ -264,7 +264,7 @@ class SegmentList:
             self.files.unpin(file)
 
     def drop_index_files(self, stem: str) -> None:
-        """Remove the index files of a segment whose end was cut: they may know batches that are gone."""
+        """Remove the index files of a truncated segment: they may have entries of removed batches."""
         for suffix in INDEX_SUFFIXES:
             if self.filesystem.exists(stem + suffix):
                 self.filesystem.unlink(stem + suffix)

@@ -1,11 +1,11 @@
-"""How new a data directory is: `<data_dir>/session`, sealed JSON (PROTOCOL H16, H42, H81).
+"""Version of a data directory: `<data_dir>/session`, sealed JSON (PROTOCOL H16, H42, H81).
 
-generation      of the cluster's metadata that `broker_epoch` is of
-version         a number that only grows, raised here before it is raised in etcd: a directory with a smaller one
+generation      of the cluster's metadata to which `broker_epoch` belongs
+version         a number that only increases, raised here before it is raised in etcd: a directory with a smaller one
                 than etcd has is an older copy of itself
-broker_epoch    of the last session that served from this directory; 0: none in this generation
+broker_epoch    of the last session that served from this directory; 0 means none in this generation
 announced       etcd's revision at the last version that it is known to have of this directory: no other process
-                writes that key, so an etcd that has it at a lower one was restored; 0: none in this generation
+                writes that key, so an etcd that has it at a lower one was restored; 0 means none in this generation
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FILE = "session"
 
 
 class SessionNote:
-    """Read at the start; each change is synced before it is relied on. One thread at a time."""
+    """Read at the start; each change is synced before it takes effect. One thread at a time."""
 
     def __init__(self, filesystem: FileSystem, space: DiskSpaceGuard, path: str, generation: int) -> None:
-        """Read what `path` holds; a file that is missing or corrupt counts as the oldest. Raises OSError."""
+        """Read `path`; a missing or corrupt file counts as the oldest version. Raises OSError."""
         self._filesystem = filesystem
         self._space = space
         self._path = path
@@ -40,7 +40,7 @@ class SessionNote:
                 self.announced = int(noted.get("announced", self.broker_epoch))
 
     def write(self, version: int, broker_epoch: int, announced: int) -> None:
-        """Note all three, synced. Raises as `storage_error` says."""
+        """Write all three values, synced. Raises as `storage_error`."""
         assert version >= self.version, (version, self.version)
         numbers = {"version": version, "broker_epoch": broker_epoch, "announced": announced}
         noted = seal(json.dumps({"generation": self._generation, **numbers}).encode())

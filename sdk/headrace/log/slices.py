@@ -1,4 +1,4 @@
-"""A range of whole batches in one segment file, as the read path hands it out.
+"""Range of whole batches in one segment file, as the read path returns it.
 
 Made by `PartitionLog.read`; read by `Fetch`, replica fetch and, by file descriptor, the native protocol.
 """
@@ -13,16 +13,16 @@ from headrace.log.segment import Segment
 from headrace.wire.errors import HeadraceError
 
 SAMPLED_BYTES = 128 << 10
-"""What the kernel reads ahead at once, as it comes: where one page of it is in the cache, the others mostly are."""
+"""Interval of samples, the kernel's read-ahead: if one page of it is cached, the others mostly are."""
 LOADED_BYTES = 1 << 20
 
 
 class Slice:
     """Whole batches at `position .. position + size_bytes` of one file; owns a pin on that file until `close`.
 
-    The pin keeps the file descriptor open although the segment is deleted meanwhile. A truncation that cuts into the
-    range does not wait: reading then raises `SliceCutError`, never bytes of another epoch. Any thread may read; close
-    it once (`with` does). An empty slice (`size_bytes == 0`) means that there is nothing before the end asked for.
+    The pin keeps the file descriptor open even if the segment is deleted. A truncation into the range does not wait:
+    reading then raises `SliceCutError`, never bytes of another epoch. Any thread may read; close it once (`with` does).
+    An empty slice (`size_bytes == 0`) means that there is no batch before the requested end.
     """
 
     __slots__ = (
@@ -50,38 +50,38 @@ class Slice:
         size_bytes: int,
         failed: Callable[[OSError], HeadraceError],
     ) -> None:
-        """`failed`: the error to raise for a disk call of this log that failed; `LogState.failed`."""
+        """`failed` returns the error to raise for a failed disk call of this log; see `LogState.failed`."""
         self._failed = failed
         self._segment = segment
         self._files = files
         self._file = file
         self._cuts = cuts
-        # First offset of the first batch; may be below the offset asked for. Equals `end_offset` when empty.
+        # First offset of the first batch; may be below the requested offset. Equals `end_offset` if empty.
         self.base_offset = base_offset
-        # The offset after the last batch, at which the next read starts.
+        # Offset after the last batch, at which the next read starts.
         self.end_offset = end_offset
-        # Where the batches start in the file, and how many bytes they are.
+        # Position of the batches in the file, and their size in bytes.
         self.position = position
         self.size_bytes = size_bytes
 
     def __len__(self) -> int:
-        """Return the bytes of the batches."""
+        """Return the size of the batches in bytes."""
         return self.size_bytes
 
     @property
     def path(self) -> str:
-        """The segment's file."""
+        """Path of the segment's file."""
         return self._segment.path
 
     @property
     def was_cut(self) -> bool:
-        """Whether the log was truncated into the range since: what was read may be of another epoch."""
+        """Whether the log was truncated into the range since: the bytes read may be of another epoch."""
         return self._segment.cuts != self._cuts
 
     def fileno(self) -> int:
         """Return the file descriptor for `sendfile`; valid until `close`.
 
-        Only of a slice that is not empty or closed.
+        Not for an empty or closed slice.
         """
         assert self._file is not None, "an empty or closed slice has no file"
         return self._file.descriptor
@@ -121,7 +121,7 @@ class Slice:
         return data
 
     def try_read_nowait(self) -> bytes | None:
-        """Read the batches if all of them are in the page cache, else None: then `read` in a thread (H46)."""
+        """Read the batches if all of them are in the page cache, else return `None`: then `read` in a thread (H46)."""
         if self.size_bytes == 0:
             return b""
         try:

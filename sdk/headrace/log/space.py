@@ -1,7 +1,7 @@
-"""The free space of a data directory: appends are refused early, checkpoints have a reserve (H35).
+"""Free space of a data directory: appends are refused early, and checkpoints have a reserve (H35).
 
-One `DiskSpaceGuard` belongs to a `DataDirectory` and is shared by its logs. Appends ask only an attribute; the volume
-is asked by `check`, every `check_every_bytes` of appends and from the broker's timer.
+One `DiskSpaceGuard` belongs to a `DataDirectory` and is shared by its logs. Appends read only an attribute; `check`
+reads the volume, every `check_every_bytes` of appends and on the broker's timer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class DiskUsage(NamedTuple):
-    """The room on a data directory's volume, in bytes."""
+    """Space on a data directory's volume, in bytes."""
 
     total_bytes: int
     free_bytes: int
@@ -29,7 +29,7 @@ class DiskUsage(NamedTuple):
 
 
 class DiskSpaceGuard:
-    """Knows whether appends are refused; any thread. `refusing` changes by `check` and `note_full` only."""
+    """Decides whether appends are refused; any thread. Only `check` and `note_full` change `refusing`."""
 
     def __init__(self, filesystem: FileSystem, path: str, limits: DiskLimits) -> None:
         self._filesystem = filesystem
@@ -42,22 +42,22 @@ class DiskSpaceGuard:
 
     @property
     def least_bytes(self) -> int:
-        """A volume of this size refuses every append, however empty it is."""
+        """Volume size up to which every append is refused, even on an empty volume."""
         return self._limits.refuse_below_bytes + self._limits.reserve_bytes
 
     def note_appended(self, size_bytes: int) -> None:
-        """Count appended bytes; look at the volume again once enough have come."""
+        """Count appended bytes; check the volume again after every `check_every_bytes`."""
         self._unchecked_bytes += size_bytes
         if self._unchecked_bytes >= self._limits.check_every_bytes:
-            with suppress(OSError):  # The append is done; the look that the broker takes each second reports it.
+            with suppress(OSError):  # The append has succeeded; the broker's check every second reports the error.
                 self.check()
 
     def note_full(self) -> None:
-        """Refuse appends from now on: the volume said ENOSPC, whatever it says is free."""
+        """Refuse appends from now on after an ENOSPC, whatever free space the volume reports."""
         self.refusing = True
 
     def check(self) -> DiskUsage:
-        """Ask the volume, switch `refusing` with hysteresis, and make the reserve again when there is room."""
+        """Check the volume, switch `refusing` with hysteresis, and restore the reserve if there is room."""
         with self._lock:
             self._unchecked_bytes = 0
             total_bytes, free_bytes = self._filesystem.space(self._path)
@@ -68,7 +68,7 @@ class DiskSpaceGuard:
             return DiskUsage(total_bytes, free_bytes, self.refusing)
 
     def with_reserve(self, write: Callable[[], _T]) -> _T:
-        """Run a checkpoint write; if it finds no room, give up the reserve and run it once more."""
+        """Run a checkpoint write; if it finds no space, release the reserve and run it once more."""
         try:
             return write()
         except OSError as error:

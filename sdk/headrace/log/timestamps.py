@@ -1,4 +1,4 @@
-"""Finding an offset by time: by segment, by time index, by batch header, and by record where no inflating is needed."""
+"""Offset look-up by time: by segment, time index, batch header, and by record if nothing has to be decompressed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from headrace.wire.ids import Offset
 
 
 class TimestampKind(Enum):
-    """Which timestamp a look-up goes by."""
+    """Timestamp that a look-up uses."""
 
     APPEND = "append"  # the leader's clock when the batch was appended
     RECORD = "record"  # the producer's timestamp of the record
 
 
 class TimestampedOffset(NamedTuple):
-    """The answer of a look-up by timestamp."""
+    """Result of a look-up by timestamp."""
 
     offset: Offset
     timestamp_ms: int
@@ -32,12 +32,12 @@ def batch_timestamp(header: BatchHeader, kind: TimestampKind) -> int:
 
 
 def has_plain_timestamps(header: BatchHeader) -> bool:
-    """Whether the records' own timestamps can be read without inflating anything."""
+    """Return whether the records' own timestamps can be read without decompression."""
     return bool(header.flags & BatchFlags.RECORD_TIMESTAMPS) and header.codec == Codec.NONE
 
 
 def first_record(batch: bytes, header: BatchHeader, timestamp_ms: int) -> TimestampedOffset:
-    """Return the first record of the batch at `timestamp_ms` or later; the batch has one. Raises CorruptBatchError."""
+    """Return the first record of the batch at `timestamp_ms` or later, which must exist. Raises CorruptBatchError."""
     timestamps = decode_batch(batch, max_payload_bytes=header.payload_bytes).timestamps_ms
     assert timestamps is not None, "the batch is flagged to have timestamps"
     at = int(np.argmax(timestamps >= timestamp_ms))
