@@ -1,1 +1,1 @@
-"""What counts a producer's batches without delaying them: the audit."""
+"""Interceptors of a producer, and the audit, which counts batches without delaying them."""

@@ -1,28 +1,28 @@
-"""The claims of a producer, by which others count whether all its records arrived (the paper, section 4). No I/O.
+"""Claims of a producer, from which the audit job counts whether all its records arrived (the paper, section 4). No I/O.
 
-A *claim* is one record of the audit topic, a JSON object; its key is `instance`, so that one producer's claims stay in
-their order:
+A *claim* is one record of the audit topic, a JSON object; its key is `instance`, so that the claims of one producer
+stay in order:
 
     field             meaning
     claim             1, the format
-    topic             whose records are counted
-    window_start_ms   the records with a timestamp from here ...
-    window_ms         ... for so long; windows start at multiples of it since 1970
-    application, host who sent them
-    instance          one life of one producer: 32 hexadecimal digits
-    sequence          numbers the claims of an instance from 0, without gaps
-    sent              records that were handed to delivery since the instance's last claim about this topic and window
-    acknowledged      those whose acknowledgement has come since then
-    failed            those that are known not to have been written; the application has the error
-    unknown           those whose answer never came: they may have been written
-    settled           the window is over, or the producer closed, and nothing is on its way: no more is expected
+    topic             topic whose records are counted
+    window_start_ms   records with a timestamp from here ...
+    window_ms         ... for this time; windows start at multiples of it since 1970
+    application, host sender of the records
+    instance          one lifetime of one producer: 32 hexadecimal digits
+    sequence          number of the claim within its instance, from 0, without gaps
+    sent              records passed to delivery since the instance's last claim for this topic and window
+    acknowledged      records acknowledged since then
+    failed            records known not to have been written; the application has the error
+    unknown           records without a response: they may have been written
+    settled           the window is over, or the producer closed, and nothing is in flight: this is the last claim
     as_of_ms          the producer's clock
 
-Counts are differences: a reader adds up the claims of different sequence numbers, and takes one that is there twice
-once. Of what is claimed, between `acknowledged` and `sent - failed` records must be in the log. A window that has a
-claim and none that is `settled` belongs to a producer that was killed, and how much it sent is not known; its first
-claim is sent with the window's first batch, so that few records have no claim. A missing sequence number means the same
-for a whole instance.
+Counts are differences: a reader adds up the claims of different sequence numbers, and counts a duplicate once. Of the
+claimed records, between `acknowledged` and `sent - failed` must be in the log. A window with a claim and none that is
+`settled` belongs to a producer that was killed, and the number of records that it sent is unknown; its first claim is
+sent with the window's first batch, so that few records have no claim. A missing sequence number means the same for a
+whole instance.
 """
 
 import json
@@ -43,23 +43,23 @@ from headrace.wire.errors import HeadraceError, Outcome
 
 CLAIM_FORMAT = 1
 MAX_WAITING_CLAIMS = 10_000
-"""Claims that the audit topic has not taken. With more the oldest is dropped, and its number is missing for ever."""
+"""Maximum number of claims not yet stored. Beyond it the oldest is dropped, and its number stays missing."""
 BETWEEN_CLAIMS_S = 0.1
-"""A window that begins is claimed at once, but not more often than this."""
+"""Minimum interval between the immediate claims of new windows."""
 MAX_BLOCK_MS = 5_000
 DELIVERY_TIMEOUT_MS = 30_000
 CLOSE_TIMEOUT_S = 10.0
-"""How long the last claims may take where `close` has no limit."""
+"""Time limit of the last claims if `close` has no limit."""
 
 _log = logging.getLogger("headrace.client")
 
 
 @dataclass(slots=True)
 class _Window:
-    """What has happened to the records of one topic and window since the last claim about them."""
+    """Counts of one topic and window since its last claim."""
 
     in_flight: int = 0
-    """Sealed and not resolved, whatever was claimed."""
+    """Records sealed and not resolved, regardless of claims."""
     sent: int = 0
     acknowledged: int = 0
     failed: int = 0
@@ -72,7 +72,7 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One record of the audit topic."""
+    """Record of the audit topic."""
 
     key: bytes
     value: bytes
@@ -96,7 +96,7 @@ class AuditLedger:
         self._lock = threading.Lock()
 
     def sealed(self, batch: ProducedBatch) -> bool:
-        """Count a batch that is sent; return whether it has begun a window, which should be claimed soon."""
+        """Count a batch that is sent; return whether it opened a window, which should be claimed soon."""
         if batch.where.topic == self._own_topic:
             return False
         begun = False
@@ -112,7 +112,7 @@ class AuditLedger:
         return begun
 
     def finished(self, batch: ProducedBatch, error: HeadraceError | None) -> None:
-        """Count what became of a batch."""
+        """Count the result of a batch."""
         if batch.where.topic == self._own_topic:
             return
         with self._lock:
@@ -127,7 +127,7 @@ class AuditLedger:
                     window.unknown += count
 
     def claims(self, now_ms: int, *, closed: bool = False) -> list[Claim]:
-        """Return the claims that the audit topic has not taken yet, new ones among them; see `taken`."""
+        """Return the claims that the audit topic has not stored yet, including new ones; see `taken`."""
         with self._lock:
             for (topic, start_ms), window in list(self._windows.items()):
                 is_over = closed or start_ms + self._window_ms <= now_ms
@@ -144,13 +144,13 @@ class AuditLedger:
             return list(self._waiting)
 
     def taken(self, claims: Sequence[Claim]) -> None:
-        """Forget claims: the audit topic has them."""
+        """Forget claims that the audit topic has stored."""
         gone = set(map(id, claims))
         with self._lock:
             self._waiting = deque(claim for claim in self._waiting if id(claim) not in gone)
 
     def _shares(self, batch: ProducedBatch) -> list[tuple[int, int]]:
-        """How many of a batch's records belong to which window: (its start in ms, count)."""
+        """Return (window start in ms, number of records) for each window of a batch."""
         if batch.timestamps_ms is None:
             return [(batch.timestamp_ms // self._window_ms * self._window_ms, batch.record_count)]
         times = [batch.timestamp_ms if at_ms is None else at_ms for at_ms in batch.timestamps_ms]
@@ -191,14 +191,14 @@ def publisher_settings(config: ProducerConfig) -> dict[str, Any]:
 
 
 class Complaints:
-    """Logs that claims cannot be sent: once each time that this begins."""
+    """Logs that claims cannot be sent, once for each series of failures."""
 
     def __init__(self, audit_topic: str) -> None:
         self._audit_topic = audit_topic
         self._failing = False
 
     def failed(self, error: Exception) -> None:
-        """Claims were not taken; they are kept."""
+        """Record that claims were not stored; they are kept."""
         if not self._failing:
             _log.warning(
                 "claims could not be sent to the audit topic %s and are tried again, records are not affected: %s",
@@ -208,5 +208,5 @@ class Complaints:
         self._failing = True
 
     def worked(self) -> None:
-        """Claims were taken."""
+        """Record that claims were stored."""
         self._failing = False

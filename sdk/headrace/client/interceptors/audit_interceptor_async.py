@@ -1,7 +1,7 @@
-"""Sends a producer's claims to the audit topic in the background, by a small producer of its own.
+"""Interceptor that sends a producer's claims to the audit topic in the background, by a small separate producer.
 
-Of its own, so that a full buffer delays no claim, and a claim that cannot be sent shows in no future, flush or close:
-records are never worse off for being counted. What could not be sent is kept and tried again.
+With a separate producer, a full buffer delays no claim, and a claim that cannot be sent affects no future, flush or
+close: counting never harms the records. Claims that could not be sent are kept and retried.
 """
 
 import time
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class AsyncAuditInterceptor:
     """Counts a producer's batches and sends the claims in the background, from the first batch on.
 
-    A `ProducerInterceptor`. Owned by a producer.
+    A `ProducerInterceptor` owned by one producer.
     """
 
     def __init__(self, config: ProducerConfig, make_producer: Callable[[], "Producer"]) -> None:
@@ -42,16 +42,16 @@ class AsyncAuditInterceptor:
         self._worker = AsyncWorker("headrace-audit", self._send_due, interval_s=interval_s, pause_s=BETWEEN_CLAIMS_S)
 
     def on_sealed(self, batch: ProducedBatch) -> None:
-        """Count a batch; a window that it begins is claimed soon."""
+        """Count a batch; a window that it opens is claimed soon."""
         if self._ledger.sealed(batch):
             self._worker.wake()
 
     def on_finished(self, batch: ProducedBatch, error: HeadraceError | None) -> None:
-        """Count what became of a batch."""
+        """Count the result of a batch."""
         self._ledger.finished(batch, error)
 
     async def close(self, timeout: float | None) -> None:
-        """Send the last claims, for up to `timeout` seconds, after everything else was resolved."""
+        """Send the last claims for up to `timeout` seconds, after everything else was resolved."""
         deadline = time.monotonic() + (CLOSE_TIMEOUT_S if timeout is None else timeout)
         if await self._worker.stop(max(0.0, deadline - time.monotonic())):
             await self._send(max(0.0, deadline - time.monotonic()), closed=True)

@@ -1,4 +1,4 @@
-"""Producer interceptors: objects of the application that are called for each batch (Kafka's `ProducerInterceptor`)."""
+"""Producer interceptors: application objects that are called for each batch (Kafka's `ProducerInterceptor`)."""
 
 import contextlib
 import logging
@@ -13,45 +13,45 @@ _log = logging.getLogger("headrace.client")
 
 
 class ProducedBatch(NamedTuple):
-    """What an interceptor receives of a batch; `on_sealed` and `on_finished` receive equal ones."""
+    """Batch as an interceptor receives it; `on_sealed` and `on_finished` receive equal ones."""
 
     where: TopicPartition
     record_count: int
     timestamp_ms: int
-    """The timestamp of the records that have none of their own, in ms since 1970."""
+    """Timestamp of records without their own, in ms since 1970."""
     timestamps_ms: Sequence[int | None] | None
-    """One entry a record, None for `timestamp_ms`; None: no record has a timestamp of its own."""
+    """One entry per record, `None` for `timestamp_ms`; `None` means that no record has its own timestamp."""
 
 
 @runtime_checkable
 class ProducerInterceptor(Protocol):
-    """Is called for each batch of a producer, in `Producer(interceptors=[...])`.
+    """Interceptor of a producer, passed as `Producer(interceptors=[...])`.
 
-    `on_sealed` and `on_finished` are called once a batch, from any thread, and must return quickly and not call the
-    producer: they run under its locks. An exception is logged and changes nothing for the records.
+    `on_sealed` and `on_finished` are called once per batch, on any thread, and must return quickly and not call the
+    producer: they run under its locks. An exception is logged and has no effect on the records.
     """
 
     def on_sealed(self, batch: ProducedBatch) -> None:
-        """Note a batch that is complete and queued; retries are not reported."""
+        """Process a batch that is complete and queued; retries are not reported."""
 
     def on_finished(self, batch: ProducedBatch, error: HeadraceError | None) -> None:
-        """Note what became of a batch: None, or why it failed; `error.outcome` is whether it may be in the log."""
+        """Process the result of a batch: `None`, or its error; `error.outcome` states whether it may be in the log."""
 
     def close(self, timeout: float | None) -> Awaitable[None] | None:
-        """Release what it holds, within `timeout` seconds (None: no limit), after every batch has finished.
+        """Release resources within `timeout` seconds (`None` disables the limit), after every batch has finished.
 
-        `headrace.aio.Producer` awaits what it returns; with `headrace.Producer` it returns None.
+        `headrace.aio.Producer` awaits the result; with `headrace.Producer` it must be `None`.
         """
 
 
 class Interceptors:
-    """The interceptors of one producer. An exception of one is logged, and the others are still called."""
+    """Interceptors of one producer. An exception of one is logged, and the others are still called."""
 
     def __init__(self, interceptors: Sequence[ProducerInterceptor]) -> None:
-        """Check them.
+        """Check the interceptors.
 
         Raises:
-            ConfigError: one does not have the methods of a `ProducerInterceptor`.
+            ConfigError: If one does not have the methods of a `ProducerInterceptor`.
         """
         for each in interceptors:
             if not isinstance(each, ProducerInterceptor):
@@ -62,25 +62,25 @@ class Interceptors:
         return bool(self._all)
 
     def on_sealed(self, batch: ProducedBatch) -> None:
-        """Call each for a batch that is queued."""
+        """Call each interceptor for a queued batch."""
         for each in self._all:
             with _logged(each):
                 each.on_sealed(batch)
 
     def on_finished(self, batch: ProducedBatch, error: HeadraceError | None) -> None:
-        """Call each with the result of a batch."""
+        """Call each interceptor with the result of a batch."""
         for each in self._all:
             with _logged(each):
                 each.on_finished(batch, error)
 
     def close(self, timeout: float | None) -> None:
-        """Close each."""
+        """Close each interceptor."""
         for each in self._all:
             with _logged(each):
                 each.close(timeout)
 
     async def aclose(self, timeout: float | None) -> None:
-        """Close each, and await what it returns."""
+        """Close each interceptor, and await its result."""
         for each in self._all:
             with _logged(each):
                 closing = each.close(timeout)
