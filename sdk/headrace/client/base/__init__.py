@@ -1,1 +1,1 @@
-"""What every room of the client uses: settings, errors, retries, records, futures. It opens no connection."""
+"""Base of all client packages: settings, errors, retries, records, futures. It opens no connection."""

@@ -1,4 +1,4 @@
-"""Arrow tables over the columns of record batches. Imports pyarrow, so it is imported when a table is first wanted."""
+"""Arrow tables over the columns of record batches. Imports pyarrow, so it is imported on first use only."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,11 +22,11 @@ SCHEMA = pa.schema(
         pa.field("headers", HEADERS_TYPE),
     ]
 )
-"""The columns of `RecordBatch.to_arrow` and `Reader.to_arrow`."""
+"""Columns of `RecordBatch.to_arrow` and `Reader.to_arrow`."""
 
 
 def table_of(decoded_batches: Sequence[DecodedBatch]) -> Any:
-    """Return a table with one Arrow chunk a decoded batch; values, keys and headers are not copied."""
+    """Return a table with one Arrow chunk per decoded batch; values, keys and headers are not copied."""
     return pa.Table.from_batches([batch_of(decoded) for decoded in decoded_batches], SCHEMA)
 
 
@@ -50,12 +50,12 @@ def batch_of(decoded: DecodedBatch) -> Any:
 
 
 def _numbers(numbers: npt.NDArray[Any], arrow_type: Any) -> Any:
-    """Return an array over the same memory. `pa.array` would import pandas where it is installed, for over a second."""
+    """Return an array over the same memory. `pa.array` would import pandas if installed, which takes over a second."""
     return pa.Array.from_buffers(arrow_type, len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _names(name: str) -> Any:
-    """Return a string array of one entry."""
+    """Return a string array with one entry."""
     data = name.encode()
     offsets = np.array([0, len(data)], np.int32)
     return pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])

@@ -1,7 +1,7 @@
-"""Operations that run side by side on one thread: what a blocking consumer or reader does in the background.
+"""Concurrent operations on one thread: the background of a blocking consumer or reader.
 
-They run as tasks do on an event loop: each waits for a call, an event or the time and holds up none of the others.
-Calls are in flight on gRPC's threads. `background_async` runs the same operations on an event loop.
+They run like tasks on an event loop: each waits for a call, an event or a time without delaying the others. Calls are
+in flight on gRPC's threads. `background_async` runs the same operations on an event loop.
 """
 
 import logging
@@ -23,57 +23,57 @@ log = logging.getLogger("headrace.client")
 
 
 class Signal(Protocol):
-    """As `threading.Event`, for one operation that waits."""
+    """Event for one waiting operation, like `threading.Event`."""
 
     def set(self) -> None:
-        """Resume the operation, now or when it next waits; any thread."""
+        """Resume the operation, now or at its next wait; any thread."""
 
     def clear(self) -> None:
-        """Forget it."""
+        """Reset the signal."""
 
 
 class WaitSignal(NamedTuple):
-    """A step: wait for a signal, or until the time is up. The operation clears the signal before it looks again."""
+    """Step that waits for a signal or a timeout. The operation clears the signal before it checks for work again."""
 
     signal: Any
     seconds: float
 
 
 class LongPollCall(NamedTuple):
-    """A step: a call that waits at its server. A signal ends it, and it is answered with None then."""
+    """Step that makes a call which waits at its server. A signal ends it; the result is then `None`."""
 
     call: Call
     signal: Any
 
 
 class Spawned(Protocol):
-    """An operation in the background."""
+    """Operation in the background."""
 
     def cancel(self) -> Any:
-        """Close it where it waits."""
+        """Close it at its current wait."""
 
     def done(self) -> bool:
         """Return whether it has ended."""
 
 
 class Background(Protocol):
-    """Runs operations side by side. They end by themselves, or when they are cancelled, or with their owner."""
+    """Runs operations concurrently. They end by themselves, on cancellation, or with their owner."""
 
     @property
     def endings(self) -> Changes:
-        """Notified whenever an operation has ended."""
+        """Changes that are notified whenever an operation has ended."""
 
     def make_signal(self) -> Signal:
         """Return a signal for one of the operations."""
 
     def make_changes(self, lock: Any) -> Changes:
-        """Return what an application's thread or task waits for with `WaitUntil`; `lock` guards the conditions."""
+        """Return the changes that an application's thread or task uses in `WaitUntil`; `lock` guards the conditions."""
 
     def spawn(self, operation: Operation[None]) -> Spawned:
-        """Begin an operation."""
+        """Start an operation."""
 
     def spawn_blocking(self, operation: Operation[None]) -> object:
-        """Begin an operation whose steps may block; it ends by itself when its owner is closed."""
+        """Start an operation whose steps may block; it ends when its owner is closed."""
 
 
 class _LoopSignal:
@@ -85,7 +85,7 @@ class _LoopSignal:
         self.waiter: tuple[_Task, int] | None = None
 
     def set(self) -> None:
-        if self.is_set:  # The operation that clears it looks afterwards.
+        if self.is_set:  # The operation that clears it checks for work afterwards.
             return
         with self._loop.lock:
             self.is_set = True
@@ -97,7 +97,7 @@ class _LoopSignal:
 
 
 class _Task:
-    """An operation, and what it waits for. A turn begins with each step: what comes for an earlier one is dropped."""
+    """Operation with its pending wait. Each step starts a turn: results of an earlier turn are dropped."""
 
     __slots__ = ("_loop", "call", "context", "deadline", "operation", "signal", "turn")
 
@@ -118,7 +118,7 @@ class _Task:
         return not self._loop.has(self)
 
     def stop_waiting(self) -> None:
-        """Begin a turn. Under the lock."""
+        """Start a turn. Called under the lock."""
         self.turn += 1
         self.deadline = None
         if self.signal is not None:
@@ -127,16 +127,16 @@ class _Task:
 
 
 class BackgroundLoop:
-    """Owned by one client. The thread runs from the first `spawn` until `close`."""
+    """Background of one client. The thread runs from the first `spawn` until `close`."""
 
     def __init__(self, name: str, run_step: Callable[[Any], Any]) -> None:
-        """`name` is the thread's; `run_step` raises `ClosedError` once the connections are closed."""
+        """`name` is that of the thread; `run_step` raises `ClosedError` once the connections are closed."""
         self._name = name
         self._run_step = run_step
         self._tasks: dict[_Task, None] = {}
         self._resumed: deque[tuple[_Task, int, Any, BaseException | None]] = deque()
         self.lock = threading.RLock()
-        """Guards the tasks and their signals. Nothing else is locked under it."""
+        """Guards the tasks and their signals. No other lock is taken under it."""
         self._changed = threading.Condition(self.lock)
         self.endings = threading.Condition(self.lock)
         self._thread: threading.Thread | None = None
@@ -163,7 +163,7 @@ class BackgroundLoop:
         return task
 
     def spawn_blocking(self, operation: Operation[None]) -> None:
-        """See `Background`. The operation has a thread of its own."""
+        """See `Background`. The operation has its own thread."""
         thread = threading.Thread(target=self._execute, args=(operation,), name=f"{self._name}-fetch", daemon=True)
         self._blocking_threads.append(thread)
         thread.start()
@@ -177,15 +177,15 @@ class BackgroundLoop:
             log.exception("%s: an operation has failed", self._name)
 
     def close_unclosed(self, client: object, close: Callable[[], object]) -> None:
-        """Close a client that was collected and left connections open."""
+        """Close a client that was garbage-collected without a close."""
         close_in_thread(client, close)
 
     def has(self, task: _Task) -> bool:
-        """Return whether a task has not ended."""
+        """Return whether a task is still running."""
         return task in self._tasks
 
     def resume(self, task: _Task, turn: int, outcome: Any = None, error: BaseException | None = None) -> None:
-        """Resume a task with the outcome of its step, unless something else has resumed it. Under the lock."""
+        """Resume a task with the result of its step, unless it was resumed already. Called under the lock."""
         self._resumed.append((task, turn, outcome, error))
         self._changed.notify()
 
@@ -229,9 +229,9 @@ class BackgroundLoop:
         return None
 
     def _advance(self, task: _Task, outcome: Any, error: BaseException | None) -> None:
-        """Take a task to its next step, and begin that."""
+        """Run a task up to its next step, and start that step."""
         if task.call is not None:
-            task.call.cancel()  # A signal was first; nothing where it is answered.
+            task.call.cancel()  # A signal came first; no effect if the call has ended.
             task.call = None
         if isinstance(error, GeneratorExit):
             self._close(task)
@@ -281,7 +281,7 @@ class BackgroundLoop:
             future.add_done_callback(partial(self._answered, task, turn))
 
     def _answered(self, task: _Task, turn: int, future: "grpc.Future[Any]") -> None:
-        """Take in the end of a call, on gRPC's thread."""
+        """Process the end of a call, on gRPC's thread."""
         outcome, failure = None, None
         try:
             outcome = future.result()

@@ -1,4 +1,4 @@
-"""Operations that run side by side on an event loop: what an asyncio consumer or reader does in the background."""
+"""Concurrent operations on an event loop: the background of an asyncio consumer or reader."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -11,13 +11,13 @@ from headrace.client.base.unclosed import close_in_loop
 
 
 class LoopChanges:
-    """As a `threading.Condition`, for tasks of one loop; it needs no lock."""
+    """Equivalent of `threading.Condition` for the tasks of one loop; it needs no lock."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def notify(self, n: int = 1) -> None:
-        """See `Changes`; lets all check, as that costs little on a loop."""
+        """See `Changes`; all waiters check, as that is cheap on a loop."""
         self._event.set()
 
     def notify_all(self) -> None:
@@ -37,10 +37,10 @@ class LoopChanges:
 
 
 class AsyncBackgroundLoop:
-    """Owned by one client. Its operations are tasks of the loop that it was made on."""
+    """Background of one client. Its operations are tasks of the loop on which it was created."""
 
     def __init__(self, name: str, run_step: Callable[[Any], Awaitable[Any]]) -> None:
-        """`name` is that of the tasks; `run_step` does a step that is not the background's own."""
+        """`name` is that of the tasks; `run_step` runs steps that the background does not handle."""
         self._name = name
         self._run_step = run_step
         self._loop = asyncio.get_running_loop()
@@ -52,7 +52,7 @@ class AsyncBackgroundLoop:
         return asyncio.Event()
 
     def make_changes(self, lock: Any) -> LoopChanges:
-        """See `Background`; the loop's tasks change nothing at the same time."""
+        """See `Background`; tasks of the loop never run in parallel."""
         return LoopChanges()
 
     def spawn(self, operation: Operation[None]) -> "asyncio.Task[None]":
@@ -66,7 +66,7 @@ class AsyncBackgroundLoop:
     """See `Background`; no step of a task blocks another one."""
 
     def close_unclosed(self, client: object, close: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Close a client that was collected and left connections open."""
+        """Close a client that was garbage-collected without a close."""
         close_in_loop(client, self._loop, close)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
@@ -79,7 +79,7 @@ class AsyncBackgroundLoop:
             task.cancel()
 
     async def join(self, timeout: float) -> None:
-        """Wait until all operations have ended, up to `timeout` seconds; closed ones do at once."""
+        """Wait until all operations have ended, up to `timeout` seconds; closed ones end at once."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
 

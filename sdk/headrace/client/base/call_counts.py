@@ -1,4 +1,4 @@
-"""How a client's calls to brokers have gone: how long they took, what errors they met with, what went again. No I/O."""
+"""Counts of a client's calls to brokers: durations, errors and retries. No I/O."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -8,27 +8,27 @@ from typing import NamedTuple
 from headrace.wire.errors import ErrorCode
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Upper bounds of the buckets; one more has none."""
+"""Upper bounds of the buckets; there is one more bucket without a bound."""
 
 
 class CallStats(NamedTuple):
-    """Everything since the client was made."""
+    """Counts since the client was created."""
 
     calls_by_seconds: tuple[int, ...]
-    """How many calls fell into each bucket of `SECONDS` alone, those without an answer included."""
+    """Number of calls per bucket of `SECONDS` (not cumulative), including calls without a response."""
     sum_seconds: float
     errors: Mapping[ErrorCode, int]
-    """How often a partition of a call met with an error, that of the whole call included."""
+    """Number of errors of partitions in calls, including errors of whole calls."""
     retries: int
-    """Of a producer: batches that were put back to be sent again. Of a reader: partitions that were fetched again."""
+    """For a producer: batches queued again for another send. For a reader: partitions fetched again."""
     corrupt_batches: int = 0
-    """Of a reader: batches that could not be decoded and were passed; see `on_corrupt_batch`."""
+    """For a reader: batches that could not be decoded and were skipped; see `on_corrupt_batch`."""
     grpc_fallbacks: int = 0
-    """Calls that went over gRPC because the native protocol could not be used; see `transport`."""
+    """Calls made over gRPC because the native protocol could not be used; see `transport`."""
 
 
 class CallCounts:
-    """Owned by one client and changed under its lock, some steps a call and none a record; read without it."""
+    """Counters of one client, changed under its lock (per call, not per record) and read without it."""
 
     __slots__ = ("_calls_by_seconds", "_sum_seconds", "corrupt_batches", "errors", "retries")
 
@@ -40,7 +40,7 @@ class CallCounts:
         self.corrupt_batches = 0
 
     def took(self, seconds: float) -> None:
-        """Take in one call that has ended."""
+        """Record the duration of a call that has ended."""
         self._calls_by_seconds[bisect_left(SECONDS, seconds)] += 1
         self._sum_seconds += seconds
 

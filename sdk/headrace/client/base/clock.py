@@ -1,8 +1,8 @@
-"""The clock by which a client measures waits, deadlines and ages."""
+"""Clock for the waits, deadlines and ages of a client."""
 
 import time
 
 
 def monotonic_ms() -> int:
-    """Milliseconds of a clock that never goes back; from when they count is not defined."""
+    """Return the milliseconds of a clock that never goes back; its epoch is undefined."""
     return time.monotonic_ns() // 1_000_000

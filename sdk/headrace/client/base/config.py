@@ -1,7 +1,7 @@
-"""Every setting of the SDK, as data: a class each, frozen, validated whole; an unknown name raises, with the nearest.
+"""Settings of the SDK: one frozen class per client, validated as a whole. Errors for unknown names suggest the nearest.
 
-`describe(cls)` returns the table from which the reference page is made. Times end in `_ms`, sizes in `_bytes` or
-`_memory`. The module is a table, and longer than others for that.
+`describe(cls)` returns the table for the reference page. Times end in `_ms`, sizes in `_bytes` or `_memory`. The module
+is a table and therefore longer than others.
 """
 
 import dataclasses
@@ -32,10 +32,10 @@ OFFSET_RESETS = ("earliest", "latest", "error")
 CORRUPT_BATCHES = ("fail", "skip", "dead_letter")
 ASSIGNORS = ("uniform", "range", "rack-aware")
 RebalanceCallback: TypeAlias = Callable[[list[TopicPartition]], object]
-"""Called on the thread that reads. Asyncio consumers await what it returns, where that can be awaited."""
+"""Called on the thread that reads. Asyncio consumers await the result if it is awaitable."""
 _GROUP_ID = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 MAX_MESSAGE_BYTES = 32 * MiB
-"""What a channel of the SDK sends and receives at most in one message."""
+"""Maximum size of one message that the SDK sends or receives."""
 
 
 def _setting(
@@ -53,7 +53,7 @@ def _setting(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
-    """What all classes share."""
+    """Settings that all clients share."""
 
     bootstrap_servers: str | tuple[str, ...] = _setting(
         "localhost:7170",
@@ -92,7 +92,7 @@ class ClientConfig:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The bootstrap addresses, in the order given, each once."""
+        """Distinct bootstrap addresses, in the order given."""
         given = self.bootstrap_servers
         parts = given.split(",") if isinstance(given, str) else given
         return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
@@ -101,7 +101,7 @@ class ClientConfig:
         """Check relations between settings.
 
         Raises:
-            ConfigError: one does not hold.
+            ConfigError: If one is violated.
         """
         if not self.addresses:
             raise ConfigError("bootstrap_servers names no address", action="Give host:port.")
@@ -192,12 +192,12 @@ class ProducerConfig(ClientConfig):
 
     @property
     def identity(self) -> tuple[int, int] | None:
-        """The producer id and epoch to send under; None: those that the coordinator assigns."""
+        """Producer id and epoch to send with; `None` means that the coordinator assigns them."""
         return None if self.producer_id < 0 else (self.producer_id, self.producer_epoch)
 
     @property
     def acks_level(self) -> str:
-        """`all`, `1` or `0`."""
+        """Value of `acks`: `all`, `1` or `0`."""
         return str(self.acks)
 
     @property
@@ -209,7 +209,7 @@ class ProducerConfig(ClientConfig):
         """Check relations between settings.
 
         Raises:
-            ConfigError: one does not hold.
+            ConfigError: If one is violated.
         """
         ClientConfig.check(self)
         if self.enable_idempotence and self.acks_level == "0":
@@ -235,7 +235,7 @@ class ProducerConfig(ClientConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchConfig(ClientConfig):
-    """What `Consumer` and `Reader` share."""
+    """Settings that `Consumer` and `Reader` share."""
 
     fetch_min_bytes: int = _setting(
         1, "Minimum size of a fetch response; the broker waits for it up to fetch_max_wait_ms.", low=0
@@ -278,7 +278,7 @@ class FetchConfig(ClientConfig):
         """Check relations between settings.
 
         Raises:
-            ConfigError: one does not hold.
+            ConfigError: If one is violated.
         """
         ClientConfig.check(self)
         if bool(self.dead_letter_topic) != (self.on_corrupt_batch == "dead_letter"):
@@ -353,7 +353,7 @@ class ConsumerConfig(FetchConfig):
         """Check relations between settings.
 
         Raises:
-            ConfigError: one does not hold.
+            ConfigError: If one is violated.
         """
         FetchConfig.check(self)
         if self.group_id:
@@ -381,13 +381,13 @@ Config = TypeVar("Config", bound=ClientConfig)
 
 
 def build(cls: type[Config], settings: Mapping[str, Any]) -> Config:
-    """Build and check a class's settings.
+    """Build and check the settings of a class.
 
-    Without `bootstrap_servers` the environment (`HEADRACE_BOOTSTRAP_SERVERS`, `HEADRACE_SSL_CAFILE` and so on) says
-    which cluster to connect to and how. With it the environment is not read: it may describe another cluster.
+    Without `bootstrap_servers`, the environment (`HEADRACE_BOOTSTRAP_SERVERS`, `HEADRACE_SSL_CAFILE` and so on) defines
+    the cluster and the connection. With it the environment is not read, as it may describe another cluster.
 
     Raises:
-        ConfigError: an unknown setting, a wrong type, a value out of range, or settings that contradict each other.
+        ConfigError: For an unknown setting, a wrong type, a value out of range, or contradictory settings.
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)
@@ -434,13 +434,13 @@ def _checked(name: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> Any:
 
 
 def client_repr(name: str, config: ClientConfig, *details: str) -> str:
-    """Return the `repr` of a client: its class, what it works on and where. Takes no lock."""
+    """Return the `repr` of a client: its class, its subject and its cluster. Takes no lock."""
     parts = [name, *details, "bootstrap_servers=" + ",".join(config.addresses)]
     return f"<{' '.join(parts)}>"
 
 
 class SettingDescription(NamedTuple):
-    """One row of the reference page."""
+    """Row of the reference page."""
 
     name: str
     default: str
@@ -449,7 +449,7 @@ class SettingDescription(NamedTuple):
 
 
 def describe(cls: type[ClientConfig]) -> list[SettingDescription]:
-    """Return every setting of a class with its default, its range and what it does, in the order of the class."""
+    """Return the settings of a class in order, each with its default, range and description."""
     rows = []
     for field in dataclasses.fields(cls):
         rule = field.metadata

@@ -1,4 +1,4 @@
-"""The words in which a wrong setting is answered."""
+"""Texts for errors of settings."""
 
 import difflib
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Errors that arise in the client and never cross the wire; those that do are in `headrace.wire.errors`."""
+"""Errors that arise in the client and never cross the wire; the others are in `headrace.wire.errors`."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 class ConfigError(HeadraceError, ValueError):
-    """A setting is unknown or out of range: correct the call.
+    """A setting is unknown or out of range. Correct the call.
 
     The message names the nearest known setting or the range.
     """
@@ -33,10 +33,10 @@ class ConfigError(HeadraceError, ValueError):
 
 
 class SerializationError(HeadraceError, ValueError):
-    """A key or value could not be turned into bytes or back. Nothing was sent; the cause is chained.
+    """A key or value could not be serialized or deserialized. Nothing was sent; the cause is chained.
 
     Attributes:
-        partition: of the record that was read; None: it was to be sent.
+        partition: of the record that was read; `None` if it was being sent.
         offset: of the record that was read, or -1.
     """
 
@@ -49,14 +49,14 @@ class SerializationError(HeadraceError, ValueError):
 
 
 class ClosedError(HeadraceError):
-    """The object is closed: make a new one."""
+    """The object is closed. Create a new one."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"the {what} is closed", outcome=Outcome.NOT_APPLIED, fatal=True, action=f"Make a new {what}.")
 
 
 class ForkedError(HeadraceError):
-    """The process was forked after the object was made. Threads and connections do not survive a fork."""
+    """The process was forked after the object was created. Threads and connections do not survive a fork."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -68,7 +68,7 @@ class ForkedError(HeadraceError):
 
 
 class BufferFullError(HeadraceError):
-    """The producer's buffer stayed full for `max_block_ms`. The record was not taken; send it again later."""
+    """The producer's buffer stayed full for `max_block_ms`. The record was not accepted; send it again later."""
 
     def __init__(self, buffer_memory: int, max_block_ms: int) -> None:
         super().__init__(
@@ -83,9 +83,9 @@ class DeliveryError(HeadraceError):
     """Records that a flush or close could not deliver.
 
     Attributes:
-        failures: what failed, each a (partition, records, cause); at most 100 are kept.
-        failed_records: how many records failed, all causes together.
-        pending_records: how many are still on their way: a flush ran into its timeout. They may arrive later.
+        failures: each a (partition, records, cause); at most 100 are kept.
+        failed_records: total number of records that failed.
+        pending_records: number of records still in flight after a flush timeout. They may be stored later.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class DeliveryError(HeadraceError):
 
 
 class NoBrokersAvailableError(HeadraceError):
-    """No address answered.
+    """No address responded.
 
     Attributes:
-        causes: every address that was tried and its own cause.
+        causes: cause by address, for every address that was tried.
     """
 
     def __init__(self, causes: Mapping[str, str], *, action: str = "", retriable: bool = True) -> None:
-        """`action`: the next step, where a cause is more specific than a refused connection."""
+        """`action` is the next step if a cause is more specific than a refused connection."""
         tried = "; ".join(f"{address}: {cause}" for address, cause in causes.items())
         super().__init__(
             f"no broker or coordinator answered ({tried})",
@@ -131,14 +131,14 @@ class NoBrokersAvailableError(HeadraceError):
 
 
 class HandlerError(HeadraceError):
-    """A handler of `Consumer.run` failed at a record for the last time, and there is no dead-letter topic for it.
+    """A handler of `Consumer.run` failed permanently on a record, and there is no dead-letter topic for it.
 
-    Nothing behind the record was committed. The handler's error is chained.
+    No offset after the record was committed. The handler's error is chained.
 
     Attributes:
-        partition: where the record is.
-        offset: which one it is.
-        attempts: how often the handler was called with it.
+        partition: partition of the record.
+        offset: offset of the record.
+        attempts: number of handler calls with it.
     """
 
     def __init__(self, partition: TopicPartition, offset: int, attempts: int, cause: str) -> None:
@@ -153,14 +153,14 @@ class HandlerError(HeadraceError):
 
 
 class HandlerTimeoutError(HeadraceError):
-    """A handler took longer than handler_timeout_ms at one record. What it had done by then is not known."""
+    """A handler exceeded handler_timeout_ms on one record. How much of its work was done is unknown."""
 
     def __init__(self, timeout_ms: int) -> None:
         super().__init__(f"the handler did not return within {timeout_ms} ms", outcome=Outcome.UNKNOWN)
 
 
 class ProcessEndedError(HeadraceError):
-    """A handler has ended its process at one record, as often as it may. What it had done by then is not known.
+    """A handler has ended its process on one record, as often as allowed. How much of its work was done is unknown.
 
     It is the cause in the record's dead letter, or of the `HandlerError` that ends the run.
     """
@@ -170,15 +170,15 @@ class ProcessEndedError(HeadraceError):
 
 
 class LogTruncationError(HeadraceError):
-    """Records that this reader has passed are no longer in the log, or others are in their place (KIP-320).
+    """Records that this reader has passed are missing from the log or were replaced (KIP-320).
 
-    That happens when a replica was elected that did not have them. The reader continues after a seek.
+    This happens when a replica without them was elected. The reader continues after a seek.
 
     Attributes:
-        partition: where.
+        partition: partition of the log.
         position: the requested offset; records below it had been read.
-        diverging_offset: the first offset whose record may be another by now: the place to continue from.
-        leader_epoch: the leader epoch that the log has there; -1 where it is not known.
+        diverging_offset: first offset whose record may differ now: the offset to continue from.
+        leader_epoch: leader epoch of the log at that offset; -1 if it is unknown.
     """
 
     def __init__(self, partition: TopicPartition, position: int, diverging_offset: int, leader_epoch: int = -1) -> None:
@@ -195,13 +195,13 @@ class LogTruncationError(HeadraceError):
 
 
 class TopicRecreatedError(HeadraceError):
-    """The topic was deleted and created again: the position belongs to a log that is gone. Seek to read the new one.
+    """The topic was deleted and created again: the position belongs to the deleted log. Seek to read the new one.
 
     Attributes:
-        partition: where.
-        position: the offset of the next record in the old topic.
-        old_topic_id: of the topic that was read.
-        new_topic_id: of the topic that has its name now.
+        partition: partition of the topic.
+        position: offset of the next record in the old topic.
+        old_topic_id: id of the topic that was read.
+        new_topic_id: id of the topic that has its name now.
     """
 
     def __init__(self, partition: TopicPartition, position: int, old_topic_id: bytes, new_topic_id: bytes) -> None:
@@ -218,7 +218,7 @@ class TopicRecreatedError(HeadraceError):
 
 
 class WakeupError(HeadraceError):
-    """Another thread called `wakeup()`; the consumer is as before and can be used again."""
+    """Another thread called `wakeup()`; the state of the consumer is unchanged and it can be used again."""
 
     def __init__(self) -> None:
         super().__init__("the wait was ended by wakeup()", outcome=Outcome.NOT_APPLIED)

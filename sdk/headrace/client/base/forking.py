@@ -1,5 +1,5 @@
-"""Notice a fork: threads, locks and connections do not survive one, so what was made before it must not be used after
-it.
+"""Fork detection: threads, locks and connections do not survive a fork, so objects created before it must not be used
+in the child.
 """
 
 import os
@@ -12,7 +12,7 @@ _guards: "weakref.WeakSet[ForkGuard]" = weakref.WeakSet()
 class ForkGuard:
     """Calls a bound method of its owner in the child right after a fork. Costs nothing until then.
 
-    The owner is held weakly: a guard never keeps it alive.
+    The owner is referenced weakly: a guard never keeps it alive.
     """
 
     __slots__ = ("__weakref__", "_in_child")
@@ -22,7 +22,7 @@ class ForkGuard:
         _guards.add(self)
 
     def fire(self) -> None:
-        """Run in the child."""
+        """Call the method in the child."""
         method = self._in_child()
         if method is not None:
             method()

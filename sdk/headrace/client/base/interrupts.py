@@ -1,12 +1,12 @@
-"""Put Ctrl-C off for the moment in which it would do harm.
+"""Deferral of Ctrl-C during steps that it would corrupt.
 
-Python runs a signal's handler in the main thread between any two steps of it. A KeyboardInterrupt raised while gRPC
-starts a call leaves the channel's lock held, and every later call and `close` waits for it for ever; raised while a
-batch moves from one list to another it loses the batch. So the main thread starts calls and moves batches with SIGINT
-put off: milliseconds.
+Python runs a signal handler in the main thread between any two of its steps. A KeyboardInterrupt raised while gRPC
+starts a call leaves the channel's lock held, and every later call and `close` waits for it forever. One raised while a
+batch moves from one list to another loses the batch. So the main thread starts calls and moves batches with SIGINT
+deferred, for milliseconds.
 
-`_signal` has the functions that those of `signal` wrap; the wrappers take ten times as long, as they look up names for
-handlers that have none. That is noticed: a producer puts SIGINT off several times a batch.
+`_signal` has the functions that those of `signal` wrap. The wrappers take ten times as long, because they look up names
+for handlers that have none; a producer defers SIGINT several times per batch.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -19,9 +19,9 @@ SIGINT = int(signal.SIGINT)
 
 
 class DeferredKeyboardInterrupt:
-    """A `with` block that SIGINT cannot break into; what came meanwhile is raised at its end. May be nested.
+    """Context manager that defers SIGINT to the end of its block. May be nested.
 
-    On other threads than the main one, and where SIGINT has no Python handler, it does nothing.
+    It does nothing on other threads than the main one, and if SIGINT has no Python handler.
     """
 
     __slots__ = ("_came", "_handler")

@@ -1,8 +1,8 @@
-"""What a client does, written once for the blocking and asyncio classes: generators that yield what to wait for.
+"""Operations of a client, shared by the blocking and asyncio classes: generators that yield the steps to wait for.
 
 An `Operation` yields steps: a `Call`, a `Pause` or another one that its caller runs. It is resumed with the result, or
-with the exception, which is raised at the `yield`. It holds the decisions (which server to call, what to retry, when to
-stop); `execute` does the waiting on a thread, `aexecute` on an event loop. Operations compose by `yield from`.
+with the exception, which is raised at the `yield`. It makes the decisions (which server to call, what to retry, when to
+stop); `execute` waits on a thread, `aexecute` on an event loop. Operations compose by `yield from`.
 """
 
 from collections.abc import Awaitable, Callable, Generator
@@ -13,21 +13,21 @@ from headrace.client.base.request_ids import request_id_scope
 Result = TypeVar("Result")
 
 Operation: TypeAlias = Generator[Any, Any, Result]
-"""Yields steps, is sent their results, and returns its own."""
+"""Yields steps, receives their results, and returns its own."""
 
 
 class Call(NamedTuple):
-    """One RPC. Answered with its response, or with the call itself where the method streams.
+    """One RPC. Its result is the response, or the call itself if the method streams.
 
     Raises at the `yield`:
-        grpc.RpcError: it failed.
-        ClosedError: the client was closed before or meanwhile.
+        grpc.RpcError: The call failed.
+        ClosedError: The client was closed before or during the call.
     """
 
     address: str
     """host:port"""
     service: str
-    """`broker`, `cluster`, `groups` or `process`: which service of that address."""
+    """Service at the address: `broker`, `cluster`, `groups` or `process`."""
     method: str
     request: Any
     timeout: float
@@ -35,39 +35,39 @@ class Call(NamedTuple):
 
 
 class StartCall(NamedTuple):
-    """Begin an RPC. Answered with its future; for blocking clients alone."""
+    """Start of an RPC, for blocking clients only. Its result is the future of the call."""
 
     call: Call
 
 
 class Pause(NamedTuple):
-    """Wait; answered with None."""
+    """Wait for some seconds. Its result is `None`."""
 
     seconds: float
 
 
 class InvokeCallback(NamedTuple):
-    """Call the application back; an asyncio client awaits what is awaitable. Answered with None."""
+    """Callback of the application; an asyncio client awaits its result if possible. The step's result is `None`."""
 
     callback: Callable[[Any], Any]
     argument: Any
 
 
 class Changes(Protocol):
-    """What wakes the waits of `WaitUntil`: a `threading.Condition`, or its equivalent on an event loop."""
+    """Condition variable for `WaitUntil`: a `threading.Condition`, or its equivalent on an event loop."""
 
     def notify(self, n: int = 1) -> None:
-        """Let at least `n` of those who wait check their condition again; called with the lock."""
+        """Wake at least `n` waiters, which check their condition again; called with the lock."""
 
     def notify_all(self) -> None:
-        """Let all who wait check their condition again; called with the lock."""
+        """Wake all waiters, which check their condition again; called with the lock."""
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> Any:
         """Wait until the predicate holds; return whether it does."""
 
 
 class WaitUntil(NamedTuple):
-    """Wait until a condition holds. Answered with whether it does."""
+    """Wait until a condition holds. Its result is whether the condition holds."""
 
     changes: Any
     """`Changes`, which are notified whenever the condition may have changed."""
@@ -77,13 +77,13 @@ class WaitUntil(NamedTuple):
 
 
 def execute(operation: Operation[Result], run_step: Callable[[Any], Any]) -> Result:
-    """Run an operation to its end, under one request id; `run_step` does one step and blocks."""
+    """Run an operation to its end under one request id; `run_step` runs one step and blocks."""
     with request_id_scope():
         return execute_loop(operation, run_step)
 
 
 def execute_loop(operation: Operation[Result], run_step: Callable[[Any], Any]) -> Result:
-    """Run an operation without end as `execute` does, with a request id for each of its calls."""
+    """Run an endless operation like `execute`, with a request id for each of its calls."""
     try:
         step = next(operation)
         while True:
@@ -101,16 +101,16 @@ def execute_loop(operation: Operation[Result], run_step: Callable[[Any], Any]) -
 
 
 async def aexecute(operation: Operation[Result], run_step: Callable[[Any], Awaitable[Any]]) -> Result:
-    """Run an operation to its end, under one request id; `run_step` does one step and is awaited.
+    """Run an operation to its end under one request id; `run_step` runs one step and is awaited.
 
-    Cancelling closes the operation where it waits.
+    Cancellation closes the operation at its current step.
     """
     with request_id_scope():
         return await aexecute_loop(operation, run_step)
 
 
 async def aexecute_loop(operation: Operation[Result], run_step: Callable[[Any], Awaitable[Any]]) -> Result:
-    """Run an operation without end as `aexecute` does, with a request id for each of its calls."""
+    """Run an endless operation like `aexecute`, with a request id for each of its calls."""
     try:
         step = next(operation)
         while True:

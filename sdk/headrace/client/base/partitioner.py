@@ -1,7 +1,7 @@
-"""Which partition a record goes to, unless the caller names one.
+"""Choice of the partition of a record, unless the caller names one.
 
-Records with a key go to CRC-32 (zlib) of the key modulo the number of partitions, as librdkafka's default does, so that
-mixed producers agree. Records without a key stick to one partition until its batch is sealed, then move on (KIP-480):
+Records with a key go to CRC-32 (zlib) of the key modulo the number of partitions, as in librdkafka's default, so that
+mixed producers agree. Records without a key stick to one partition until its batch is sealed, then change (KIP-480):
 batches fill sooner than by round robin. PAPER row 16.
 """
 
@@ -16,28 +16,28 @@ Partitioner = Callable[[str, bytes | None, int], int]
 
 
 def partition_for_key(key: bytes, partitions: int) -> int:
-    """Return the partition for a key."""
+    """Return the partition of a key."""
     return zlib.crc32(key) % partitions
 
 
 def next_sticky(current: int, available: Sequence[int], partitions: int, rng: random.Random) -> int:
-    """Return the partition that records without a key move to.
+    """Return the next partition for records without a key.
 
     Args:
-        current: the partition they leave, -1 for none.
-        available: the partitions that have a leader, ascending; where there is none, all count.
-        partitions: how many the topic has, at least 1.
-        rng: chance.
+        current: their present partition; -1 means none.
+        available: the partitions that have a leader, ascending; if empty, all are candidates.
+        partitions: number of partitions of the topic, at least 1.
+        rng: source of randomness.
     """
     candidates = [p for p in (available or range(partitions)) if p != current]
     return rng.choice(candidates) if candidates else (available[0] if available else 0)
 
 
 def check_partition(chosen: object, partitions: int, topic: str) -> int:
-    """Check what a custom partitioner gave.
+    """Check and return the result of a custom partitioner.
 
     Raises:
-        ConfigError: not an int within range.
+        ConfigError: If it is not an int within range.
     """
     if not isinstance(chosen, int) or not 0 <= chosen < partitions:
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""What applications receive: records one by one, and batches of them that stay columns until they are looked at.
+"""Records that applications receive: single records, and batches that stay columns until they are accessed.
 
-A `RecordBatch` is a sequence of `Record`s over the columns that came from the broker. Its objects are made by C loops,
-a batch at a time, when they are first used; `to_arrow` never makes them.
+A `RecordBatch` is a sequence of `Record`s over the columns that a broker sent. The objects are created by C loops, one
+batch at a time, on first use; `to_arrow` never creates them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,17 +20,17 @@ __all__ = ["DecodedBatch", "Deserializers", "Record", "RecordBatch", "RecordMeta
 
 
 HEADERS_AT_ONCE = 50_000
-"""Headers of which objects are made at once, or of one record."""
+"""Maximum number of headers whose objects are created at once; one record may exceed it."""
 
 
 class Record(NamedTuple):
-    """One record, as an application receives it."""
+    """Record as an application receives it."""
 
     topic: str
     partition: int
     offset: int
     timestamp_ms: int
-    """Milliseconds since 1970: given by the producer, or the time its batch was opened."""
+    """Milliseconds since 1970: set by the producer, or the time at which its batch was opened."""
     key: Any
     """bytes or None, unless a key_deserializer is set."""
     value: Any
@@ -39,23 +39,23 @@ class Record(NamedTuple):
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record went."""
+    """Position at which a record was stored."""
 
     topic: str
     partition: int
     offset: int
-    """-1 with acks=0, and where a retry was recognised so late that the broker had forgotten the offset."""
+    """-1 with acks=0, and if a retry was recognised so late that the broker had forgotten the offset."""
     timestamp_ms: int
 
 
 class _PlainTuple(tuple[Any, ...]):
-    """Its constructor is the tuple's own: a class that inherits from it first is called without Python code."""
+    """Has the constructor of `tuple`: a class that inherits from it first is called without Python code."""
 
     __slots__ = ()
 
 
 class _Received(_PlainTuple, Record):
-    """A Record made from a tuple of its fields: a sixth of the time of calling Record, which is what copies become."""
+    """Record made from a tuple of its fields, in a sixth of the time of calling Record; copies are of type Record."""
 
     __slots__ = ()
     __new__ = tuple.__new__  # type: ignore[assignment]
@@ -70,7 +70,7 @@ _make_record = cast("Callable[[tuple[Any, ...]], Record]", _Received)
 
 @dataclass(frozen=True, slots=True)
 class Deserializers:
-    """What turns a consumer's bytes into objects; None leaves bytes."""
+    """Functions that convert a consumer's bytes into objects; `None` returns bytes."""
 
     key: Deserializer | None = None
     value: Deserializer | None = None
@@ -78,39 +78,39 @@ class Deserializers:
 
 @dataclass(frozen=True, slots=True)
 class DecodedBatch:
-    """Some consecutive records of one batch. Immutable, any thread."""
+    """Consecutive records of one batch. Immutable, any thread."""
 
     source: TopicPartition
     columns: Columns
     start: int
-    """The first record, counted within the batch."""
+    """Index of the first record within the batch."""
     end: int
-    """Behind the last one."""
+    """Index after the last record."""
     deserializers: Deserializers
 
     @property
     def base_offset(self) -> int:
-        """The offset of the first record."""
+        """Offset of the first record."""
         return self.columns.base_offset + self.start
 
     @property
     def end_offset(self) -> int:
-        """The offset behind the last record."""
+        """Offset after the last record."""
         return self.columns.base_offset + self.end
 
     @property
     def leader_epoch(self) -> int:
-        """The leader epoch of the batch that they are of."""
+        """Leader epoch of the batch."""
         return self.columns.header.leader_epoch
 
     @property
     def payload_bytes(self) -> int:
-        """About what its records have of the batch's payload, after decompression."""
+        """Approximate share of the records in the batch's payload, after decompression."""
         header = self.columns.header
         return header.payload_bytes * (self.end - self.start) // header.record_count
 
     def cut(self, start: int, end: int) -> "DecodedBatch":
-        """Return the records `start` to `end`, counted within this decoded batch."""
+        """Return the records `start` to `end`, as indexes within this decoded batch."""
         return DecodedBatch(self.source, self.columns, self.start + start, self.start + end, self.deserializers)
 
     def offsets(self) -> range:
@@ -118,7 +118,7 @@ class DecodedBatch:
         return range(self.base_offset, self.end_offset)
 
     def records(self, offsets: Iterator[int]) -> Iterator[Record]:
-        """Return the records by C loops alone; `offsets` is consumed in step with them and ends them when it ends."""
+        """Return the records by C loops alone; `offsets` is consumed in step with them and limits their number."""
         columns, start, end = self.columns, self.start, self.end
         values = self._objects(_entries(columns.value_column, start, end), self.deserializers.value, "value")
         keys: Iterator[Any] = repeat(None)
@@ -156,7 +156,7 @@ def _entries(column: BinaryColumn, start: int, end: int) -> list[Any]:
 
 
 def _headers(columns: Columns, start: int, end: int) -> Iterator[Headers]:
-    """Return the headers of some records; where there are very many, the objects of some records at a time."""
+    """Yield the headers of records; if there are very many, create the objects for some records at a time."""
     assert columns.header_columns is not None
     ends = columns.header_columns.list_offsets
     if ends[end] - ends[start] <= HEADERS_AT_ONCE:
@@ -173,7 +173,7 @@ def _headers_in_pieces(columns: Columns, ends: npt.NDArray[np.int32], start: int
 
 
 class RecordBatch(Sequence[Record]):
-    """Records in the order in which they were received: a sequence, and a source of tables. Immutable; any thread."""
+    """Records in the order of receipt, as a sequence and as a source of tables. Immutable; any thread."""
 
     __slots__ = ("_records", "decoded_batches")
 
@@ -215,14 +215,14 @@ class RecordBatch(Sequence[Record]):
         return {source: RecordBatch(decoded_batches) for source, decoded_batches in parts.items()}
 
     def to_arrow(self) -> Any:
-        """Return a `pyarrow.Table` over the same memory: one Arrow chunk a batch, never copied together.
+        """Return a `pyarrow.Table` over the same memory, with one Arrow chunk per batch and no copy.
 
         Columns: topic (dictionary of string), partition int32, offset int64, timestamp (ms, UTC), key and value binary,
         headers list<struct<key: string, value: binary>>. Keys and values are the bytes as sent; deserializers do not
         apply.
 
         Raises:
-            ImportError: pyarrow is not installed; install `headrace[arrow]`.
+            ImportError: If pyarrow is not installed; install `headrace[arrow]`.
         """
         from headrace.client.base.arrow_tables import table_of
 
@@ -232,8 +232,8 @@ class RecordBatch(Sequence[Record]):
         """Return a `pandas.DataFrame` with the columns of `to_arrow`; deserializers apply to keys and values.
 
         Raises:
-            ImportError: pandas or pyarrow is not installed.
-            SerializationError: a deserializer failed.
+            ImportError: If pandas or pyarrow is not installed.
+            SerializationError: If a deserializer failed.
         """
         frame = self.to_arrow().to_pandas()
         for name in ("key", "value"):

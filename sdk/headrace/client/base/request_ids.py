@@ -1,8 +1,8 @@
-"""The request id of an operation: one name in the logs of clients, coordinators and brokers and in error messages.
+"""Request ids of operations: one id in the logs of clients, coordinators and brokers and in error messages.
 
-An operation is what `execute` runs (all its tries and metadata reads), one Produce or one Fetch; an id per try would
-end the trail at the first retry. Its calls carry the id as metadata (40 bytes, 2 us). Servers read it only when they
-log a line or refuse a call. Replica streams have none: they belong to no operation. Any thread.
+An operation is one run of `execute` (with all its tries and metadata requests), one Produce or one Fetch; an id per try
+would end the trail at the first retry. Its calls carry the id as metadata (40 bytes, 2 us). Servers read it only when
+they log a line or refuse a call. Replica streams have none: they belong to no operation. Any thread.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ class _Names:
         self.renew()
 
     def renew(self) -> None:
-        """Draw another prefix; called in a forked child, so that it uses no id of its parent."""
+        """Draw another prefix; called in a forked child, so that it reuses no id of its parent."""
         self.prefix = secrets.token_hex(4)
         self.numbers = itertools.count(1)
 
 
 class _Operation:
-    """The operation of a thread or task; its first call gives it an id."""
+    """Operation of a thread or task; its first call draws the id."""
 
     __slots__ = ("request_id",)
 
@@ -51,9 +51,9 @@ def new_request_id() -> str:
 
 @contextlib.contextmanager
 def request_id_scope() -> Iterator[None]:
-    """Run the block as one operation; within another operation it is a part of that one.
+    """Run the block as one operation; within another operation it is part of that one.
 
-    A `HeadraceError` that leaves the block after a call was sent gets the operation's id.
+    A `HeadraceError` that leaves the block after a call was sent is given the operation's id.
     """
     outer = _operation.get()
     found = _Operation() if outer is None else outer
@@ -73,7 +73,7 @@ def metadata_of(request_id: str) -> Metadata:
 
 
 def operation_request_id() -> str:
-    """Return the id of the current operation; a call outside of any is an operation by itself."""
+    """Return the id of the current operation; a call outside of an operation has its own."""
     found = _operation.get()
     if found is None:
         return new_request_id()

@@ -1,20 +1,20 @@
-"""Back-off with full jitter, and how often a new leader is looked for. Pure: chance is given, time is the caller's.
+"""Back-off with full jitter, and the interval of leader look-ups. Pure: randomness and time are arguments.
 
-Back-off is for a server that must be tried again, after an answer or none. A partition whose leader is gone is looked
-for in the metadata instead, at `look_delay_ms`, for all partitions of a client together: what it waits for is the
-election, and the new leader is tried at once.
+Back-off applies to a server that must be tried again, after a response or none. For a partition whose leader is gone,
+metadata is read at `look_delay_ms` intervals, for all partitions of a client together: the wait is for the election,
+and the new leader is tried at once.
 """
 
 import random
 
 LOOK_MS = 100
-"""Metadata is read again after this long to twice this long while some partition's leader is looked for."""
+"""Minimum interval of metadata requests while a leader is looked up; the maximum is twice this."""
 OVERDUE_MS = 1_000
-"""A call that waits this much longer than the wait in its request makes its client read metadata for a newer leader."""
+"""A call that exceeds the wait in its request by this time makes its client read metadata for a newer leader."""
 
 
 class Backoff:
-    """The delays between tries: exponential, between nothing and all of the step, never above the maximum."""
+    """Delays between tries: exponential steps with full jitter, never above the maximum."""
 
     __slots__ = ("_initial_ms", "_maximum_ms", "_random")
 
@@ -28,32 +28,32 @@ class Backoff:
         """Return the delay before try number `attempt` (1 is the first retry), in milliseconds, at least 1.
 
         Args:
-            attempt: how many tries have failed, from 1.
-            at_least_ms: the minimum that the server named; the delay is never shorter.
+            attempt: number of failed tries, from 1.
+            at_least_ms: minimum requested by the server; the delay is never shorter.
         """
         step = min(self._maximum_ms, self._initial_ms << min(max(attempt, 1) - 1, 20))
         return max(at_least_ms, 1, int(step * self._random.random()))
 
     def look_delay_ms(self) -> int:
-        """Return the delay before metadata is read again for want of a leader, in milliseconds."""
+        """Return the delay before metadata is read again because a leader is missing, in milliseconds."""
         return LOOK_MS + int(LOOK_MS * self._random.random())
 
 
 class Overdue:
-    """Whether a call should have been answered by now, and when to read metadata because of it."""
+    """Overdue check of one call, and the times at which to read metadata because of it."""
 
     __slots__ = ("_look_at_ms", "due_ms")
 
     def __init__(self, sent_ms: int, wait_ms: int) -> None:
-        """`wait_ms` is how long the broker may wait before it answers."""
+        """`wait_ms` is the time for which the broker may wait before it responds."""
         self.due_ms = self._look_at_ms = sent_ms + wait_ms + OVERDUE_MS
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether it should have been answered."""
+        """Return whether the response is overdue."""
         return now_ms >= self.due_ms
 
     def takes_look(self, now_ms: int) -> bool:
-        """Whether to read metadata now because of it: once in `OVERDUE_MS`."""
+        """Return whether to read metadata now because of it: once per `OVERDUE_MS`."""
         if now_ms < self._look_at_ms:
             return False
         self._look_at_ms = now_ms + OVERDUE_MS

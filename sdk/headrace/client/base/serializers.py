@@ -1,4 +1,4 @@
-"""From objects to bytes and back. A serializer is any callable; these three have names that settings take."""
+"""Serializers and deserializers. A serializer is any callable; these three have names for settings."""
 
 import json
 from collections.abc import Callable
@@ -21,27 +21,27 @@ def _from_str(data: bytes) -> str:
 
 
 SERIALIZERS: Final[dict[str, Serializer | None]] = {"bytes": None, "str": str.encode, "json": _to_json}
-"""By name; None takes `bytes` as they are."""
+"""Serializers by name; `None` accepts `bytes` unchanged."""
 
 DESERIALIZERS: Final[dict[str, Deserializer | None]] = {"bytes": None, "str": _from_str, "json": json.loads}
-"""By name; `None` returns `bytes` as they are."""
+"""Deserializers by name; `None` returns `bytes` unchanged."""
 
 
 def resolve_serializer(setting: "str | Serializer | None", name: str) -> Serializer | None:
-    """Return the callable for a setting: a name, a callable, or None for bytes.
+    """Return the callable for a setting: a name, a callable, or `None` for bytes.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: If the name is unknown.
     """
     found: Serializer | None = _resolve(setting, name, SERIALIZERS)
     return found
 
 
 def resolve_deserializer(setting: "str | Deserializer | None", name: str) -> Deserializer | None:
-    """Return the callable for a setting: a name, a callable, or None for bytes.
+    """Return the callable for a setting: a name, a callable, or `None` for bytes.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: If the name is unknown.
     """
     found: Deserializer | None = _resolve(setting, name, DESERIALIZERS)
     return found
@@ -58,10 +58,10 @@ def _resolve(setting: Any, name: str, table: dict[str, Any]) -> Any:
 
 
 def serialize(serializer: Serializer | None, value: Any, what: str) -> bytes | None:
-    """Turn a key or value into bytes; None stays None.
+    """Convert a key or value into bytes; `None` stays `None`.
 
     Raises:
-        SerializationError: the serializer failed, or did not return bytes.
+        SerializationError: If the serializer failed or did not return bytes.
     """
     if value is None:
         return None
@@ -81,10 +81,10 @@ def serialize(serializer: Serializer | None, value: Any, what: str) -> bytes | N
 
 
 def deserialize(deserializer: Deserializer, data: bytes | None, what: str, source: TopicPartition, offset: int) -> Any:
-    """Turn bytes into an object; None stays None.
+    """Convert bytes into an object; `None` stays `None`.
 
     Raises:
-        SerializationError: the deserializer failed; `partition` and `offset` are the record's.
+        SerializationError: If the deserializer failed; has the `partition` and `offset` of the record.
     """
     if data is None:
         return None

@@ -9,7 +9,7 @@ from headrace.client.base.serializers import Deserializer, Serializer
 
 
 class ClientSettings(TypedDict, total=False):
-    """What all classes share."""
+    """Settings that all clients share."""
 
     bootstrap_servers: str | list[str] | tuple[str, ...]
     """Addresses of brokers or coordinators, `host:port`, a list or separated by commas."""
@@ -131,7 +131,7 @@ class ProducerSettings(ClientSettings, total=False):
 
 
 class FetchSettings(ClientSettings, total=False):
-    """What `Consumer` and `Reader` share."""
+    """Settings that `Consumer` and `Reader` share."""
 
     fetch_min_bytes: int
     """Minimum size of a fetch response; the broker waits for it up to fetch_max_wait_ms."""

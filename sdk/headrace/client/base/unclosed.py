@@ -1,8 +1,8 @@
 """Clients that were dropped without `close`: a ResourceWarning, then the close itself.
 
-`__del__` of each client calls this. The collector runs it on any thread, between any two instructions, so that the
-thread may hold a lock of the client. Therefore nothing here takes one of these locks: the close has a thread of its
-own, or a task of the client's event loop.
+`__del__` of each client calls this. The garbage collector runs it on any thread, between any two instructions, so the
+thread may hold a lock of the client. Therefore nothing here takes one of these locks: the close runs on its own thread,
+or in a task of the client's event loop.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ _tasks: set["asyncio.Task[Any]"] = set()
 
 
 def warn_unclosed(client: object) -> None:
-    """Warn that the application dropped a client that is not closed."""
+    """Warn that the application dropped an open client."""
     warnings.warn(f"unclosed {client!r}: use `with`, or call close()", ResourceWarning, stacklevel=2, source=client)
 
 
 def close_in_thread(client: object, close: Callable[[], object]) -> None:
-    """Warn, and run `close` on a thread. The exit of the interpreter waits for it for a few seconds."""
+    """Warn, and run `close` on a thread. The exit of the interpreter waits a few seconds for it."""
     if not sys.is_finalizing():
         thread = threading.Thread(target=_close, args=(close,), name="headrace-close", daemon=True)
-        with contextlib.suppress(RuntimeError):  # The interpreter is about to exit, and starts no thread.
+        with contextlib.suppress(RuntimeError):  # The interpreter is exiting and starts no thread.
             thread.start()
             _threads.add(thread)
     warn_unclosed(client)
@@ -43,7 +43,7 @@ def close_in_thread(client: object, close: Callable[[], object]) -> None:
 def close_in_loop(
     client: object, loop: asyncio.AbstractEventLoop, close: Callable[[], Coroutine[Any, Any, object]]
 ) -> None:
-    """Warn, and await `close` in a task of `loop`. A loop that is closed has ended the client's tasks already."""
+    """Warn, and await `close` in a task of `loop`. A closed loop has already ended the client's tasks."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(_start_task, close)
     warn_unclosed(client)

@@ -1,4 +1,4 @@
-"""Work that a client repeats in the background: on a thread of its own, or in a task of an event loop."""
+"""Periodic background work of a client: on its own thread, or in a task of an event loop."""
 
 import asyncio
 import contextlib
@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 
 class Worker:
-    """Calls `work` soon after each `wake`, and once in an interval. The thread starts with the first `wake`."""
+    """Calls `work` soon after each `wake`, and once per interval. The thread starts with the first `wake`."""
 
     def __init__(self, name: str, work: Callable[[], object], *, interval_s: float, pause_s: float) -> None:
-        """`name` is the thread's; two calls are at least `pause_s` apart."""
+        """`name` is that of the thread; two calls are at least `pause_s` apart."""
         self._name = name
         self._work = work
         self._interval_s = interval_s
@@ -29,7 +29,7 @@ class Worker:
         self._woken.set()
 
     def stop(self, timeout: float) -> bool:
-        """End the calls; return whether there was a call to wait for, or may have been, and it has ended in time."""
+        """Stop the calls; return whether a call may have been running and has ended in time."""
         with self._lock:
             self._stopped.set()
             self._woken.set()
@@ -49,7 +49,7 @@ class Worker:
 
 
 class AsyncWorker:
-    """As `Worker`, in a task; `stop` cancels a call."""
+    """Equivalent of `Worker` in a task; `stop` cancels a running call."""
 
     def __init__(self, name: str, work: Callable[[], Awaitable[object]], *, interval_s: float, pause_s: float) -> None:
         self._name = name
@@ -67,7 +67,7 @@ class AsyncWorker:
         self._woken.set()
 
     async def stop(self, timeout: float) -> bool:
-        """End the calls; return whether there may have been any."""
+        """Stop the calls; return whether one may have been running."""
         self._is_stopped = True
         if self._task is None:
             return False
