@@ -1,1 +1,1 @@
-"""The producer: records are accumulated into batches, which are queued by partition and sent by broker."""
+"""Producer: records are accumulated into batches, which are queued by partition and sent by broker."""

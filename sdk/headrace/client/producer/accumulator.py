@@ -1,10 +1,10 @@
-"""Where records wait to become batches: one buffer a partition, and one buffer pool for all of them.
+"""Buffers in which records wait to become batches: one per partition, and one buffer pool for all of them.
 
-A buffer's `lock` is held to append to or to drain the open batch, never to encode. In a hurry records are appended
-without it, by a generator (`appender`). What an open batch may grow by (`room`) is taken from the buffer pool in pieces
-ahead of the records, so that the buffer is bounded strictly and an append only counts down. A batch of `batch_records`
-goes at once where its partition is idle; where it would wait in line, more records are appended, and are cut into
-batches when they are sealed: small batches share the work that a request takes. No I/O, no clock.
+A buffer's `lock` is held to append to or to drain the open batch, never to encode. On the fast path a generator
+(`appender`) appends records without it. The bytes by which an open batch may grow (`room`) are acquired from the buffer
+pool in pieces ahead of the records, so that the buffer has a strict bound and an append only counts down. A batch of
+`batch_records` is sent at once if its partition is idle; otherwise more records are appended, and divided into batches
+when they are sealed, because small batches share the cost of a request. No I/O, no clock.
 """
 
 import time
@@ -23,38 +23,37 @@ from headrace.wire.errors import InternalError
 from headrace.wire.ids import TopicPartition
 
 RECORD_OVERHEAD = 24
-"""Bytes that a record may take in a batch besides its key, value and headers: every column's offsets, its timestamp,
-bits.
+"""Maximum bytes of a record in a batch besides its key, value and headers: every column's offsets, its timestamp, bits.
 """
 
 HEADER_OVERHEAD = 16
-"""Bytes that one application header may take besides its key and value."""
+"""Maximum bytes of one application header besides its key and value."""
 
 BATCH_OVERHEAD = 512
-"""Bytes that a batch may take besides its records: its header, the first offsets, gaps and padding."""
+"""Maximum bytes of a batch besides its records: its header, the first offsets, gaps and padding."""
 
 PIECE_BYTES = 128 * 1024
-"""What an open batch takes from the buffer pool at first; then as much again as it has."""
+"""First reservation of an open batch from the buffer pool; each further one doubles its size."""
 
 APPENDER_TIMEOUT_S = 5.0
-"""How long another thread may take to leave the appender; a step of it takes a quarter of a microsecond."""
+"""Time limit for another thread to leave the appender; a step of it takes a quarter of a microsecond."""
 
 Headers = Sequence[tuple[str, bytes]]
 
 
 class BufferPool:
-    """The memory that all buffered records share, in bytes. Any thread.
+    """Memory that all buffered records share, in bytes. Any thread.
 
-    While senders wait for room, released memory goes to the one that has waited longest: small records cannot keep it
-    from a large one.
+    While senders wait for room, released memory goes to the one that has waited longest, so small records cannot starve
+    a large one.
     """
 
     def __init__(self, limit: int, lock: AbstractContextManager[Any], changes: Changes) -> None:
-        """`changes` are those of `lock`."""
+        """`changes` is the condition variable of `lock`."""
         self.limit = limit
         self._used = 0
         self._waiting: dict[int, None] = {}
-        """The `id` of each sender that waits, the longest first."""
+        """`id` of each waiting sender, in order of arrival."""
         self._is_closed = False
         self._lock = lock
         self._changes = changes
@@ -66,7 +65,7 @@ class BufferPool:
 
     @property
     def waiters(self) -> int:
-        """Senders that wait for room."""
+        """Number of senders that wait for room."""
         return len(self._waiting)
 
     def acquire(self, amount: int, sender: object) -> bool:
@@ -86,7 +85,7 @@ class BufferPool:
                 self._changes.notify_all()
 
     def wait_for(self, amount: int, sender: object, seconds: float) -> Operation[bool]:
-        """Wait until `sender` can reserve `amount` bytes, or the pool is closed; return whether that is so.
+        """Wait until `sender` can reserve `amount` bytes, or the pool is closed; return `False` on timeout.
 
         Nothing is reserved, so a cancelled wait loses nothing. The sender keeps its place until `leave`.
         """
@@ -98,14 +97,14 @@ class BufferPool:
         return has_room
 
     def leave(self, sender: object) -> None:
-        """Let the next sender have its turn. Does nothing if `sender` does not wait."""
+        """Pass the turn to the next sender. Does nothing if `sender` does not wait."""
         with self._lock:
             if id(sender) in self._waiting:
                 del self._waiting[id(sender)]
                 self._changes.notify_all()
 
     def close(self) -> None:
-        """End all waits, now and later."""
+        """End all current and later waits."""
         with self._lock:
             self._is_closed = True
             self._changes.notify_all()
@@ -116,7 +115,7 @@ class BufferPool:
 
 
 class ClosedBatch:
-    """The records of a batch that is closed: nothing is appended to it any more."""
+    """Records of a closed batch: nothing is appended to it any more."""
 
     __slots__ = ("headers", "keys", "pending", "reserved_bytes", "timestamps_ms", "values")
 
@@ -152,16 +151,16 @@ class ClosedBatch:
 
 
 class PartitionBuffer:
-    """The open batch of one partition. Touch it under `lock`, and call `stop_appender` first.
+    """Open batch of one partition. Access it under `lock`, and call `stop_appender` first.
 
     Attributes:
-        room: bytes that may be appended before more must be taken; negative while no batch is open. Belongs to the
+        room: bytes that may be appended before more must be acquired; negative while no batch is open. Belongs to the
             appender while there is one.
-        reserved_bytes: bytes taken from the buffer pool for the open batch, `room` included.
-        limit: records that may be in the open batch before the producer checks whether to close it.
+        reserved_bytes: bytes acquired from the buffer pool for the open batch, `room` included.
+        limit: number of records in the open batch at which the producer checks whether to close it.
         is_overdue: a whole batch waits for the partition to be idle, and not for the linger to pass.
-        retired: nothing may be appended any more: the producer is closed, or the topic is another one by now.
-        appender: the generator that appends without the lock, or None.
+        retired: appends are rejected: the producer is closed, or the topic was created again.
+        appender: generator that appends without the lock, or `None`.
     """
 
     __slots__ = (
@@ -231,9 +230,9 @@ class PartitionBuffer:
     def start_appender(self, *, return_futures: bool) -> Callable[[bytes], RecordFuture | None]:
         """Return a function that appends one value without a lock, until the piece is full or the appender is stopped.
 
-        It raises StopIteration where it has not appended, and ValueError while another thread is in it: then take the
-        lock. That a generator runs in one thread at a time is the interpreter's own promise, and costs nothing: 250 ns
-        a record in place of 440 with a lock (Python 3.11), most of the rest being the future.
+        It raises StopIteration if it has not appended, and ValueError while another thread runs it: then take the lock.
+        The interpreter guarantees that a generator runs in one thread at a time, at no cost: 250 ns a record instead of
+        440 with a lock (Python 3.11), mostly for the future.
         """
         assert self.appender is None
         assert self.pending is not None
@@ -243,10 +242,10 @@ class PartitionBuffer:
         return appender.send
 
     def stop_appender(self) -> None:
-        """End the appender, so that the buffer can be touched. Under the lock.
+        """End the appender, so that the buffer can be accessed. Called under the lock.
 
         Raises:
-            InternalError: it does not come to an end: this thread was interrupted in it and called `send` again.
+            InternalError: If it does not end, because this thread was interrupted in it and called `send` again.
         """
         appender = self.appender
         if appender is None:
@@ -255,7 +254,7 @@ class PartitionBuffer:
         while True:
             try:
                 appender.close()
-            except ValueError:  # Another thread is in it, and needs the interpreter to leave.
+            except ValueError:  # Another thread runs it, and needs the interpreter to leave.
                 if time.monotonic() > deadline:
                     raise InternalError("send was called from a signal handler that interrupted send") from None
                 time.sleep(0)
@@ -264,27 +263,27 @@ class PartitionBuffer:
                 return
 
     def is_full_for(self, cost: int) -> bool:
-        """Whether the open batch must be sealed before a record of `cost` bytes; may raise the limit of records."""
+        """Return whether the open batch must be sealed before a record of `cost` bytes; may raise the record limit."""
         count = len(self.values)
         used = self.reserved_bytes - max(self.room, 0)
         if count and (used + cost > self.batch_limit or count >= self.run_records):
             return True
         if count < self.limit:
             return False
-        self.is_overdue = True  # Set before the look: a response that makes the partition idle after it sees this.
+        self.is_overdue = True  # Set before the check: a response that makes the partition idle after it sees this.
         if self.partition_queue.idle:
             return True
         self.limit = self.run_records
         return False
 
     def has_room_for(self, cost: int) -> bool:
-        """Whether a record of `cost` bytes may be appended now."""
+        """Return whether a record of `cost` bytes may be appended now."""
         return self.room >= cost and len(self.values) < self.limit and self.pending is not None
 
     def piece_for(self, cost: int) -> int:
         """Return the number of bytes to acquire from the buffer pool for a record of `cost` bytes.
 
-        Never more than the limits allow, were all records of that cost.
+        At most the bytes that the limits allow if all records have that cost.
         """
         left = min(self.batch_limit - self.reserved_bytes, (self.limit - len(self.values)) * cost - max(self.room, 0))
         return max(min(max(PIECE_BYTES, self.reserved_bytes), left), cost - max(self.room, 0))
@@ -313,7 +312,7 @@ class PartitionBuffer:
         return index
 
     def drain(self) -> tuple[ClosedBatch, int] | None:
-        """Close the open batch; return it with the bytes that it did not use, or None if there is none."""
+        """Close the open batch; return it with its unused bytes, or `None` if there is none."""
         pending = self.pending
         if pending is None:
             return None
@@ -326,7 +325,7 @@ class PartitionBuffer:
 
 
 def _append_with_futures(buffer: PartitionBuffer, pending: PendingBatch) -> Generator[RecordFuture | None, bytes, None]:
-    """Append each value sent and yield its future; end where there is no room. All it touches a record is local."""
+    """Append each value sent and yield its future; end if there is no room. Accesses only locals for each record."""
     values = buffer.values
     append = values.append
     room = buffer.room
@@ -342,13 +341,13 @@ def _append_with_futures(buffer: PartitionBuffer, pending: PendingBatch) -> Gene
             future.batch = pending
             future.index = index
             append(value)
-        yield future  # The value sent next is not taken.
+        yield future  # A value sent after this is not appended.
     finally:
         buffer.room = room
 
 
 def _append_without(buffer: PartitionBuffer) -> Generator[RecordFuture | None, bytes, None]:
-    """As `_append_with_futures`, without futures."""
+    """Like `_append_with_futures`, without futures."""
     append = buffer.values.append
     room = buffer.room
     try:
@@ -359,13 +358,13 @@ def _append_without(buffer: PartitionBuffer) -> Generator[RecordFuture | None, b
                 return
             room -= cost
             append(value)
-        yield None  # The value sent next is not taken.
+        yield None  # A value sent after this is not appended.
     finally:
         buffer.room = room
 
 
 def record_cost(value: bytes | None, key: bytes | None, headers: Headers | None) -> int:
-    """Return the bytes that a record is counted with."""
+    """Return the bytes counted for a record."""
     cost = RECORD_OVERHEAD + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
     for name, data in headers or ():
         cost += HEADER_OVERHEAD + 4 * len(name) + len(data)
@@ -373,9 +372,9 @@ def record_cost(value: bytes | None, key: bytes | None, headers: Headers | None)
 
 
 def _column(column: list[Any] | None, length: int) -> list[Any]:
-    """Return a column that reaches up to the next record: records before it had nothing in it.
+    """Return a column padded up to the next record: earlier records have no entry in it.
 
-    It is longer by one where Ctrl-C came between the fast path's two appends.
+    It is longer by one if Ctrl-C came between the fast path's two appends.
     """
     if column is None:
         return [None] * length

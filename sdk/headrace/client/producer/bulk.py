@@ -1,7 +1,7 @@
-"""The columns of one `send_many`, cut into batches without a step a record. Pure.
+"""Columns of one `send_many`, divided into batches without a step per record. Pure.
 
-Lengths become one cumulative array of costs, so that a batch's end is one binary search. Arrow arrays stay in their
-buffers.
+Lengths become one cumulative array of costs, so that a batch's end is found by one binary search. Arrow arrays stay in
+their buffers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from headrace.wire.encoding import ArrowBuffers, arrow_buffers, batch_parts, col
 
 Int64s = npt.NDArray[np.int64]
 ENTRY_OVERHEAD = 5
-"""Bytes that an entry of a column takes besides its own: its offset and, rounded up, its bit of validity."""
+"""Bytes of a column entry besides its own: its offset and, rounded up, its bit of validity."""
 TIME_BYTES = 8
 JOINED_BYTES = 64 * 1024 * 1024
 """Lists of more bytes than this are joined batch by batch."""
@@ -31,10 +31,10 @@ class Bulk:
     """Records as columns. Immutable.
 
     Args:
-        values: bytes or None each, or an Arrow column.
-        keys: the same, or None: no keys.
-        headers: pairs each or None, or None: no headers.
-        timestamps_ms: one each or None, or None: no timestamps of their own.
+        values: bytes or `None` each, or an Arrow column.
+        keys: the same, or `None` for no keys.
+        headers: pairs each or `None`, or `None` for no headers.
+        timestamps_ms: one each or `None`, or `None` for no own timestamps.
     """
 
     __slots__ = ("_ends", "_headers", "_keys", "_times", "_values")
@@ -50,7 +50,7 @@ class Bulk:
         self._keys = keys
         self._headers = headers
         self._times = timestamps_ms
-        # To the byte and not by a bound: ten thousand rows of Spark make two full batches, and no third one of a few.
+        # Exact rather than an upper bound: ten thousand Spark rows make two full batches, without a small third one.
         overhead = ENTRY_OVERHEAD * (1 + (keys is not None) + (headers is not None))
         overhead += 0 if timestamps_ms is None else TIME_BYTES
         ends = _ends(values)
@@ -68,7 +68,7 @@ class Bulk:
         return len(self._ends)
 
     def cut(self, start: int, limit: int, records: int) -> tuple[int, int]:
-        """Return an end index after `start` and the cost up to it: `records`, or as many as fit in `limit` bytes.
+        """Return an end index after `start` and the cost up to it: `records`, or the number that fits in `limit` bytes.
 
         At least one record.
         """
@@ -103,7 +103,7 @@ class Bulk:
         return batch_parts(self._values[start:end], listed, **rest)
 
     def by_partition(self, choose: Callable[[bytes | None], int]) -> Iterator[tuple[int, "Bulk"]]:
-        """Split by the partition of each key, partitions ascending, order within one kept."""
+        """Split by the partition of each key, partitions ascending; order within a partition is kept."""
         keys = _as_list(self._keys) if isinstance(self._keys, ArrowBuffers) else self._keys
         chosen = np.fromiter(map(choose, keys if keys is not None else [None] * len(self)), np.int64, len(self))
         values = _as_list(self._values) if isinstance(self._values, ArrowBuffers) else self._values
@@ -128,10 +128,10 @@ def bulk_of(
     key_serializer: Serializer | None,
     value_serializer: Serializer | None,
 ) -> Bulk:
-    """Take what `send_many` was given.
+    """Convert the arguments of `send_many`.
 
     Raises:
-        SerializationError: an entry that is not bytes, or columns of different lengths.
+        SerializationError: If an entry is not bytes, or columns differ in length.
     """
     times = None if timestamps_ms is None else [None if at is None else int(at) for at in timestamps_ms]
     joined = _joined(values) if keys is None and value_serializer is None else None
@@ -144,9 +144,9 @@ def bulk_of(
 
 
 def _joined(column: Any) -> ArrowBuffers | None:
-    """Return a plain list of bytes as one buffer with offsets: one join for all batches of it; None: take it as it is.
+    """Return a plain list of bytes as one buffer with offsets, joined once; `None` to use it unchanged.
 
-    Not where records have keys, which part them, and not where so much would be held twice.
+    Not if records have keys, which divide them, or if too many bytes would be in memory twice.
     """
     if type(column) is not list:
         return None
@@ -158,14 +158,14 @@ def _joined(column: Any) -> ArrowBuffers | None:
     except TypeError:
         return None
     if len(data) != ends[-1]:
-        return None  # Something that is not bytes has another length than it has bytes.
+        return None  # An entry that is not bytes: its length differs from its size.
     offsets = np.zeros(len(column) + 1, np.int32)
     offsets[1:] = ends
     return ArrowBuffers(offsets, data)
 
 
 def _taken(column: Any, serializer: Serializer | None, what: str) -> list[bytes | None] | ArrowBuffers:
-    if hasattr(column, "columns"):  # A table of Arrow, a frame of pandas or Polars.
+    if hasattr(column, "columns"):  # An Arrow table, or a data frame of pandas or Polars.
         raise SerializationError(
             f"the {what}s are a {type(column).__name__}, not one column",
             action=f'Give a column of it, for example {what}s=table["{what}"].',
@@ -181,7 +181,7 @@ def _taken(column: Any, serializer: Serializer | None, what: str) -> list[bytes 
 
 
 def _ends(column: list[bytes | None] | ArrowBuffers) -> Int64s:
-    """Bytes of a column up to and with each entry."""
+    """Return the cumulative bytes of a column after each entry."""
     if isinstance(column, ArrowBuffers):
         ends: Int64s = np.subtract(column.offsets[1:], column.offsets[0], dtype=np.int64)
         return ends

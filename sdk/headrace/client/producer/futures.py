@@ -1,7 +1,7 @@
-"""What `send` returns: a future that resolves through its batch's one completion.
+"""Futures that `send` returns, resolved through the single completion of their batch.
 
-A `PendingBatch` is made when a batch is opened, and completed once: by gRPC's thread, or by the thread that gives it
-up. Futures are two words each; they look everything up in their batch.
+A `PendingBatch` is created when a batch is opened, and completed once: on gRPC's thread, or on the thread that abandons
+it. Futures are two words each and read everything else from their batch.
 """
 
 import logging
@@ -18,16 +18,16 @@ _log = logging.getLogger("headrace.client")
 
 
 class PendingBatch:
-    """The completion of one batch. Any thread; `complete` is called once, by the producer.
+    """Completion of one batch. Any thread; the producer calls `complete` once.
 
     Attributes:
         where: its partition.
-        timestamp_ms: what records without a timestamp of their own carry.
-        timestamps_ms: the records' own timestamps, None each for `timestamp_ms`; None: none has one.
-        batch_records: more records than this are cut into batches of this number.
-        base_offsets: of each batch's first record once done; empty where they are not known.
-        error: why it failed, once done.
-        repeated: whether the leader had some of it, or of what came with it, before; known once done.
+        timestamp_ms: timestamp of records without their own.
+        timestamps_ms: own timestamps of the records, `None` each for `timestamp_ms`; `None` if no record has one.
+        batch_records: more records than this are divided into batches of this number.
+        base_offsets: offset of each batch's first record once done; empty if they are unknown.
+        error: reason of the failure, once done.
+        repeated: whether the leader already had part of it, or of its request; known once done.
     """
 
     __slots__ = (
@@ -56,7 +56,7 @@ class PendingBatch:
         self._callbacks: list[Callable[[], None]] = []
 
     def done(self) -> bool:
-        """Whether it was delivered or has failed."""
+        """Return whether it was delivered or has failed."""
         return self._done
 
     def complete(self, base_offsets: tuple[int, ...], error: HeadraceError | None) -> None:
@@ -74,11 +74,11 @@ class PendingBatch:
             _run(callback)
 
     def wait(self, timeout: float | None) -> None:
-        """Wait until it is done; a batch that is still open is sent now rather than after its linger.
+        """Wait until it is done; an open batch is sent now instead of after its linger.
 
         Raises:
-            TimeoutError: not within `timeout` seconds.
-            HeadraceError: why it failed.
+            TimeoutError: If it is not done within `timeout` seconds.
+            HeadraceError: The reason of the failure.
         """
         if not self._done:
             self._flush_now(self)
@@ -92,12 +92,12 @@ class PendingBatch:
             raise self.error
 
     def flush_now(self) -> None:
-        """Send the batch now if it is still open: its result is waited for."""
+        """Send the batch now if it is still open, because a caller waits for its result."""
         if not self._done:
             self._flush_now(self)
 
     def call_when_done(self, callback: Callable[[], None]) -> None:
-        """Run `callback` once it is done: on the thread that completes it, or now."""
+        """Run `callback` once it is done: on the thread that completes it, or at once."""
         with self._lock:
             if not self._done:
                 self._callbacks.append(callback)
@@ -122,7 +122,7 @@ def _run(callback: Callable[[], None]) -> None:
 
 
 class RecordFuture:
-    """The result of one record. Any thread."""
+    """Result of one record. Any thread."""
 
     __slots__ = ("batch", "index")
 
@@ -130,15 +130,15 @@ class RecordFuture:
     index: int
 
     def done(self) -> bool:
-        """Whether the record was delivered or has failed."""
+        """Return whether the record was delivered or has failed."""
         return self.batch.done()
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Wait for the acknowledgement; return the record's metadata.
 
         Raises:
-            TimeoutError: not within `timeout` seconds; the record may still arrive.
-            HeadraceError: why it failed; `outcome` is whether it may be read later.
+            TimeoutError: If there is none within `timeout` seconds; the record may still be stored.
+            HeadraceError: The reason of the failure; `outcome` states whether the record may be stored.
         """
         self.batch.wait(timeout)
         return self.batch.metadata(self.index)
@@ -156,9 +156,9 @@ class RecordFuture:
         return None
 
     def add_done_callback(self, callback: Callable[["RecordFuture"], Any]) -> None:
-        """Call `callback(future)` once the record is delivered or has failed: on another thread, or now.
+        """Call `callback(future)` once the record is delivered or has failed: on another thread, or at once.
 
-        It must be quick: nothing else is acknowledged meanwhile.
+        It must be quick, because it delays other acknowledgements.
         """
         self.batch.call_when_done(lambda: callback(self))
 
@@ -167,27 +167,27 @@ class RecordFuture:
 
 
 class BatchFuture:
-    """The results of the records of one `send_many`: one future a batch. Any thread."""
+    """Results of the records of one `send_many`, with one future per batch. Any thread."""
 
     __slots__ = ("parts",)
 
     def __init__(self, parts: list[tuple[RecordFuture, int]]) -> None:
         self.parts = parts
-        """(future of the batch's first record, how many records), in the order in which they were sealed."""
+        """(future of the batch's first record, number of records), in the order in which they were sealed."""
 
     def __len__(self) -> int:
         return sum(records for _, records in self.parts)
 
     def done(self) -> bool:
-        """Whether every record was delivered or has failed."""
+        """Return whether every record was delivered or has failed."""
         return all(future.done() for future, _ in self.parts)
 
     def result(self, timeout: float | None = None) -> list[tuple[RecordMetadata, int]]:
         """Wait for every acknowledgement; return the metadata of each run's first record, and the run's length.
 
         Raises:
-            TimeoutError: not within `timeout` seconds.
-            HeadraceError: the first failure.
+            TimeoutError: If one is missing after `timeout` seconds.
+            HeadraceError: The first failure.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         found = []
@@ -201,7 +201,7 @@ class BatchFuture:
 
 
 def future_for(batch: PendingBatch, index: int) -> RecordFuture:
-    """Make a future. The hot path does the same inline: an `__init__` would double what a future costs there."""
+    """Return a future. The hot path does this inline, because an `__init__` would double the cost of a future there."""
     future = RecordFuture()
     future.batch = batch
     future.index = index

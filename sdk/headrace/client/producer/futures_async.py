@@ -1,4 +1,4 @@
-"""What the asyncio producer returns for its records. One event loop."""
+"""Futures of the asyncio producer. Used on one event loop."""
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
@@ -10,7 +10,7 @@ from headrace.client.producer.futures import RecordFuture as SyncRecordFuture
 
 
 class RecordFuture:
-    """The result of one record: `await future` returns its metadata, any number of times."""
+    """Result of one record: `await future` returns its metadata, any number of times."""
 
     __slots__ = ("_future",)
 
@@ -18,14 +18,14 @@ class RecordFuture:
         self._future = future
 
     def done(self) -> bool:
-        """Whether the record was delivered or has failed."""
+        """Return whether the record was delivered or has failed."""
         return self._future.done()
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        """Wait for the acknowledgement. Cancelling ends the wait, not the delivery.
+        """Wait for the acknowledgement. Cancellation ends the wait, not the delivery.
 
         Raises:
-            HeadraceError: why it failed; `outcome` is whether it may be read later.
+            HeadraceError: The reason of the failure; `outcome` states whether the record may be stored.
         """
         if not self._future.done():
             yield from until_done(self._future.batch).__await__()
@@ -36,26 +36,26 @@ class RecordFuture:
 
 
 class BatchFuture:
-    """The results of the records of one `send_many`; `await` it."""
+    """Results of the records of one `send_many`; awaitable."""
 
     __slots__ = ("parts",)
 
     def __init__(self, parts: Sequence[tuple[SyncRecordFuture, int]]) -> None:
         self.parts = [(RecordFuture(future), records) for future, records in parts]
-        """(future of the batch's first record, how many records), in the order in which they were sealed."""
+        """(future of the batch's first record, number of records), in the order in which they were sealed."""
 
     def __len__(self) -> int:
         return sum(records for _, records in self.parts)
 
     def done(self) -> bool:
-        """Whether every record was delivered or has failed."""
+        """Return whether every record was delivered or has failed."""
         return all(future.done() for future, _ in self.parts)
 
     def __await__(self) -> Generator[Any, None, list[tuple[RecordMetadata, int]]]:
         """Wait for every acknowledgement; return the metadata of each run's first record, and the run's length.
 
         Raises:
-            HeadraceError: the first failure.
+            HeadraceError: The first failure.
         """
         return self._all().__await__()
 
@@ -67,7 +67,7 @@ class BatchFuture:
 
 
 async def until_done(batch: PendingBatch) -> None:
-    """Wait until a batch is delivered or has failed; one that is still open is sent now."""
+    """Wait until a batch is delivered or has failed; an open batch is sent now."""
     if batch.done():
         return
     waiter = asyncio.get_running_loop().create_future()

@@ -1,26 +1,25 @@
-"""Sealed batches on their way: what is sent next, and what an answer means. Pure; its owner locks.
+"""Sealed batches in flight: selection of the next requests, and processing of responses. Pure; its owner locks.
 
 Time comes in as `now_ms`.
-A batch waits in its partition's queue, flies in a request, and ends by `Finished`, or comes back to its place in the
-queue.
+A batch waits in its partition's queue, is in flight in a request, and then is `Finished`, or returns to its place in
+the queue.
 
-    event                                   what becomes of the batch
+    event                                   result for the batch
     acknowledged                            finished with its offset
-    retriable error, nothing vouched for    back to its place, unknown: only its exact bytes may be sent again
-    retriable error, definitely not done    back to its place
+    retriable error, outcome unknown        back to its place, unknown: only its exact bytes may be sent again
+    retriable error, not applied            back to its place
     out of order or unknown producer        an earlier one unresolved: back to its place
-    the same, the first of its partition    definite: back, a new epoch once nothing flies; unknown: finished, UNKNOWN
+    the same, the first of its partition    not applied: back, new epoch once nothing flies; unknown: finished, UNKNOWN
     any other error, or out of time         finished with it; a sequence that is now missing needs a new epoch
 
-A kept identity gets no new epoch: a batch that would need one is finished with its error, and nothing is sent behind
-it.
+A kept identity gets no new epoch: a batch that would need one is finished with its error, and nothing is sent after it.
 
-After a failure a partition is recovering: it sends nothing until all that flew has come back, and one request at a time
-until one succeeds. So order holds whatever is lost (PROTOCOL H50, H51, I20 to I22). Without a producer id one request
-at a time flies.
+After a failure a partition is recovering: it sends nothing until all its batches in flight have returned, and then one
+request at a time until one succeeds. So order is kept whatever is lost (PROTOCOL H50, H51, I20 to I22). Without a
+producer id only one request at a time is in flight.
 
-A partition whose leader failed waits; metadata is read for a newer leader meanwhile, which is tried at once. A
-request without a response is given up when metadata names a newer leader: its outcome is unknown.
+A partition whose leader failed waits; metadata is read for a newer leader in the meantime, which is tried at once. A
+request without a response is dropped when metadata names a newer leader: its outcome is unknown.
 """
 
 from collections.abc import Iterable
@@ -42,9 +41,9 @@ from headrace.client.producer.producer_identity import ProducerIdentity
 from headrace.wire.errors import ErrorCode, HeadraceError, Outcome, TimedOutError, TransportError, UnknownTopicIdError
 
 MAX_BATCHES_IN_FLIGHT = 64
-"""A partition: as many ranges as the leader remembers (PROTOCOL H48)."""
+"""Maximum number per partition: the ranges that the leader remembers (PROTOCOL H48)."""
 MAX_REQUEST_BATCHES = 4_096
-"""Well below what a broker takes in one request (`max_request_batches`)."""
+"""Well below a broker's limit for one request (`max_request_batches`)."""
 
 _LEADERSHIP = frozenset({
     ErrorCode.NOT_LEADER, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH,
@@ -52,16 +51,16 @@ _LEADERSHIP = frozenset({
 })  # fmt: skip
 _IDENTITY = frozenset({ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITION})
 _GONE = _LEADERSHIP | {ErrorCode.SHUTTING_DOWN, ErrorCode.TIMED_OUT}
-"""Another leader may be found, or be on its way. So may be where a connection fails."""
+"""Errors after which another leader may exist or be elected. A failed connection counts as well."""
 _FULL = frozenset({ErrorCode.THROTTLED, ErrorCode.STORAGE_FULL})
-"""The leader itself works."""
+"""Errors of a working leader."""
 _SEQUENCE = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.UNKNOWN_PRODUCER})
 
 
 class InFlightRequests:
-    """Decides what is sent when. The owner locks around every call.
+    """Decides which batches are sent when. The owner locks around every call.
 
-    Sends the requests and completes what is finished.
+    The owner sends the requests and completes finished batches.
     """
 
     def __init__(
@@ -90,10 +89,10 @@ class InFlightRequests:
         self.unresolved: dict[SealedBatch, None] = {}
         """Every batch that was added and has not finished, in order."""
         self.needs_metadata = False
-        """Set when something cannot be sent for want of a leader; the owner reads metadata and clears it."""
+        """Set when a batch cannot be sent for lack of a leader; the owner reads metadata and clears it."""
 
     def add(self, batch: SealedBatch) -> None:
-        """Queue a batch that was sealed just now; it is sent once it is encoded."""
+        """Queue a batch that was just sealed; it is sent once it is encoded."""
         batch.partition_queue.queued.append(batch)
         self._waiting[batch.partition_queue] = None
         self.unresolved[batch] = None
@@ -103,7 +102,7 @@ class InFlightRequests:
         return list(self._flying)
 
     def waiting_topics(self) -> list[str]:
-        """Return the topics of which something is queued; a closing producer uses no others any more."""
+        """Return the topics with queued batches; a closing producer uses only these."""
         return list(dict.fromkeys(partition_queue.where.topic for partition_queue in self._waiting))
 
     def next_requests(self, now_ms: int) -> list[Request]:
@@ -114,7 +113,7 @@ class InFlightRequests:
         return requests
 
     def _pack(self, now_ms: int) -> list[Request]:
-        """Return at most one request for each broker."""
+        """Return at most one request per broker."""
         packed: dict[int, OpenRequest] = {}
         for partition_queue in list(self._waiting):
             if not partition_queue.queued:
@@ -156,7 +155,7 @@ class InFlightRequests:
         return self.identity.admits(partition_queue)
 
     def _take(self, partition_queue: PartitionQueue, leader_epoch: int, packed: OpenRequest) -> None:
-        """Move what fits from the front of the queue into a request; at least one batch if that is empty."""
+        """Move the batches that fit from the front of the queue into a request; at least one if it is empty."""
         batches: list[SealedBatch] = []
         most = packed.batches
         if self._idempotent:
@@ -184,7 +183,7 @@ class InFlightRequests:
             packed.parts.append(RequestPart(partition_queue, leader_epoch, batches))
 
     def answered(self, request: Request, answers: Iterable[PartitionResponse], now_ms: int) -> list[Finished]:
-        """Take an answer: one `PartitionResponse` a part, in the request's order."""
+        """Process a response: one `PartitionResponse` per part, in the request's order."""
         if self._lands_again(request):
             return []
         finished: list[Finished] = []
@@ -197,7 +196,7 @@ class InFlightRequests:
         return self._forget(finished)
 
     def failed(self, request: Request, error: HeadraceError, now_ms: int) -> list[Finished]:
-        """Take the failure of a whole call."""
+        """Process the failure of a whole call."""
         if self._lands_again(request):
             return []
         finished: list[Finished] = []
@@ -209,8 +208,8 @@ class InFlightRequests:
     def give_up_overdue(self, now_ms: int) -> tuple[list[Request], list[Finished]]:
         """Drop overdue requests whose partitions have a newer leader; the owner cancels their calls.
 
-        For other overdue requests metadata must be read. The outcome of dropped batches is unknown: they are sent
-        to the newer leader with the same sequences; to all leaders, if one partition of the request has moved.
+        For other overdue requests metadata must be read. The outcome of dropped batches is unknown: they are sent to
+        the newer leader with the same sequences; to all leaders, if one partition of the request has moved.
         """
         given_up = []
         for request, overdue in self._flying.items():
@@ -231,7 +230,7 @@ class InFlightRequests:
         return leader is not None and leader[2] > part.leader_epoch
 
     def _lands_again(self, request: Request) -> bool:
-        """Take a request out of flight; whether it has landed before, as it was given up or its start interrupted."""
+        """Remove a request from those in flight; return whether it was removed before (dropped, or not started)."""
         if request.landed:
             return True
         request.landed = True
@@ -255,7 +254,7 @@ class InFlightRequests:
     def _part_failed(
         self, part: RequestPart, answer: PartitionResponse, error: HeadraceError, now_ms: int, finished: list[Finished]
     ) -> None:
-        """Decide for each batch; those behind the one that was refused were not looked at."""
+        """Decide for each batch; the leader did not process those after the refused one."""
         partition_queue = part.partition_queue
         partition_queue.recovering = True
         partition_queue.failures += 1
@@ -291,7 +290,7 @@ class InFlightRequests:
         return error.retriable or error.code in _IDENTITY or error.code in _LEADERSHIP
 
     def _reroute(self, partition_queue: PartitionQueue, epoch: int, error: HeadraceError, now_ms: int) -> None:
-        """Decide where and when a partition is tried again that failed at the leader of `epoch`."""
+        """Decide where and when to retry a partition that failed at the leader of `epoch`."""
         moved = error.leader is not None and self._cluster_metadata.learn_leader(partition_queue.where, error.leader)
         if not moved:
             if error.code in _LEADERSHIP:
@@ -312,7 +311,7 @@ class InFlightRequests:
         finished.append(Finished(batch, (), error))
 
     def give_up(self, batch: SealedBatch, error: HeadraceError) -> list[Finished]:
-        """End a batch that is queued: it could not be encoded."""
+        """End a queued batch that could not be encoded."""
         if batch not in batch.partition_queue.queued:
             return []
         batch.partition_queue.queued.remove(batch)
@@ -321,7 +320,7 @@ class InFlightRequests:
         return self._forget(finished)
 
     def expire(self, now_ms: int) -> list[Finished]:
-        """End what has been queued past its deadline."""
+        """End batches queued beyond their deadline."""
         finished: list[Finished] = []
         for partition_queue in list(self._waiting):
             while partition_queue.queued and partition_queue.queued[0].deadline_ms <= now_ms:
@@ -345,7 +344,7 @@ class InFlightRequests:
         )
 
     def metadata_changed(self) -> list[Finished]:
-        """Look at new metadata: batches of a topic that is gone, or is another one by now, end."""
+        """Process new metadata: batches of a topic that was deleted or created again end."""
         self.needs_metadata = False
         finished: list[Finished] = []
         for partition_queue in list(self._waiting):
@@ -365,7 +364,7 @@ class InFlightRequests:
         return self._forget(finished)
 
     def abandon(self, error: HeadraceError) -> list[Finished]:
-        """End everything, queued or flying; the owner cancels the calls, and ignores their responses."""
+        """End all batches, queued or in flight; the owner cancels the calls, and ignores their responses."""
         finished: list[Finished] = []
         for batch in list(self.unresolved):
             batch.outcome_unknown = batch.outcome_unknown or batch in batch.partition_queue.flying
@@ -376,7 +375,7 @@ class InFlightRequests:
         return self._forget(finished)
 
     def next_event_ms(self, now_ms: int) -> int | None:
-        """Return the next time of a retry, an expiry or a check of an unanswered call, or `None`."""
+        """Return the next time of a retry, an expiry or a check of an overdue call, or `None`."""
         times = [overdue.next_ms(now_ms) for overdue in self._flying.values()]
         for partition_queue in self._waiting:
             if partition_queue.queued:

@@ -1,7 +1,7 @@
-"""What a producer does in the background: one operation for what is due by the clock, one for metadata.
+"""Background of a producer: one operation for timed work, one for metadata.
 
-A blocking producer runs both on one thread, an asyncio producer in two tasks. They begin with the first batch, so that
-a producer that is made and not used costs neither.
+A blocking producer runs both on one thread, an asyncio producer in two tasks. They start with the first batch, so that
+an unused producer costs neither.
 """
 
 import logging
@@ -18,23 +18,23 @@ from headrace.client.base.retry import Backoff
 from headrace.wire.errors import HeadraceError
 
 IDLE_MS = 3_600_000
-"""How long the clock's operation waits with nothing due."""
+"""Wait of the timer operation if nothing is due."""
 
 _log = logging.getLogger("headrace.client")
 
 
 class Maintained(Protocol):
-    """A producer's core."""
+    """Core of a producer."""
 
     def seal_due(self) -> int | None:
-        """Do what is due; return when to look again, in monotonic ms, or `None`."""
+        """Do the due work; return the next time to check, in monotonic ms, or `None`."""
 
     def refresh(self) -> Operation[bool]:
-        """Read metadata and the producer id where they are wanted; return whether nothing is wanted any more."""
+        """Read metadata and the producer id if needed; return whether nothing is needed any more."""
 
 
 class ProducerMaintenance:
-    """Runs `seal_due` when something is due and `refresh` when something is wanted. Owned by the core; any thread."""
+    """Runs `seal_due` when work is due and `refresh` when metadata or an id is needed. Any thread."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class ProducerMaintenance:
         self._tick = background.make_signal()
         self._wanted = background.make_signal()
         self._wakes_ms = monotonic_ms() + IDLE_MS
-        """Until when the clock's operation waits; whatever lowers it sets `_tick` too."""
+        """Time until which the timer operation waits; code that lowers it also sets `_tick`."""
         self._is_started = False
         self._is_stopped = False
 
     def due_at(self, at_ms: int | None) -> None:
-        """Look at a monotonic time in ms: wake the clock's operation only if it would wait past it."""
+        """Check at a monotonic time in ms: wakes the timer operation only if it would wait beyond it."""
         if at_ms is None or at_ms >= self._wakes_ms:
             return
         self._wakes_ms = at_ms
@@ -66,7 +66,7 @@ class ProducerMaintenance:
         self._tick.set()
 
     def look(self) -> None:
-        """Do now what is due."""
+        """Do due work now."""
         self.due_at(self._maintained.seal_due())
 
     def refresh_wanted(self) -> None:
@@ -75,7 +75,7 @@ class ProducerMaintenance:
         self._wanted.set()
 
     def stop(self) -> None:
-        """Begin nothing any more; closing the background ends what runs."""
+        """Start nothing any more; closing the background ends running operations."""
         with self._lock:
             self._is_stopped = True
 
@@ -103,7 +103,7 @@ class ProducerMaintenance:
             self._tick.clear()
 
     def _run_refresh(self) -> Operation[None]:
-        """Refresh when something is wanted, and before metadata grows too old; never twice within a short while."""
+        """Refresh when needed, and before metadata exceeds its maximum age; never twice within a short time."""
         seconds, failures = self._max_age_seconds, 0
         while True:
             yield WaitSignal(self._wanted, seconds)
@@ -125,8 +125,8 @@ class ProducerMaintenance:
             seconds = self._max_age_seconds if is_satisfied else 0.0
 
     def _delay_ms(self, failures: int) -> int:
-        """Return the delay after a refresh by the number of failures in a row.
+        """Return the delay after a refresh by the number of consecutive failures.
 
-        A refresh that succeeded may be repeated while a leader is elected; that takes no back-off.
+        A successful refresh may be repeated without back-off while a leader is elected.
         """
         return self._backoff.delay_ms(failures) if failures else self._backoff.look_delay_ms()

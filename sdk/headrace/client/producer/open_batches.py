@@ -1,7 +1,7 @@
-"""The open batches of a producer: appending, growing within the buffer pool, sealing, lingering. No I/O.
+"""Open batches of a producer: appending, growing within the buffer pool, sealing, lingering. No I/O.
 
-A caller that fills a batch seals it, encodes it and starts the call, by `Sender`. A batch lingers at least `linger_ms`,
-and as long as its partition has something in flight: so batches grow under load by themselves.
+The caller that fills a batch seals it, encodes it and starts the call, by `Sender`. A batch lingers for at least
+`linger_ms`, and while its partition has a batch in flight, so batches grow under load.
 """
 
 import time
@@ -22,7 +22,7 @@ from headrace.wire.errors import BatchTooLargeError
 
 
 class UnsentRecord(NamedTuple):
-    """One record of `send`."""
+    """Record of one `send`."""
 
     topic: str
     value: bytes | None
@@ -35,7 +35,7 @@ class UnsentRecord(NamedTuple):
 
 
 class OpenBatches:
-    """Owned by a producer's core. Any thread, where the buffers' locks are those of threads."""
+    """Open batches of one producer's core. Any thread, if the buffers' locks are thread locks."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class OpenBatches:
         *,
         uses_appenders: bool,
     ) -> None:
-        """`uses_appenders`: fill `appenders`."""
+        """`uses_appenders` fills `appenders`."""
         self._config = config
         self._buffer_pool = buffer_pool
         self._maintenance = maintenance
@@ -76,9 +76,9 @@ class OpenBatches:
                 return missing
 
     def _make_room(self, buffer: PartitionBuffer, record: UnsentRecord) -> int | None:
-        """Let the open batch grow, or seal a full one.
+        """Grow the open batch, or seal a full one.
 
-        Return None if it has grown; see `ProducerCore.append` for other values.
+        Return `None` if it has grown; see `ProducerCore.append` for other values.
         """
         cost = record.cost
         if cost > buffer.largest:
@@ -97,9 +97,9 @@ class OpenBatches:
         return 0
 
     def _grow(self, buffer: PartitionBuffer, record: UnsentRecord) -> int | None:
-        """Add a piece of memory to the open batch, or open a batch with it. Under the buffer's lock.
+        """Add a piece of memory to the open batch, or open a batch with it. Called under the buffer's lock.
 
-        Return None, or how many bytes the buffer pool lacks.
+        Return `None`, or the number of bytes that the buffer pool lacks.
         """
         if buffer.has_room_for(record.cost):
             return None
@@ -111,20 +111,20 @@ class OpenBatches:
             return None
         buffer.open(self.pending_for(buffer), monotonic_ms(), piece)
         self._lingering[buffer] = None
-        if buffer.partition_queue.idle:  # Otherwise the end of what is in flight looks for what is due.
+        if buffer.partition_queue.idle:  # Otherwise the end of the batch in flight triggers the check.
             self._maintenance.due_at(buffer.opened_ms + self._config.linger_ms)
         return None
 
     def pending_for(self, buffer: PartitionBuffer) -> PendingBatch:
-        """Return the completion of a batch that is opened now."""
+        """Return the completion of a batch that is being opened."""
         return PendingBatch(buffer.where, time.time_ns() // 1_000_000, self._flush_now, buffer.batch_records)
 
     def send_bulk(
         self, buffer: PartitionBuffer, pending: PendingBatch, bulk: Bulk, rows: range, cost: int
     ) -> int | None:
-        """Queue a batch of its own behind what is open and send both. Return None, or how many bytes are missing.
+        """Queue a separate batch after the open one and send both. Return `None`, or the number of missing bytes.
 
-        0: the buffer is out of use. With Ctrl-C deferred.
+        `0` means that the buffer is retired. Called with Ctrl-C deferred.
         """
         with buffer.lock:
             if buffer.retired:
@@ -140,7 +140,7 @@ class OpenBatches:
         return None
 
     def _seal(self, buffer: PartitionBuffer) -> tuple[SealedBatch, ClosedBatch] | None:
-        """Take the open batch and queue it in its place, not yet encoded. Under the buffer's lock."""
+        """Close the open batch and queue it in its place, not yet encoded. Called under the buffer's lock."""
         if buffer.appender is not None:
             buffer.stop_appender()
         self._lingering.pop(buffer, None)
@@ -158,7 +158,7 @@ class OpenBatches:
         return self._sender.enqueue(buffer.partition_queue, records.pending, count, records.reserved_bytes), records
 
     def _ship(self, buffer: PartitionBuffer, batch: SealedBatch, records: ClosedBatch) -> None:
-        """Encode what was sealed and send it. With Ctrl-C deferred."""
+        """Encode a sealed batch and send it. Called with Ctrl-C deferred."""
         self._sender.encode(batch, 0, records)
         self._sender.dispatch()
         self.move_sticky(buffer)
@@ -172,19 +172,19 @@ class OpenBatches:
                 self._ship(buffer, *sealed)
 
     def seal_all(self) -> None:
-        """As `seal_now`, for every open batch."""
+        """Seal, encode and send every open batch."""
         for buffer in list(self._lingering):
             self.seal_now(buffer)
 
     def _flush_now(self, pending: PendingBatch) -> None:
-        """Send a batch that is still open, because its result is waited for."""
+        """Send a batch that is still open, because a caller waits for its result."""
         for buffer in list(self._lingering):
             if buffer.pending is pending:
                 self.seal_now(buffer)
                 return
 
     def retire(self, buffer: PartitionBuffer) -> None:
-        """Send the open batch; nothing more is appended."""
+        """Send the open batch; later appends are rejected."""
         self.seal_now(buffer)
         with buffer.lock:
             late = self._seal(buffer)
@@ -194,7 +194,7 @@ class OpenBatches:
             self._sender.dispatch()
 
     def seal_lingering(self, now_ms: int) -> int | None:
-        """Seal what has lingered; return when the next one has, in monotonic ms, or `None`."""
+        """Seal batches whose linger is over; return when the next one ends, in monotonic ms, or `None`."""
         next_ms: int | None = None
         for buffer in list(self._lingering):
             due_ms = buffer.opened_ms + self._config.linger_ms
@@ -205,12 +205,12 @@ class OpenBatches:
         return next_ms
 
     def move_sticky(self, buffer: PartitionBuffer) -> None:
-        """Records without a key move on from a partition whose batch was sealed."""
+        """Move records without a key away from a partition whose batch was sealed."""
         if self._topics.moves_sticky(buffer):
             self.appenders.pop(buffer.where.topic, None)
 
 
 def too_large(buffer: PartitionBuffer, cost: int) -> BatchTooLargeError:
-    """Return the error of a record that no batch of its topic can hold."""
+    """Return the error of a record that is too large for any batch of its topic."""
     largest, topic = buffer.largest, buffer.where.topic
     return BatchTooLargeError(f"a record of {cost} bytes is over the {largest} that {topic} takes")

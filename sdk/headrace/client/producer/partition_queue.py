@@ -1,6 +1,6 @@
-"""What a producer has on its way: sealed batches, the line of them in each partition, requests and answers. Data.
+"""Sealed batches of a producer: their queue in each partition, requests and responses. Data classes.
 
-`headrace.client.producer.inflight` decides over them.
+`headrace.client.producer.inflight` makes the decisions about them.
 """
 
 from bisect import insort
@@ -17,7 +17,7 @@ from headrace.wire.zero_copy import BufferVector
 
 
 class SealedBatch:
-    """Records that travel together: one batch, or a run of them where `batch_records` cuts. Owned by its queue."""
+    """Records that are sent together: one batch, or a run of batches of `batch_records` each. Owned by its queue."""
 
     __slots__ = (
         "count",
@@ -45,20 +45,20 @@ class SealedBatch:
         self.pending = pending
         self.records = records
         self.count = len(range(0, records, pending.batch_records))
-        """Batches that it is cut into."""
+        """Number of batches into which it is divided."""
         self.reserved_bytes = reserved_bytes
-        """Bytes of the producer's buffer pool."""
+        """Bytes reserved from the producer's buffer pool."""
         self.deadline_ms = deadline_ms
         partition_queue.serials += 1
         self.serial = partition_queue.serials
-        """Numbers the batches of the partition in the order in which they were sealed."""
+        """Number of the batch within its partition, in the order of sealing."""
         self.stamp: ProducerStamp = partition_queue.sequences.sealed(records)
         self.encoded: list[BufferVector] | None = None
-        """Its batches; None while they are being encoded: nothing behind is sent meanwhile."""
+        """Encoded batches; `None` during encoding, when no later batch of the partition is sent."""
         self.numbered = False
-        """Whether its sequence counts as sent in the present epoch."""
+        """Whether its sequence counts as sent in the current epoch."""
         self.outcome_unknown = False
-        """Whether some send of it may have been applied."""
+        """Whether an earlier send of it may have been applied."""
 
     def stamp_anew(self, stamp: ProducerStamp) -> None:
         """Assign other sequences to its batches; see `restamp`."""
@@ -68,7 +68,7 @@ class SealedBatch:
 
 
 class PartitionQueue:
-    """The sealed batches of one partition of one life of a topic."""
+    """Sealed batches of one partition of one incarnation of a topic."""
 
     __slots__ = (
         "failed_epoch",
@@ -97,13 +97,13 @@ class PartitionQueue:
         self.failures = 0
         self.retry_at_ms = 0
         self.failed_epoch = -1
-        """The leader epoch that the back-off is for; the leader of a newer one is tried at once."""
+        """Leader epoch to which the back-off applies; the leader of a newer one is tried at once."""
         self.seeks_leader = False
-        """Whether metadata is read for a newer leader while it waits."""
+        """Whether metadata must be read for a newer leader during the back-off."""
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is queued or in flight: then a batch that lingers may go."""
+        """Whether nothing is queued or in flight, so a lingering batch may be sent."""
         return not self.queued and not self.flying
 
     def queued_records(self) -> int:
@@ -111,7 +111,7 @@ class PartitionQueue:
         return sum(batch.records for batch in self.queued)
 
     def put_back(self, batches: Iterable[SealedBatch]) -> None:
-        """Put batches back to their places in the queue."""
+        """Return batches to their places in the queue."""
         merged = list(self.queued)
         for batch in batches:
             insort(merged, batch, key=lambda entry: entry.serial)
@@ -119,7 +119,7 @@ class PartitionQueue:
 
 
 class RequestPart(NamedTuple):
-    """What a request carries for one partition."""
+    """Part of a request for one partition."""
 
     partition_queue: PartitionQueue
     leader_epoch: int
@@ -127,22 +127,22 @@ class RequestPart(NamedTuple):
 
 
 class OpenRequest:
-    """A request that is being filled."""
+    """Request that is being filled."""
 
     __slots__ = ("address", "batches", "deadline_ms", "parts", "room")
 
     def __init__(self, address: str, room: int, batches: int, deadline_ms: int) -> None:
         self.address = address
         self.room = room
-        """Bytes that it may still take."""
+        """Remaining bytes."""
         self.batches = batches
-        """Batches that it may still take."""
+        """Remaining number of batches."""
         self.deadline_ms = deadline_ms
         self.parts: list[RequestPart] = []
 
 
 class Request:
-    """One Produce to be sent. It lands once: whatever comes for it later is ignored."""
+    """Produce request to be sent. It completes once; later results are ignored."""
 
     __slots__ = ("address", "broker_id", "landed", "parts", "request_id", "started_seconds", "timeout_ms")
 
@@ -154,22 +154,22 @@ class Request:
         self.timeout_ms = timeout_ms
         self.landed = False
         self.started_seconds = 0.0
-        """When its call was started, by the clock of its sender."""
+        """Start time of its call, by the sender's clock."""
 
 
 class PartitionResponse(NamedTuple):
-    """What came back for one partition of a request."""
+    """Result for one partition of a request."""
 
     base_offsets: tuple[int, ...]
     error: HeadraceError | None
     repeated: bool = False
-    """Whether some of it had been appended before."""
+    """Whether part of it had been appended before."""
 
 
 class Finished(NamedTuple):
-    """A batch that is done with."""
+    """Batch that is finished."""
 
     batch: SealedBatch
     base_offsets: tuple[int, ...]
-    """One a batch of it; empty where they are not known."""
+    """One per batch in it; empty if they are unknown."""
     error: HeadraceError | None

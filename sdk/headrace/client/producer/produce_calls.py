@@ -1,6 +1,6 @@
-"""The Produce calls in flight of one producer: over the native protocol where that can be used, else over gRPC.
+"""Produce calls in flight of one producer: over the native protocol if possible, else over gRPC.
 
-What the blocking and the asyncio I/O layer share; each of them makes the gRPC calls.
+Shared by the blocking and the asyncio I/O layer, which make the gRPC calls.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ from headrace.wire.frames import Frame
 
 
 class Cancellable(Protocol):
-    """A call."""
+    """Call that can be cancelled."""
 
     def cancel(self) -> Any:
-        """End it; nothing where it has ended."""
+        """Cancel the call; does nothing if it has ended."""
 
 
 class _NativeCall:
@@ -32,31 +32,31 @@ class _NativeCall:
 
 
 def _nothing() -> None:
-    """Do nothing: the call is being begun, and its answer will be ignored."""
+    """Do nothing: the call is being started, and its response will be ignored."""
 
 
 class ProduceCalls:
-    """Owned by one I/O layer."""
+    """Calls of one I/O layer."""
 
     def __init__(
         self, config: ProducerConfig, native: NativeCaller, start_grpc: Callable[[Request, Landed], None]
     ) -> None:
-        """`start_grpc` begins a call over gRPC, which it adds before it can end; raises ClosedError."""
+        """`start_grpc` starts a call over gRPC and adds it before it can end; raises ClosedError."""
         self._config = config
         self._native = native
         self._start_grpc = start_grpc
         self._calls: dict[Request, Cancellable] = {}
 
     def __len__(self) -> int:
-        """Return how many are in flight."""
+        """Return the number of calls in flight."""
         return len(self._calls)
 
     def start(self, request: Request, landed: Landed) -> None:
-        """Begin a call; `landed` takes its end.
+        """Start a call; `landed` is called when it ends.
 
         Raises:
-            ClosedError: the connections are closed.
-            NotConnectedError: the broker can be called over gRPC alone, and transport='native'.
+            ClosedError: If the connections are closed.
+            NotConnectedError: If the broker supports gRPC only, and transport='native'.
         """
         call = _NativeCall()
         self._calls[request] = call
@@ -80,13 +80,13 @@ class ProduceCalls:
         self._calls.pop(request, None)
 
     def cancel(self, request: Request) -> None:
-        """Cancel a call; its `landed` takes an error."""
+        """Cancel a call; its `landed` is called with an error."""
         call = self._calls.get(request)
         if call is not None:
             call.cancel()
 
     def _answered(self, request: Request, landed: Landed, frame: Frame | None, error: HeadraceError | None) -> None:
-        """Take the end of a call over the native protocol, on the thread of its connection or on the loop."""
+        """Process the end of a call over the native protocol, on the thread of its connection or on the loop."""
         response = None
         try:
             if isinstance(error, NotConnectedError) and self._native.ports.may_fall_back:

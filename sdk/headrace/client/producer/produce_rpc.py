@@ -1,4 +1,4 @@
-"""Produce on the wire: requests from sealed batches, answers by partition, errors of calls. Pure."""
+"""Wire format of Produce: requests from sealed batches, responses by partition, errors of calls. Pure."""
 
 import logging
 
@@ -24,13 +24,13 @@ _ACKS: dict[str, broker_pb2.Acks] = {
 }
 
 GRACE_MS = 1_000
-"""How much longer the call's deadline is than what the broker is given, so that its own answer arrives."""
+"""Time by which the call's deadline exceeds the broker's, so that the broker's own response arrives."""
 
 
 def produce_request(
     request: Request, config: ProducerConfig
 ) -> tuple[broker_pb2.ProduceRequest, list[list[BufferVector]]]:
-    """Return a ProduceRequest without its batches, topics named by id; and the batches, a list for each partition."""
+    """Return a ProduceRequest without its batches, with topic ids; and a list of batches for each partition."""
     by_topic: dict[bytes, list[RequestPart]] = {}
     for part in request.parts:
         by_topic.setdefault(part.partition_queue.topic_id, []).append(part)
@@ -47,7 +47,7 @@ def produce_request(
 
 
 def native_produce_request(request: Request, config: ProducerConfig) -> NativeRequest:
-    """Return a request for the native protocol: its batches are not copied."""
+    """Return a request for the native protocol; batches are not copied."""
     message, batches = produce_request(request, config)
     attached = attach_batches(message, batches)
     timeout = (request.timeout_ms + GRACE_MS) / 1000
@@ -55,22 +55,22 @@ def native_produce_request(request: Request, config: ProducerConfig) -> NativeRe
 
 
 def grpc_produce_request(request: Request, config: ProducerConfig) -> bytes:
-    """Return a serialised ProduceRequest: what its batches are made of is copied once."""
+    """Return a serialised ProduceRequest; the bytes of the batches are copied once."""
     return produce_request_bytes(*produce_request(request, config))
 
 
 def parse_produced(frame: Frame) -> broker_pb2.ProduceResponse:
-    """Parse the answer over the native protocol."""
+    """Parse the response of the native protocol."""
     return broker_pb2.ProduceResponse.FromString(frame.message)
 
 
 def answers_of(
     request: Request, response: broker_pb2.ProduceResponse, config: ProducerConfig
 ) -> list[PartitionResponse]:
-    """Read an answer, one entry a part of the request.
+    """Return one entry per part of the request from its response.
 
-    With acks=0 the broker answers before it appends, without the parts: they count as appended. Otherwise a part that
-    is not answered has an unknown outcome.
+    With acks=0 the broker responds before it appends, without parts: they count as appended. Otherwise a part that is
+    missing in the response has an unknown outcome.
     """
     found: dict[tuple[bytes, int], PartitionResponse] = {}
     for topic in response.topics:
@@ -94,7 +94,7 @@ def answers_of(
 
 
 def error_of(error: BaseException) -> HeadraceError:
-    """Return the typed error of a Produce call that has failed, or was cancelled by its producer."""
+    """Return the typed error of a Produce call that failed or was cancelled by its producer."""
     if isinstance(error, grpc.RpcError):
         return error_of_call(error)
     if isinstance(error, grpc.FutureCancelledError | HeadraceError):

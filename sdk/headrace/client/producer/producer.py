@@ -1,10 +1,10 @@
-"""The blocking `Producer`. Any thread.
+"""Blocking `Producer`. Any thread.
 
-No thread is between the caller and the wire: the caller that fills a batch seals it, encodes it and starts the call;
-responses come on gRPC's thread, which starts the next call; one background thread seals batches that have lingered, and
-reads metadata and the producer id when they are wanted. `ProducerCore` decides all of it.
+No thread is between the caller and the network: the caller that fills a batch seals it, encodes it and starts the call.
+Responses arrive on gRPC's thread, which starts the next call. One background thread seals lingering batches and
+requests metadata and the producer id when needed. `ProducerCore` makes all decisions.
 
-The path of a record is `send` down to the first `return`; it is written out flat because it runs once a record.
+The path of a record is `send` down to the first `return`; it is written inline because it runs once per record.
 """
 
 import atexit
@@ -41,17 +41,17 @@ _log = logging.getLogger("headrace.client")
 class Producer:
     """Sends records.
 
-    `send` returns at once, and blocks only while the buffer is full or a topic is new. What cannot be delivered shows
-    in futures, and in `flush` and `close`. Use it as a context manager, from any number of threads; make it after
+    `send` returns at once, and blocks only while the buffer is full or a topic is new. Delivery errors are reported by
+    futures, and by `flush` and `close`. Use it as a context manager, from any number of threads; create it after
     forking.
     """
 
     def __init__(self, **settings: Unpack[ProducerSettings]) -> None:
-        """See `ProducerConfig` for the settings. Connects when first used.
+        """Create a producer with the settings of `ProducerConfig`. Connects on first use.
 
         Raises:
-            ConfigError: an unknown setting, a value out of range, or settings that contradict each other.
-            UnsupportedCodecError: the compression's package is not installed; the message names it.
+            ConfigError: For an unknown setting, a value out of range, or contradictory settings.
+            UnsupportedCodecError: If the compression's package is not installed; the message names it.
         """
         config = build(ProducerConfig, settings)
         audit = [AuditInterceptor(config, lambda: _claims_producer(config))] if config.audit_topic else []
@@ -66,7 +66,7 @@ class Producer:
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        """Flush and close; after an exception close without waiting long, so that it is not hidden."""
+        """Flush and close; after an exception, close with a short wait so that the exception is not delayed."""
         if exc_type is None:
             self.close()
         else:
@@ -78,7 +78,7 @@ class Producer:
         return client_repr("Producer", config, f"client_id={config.client_id}")
 
     def __del__(self) -> None:
-        core = getattr(self, "_core", None)  # Wrong settings leave none.
+        core = getattr(self, "_core", None)  # Not set after wrong settings.
         if core is not None and self._io.connections.is_open and not core.is_forked:
             close_in_thread(self, self.close)
 
@@ -92,25 +92,25 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> RecordFuture:
-        """Take one record; it is on its way when this returns.
+        """Queue one record for delivery.
 
         Args:
-            topic: the topic's name.
-            value: bytes, or what value_serializer takes; None is a null value.
-            key: bytes, or what key_serializer takes; decides the partition.
+            topic: name of the topic.
+            value: bytes, or an input of value_serializer; `None` is a null value.
+            key: bytes, or an input of key_serializer; determines the partition.
             headers: (name, bytes) pairs.
-            partition: in place of the partitioner's choice.
-            timestamp_ms: ms since 1970; None for now.
+            partition: partition that overrides the partitioner.
+            timestamp_ms: ms since 1970; `None` means now.
 
         Returns:
-            A future; with `return_futures=False` it is None.
+            A future; with `return_futures=False` it is `None`.
 
         Raises:
-            BufferFullError: the buffer stayed full for max_block_ms; the record was not taken.
-            BatchTooLargeError: larger than the topic takes.
-            SerializationError: not bytes, or the serializer failed.
-            UnknownTopicError, UnknownPartitionError, NoBrokersAvailableError: there is nowhere to send it.
-            ClosedError, ForkedError: make a new producer.
+            BufferFullError: If the buffer stayed full for max_block_ms; the record was not accepted.
+            BatchTooLargeError: If the record is larger than the topic allows.
+            SerializationError: If it is not bytes, or the serializer failed.
+            UnknownTopicError, UnknownPartitionError, NoBrokersAvailableError: If there is no destination.
+            ClosedError, ForkedError: If a new producer is needed.
         """
         if key is None and headers is None and partition is None and timestamp_ms is None and type(value) is bytes:
             try:
@@ -151,10 +151,10 @@ class Producer:
         partition: int | None,
         timestamp_ms: int | None,
     ) -> RecordFuture:
-        """Take a record that the fast path does not take."""
+        """Queue a record that the fast path does not support."""
         core = self._core
         record = core.make_record(topic, value, key, headers, partition, timestamp_ms)
-        done = core.append(record) or core.append(record)  # Once more after the full batch was sealed.
+        done = core.append(record) or core.append(record)  # Again after the full batch was sealed.
         if not isinstance(done, RecordFuture):
             done = execute(core.append_waiting(record), self._io.run_step)
         return done if self._return_futures else None  # type: ignore[return-value]
@@ -169,30 +169,30 @@ class Producer:
         timestamps_ms: Any = None,
         partition: int | None = None,
     ) -> BatchFuture:
-        """Take many records at once: the bulk path.
+        """Queue many records at once: the bulk path.
 
         Args:
-            topic: the topic's name.
+            topic: name of the topic.
             values: a sequence of values as for `send`, or a pyarrow binary or string array.
             keys: the same for keys; each record goes to its key's partition, unless `partition` is given.
-            headers: one sequence of pairs a record, or None each.
-            timestamps_ms: one a record; None for now.
-            partition: all records go there, in order. Without it and without keys they fill the sticky partition.
+            headers: one sequence of pairs per record, or `None` each.
+            timestamps_ms: one per record; `None` means now.
+            partition: partition of all records, in order. Without it and without keys they fill the sticky partition.
 
         Returns:
-            One future a batch.
+            A future per batch.
 
         Raises:
-            HeadraceError: as `send`. When it raises, records before the one that failed may have been taken.
+            HeadraceError: As `send`. Records before the one that failed may have been accepted.
         """
         operation = self._core.send_many(topic, values, keys, headers, timestamps_ms, partition)
         return BatchFuture(execute(operation, self._io.run_step))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send everything that was taken so far and wait until it is acknowledged.
+        """Send all accepted records and wait until they are acknowledged.
 
         Raises:
-            DeliveryError: what failed since the last flush, or is still on its way after `timeout` seconds.
+            DeliveryError: For records that failed since the last flush, or are pending after `timeout` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = self._core.begin_flush()
@@ -207,10 +207,10 @@ class Producer:
         self._core.end_flush(waiting)
 
     def close(self, timeout: float | None = 30.0) -> None:
-        """Flush for up to `timeout` seconds, then give up what is left, and close. Calling it again does nothing.
+        """Flush for up to `timeout` seconds, then abandon the rest, and close. Calling it again does nothing.
 
         Raises:
-            DeliveryError: what was not delivered.
+            DeliveryError: For records that were not delivered.
         """
         if self._core.is_closed or self._core.is_forked:
             self._core.is_closed = True
@@ -229,7 +229,7 @@ class Producer:
         """Return the number of partitions of a topic.
 
         Raises:
-            UnknownTopicError, NoBrokersAvailableError: as `send`.
+            UnknownTopicError, NoBrokersAvailableError: As `send`.
         """
         return len(execute(self._core.topic(topic), self._io.run_step).buffers)
 
@@ -242,10 +242,10 @@ class Producer:
         return self._core.sender.calls()._replace(grpc_fallbacks=self._io.connections.native.ports.fallbacks)
 
     def continue_from(self, where: TopicPartition, sequence: int) -> None:
-        """Begin a partition that has had no record yet with this sequence.
+        """Start a partition without records at this sequence.
 
-        It is the number of records of this `producer_id` and `producer_epoch` that are stored there, as far as the
-        caller has seen. The leader refuses it if there are more.
+        It is the number of records stored there with this `producer_id` and `producer_epoch`, as far as the caller has
+        seen. The leader refuses it if there are more.
         """
         self._core.sender.continue_from(where, sequence)
 
@@ -268,5 +268,5 @@ def _close_at_exit() -> None:
             _log.error("records were lost at exit: %s", error)
 
 
-# Runs after threads that are not daemons have ended; gRPC's own, which deliver, are daemons and still run.
+# Runs after non-daemon threads have ended; gRPC's threads, which deliver, are daemons and still run.
 atexit.register(_close_at_exit)

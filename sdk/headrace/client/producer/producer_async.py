@@ -1,8 +1,8 @@
-"""The asyncio `Producer`. One event loop.
+"""Asyncio `Producer`. Used on one event loop.
 
-`ProducerCore` decides, as in the blocking producer; its calls, timers and waits are the loop's. No thread, no hop a
-record: `send` appends and returns unless it must wait. No await is between taking memory and using it, nor between
-appending and returning the future: so a cancelled await loses no record that was taken, and takes none that was not.
+`ProducerCore` decides, as in the blocking producer; calls, timers and waits use the loop. There is no thread and no hop
+per record: `send` appends and returns unless it must wait. There is no await between reserving memory and using it, nor
+between appending and returning the future, so a cancelled await loses no accepted record and accepts no other.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ __all__ = ["BatchFuture", "Producer", "RecordFuture"]
 
 
 class Producer:
-    """Sends records from the coroutines of one event loop. Settings, errors and guarantees are `headrace.Producer`'s.
+    """Sends records from the coroutines of one event loop, with settings and guarantees of `headrace.Producer`.
 
-    Make it where the loop runs; use it with `async with`.
+    Create it on the running loop; use it with `async with`.
     """
 
     def __init__(self, **settings: Unpack[ProducerSettings]) -> None:
-        """See `ProducerConfig` for the settings; `return_futures` is always on here. Connects when first used.
+        """Create it with the settings of `ProducerConfig`; `return_futures` is always on. Connects on first use.
 
         Raises:
-            ConfigError: an unknown setting, a value out of range, or settings that contradict each other.
-            UnsupportedCodecError: the compression's package is not installed; the message names it.
+            ConfigError: For an unknown setting, a value out of range, or contradictory settings.
+            UnsupportedCodecError: If the compression's package is not installed; the message names it.
         """
         config = build(ProducerConfig, settings)
         if not config.return_futures:
@@ -57,7 +57,7 @@ class Producer:
         return self
 
     async def __aexit__(self, exc_type: type[BaseException] | None, *exc: object) -> None:
-        """Flush and close; after an exception close without waiting long, so that it is not hidden."""
+        """Flush and close; after an exception, close with a short wait so that the exception is not delayed."""
         if exc_type is None:
             await self.close()
         else:
@@ -69,7 +69,7 @@ class Producer:
         return client_repr("Producer", config, f"client_id={config.client_id}")
 
     def __del__(self) -> None:
-        core = getattr(self, "_core", None)  # Wrong settings leave none.
+        core = getattr(self, "_core", None)  # Not set after wrong settings.
         if core is not None and self._io.connections.is_open:
             close_in_loop(self, self._io.loop, self.close)
 
@@ -83,19 +83,19 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> RecordFuture:
-        """Take one record; it is on its way when this returns. Waits for room or metadata, at most max_block_ms.
+        """Queue one record for delivery. Waits for room or metadata, at most max_block_ms.
 
-        Args and errors are those of `headrace.Producer.send`. Cancelled while it waits, it has not taken the record.
+        Arguments and errors are those of `headrace.Producer.send`. A cancelled wait has not accepted the record.
 
         Returns:
-            A future, to be awaited or not.
+            A future, which may be awaited.
         """
         core = self._core
         record = core.make_record(topic, value, key, headers, partition, timestamp_ms)
         done = core.append(record)
         if not isinstance(done, SyncRecordFuture):
             if not done:
-                await asyncio.sleep(0)  # A batch was sealed: a loop that only sends lets its call start.
+                await asyncio.sleep(0)  # A batch was sealed: a loop that only sends must let its call start.
             done = await aexecute(core.append_waiting(record), self._io.run_step)
         return RecordFuture(done)
 
@@ -109,10 +109,10 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> RecordMetadata:
-        """Send one record and wait for its acknowledgement. Cancelled, the record may still arrive.
+        """Send one record and wait for its acknowledgement. After a cancellation the record may still be stored.
 
         Raises:
-            HeadraceError: why it failed; `outcome` is whether it may be read later.
+            HeadraceError: The reason of the failure; `outcome` states whether the record may be stored.
         """
         future = await self.send(topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
         return await future
@@ -127,33 +127,33 @@ class Producer:
         timestamps_ms: Any = None,
         partition: int | None = None,
     ) -> BatchFuture:
-        """Take many records at once, lists or Arrow arrays; see `headrace.Producer.send_many`.
+        """Queue many records at once, from lists or Arrow arrays; see `headrace.Producer.send_many`.
 
-        When it raises or is cancelled, the first records may have been taken: some whole batches.
+        After an error or a cancellation, the first records may have been accepted, in whole batches.
         """
         operation = self._core.send_many(topic, values, keys, headers, timestamps_ms, partition)
         return BatchFuture(await aexecute(operation, self._io.run_step))
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Send everything that was taken so far and wait until it is acknowledged. Cancelling ends the wait alone.
+        """Send all accepted records and wait until they are acknowledged. Cancellation ends only the wait.
 
         Raises:
-            DeliveryError: what failed since the last flush, or is still on its way after `timeout` seconds.
+            DeliveryError: For records that failed since the last flush, or are pending after `timeout` seconds.
         """
         waiting = self._core.begin_flush()
-        with contextlib.suppress(TimeoutError):  # What is not done is counted by `end_flush`, and raised.
+        with contextlib.suppress(TimeoutError):  # Unfinished batches are counted and raised by `end_flush`.
             async with asyncio.timeout(timeout):
                 for batch in waiting:
                     await until_done(batch.pending)
         self._core.end_flush(waiting)
 
     async def close(self, timeout: float | None = 30.0) -> None:
-        """Flush for up to `timeout` seconds, then give up what is left, and close. Again: waits for the first.
+        """Flush for up to `timeout` seconds, then abandon the rest, and close. A second call waits for the first.
 
-        Cancelled, it gives up at once what is left, and closes.
+        If it is cancelled, it abandons the rest at once, and closes.
 
         Raises:
-            DeliveryError: what was not delivered.
+            DeliveryError: For records that were not delivered.
         """
         if self._core.is_forked:
             return
@@ -184,6 +184,6 @@ class Producer:
         """Return the number of partitions of a topic.
 
         Raises:
-            UnknownTopicError, NoBrokersAvailableError: as `send`.
+            UnknownTopicError, NoBrokersAvailableError: As `send`.
         """
         return len((await aexecute(self._core.topic(topic), self._io.run_step)).buffers)

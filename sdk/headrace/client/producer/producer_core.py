@@ -1,11 +1,11 @@
-"""The core of both producers: topics, partitions, bulk sending, metadata, flush and close. Waits for nothing itself.
+"""Core of both producers: topics, partitions, bulk sending, metadata, flush and close. Never waits itself.
 
-A blocking or an asyncio `Producer` owns it: a `ProducerIO` makes its locks and calls, and runs its background; the
+Owned by a blocking or an asyncio `Producer`. A `ProducerIO` creates its locks and calls, and runs its background; the
 producer runs its operations and waits for its futures. `OpenBatches` appends and seals, `Sender` sends sealed batches.
 
-Locks, always taken in this order: that of the topics, a buffer's (appending), then the sender's or the buffer pool's.
-Except for that of the topics, none is held to encode or to call, and none to wait. The dictionaries `appenders` and
-`keyed` are the fast path of a blocking producer: without a topic until it is known, and empty after a fork or the end.
+Locks must be taken in this order: that of the topics, a buffer's (appending), then the sender's or the buffer pool's.
+Except for that of the topics, none is held to encode, to call or to wait. The dictionaries `appenders` and `keyed` are
+the fast path of a blocking producer: they lack unknown topics, and are empty after a fork or a close.
 """
 
 import random
@@ -36,11 +36,11 @@ from headrace.v1 import cluster_pb2, topics_pb2
 from headrace.wire.errors import HeadraceError
 
 TOPIC_GRACE_S = 2.0
-"""How long a topic may be unknown before that is believed: a server may not have the newest metadata yet."""
+"""Time for which a topic may be unknown before an error is raised: a server may lack the newest metadata."""
 
 
 class ProducerCore:
-    """Owned by one producer. Any thread, where its locks are those of threads."""
+    """Core of one producer. Any thread, if its locks are thread locks."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class ProducerCore:
         *,
         uses_appenders: bool,
     ) -> None:
-        """Connects when first used. `uses_appenders`: fill `appenders` and `keyed`.
+        """Connect on first use. `uses_appenders` fills `appenders` and `keyed`.
 
         Raises:
-            ConfigError: an interceptor lacks a method.
-            UnsupportedCodecError: the compression's package is not installed; the message names it.
+            ConfigError: If an interceptor lacks a method.
+            UnsupportedCodecError: If the compression's package is not installed; the message names it.
         """
         self.config = config
         self.interceptors = Interceptors(interceptors)
@@ -63,7 +63,7 @@ class ProducerCore:
         is_plain = config.partitioner is None and self._value_serializer is None and self._key_serializer is None
         self._uses_appenders = uses_appenders and is_plain
         self.keyed: dict[str, list[PartitionBuffer]] = {}
-        """By topic: the buffers of the partitions, where the key's hash chooses."""
+        """By topic: buffers of the partitions, if the key's hash selects the partition."""
         chance = random.Random()
         backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, chance)
         pool_lock = io.make_lock()
@@ -93,10 +93,10 @@ class ProducerCore:
         partition: int | None,
         timestamp_ms: int | None,
     ) -> UnsentRecord:
-        """Return what `append` takes.
+        """Return the argument of `append`.
 
         Raises:
-            SerializationError: not bytes, or the serializer failed.
+            SerializationError: If it is not bytes, or the serializer failed.
         """
         data = serialize(self._value_serializer, value, "value")
         key_data = None if key is None else serialize(self._key_serializer, key, "key")
@@ -104,11 +104,11 @@ class ProducerCore:
         return UnsentRecord(topic, data, key_data, headers, partition, timestamp_ms, cost)
 
     def append(self, record: UnsentRecord) -> RecordFuture | int:
-        """Append one record if that takes no waiting.
+        """Append one record if that needs no wait.
 
         Returns:
-            Its future; or how many bytes the buffer pool lacks; or 0, where a batch was sealed or the topic is not
-            known: try again by `append_waiting`.
+            Its future; or the number of bytes that the buffer pool lacks; or 0 if a batch was sealed or the topic is
+            unknown: then use `append_waiting`.
         """
         found = self.topics.known.get(record.topic)
         if found is None:
@@ -128,12 +128,12 @@ class ProducerCore:
                 if done:
                     yield from self._wait_for_room(done, record, deadline)
                 else:
-                    yield Pause(0)  # A batch was sealed: a loop that only sends lets its call start.
+                    yield Pause(0)  # A batch was sealed: a loop that only sends must let its call start.
         finally:
             self.buffer_pool.leave(record)
 
     def _wait_for_room(self, amount: int, sender: object, deadline: float) -> Operation[None]:
-        """Wait until the buffer pool has as many bytes, for the `sender` whose turn it is."""
+        """Wait until `sender` has its turn and the buffer pool has `amount` bytes."""
         self.open_batches.seal_all()
         has_room = yield from self.buffer_pool.wait_for(amount, sender, max(0.0, deadline - time.monotonic()))
         self.check_usable()
@@ -149,7 +149,7 @@ class ProducerCore:
         timestamps_ms: Any,
         partition: int | None,
     ) -> Operation[list[tuple[RecordFuture, int]]]:
-        """Take many records; return the future of each batch's first record, and the number of records."""
+        """Queue many records; return the future of each batch's first record, and the number of records."""
         bulk = bulk_of(values, keys, headers, timestamps_ms, self._key_serializer, self._value_serializer)
         parts: list[tuple[RecordFuture, int]] = []
         found = yield from self.topic(topic)
@@ -168,7 +168,7 @@ class ProducerCore:
     def _send_bulk(
         self, topic: str, chosen: int | None, bulk: Bulk, parts: list[tuple[RecordFuture, int]]
     ) -> Operation[None]:
-        """Turn columns into batches without a step a record, behind what is open in the partition."""
+        """Convert columns into batches without a step per record, after the open batch of the partition."""
         deadline = time.monotonic() + self.config.max_block_ms / 1000
         start = 0
         while start < len(bulk):
@@ -192,9 +192,9 @@ class ProducerCore:
             start = end
 
     def seal_due(self) -> int | None:
-        """Seal what has lingered, send what can be sent, end what is too late.
+        """Seal lingering batches, send batches that can be sent, and end expired ones.
 
-        Return when to look again, in monotonic ms. Called by the maintenance, after a response and by the clock.
+        Return the next time to check, in monotonic ms. Called by the maintenance, after a response and on a timer.
         """
         now_ms = monotonic_ms()
         next_ms = self.open_batches.seal_lingering(now_ms)
@@ -210,15 +210,15 @@ class ProducerCore:
         """Return a topic's buffers; read its metadata the first time.
 
         Raises:
-            UnknownTopicError, NoBrokersAvailableError: it cannot be read within `max_block_ms`.
-            ClosedError, ForkedError: make a new producer.
+            UnknownTopicError, NoBrokersAvailableError: If it cannot be read within `max_block_ms`.
+            ClosedError, ForkedError: If a new producer is needed.
         """
         self.check_usable()
         found = self.topics.known.get(name)
         return (yield from self._find_topic(name)) if found is None else found
 
     def _find_topic(self, name: str) -> Operation[ProducerTopic]:
-        """Read a topic's metadata until it is there, or is not for longer than a new topic may take."""
+        """Read a topic's metadata until it exists, or has been unknown for longer than a new topic can be."""
         deadline = time.monotonic() + self.config.max_block_ms / 1000
         grace = time.monotonic() + min(TOPIC_GRACE_S, self.config.max_block_ms / 1000)
         attempt = 0
@@ -235,7 +235,7 @@ class ProducerCore:
                 if (not error.retriable and not is_unknown_topic(error)) or time.monotonic() >= until:
                     if unknown is None or unknown is error:
                         raise
-                    raise unknown from error  # A missing answer in the last moment is no news.
+                    raise unknown from error  # A missing response at the deadline adds no information.
                 delay = self._backoff.delay_ms(attempt, error.retry_after_ms) / 1000
                 yield Pause(min(delay, max(0.0, until - time.monotonic())))
                 self.check_usable()
@@ -243,7 +243,7 @@ class ProducerCore:
             return self._install(topic_leaders)
 
     def _install(self, topic_leaders: TopicLeaders) -> ProducerTopic:
-        """Make buffers for a topic, or for its new partitions."""
+        """Create buffers for a topic, or for its new partitions."""
         with self.topics.lock:
             self.check_usable()
             known = self.topics.known.get(topic_leaders.name)
@@ -255,7 +255,7 @@ class ProducerCore:
             return topic
 
     def _retire(self, topic: ProducerTopic) -> None:
-        """Take a topic out of use: open batches are sent, nothing more is appended."""
+        """Retire a topic: open batches are sent, later appends are rejected."""
         name = topic.topic_leaders.name
         for found in (self.topics.known, self.open_batches.appenders, self.keyed):
             found.pop(name, None)
@@ -268,7 +268,7 @@ class ProducerCore:
         self.sender.take_metadata((yield from self._bootstrap.metadata(request, timeout)))
 
     def refresh(self) -> Operation[bool]:
-        """Read metadata, and the producer id if it is missing; return whether nothing is wanted any more."""
+        """Read metadata, and the producer id if it is missing; return whether nothing is needed any more."""
         timeout = self.config.request_timeout_ms / 1000
         names = dict.fromkeys([*self.topics.known, *self.sender.waiting_topics()])
         yield from self._read_metadata(names, timeout)
@@ -287,44 +287,44 @@ class ProducerCore:
         self.sender.dispatch()
         return not self.sender.needs_refresh()
 
-    # --- ends ---
+    # --- flush and close ---
 
     def begin_flush(self) -> list[SealedBatch]:
-        """Send everything; return the batches to wait for."""
+        """Send all open batches; return the batches to wait for."""
         self.check_usable(closed_is_fine=True)
         self.open_batches.seal_all()
         return self.sender.unresolved()
 
     def end_flush(self, waiting: list[SealedBatch]) -> None:
-        """Raise `DeliveryError` for what has failed since the last flush, or is still pending of `waiting`."""
+        """Raise `DeliveryError` for records that failed since the last flush, or are still pending of `waiting`."""
         self.sender.raise_failures(sum(batch.records for batch in waiting if not batch.pending.done()))
 
     def begin_close(self) -> None:
-        """Take no more records; what waits for room ends, and open batches are sent."""
+        """Reject new records; waits for room end, and open batches are sent."""
         self.is_closed = True
         self.open_batches.appenders.clear()
         self.keyed.clear()
         with DeferredKeyboardInterrupt():
             self.buffer_pool.close()
-            with self.topics.lock:  # After a topic that another thread is installing.
+            with self.topics.lock:  # After another thread has finished installing a topic.
                 topics = list(self.topics.known.values())
             for topic in topics:
                 self._retire(topic)
 
     def end_close(self) -> None:
-        """Abandon what is left, and end the maintenance."""
+        """Abandon the rest, and end the maintenance."""
         self.sender.abandon(ClosedError("Producer"))
         self.maintenance.stop()
 
     def check_usable(self, *, closed_is_fine: bool = False) -> None:
-        """Raise `ForkedError` in a child process, and `ClosedError` after the end."""
+        """Raise `ForkedError` in a child process, and `ClosedError` after the close."""
         if self.is_forked:
             raise ForkedError("Producer")
         if self.is_closed and not closed_is_fine:
             raise ClosedError("Producer")
 
     def _after_fork(self) -> None:
-        """In the child after a fork: every method raises from now on."""
+        """Make every method raise in the child after a fork."""
         self.is_forked = True
         self.open_batches.appenders.clear()
         self.keyed.clear()

@@ -1,6 +1,6 @@
-"""The I/O layer of a blocking producer: its channels, Produce calls, background thread and waits. Any thread.
+"""I/O layer of a blocking producer: its channels, Produce calls, background thread and waits. Any thread.
 
-The end of a call is taken on gRPC's thread, which starts the next call.
+The end of a call is processed on gRPC's thread, which starts the next call.
 """
 
 import threading
@@ -21,18 +21,18 @@ from headrace.client.producer.produce_rpc import GRACE_MS, error_of, grpc_produc
 from headrace.client.producer.sender import Landed
 
 CLOSE_TIMEOUT_S = 1.0
-"""How long `close` waits for the background thread, which never blocks long."""
+"""Time limit of `close` for the background thread, which never blocks long."""
 
 
 class BlockingProducerIO:
-    """A `ProducerIO` of threads. Owned by one producer."""
+    """Implementation of `ProducerIO` with threads. Owned by one producer."""
 
     def __init__(self, config: ProducerConfig) -> None:
         self._config = config
         self.connections = Connections("Producer", config)
         self.background = BackgroundLoop("headrace-producer", self.connections.run_step)
         self.calls = ProduceCalls(config, self.connections.native, self._start_grpc)
-        """In flight."""
+        """Calls in flight."""
         self._is_closed = threading.Event()
 
     def make_lock(self) -> threading.Lock:
@@ -50,7 +50,7 @@ class BlockingProducerIO:
                 timeout=(request.timeout_ms + GRACE_MS) / 1000,
                 metadata=metadata_of(request.request_id),
             )
-        except ValueError as error:  # grpc raises it for a channel that was closed meanwhile
+        except ValueError as error:  # grpc raises it for a channel that was closed in the meantime
             raise ClosedError("Producer") from error
         self.calls.add(request, call)
         call.add_done_callback(partial(self._ended, request, landed))

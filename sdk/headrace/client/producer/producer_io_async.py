@@ -1,4 +1,4 @@
-"""The I/O layer of an asyncio producer: its channels, Produce calls and tasks. One event loop."""
+"""I/O layer of an asyncio producer: its channels, Produce calls and tasks. Used on one event loop."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ CLOSE_TIMEOUT_S = 1.0
 
 
 class AsyncProducerIO:
-    """A `ProducerIO` of one event loop. Owned by one producer."""
+    """Implementation of `ProducerIO` on one event loop. Owned by one producer."""
 
     def __init__(self, config: ProducerConfig) -> None:
         self.loop = asyncio.get_running_loop()
@@ -30,10 +30,10 @@ class AsyncProducerIO:
         self.run_step = self.connections.run_step
         self.background = AsyncBackgroundLoop("headrace-producer", self.run_step)
         self.calls = ProduceCalls(config, self.connections.native, self._start_grpc)
-        """In flight."""
+        """Calls in flight."""
 
     def make_lock(self) -> threading.Lock:
-        """See `ProducerIO`; never contended, as one thread runs the loop."""
+        """See `ProducerIO`; never contended, as the loop runs on one thread."""
         return threading.Lock()
 
     def start(self, request: Request, landed: Landed) -> None:

@@ -1,4 +1,4 @@
-"""The topics that a producer sends to: the buffers of their partitions, and the choice of a partition. No I/O."""
+"""Topics to which a producer sends: the buffers of their partitions, and the choice of a partition. No I/O."""
 
 import random
 
@@ -15,11 +15,11 @@ from headrace.wire.ids import TopicPartition
 DEFAULT_MAX_BATCH_BYTES = 1024 * 1024
 LARGEST_BATCH_BYTES = 24 * 1024 * 1024
 UNNUMBERED_BATCHES = 1_024
-"""Batches sealed together where no leader has to remember them."""
+"""Maximum number of batches sealed together if the leader does not have to remember them."""
 
 
 class ProducerTopic:
-    """What a producer keeps of one life of a topic. Changed under the topics' lock."""
+    """Producer state for one incarnation of a topic. Changed under the topics' lock."""
 
     __slots__ = ("buffers", "sticky", "topic_leaders")
 
@@ -27,11 +27,11 @@ class ProducerTopic:
         self.topic_leaders = topic_leaders
         self.buffers = buffers
         self.sticky = sticky
-        """The partition of records that have no key."""
+        """Partition of records without a key."""
 
 
 class ProducerTopics:
-    """Owned by a producer's core."""
+    """Topics of one producer's core."""
 
     def __init__(
         self, config: ProducerConfig, io: ProducerIO, cluster_metadata: ClusterMetadata, chance: random.Random
@@ -41,11 +41,11 @@ class ProducerTopics:
         self._cluster_metadata = cluster_metadata
         self._chance = chance
         self.known: dict[str, ProducerTopic] = {}
-        """By name; read without the lock."""
+        """Topics by name; read without the lock."""
         self.lock = io.make_lock()
 
     def install(self, topic_leaders: TopicLeaders) -> ProducerTopic:
-        """Make buffers for the partitions that have none yet. Under the lock."""
+        """Create buffers for the partitions that have none yet. Called under the lock."""
         known = self.known.get(topic_leaders.name)
         buffers = [] if known is None else known.buffers
         if known is not None and len(buffers) >= topic_leaders.partitions:
@@ -72,7 +72,7 @@ class ProducerTopics:
         """Return the partition of a record.
 
         Raises:
-            UnknownPartitionError: `partition`, or that of the application's partitioner, is not one of the topic.
+            UnknownPartitionError: If `partition`, or a custom partitioner's result, is not a partition of the topic.
         """
         count, name = len(topic.buffers), topic.topic_leaders.name
         if partition is not None:
@@ -85,7 +85,7 @@ class ProducerTopics:
         return topic.sticky if key is None else partition_for_key(key, count)
 
     def moves_sticky(self, buffer: PartitionBuffer) -> bool:
-        """Choose another partition for records without a key, if they go to this one; return whether they did."""
+        """Choose another partition for records without a key, if this is the current one; return whether it was."""
         name, partition = buffer.where
         topic = self.known.get(name)
         if topic is None or topic.sticky != partition or len(topic.buffers) == 1:
@@ -100,5 +100,5 @@ class ProducerTopics:
 
 
 def is_unknown_topic(error: HeadraceError) -> bool:
-    """Return whether a server does not know the topic."""
+    """Return whether the error means that a server does not have the topic."""
     return error.code.name in {"UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID", "UNKNOWN_PARTITION"}

@@ -1,8 +1,8 @@
-"""What a producer does with batches once they are sealed: from their place in line to their completion.
+"""Sending of sealed batches, from their place in the queue to their completion.
 
-`enqueue` assigns a batch its place and its sequence, `encode` makes its bytes, `dispatch` starts the calls that may
-start, `landed` takes a response in, and completed batches release their memory. `InFlightRequests` decides what may
-start and what a response means; the I/O layer makes the calls. Any thread.
+`enqueue` assigns a batch its place and its sequence, `encode` creates its bytes, `dispatch` starts the calls that may
+start, `landed` processes a response, and completed batches release their memory. `InFlightRequests` decides which calls
+start and interprets responses; the I/O layer makes the calls. Any thread.
 """
 
 import logging
@@ -38,53 +38,53 @@ _log = logging.getLogger("headrace.client")
 KEPT_FAILURES = 100
 
 Landed = Callable[[Request, Any, HeadraceError | None], None]
-"""Takes a request and its response, or why there is none."""
+"""Called with a request and its response, or the error if there is none."""
 
 
 class ProducerIO(Protocol):
-    """What a producer's core leaves to its I/O layer."""
+    """Services that a producer's core needs from its I/O layer."""
 
     @property
     def background(self) -> Background:
-        """Runs the producer's maintenance."""
+        """Background that runs the producer's maintenance."""
 
     def make_lock(self) -> AbstractContextManager[Any]:
-        """Return a lock for what several threads change, where there are several."""
+        """Return a lock for state that several threads change, if there are several."""
 
     def start(self, request: Request, landed: Landed) -> None:
-        """Begin a Produce call; `landed` takes its end, once, on any thread.
+        """Start a Produce call; `landed` is called when it ends, once, on any thread.
 
         Raises:
-            ClosedError: the connections are closed.
+            ClosedError: If the connections are closed.
         """
 
     def cancel(self, request: Request) -> None:
-        """Cancel a call; its `landed` takes an error."""
+        """Cancel a call; its `landed` is called with an error."""
 
 
 class Encodes(Protocol):
-    """The records of one partition, of `send` or of `send_many`."""
+    """Records of one partition, of `send` or of `send_many`."""
 
     def encode(
         self, start: int, end: int, stamp: ProducerStamp, *, base_timestamp_ms: int, codec: Codec, level: int | None
     ) -> list[ReadableBuffer]:
-        """Encode some of them as one batch, in parts."""
+        """Encode the records `start` to `end` as one batch, in parts."""
 
 
 class ProducerStats(NamedTuple):
-    """What a producer has done since it was made, and what it holds."""
+    """Counts of a producer since it was created, and its current load."""
 
     sent_records: int
-    """Acknowledged; with acks=0, sent."""
+    """Number of records acknowledged; with acks=0, sent."""
     sent_batches: int
     failed_records: int
     buffered_bytes: int
-    """Of records on their way, those in flight included."""
+    """Bytes of records not yet resolved, including those in flight."""
     inflight_requests: int
 
 
 class Sender:
-    """Owned by a producer's core."""
+    """Sender of one producer's core."""
 
     def __init__(
         self,
@@ -95,10 +95,10 @@ class Sender:
         maintenance: ProducerMaintenance,
         interceptors: Interceptors,
     ) -> None:
-        """No call is made yet.
+        """Create it without making a call.
 
         Raises:
-            UnsupportedCodecError: the compression's package is not installed; the message names it.
+            UnsupportedCodecError: If the compression's package is not installed; the message names it.
         """
         self._config = config
         self._io = io
@@ -144,7 +144,7 @@ class Sender:
     def enqueue(
         self, partition_queue: PartitionQueue, pending: PendingBatch, records: int, reserved_bytes: int
     ) -> SealedBatch:
-        """Assign the place and the sequence of a batch. Under the buffer's lock."""
+        """Assign the place and the sequence of a batch. Called under the buffer's lock."""
         deadline_ms = monotonic_ms() + self._config.delivery_timeout_ms
         with self._lock:
             if partition_queue.sequences.producer_id < 0:
@@ -156,7 +156,7 @@ class Sender:
         return batch
 
     def encode(self, batch: SealedBatch, start: int, source: Encodes) -> None:
-        """Encode the records of `source` from `start` on, cut into batches."""
+        """Encode the records of `source` from `start`, divided into batches."""
         step, records, stamp = batch.pending.batch_records, batch.records, batch.stamp
         encoded = []
         try:
@@ -184,8 +184,8 @@ class Sender:
     def dispatch(self) -> None:
         """Start every call that may start now.
 
-        One thread at a time starts calls, so that they leave in the order of their sequences; another one that comes
-        meanwhile leaves its calls to it. Ctrl-C is deferred.
+        One thread at a time starts calls, so that they leave in the order of their sequences; another thread that comes
+        in the meantime leaves its calls to it. Ctrl-C is deferred.
         """
         with self._lock:
             self._dispatch_again = True
@@ -213,7 +213,7 @@ class Sender:
                     self._not_started(request, error)
 
     def _not_started(self, request: Request, error: Exception) -> None:
-        """Take the failure to begin a call. No thread, no memory: it may be better at the next try."""
+        """Process a failure to start a call. It may succeed later, for example after a lack of threads or memory."""
         if not isinstance(error, HeadraceError):
             _log.exception("a call could not be started", exc_info=error)
             message = f"no call could be started: {error!r}"
@@ -224,7 +224,7 @@ class Sender:
     # --- from sent to completed ---
 
     def landed(self, request: Request, response: Any, error: HeadraceError | None) -> None:
-        """Take the end of a call, and do what is due now."""
+        """Process the end of a call, and do work that is now due."""
         try:
             self._resolve(request, response, error)
         except Exception as failure:
@@ -274,9 +274,9 @@ class Sender:
             batch.pending.complete(base_offsets, error)
 
     def look_after(self, now_ms: int) -> int | None:
-        """End what is too late, and cancel overdue calls where another leader is known; start what may start then.
+        """End expired batches, cancel overdue calls if another leader is known, then start the possible calls.
 
-        Return when to look again, in monotonic ms.
+        Return the next time to check, in monotonic ms.
         """
         with self._lock:
             given_up, finished = self._in_flight_requests.give_up_overdue(now_ms)
@@ -301,7 +301,7 @@ class Sender:
             raise DeliveryError(failures, failed_records=failed, pending_records=pending_records)
 
     def abandon(self, error: HeadraceError) -> None:
-        """End what is left, and cancel the calls in flight."""
+        """Fail the remaining batches, and cancel the calls in flight."""
         with self._lock:
             requests = self._in_flight_requests.in_flight()
             finished = self._in_flight_requests.abandon(error)
@@ -312,10 +312,10 @@ class Sender:
     # --- metadata and the producer id ---
 
     def require_topic(self, name: str) -> TopicLeaders:
-        """Return the partitions of a topic that the last metadata has.
+        """Return the partitions of a topic from the last metadata.
 
         Raises:
-            HeadraceError: the metadata's error of the topic.
+            HeadraceError: The metadata's error for the topic.
         """
         with self._lock:
             topic_leaders = self.cluster_metadata.require(name)
@@ -324,12 +324,12 @@ class Sender:
         return topic_leaders
 
     def waiting_topics(self) -> list[str]:
-        """Return the topics of which something is queued."""
+        """Return the topics with queued batches."""
         with self._lock:
             return self._in_flight_requests.waiting_topics()
 
     def take_metadata(self, response: cluster_pb2.GetMetadataResponse) -> None:
-        """Take metadata, and end the batches of topics that are gone."""
+        """Process metadata, and end the batches of deleted topics."""
         with self._lock:
             self.cluster_metadata.update(response)
             finished = self._in_flight_requests.metadata_changed()
@@ -337,16 +337,16 @@ class Sender:
         self.look_after(monotonic_ms())
 
     def needs_identity(self) -> bool:
-        """Whether batches carry a producer id, and none is known."""
+        """Return whether batches need a producer id that is not assigned yet."""
         return self._in_flight_requests.identity.is_missing
 
     def take_identity(self, answer: cluster_pb2.InitProducerIdResponse) -> None:
-        """Take the producer id that the coordinator assigned."""
+        """Set the producer id that the coordinator assigned."""
         with self._lock:
             self._in_flight_requests.identity.set(answer.producer_id, answer.producer_epoch)
 
     def needs_refresh(self) -> bool:
-        """Whether something waits for metadata or for a producer id."""
+        """Return whether batches wait for metadata or for a producer id."""
         with self._lock:
             return self._in_flight_requests.needs_metadata or self._in_flight_requests.identity.is_needed
 

@@ -1,10 +1,10 @@
-"""Sequences of an idempotent producer, a partition at a time. Pure.
+"""Sequences of an idempotent producer, for one partition. Pure.
 
-Sequences count records modulo 2^31 (PROTOCOL H48). A batch gets its sequence when it is sealed; when it is first sent
-that must still be the next one of its epoch, else it is stamped anew: its first send was never made, or was definitely
-refused, so nothing can be doubled (H51). Only batches that were sealed before the producer id or the epoch was known,
-and those behind a batch that was dropped, are stamped anew: `start`, `raise_epoch` and `dropped` keep the sequences of
-later batches right. After a failure the epoch is raised once nothing is in flight any more (H49).
+Sequences count records modulo 2^31 (PROTOCOL H48). A batch gets its sequence when it is sealed. At its first send the
+sequence must still be the next one of its epoch; otherwise another one is assigned, which cannot store duplicates
+because its first send was never made, or was definitely refused (H51). Only batches sealed before the producer id or
+the epoch was known, and batches after a dropped one, need another sequence: `start`, `raise_epoch` and `dropped` keep
+the sequences of later batches right. After a failure the epoch is raised once nothing is in flight any more (H49).
 """
 
 import struct
@@ -24,14 +24,14 @@ _CRC_START = 36
 
 
 class ProducerStamp(NamedTuple):
-    """The fields of a batch header that name its producer."""
+    """Fields of a batch header that identify its producer."""
 
     producer_id: int
     producer_epoch: int
     base_sequence: int
 
     def behind(self, records: int) -> "ProducerStamp":
-        """Return the stamp of the batch that starts `records` records later."""
+        """Return the fields of the batch that starts `records` records later."""
         if self.producer_id < 0:
             return self
         return self._replace(base_sequence=(self.base_sequence + records) % SEQUENCES)
@@ -41,7 +41,7 @@ NO_PRODUCER = ProducerStamp(-1, -1, -1)
 
 
 class SequenceState:
-    """The sequences of one partition. Changed by its methods alone; its owner locks."""
+    """Sequences of one partition. Changed by its methods only; its owner locks."""
 
     __slots__ = ("_next_sealed", "_next_sent", "epoch", "producer_id")
 
@@ -52,7 +52,7 @@ class SequenceState:
         self._next_sent = 0
 
     def start(self, producer_id: int, epoch: int, sequence: int = 0, *, queued: int = 0) -> None:
-        """Take a producer id, and the first sequence. Only while nothing that was sent is unresolved.
+        """Set a producer id and the first sequence. Only while no sent batch is unresolved.
 
         `queued` is the number of records that were sealed and not sent: they come first.
         """
@@ -62,7 +62,7 @@ class SequenceState:
         self._next_sealed = (sequence + queued) % SEQUENCES
 
     def sealed(self, records: int) -> ProducerStamp:
-        """Return the stamp for a batch that is sealed now; none as long as there is no producer id."""
+        """Return the producer fields of a batch that is sealed now; none while there is no producer id."""
         if self.producer_id < 0:
             return NO_PRODUCER
         stamp = ProducerStamp(self.producer_id, self.epoch, self._next_sealed)
@@ -70,14 +70,14 @@ class SequenceState:
         return stamp
 
     def sent(self, records: int) -> ProducerStamp:
-        """Return the stamp that a batch must carry that is sent for the first time now."""
+        """Return the producer fields that a batch must have at its first send."""
         assert self.producer_id >= 0
         stamp = ProducerStamp(self.producer_id, self.epoch, self._next_sent)
         self._next_sent = (self._next_sent + records) % SEQUENCES
         return stamp
 
     def dropped(self, records: int) -> None:
-        """Take back the sequences of a batch that was sealed and is never sent."""
+        """Reclaim the sequences of a batch that was sealed and is never sent."""
         if self.producer_id >= 0:
             self._next_sealed = (self._next_sealed - records) % SEQUENCES
 
@@ -93,9 +93,7 @@ class SequenceState:
 
 
 def restamp(batch: BufferVector, stamp: ProducerStamp) -> BufferVector:
-    """Return the batch with another producer stamp; the payload stays as it is. Only where no send of it can have been
-    applied.
-    """
+    """Return the batch with other producer fields and the same payload. Only if no send of it can have been applied."""
     first, *others = batch.parts
     changed = bytearray(first)
     _PRODUCER.pack_into(changed, _PRODUCER_AT, *stamp)
