@@ -1,1 +1,1 @@
-"""Connections to brokers: channels, TLS, where partitions and groups are served, and the native protocol."""
+"""Connections to brokers: channels, TLS, metadata of partitions and groups, and the native protocol."""

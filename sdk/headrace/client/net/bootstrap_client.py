@@ -1,11 +1,11 @@
-"""The calls that need no leader: which servers are tried, in which order, and what may be tried elsewhere. No I/O.
+"""Calls that need no leader: choice and order of servers, and which failures another server may resolve. No I/O.
 
-Bootstrap addresses may be brokers or coordinators: both serve `GetMetadata`, on services of different names, so the
-first call to an address finds out which it is. What may have been applied and was answered with a lost connection is
-never sent again by itself.
+Bootstrap addresses may be brokers or coordinators. Both serve `GetMetadata`, on services of different names, so the
+first call to an address detects its kind. A call that may have been applied and whose connection was lost is never
+repeated automatically.
 
-A server that etcd does not reach answers with what it last read. Where that contradicts a newer answer about a
-topic, another server is tried; the answer of another cluster counts only where no server of the known one answers.
+A server that cannot reach etcd responds with its last known state. If that contradicts a newer response about a topic,
+another server is tried. A response of another cluster counts only if no server of the known one responds.
 """
 
 import logging
@@ -36,20 +36,20 @@ from headrace.wire.releases import CAPABILITIES, CLIENT_NEEDS, RELEASE, check_pe
 log = logging.getLogger("headrace.client")
 
 PROBE_TIMEOUT_S = 5.0
-"""How long one coordinator may take to answer while others are left to try."""
+"""Timeout of one coordinator while others have not been tried."""
 METADATA_PROBE_S = 1.0
-"""So long each address has to answer for metadata, before all of them are tried once more with the time that is left.
+"""Timeout of each address for metadata, before all of them are tried again with the remaining time.
 
-A server that has stopped, and keeps its connections, costs no more than that.
+It bounds the cost of a server that hangs and keeps its connections open.
 """
 
 
 class _OlderAnswerError(Exception):
-    """A server answered with metadata that is older than what the client has seen, or with another cluster's."""
+    """The metadata of a server is older than the client's, or that of another cluster."""
 
 
 class BootstrapClient:
-    """Knows the servers of a cluster. Owned by one client, which executes its operations; any thread."""
+    """Servers of one cluster. Owned by one client, which executes its operations; any thread."""
 
     def __init__(self, config: ClientConfig) -> None:
         self._config = config
@@ -63,24 +63,24 @@ class BootstrapClient:
 
     @property
     def coordinators(self) -> tuple[str, ...]:
-        """The coordinators' addresses as the last metadata named them."""
+        """Addresses of the coordinators in the last metadata."""
         return tuple(self._coordinators)
 
     def metadata(
         self, request: cluster_pb2.GetMetadataRequest, timeout: float
     ) -> Operation[cluster_pb2.GetMetadataResponse]:
-        """Read metadata from the first server whose answer takes nothing back; learn the other servers' addresses.
+        """Read metadata from the first server whose response contradicts nothing newer; store the servers' addresses.
 
-        Where every answer is older than what was seen before, the topics that it refutes are given an error that a
-        retry may resolve.
+        If every response is older than one seen before, the contradicted topics are given an error that a retry may
+        resolve.
 
         Args:
             request: the request; `client_id` is filled in.
             timeout: for all tries together, in seconds.
 
         Raises:
-            NoBrokersAvailableError: none answered; lists each address with its own cause.
-            UnsupportedVersionError: the server's release and this one do not go together.
+            NoBrokersAvailableError: If none responded; lists each address with its own cause.
+            UnsupportedVersionError: If the server's release is incompatible with this one.
         """
         request.client_id = self._config.client_id
         request.handshake.CopyFrom(own_handshake())
@@ -121,7 +121,7 @@ class BootstrapClient:
             return "; ".join(self._versions.refuted(answer, lists_all=lists_all).values())
 
     def _newest_of(self, older: list[cluster_pb2.GetMetadataResponse]) -> cluster_pb2.GetMetadataResponse:
-        """Return the newest answer of the known cluster, or of another one where there is no other."""
+        """Return the newest response of the known cluster, or of another one if there is no other."""
         with self._lock:
             known = [answer for answer in older if not self._versions.is_foreign(answer)]
         if not known:
@@ -129,7 +129,7 @@ class BootstrapClient:
         return max(known or older, key=version_of)
 
     def _take(self, response: cluster_pb2.GetMetadataResponse, lists_all: bool) -> cluster_pb2.GetMetadataResponse:
-        """Learn from an answer; return it with an error in place of each topic that newer metadata refutes."""
+        """Store a response; return it with an error for each topic that newer metadata contradicts."""
         with self._lock:
             if self._versions.is_foreign(response):
                 self._servers_version = OLDEST
@@ -155,19 +155,19 @@ class BootstrapClient:
     def coordinator(
         self, method: str, request: Any, timeout: float, *, repeatable: bool = True, group_id: str | None = None
     ) -> Operation[Any]:
-        """Call a method of `ClusterService`, or of `GroupService`, at the first coordinator that answers.
+        """Call a method of `ClusterService` or `GroupService` on the first coordinator that responds.
 
         Args:
-            method: the method's name.
+            method: name of the method.
             request: its request; `client_id` is filled in.
             timeout: for all tries together, in seconds.
-            repeatable: whether sending it twice does no harm. Otherwise an answer that was lost is raised with outcome
-                UNKNOWN, not tried elsewhere.
-            group_id: of `GroupService`: the group that decides which coordinator is tried first.
+            repeatable: whether the request is idempotent. Otherwise a lost response is raised with outcome UNKNOWN,
+                without another try.
+            group_id: for `GroupService`: the group that determines the first coordinator.
 
         Raises:
-            NoBrokersAvailableError: no coordinator could be reached.
-            HeadraceError: what the coordinator answered.
+            NoBrokersAvailableError: If no coordinator could be reached.
+            HeadraceError: The coordinator's error.
         """
         if not self._coordinators:
             yield from self.metadata(cluster_pb2.GetMetadataRequest(brokers_only=True), timeout)
@@ -206,7 +206,7 @@ class BootstrapClient:
         repeatable: bool,
         probe: float | None = None,
     ) -> Operation[Any]:
-        """Try addresses in order until one answers, sharing the time, or with at most `probe` seconds for each."""
+        """Try addresses in order until one responds, within the shared time, or at most `probe` seconds for each."""
         deadline = time.monotonic() + timeout
         causes: dict[str, str] = {}
         explanations: list[Explanation] = []
@@ -230,14 +230,14 @@ class BootstrapClient:
                 if not _try_elsewhere(typed, error, repeatable):
                     raise typed from error
                 if isinstance(typed, ConflictError) and position + 1 == len(remaining):
-                    raise typed from error  # It was answered, and by the last one.
+                    raise typed from error  # It has responded, and it is the last one.
                 explained = self._explain(address, error)
                 causes[address] = explained.message if explained else _cause(error, typed)
                 explanations += [explained] if explained else []
                 continue
             self._preferred = address
             return answer
-        # What TLS forbids everywhere, and always did, no waiting will change; a client that was connected once waits.
+        # TLS failures at every address from the start are permanent; a client that was connected once keeps waiting.
         hopeless = len(explanations) == len(causes) and all(each.is_certain for each in explanations)
         raise NoBrokersAvailableError(
             causes,
@@ -263,20 +263,20 @@ _NOT_HEADRACE = Explanation(
 
 
 def own_handshake() -> handshake_pb2.Handshake:
-    """The handshake of this client."""
+    """Return the handshake of this client."""
     return handshake_pb2.Handshake(release=RELEASE, capabilities=CAPABILITIES)
 
 
 def _is_no_such_service(error: grpc.RpcError) -> bool:
-    """Whether the server lacks the service; one that has it and refuses this release sends a typed error."""
+    """Return whether the server lacks the service; one that has it and refuses this release sends a typed error."""
     is_unimplemented = status_of(error)[0] == grpc.StatusCode.UNIMPLEMENTED
     return is_unimplemented and from_rpc_error(error).outcome != Outcome.NOT_APPLIED
 
 
 def _try_elsewhere(typed: HeadraceError, error: grpc.RpcError, repeatable: bool) -> bool:
-    """Whether another server may be tried where this one did not answer.
+    """Return whether another server may be tried after this one did not respond.
 
-    A connection that was never made has done nothing. An answer that was lost may have done something.
+    A connection that was never made has had no effect. A lost response may have had one.
     """
     if typed.outcome == Outcome.NOT_APPLIED:
         return typed.retriable
@@ -298,8 +298,8 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode | None, str]:
 def error_of_call(error: grpc.RpcError) -> HeadraceError:
     """Return the typed error of a call to a partition's leader; not raised.
 
-    What never left was not applied. What the other side cancelled, as a server does that stops, may be tried again: a
-    call that this side cancels does not come here.
+    A call that was never sent was not applied. A call that the server cancelled, for example on shutdown, may be
+    retried; calls cancelled by this client are not passed here.
     """
     typed = from_rpc_error(error)
     status, details = status_of(error)
@@ -311,7 +311,7 @@ def error_of_call(error: grpc.RpcError) -> HeadraceError:
 
 
 def never_connected(details: str) -> bool:
-    """Whether a call that failed as UNAVAILABLE never left, by gRPC's own words: then it has done nothing."""
+    """Return whether a call that failed as UNAVAILABLE was never sent, by gRPC's message: then it had no effect."""
     return "failed to connect" in details.lower() or "name resolution" in details.lower()
 
 

@@ -1,8 +1,8 @@
-"""The cluster as last read: topics, partitions, leaders, addresses. Pure; not thread-safe: its owner locks.
+"""Last known topics, partitions, leaders and addresses of the cluster. Pure; not thread-safe: its owner locks.
 
-Knowledge only moves forward: a leader of a lower epoch than the known one is ignored (PROTOCOL H4), and a topic's id is
-its identity: a topic that was deleted and created again replaces the old one as a whole. An older answer changes
-neither which life of a topic is known nor that it was deleted (`TopicVersions`).
+State only moves forward: a leader of a lower epoch than the known one is ignored (PROTOCOL H4). A topic's id is its
+identity: a topic that was deleted and created again replaces the old one as a whole. An older response changes neither
+the known incarnation of a topic nor the fact that it was deleted (`TopicVersions`).
 """
 
 from collections.abc import Iterable
@@ -16,12 +16,12 @@ from headrace.wire.ids import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads a partition."""
+    """Leader of a partition."""
 
     broker_id: int
-    """-1: none."""
+    """-1 means that there is none."""
     epoch: int
-    """-1: not known."""
+    """-1 means unknown."""
 
 
 NO_LEADER = Leader(-1, -1)
@@ -29,20 +29,20 @@ NO_LEADER = Leader(-1, -1)
 
 @dataclass(frozen=True, slots=True)
 class TopicLeaders:
-    """One life of a topic."""
+    """Leaders of one incarnation of a topic."""
 
     name: str
     topic_id: bytes
     leaders: tuple[Leader, ...]
-    """By partition."""
+    """Leaders by partition."""
     max_batch_bytes: int
-    """The largest batch that it takes, header included; 0: not known."""
+    """Maximum size of a batch, header included; 0 means unknown."""
     answer: int = 0
-    """The number of the table's update that named it last."""
+    """Number of the update that included the topic last."""
 
     @property
     def partitions(self) -> int:
-        """How many partitions it has."""
+        """Number of partitions."""
         return len(self.leaders)
 
     def led_partitions(self) -> list[int]:
@@ -51,7 +51,7 @@ class TopicLeaders:
 
 
 class ClusterMetadata:
-    """Topics by name, brokers by id. Changed by `update`, `learn_leader` and `forget_leader` alone."""
+    """Topics by name, brokers by id. Changed by `update`, `learn_leader` and `forget_leader` only."""
 
     def __init__(self) -> None:
         self._topics: dict[str, TopicLeaders] = {}
@@ -63,11 +63,11 @@ class ClusterMetadata:
 
     @property
     def cluster_id(self) -> str:
-        """The cluster that answered last; empty before the first answer."""
+        """Id of the cluster that responded last; empty before the first response."""
         return self._versions.cluster_id
 
     def update(self, response: cluster_pb2.GetMetadataResponse) -> None:
-        """Take an answer of GetMetadata. Topics that it does not mention stay as they are."""
+        """Process a GetMetadata response. Topics that it does not include stay unchanged."""
         if self._versions.is_foreign(response):
             self._topics.clear()
             self._errors.clear()
@@ -98,7 +98,7 @@ class ClusterMetadata:
             self._topics[topic.name] = topic_leaders
 
     def _take_brokers(self, response: cluster_pb2.GetMetadataResponse) -> None:
-        """Take addresses; an older answer adds brokers that are not known, and moves none."""
+        """Store addresses; an older response adds unknown brokers, but changes no address."""
         is_newest = version_of(response) >= self._brokers_version
         for broker in response.brokers:
             if is_newest or broker.broker_id not in self._addresses:
@@ -115,10 +115,10 @@ class ClusterMetadata:
         return self._errors.get(name)
 
     def require(self, name: str) -> TopicLeaders:
-        """Return a topic that the last answer must have known.
+        """Return a topic that the last response must include.
 
         Raises:
-            HeadraceError: the topic's error in the answer; UnknownTopicError if it has none.
+            HeadraceError: The topic's error in the response; UnknownTopicError if it has none.
         """
         topic_leaders = self._topics.get(name)
         if topic_leaders is None:
@@ -128,7 +128,7 @@ class ClusterMetadata:
     def leader(self, where: TopicPartition, topic_id: bytes | None = None) -> tuple[int, str, int] | None:
         """Return broker id, address and leader epoch of a partition's leader, or `None` while it has none.
 
-        With `topic_id` also `None` where the topic has another id by now: it was deleted and created again.
+        With `topic_id`, also `None` if the topic has another id now: it was deleted and created again.
         """
         topic_leaders = self._topics.get(where.topic)
         if topic_leaders is None or where.partition >= len(topic_leaders.leaders):
@@ -140,7 +140,7 @@ class ClusterMetadata:
         return (leader.broker_id, address, leader.epoch) if leader.broker_id >= 0 and address else None
 
     def address(self, broker_id: int) -> str:
-        """Return a broker's address, or an empty string where it is not known."""
+        """Return a broker's address, or an empty string if it is unknown."""
         return self._addresses.get(broker_id, "")
 
     def broker_count(self) -> int:
@@ -148,7 +148,7 @@ class ClusterMetadata:
         return max(1, len(self._addresses))
 
     def learn_leader(self, where: TopicPartition, hint: LeaderHint) -> bool:
-        """Take the leader that a NOT_LEADER names, if it is newer than the known one; whether it was."""
+        """Set the leader that a NOT_LEADER error names if it is newer than the known one; return whether it was."""
         topic_leaders = self._topics.get(where.topic)
         if topic_leaders is None or where.partition >= len(topic_leaders.leaders) or hint.leader_id < 0:
             return False
@@ -161,7 +161,7 @@ class ClusterMetadata:
         return True
 
     def forget_leader(self, where: TopicPartition, epoch: int) -> None:
-        """Send nothing more to the leader of `epoch`; a newer one that is known meanwhile stays."""
+        """Send nothing more to the leader of `epoch`; a newer leader stays."""
         topic_leaders = self._topics.get(where.topic)
         if (
             topic_leaders is not None
@@ -188,7 +188,7 @@ def _leaders(topic: cluster_pb2.TopicMetadata) -> tuple[Leader, ...]:
 
 
 def _newest(known: tuple[Leader, ...], given: tuple[Leader, ...]) -> tuple[Leader, ...]:
-    """Keep the leader of the higher epoch; partitions never become fewer."""
+    """Return the leaders of the higher epochs; the number of partitions never decreases."""
     merged = [new if new.epoch >= old.epoch else old for old, new in zip(known, given, strict=False)]
     longer = known if len(known) > len(given) else given
     return (*merged, *longer[len(merged) :])

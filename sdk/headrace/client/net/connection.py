@@ -1,4 +1,4 @@
-"""Channels to brokers and coordinators, one an address, and what runs steps over them. Blocking; any thread."""
+"""Channels to brokers and coordinators, one per address, and the execution of steps. Blocking; any thread."""
 
 import threading
 import time
@@ -29,9 +29,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 )
-"""gRPC retries nothing by itself: every retry is the client's, which considers what the first try may have done.
+"""gRPC itself never retries: every retry is made by the client, which considers the effect of the first try.
 
-`min_reconnect_backoff_ms` is also how long one attempt to connect may take. Servers allow a ping every 10 s.
+`min_reconnect_backoff_ms` is also the timeout of one connection attempt. Servers allow a ping every 10 s.
 """
 
 PRODUCE = "/headrace.v1.BrokerService/Produce"
@@ -39,12 +39,12 @@ FETCH = "/headrace.v1.BrokerService/Fetch"
 
 
 class Endpoint:
-    """One address: its channel and its stubs."""
+    """Channel and stubs of one address."""
 
     __slots__ = ("address", "broker", "certificates", "channel", "cluster", "groups", "process", "produce")
 
     def __init__(self, address: str, certificates: ClientCertificates | None, options: Options) -> None:
-        """`certificates`: speak TLS with these; None: plain text."""
+        """`certificates` are used for TLS; `None` means plain text."""
         self.address = address
         self.certificates = certificates
         if certificates is None:
@@ -64,17 +64,17 @@ class Endpoint:
         self.produce: Any = self.channel.unary_unary(
             PRODUCE, response_deserializer=broker_pb2.ProduceResponse.FromString
         )
-        """Takes a request that is serialised already; see `produce_rpc`."""
+        """Sends a request that is already serialised; see `produce_rpc`."""
 
 
 class Connections:
-    """The channels of one client. Owned by the client, closed with it; any thread."""
+    """Channels of one client. Owned by the client and closed with it; any thread."""
 
     def __init__(self, what: str, config: ClientConfig) -> None:
         """Read the certificates that `config` names.
 
         Raises:
-            ConfigError: they cannot be used.
+            ConfigError: If they cannot be used.
         """
         self._what = what
         self._lock = threading.Lock()
@@ -84,13 +84,13 @@ class Connections:
         self._retired: dict[str, Endpoint] = {}
         self._closed = False
         self.native = NativeConnections(what, config, self._security)
-        """Calls to brokers go over these where they can."""
+        """Connections preferred for calls to brokers."""
 
     def endpoint(self, address: str) -> Endpoint:
-        """Return the endpoint of an address, made at its first use.
+        """Return the endpoint of an address, created on first use.
 
         Raises:
-            ClosedError: after `close`.
+            ClosedError: After `close`.
         """
         with self._lock:
             if self._closed:
@@ -103,7 +103,7 @@ class Connections:
             return found
 
     def _retire(self, endpoint: Endpoint) -> None:
-        """Let calls in flight end on it; whichever was retired before it has none left."""
+        """Keep an endpoint open for its calls in flight; close the one retired before, which has none left."""
         before = self._retired.get(endpoint.address)
         if before is not None:
             before.channel.close()
@@ -126,11 +126,11 @@ class Connections:
         self.native.close()
 
     def run_step(self, step: Any) -> Any:
-        """Run one step of `headrace.client.base.operations`; return its outcome.
+        """Run one step of `headrace.client.base.operations`; return its result.
 
         Raises:
-            grpc.RpcError, HeadraceError: the call failed.
-            ClosedError: the client was closed before or meanwhile.
+            grpc.RpcError, HeadraceError: If the call failed.
+            ClosedError: If the client was closed before or during the step.
         """
         match step:
             case Call() | StartCall():
@@ -143,7 +143,7 @@ class Connections:
                 try:
                     send = method if call is step else method.future
                     answer = send(call.request, timeout=call.timeout, metadata=operation_metadata())
-                except ValueError as error:  # grpc raises it for a channel that was closed meanwhile
+                except ValueError as error:  # grpc raises it for a channel that was closed in the meantime
                     raise ClosedError(self._what) from error
                 if call is step and call.method == "GetMetadata":
                     self.native.ports.learn(answer)

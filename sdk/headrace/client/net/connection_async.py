@@ -1,4 +1,4 @@
-"""Channels of the running loop, one an address, and what runs steps over them. One event loop."""
+"""Channels of the running loop, one per address, and the execution of steps. Used on one event loop."""
 
 import asyncio
 import inspect
@@ -20,12 +20,12 @@ from headrace.wire.zero_copy import parse_fetch_response
 
 
 class AsyncEndpoint:
-    """One address: its channel and its stubs, as `headrace.client.net.connection.Endpoint` has them."""
+    """Channel and stubs of one address, as in `headrace.client.net.connection.Endpoint`."""
 
     __slots__ = ("address", "broker", "certificates", "channel", "cluster", "groups", "process", "produce")
 
     def __init__(self, address: str, certificates: ClientCertificates | None, options: Options) -> None:
-        """`certificates`: speak TLS with these; None: plain text."""
+        """`certificates` are used for TLS; `None` means plain text."""
         self.address = address
         self.certificates = certificates
         if certificates is None:
@@ -47,13 +47,13 @@ class AsyncEndpoint:
 
 
 class AsyncConnections:
-    """The channels of one client. Owned by the client, closed with it."""
+    """Channels of one client. Owned by the client and closed with it."""
 
     def __init__(self, what: str, config: ClientConfig) -> None:
         """Read the certificates that `config` names.
 
         Raises:
-            ConfigError: they cannot be used.
+            ConfigError: If they cannot be used.
         """
         self._what = what
         self._security = ChannelSecurity(config)
@@ -63,13 +63,13 @@ class AsyncConnections:
         self._closing: dict[asyncio.Task[None], None] = {}
         self._closed = asyncio.Event()
         self.native = AsyncNativeConnections(what, config, self._security)
-        """Calls to brokers go over these where they can."""
+        """Connections preferred for calls to brokers."""
 
     def endpoint(self, address: str) -> AsyncEndpoint:
-        """Return the endpoint of an address, made at its first use.
+        """Return the endpoint of an address, created on first use.
 
         Raises:
-            ClosedError: after `close`.
+            ClosedError: After `close`.
         """
         if self._closed.is_set():
             raise ClosedError(self._what)
@@ -81,7 +81,7 @@ class AsyncConnections:
         return found
 
     def _retire(self, endpoint: AsyncEndpoint) -> None:
-        """Let calls in flight end on it; whichever was retired before it has none left."""
+        """Keep an endpoint open for its calls in flight; close the one retired before, which has none left."""
         before = self._retired.get(endpoint.address)
         if before is not None:
             closing = asyncio.create_task(before.channel.close())
@@ -90,11 +90,11 @@ class AsyncConnections:
         self._retired[endpoint.address] = endpoint
 
     async def run_step(self, step: Any) -> Any:
-        """Run one step of `headrace.client.base.operations`; return its outcome.
+        """Run one step of `headrace.client.base.operations`; return its result.
 
         Raises:
-            grpc.RpcError, HeadraceError: the call failed.
-            ClosedError: the client was closed before or meanwhile.
+            grpc.RpcError, HeadraceError: If the call failed.
+            ClosedError: If the client was closed before or during the step.
         """
         match step:
             case Call():
@@ -122,7 +122,7 @@ class AsyncConnections:
         raise AssertionError(f"no such step: {step!r}")
 
     async def answer(self, call: Any) -> Any:
-        """Await a call of one of these channels; closing the channel ends it with ClosedError, not as cancelled."""
+        """Await a call of one of these channels; a close of the channel ends it with ClosedError, not as cancelled."""
         task = asyncio.current_task()
         try:
             return await call
@@ -130,14 +130,14 @@ class AsyncConnections:
             if self._closed.is_set() and not (task is not None and task.cancelling()):
                 raise ClosedError(self._what) from None
             raise
-        except grpc.aio.UsageError as error:  # grpc raises it for a channel that was closed meanwhile
+        except grpc.aio.UsageError as error:  # grpc raises it for a channel that was closed in the meantime
             raise ClosedError(self._what) from error
 
     async def pause(self, seconds: float) -> None:
-        """Wait, but not past `close`.
+        """Wait, but not beyond `close`.
 
         Raises:
-            ClosedError: the client was closed meanwhile.
+            ClosedError: If the client was closed in the meantime.
         """
         try:
             async with asyncio.timeout(seconds):
@@ -152,7 +152,7 @@ class AsyncConnections:
         return bool(self._endpoints)
 
     async def close(self) -> None:
-        """Close every channel; calls in flight are cancelled. Again: nothing."""
+        """Close every channel; calls in flight are cancelled. Calling it again does nothing."""
         self._closed.set()
         self.native.close()
         endpoints = [*self._endpoints.values(), *self._retired.values()]

@@ -1,4 +1,4 @@
-"""Which coordinator is tried first for a group. Pure; used by members, administrators and the command line."""
+"""Preferred coordinator of a group. Pure; used by members, administrators and the command line."""
 
 import hashlib
 from collections.abc import Iterable
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 def coordinators_for(group_id: str, addresses: Iterable[str]) -> list[str]:
     """Return all addresses, in the order in which to try them for a group.
 
-    Every coordinator answers for every group; all clients begin with the same one, which saves conflicts in etcd. This
-    is rendezvous hashing: where an address comes or goes, only the groups that it is first for change their first.
+    Every coordinator can serve every group; all clients start with the same one, which avoids conflicts in etcd. This
+    is rendezvous hashing: if an address is added or removed, only the groups that prefer it change their preference.
     """
 
     def weight(address: str) -> tuple[bytes, str]:

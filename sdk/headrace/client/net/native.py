@@ -1,7 +1,7 @@
-"""Connections of the native protocol, one a broker. Blocking; any thread.
+"""Native protocol connections, one per broker. Blocking; any thread.
 
-The thread that makes a request sends it; a thread of the connection receives, and takes answers in. It connects, too,
-so that no caller waits for that: what is requested meanwhile is sent when the connection is made.
+The calling thread sends a request; a thread of the connection receives and processes responses. That thread also
+connects, so that no caller waits for it: requests made in the meantime are sent when the connection is open.
 """
 
 import logging
@@ -34,11 +34,11 @@ from headrace.wire.frames import Frame
 _log = logging.getLogger("headrace.client")
 
 STALL_S = 30.0
-"""A broker that takes or sends nothing of a frame for so long is lost."""
+"""Time after which a broker that neither accepts nor sends any byte of a frame counts as lost."""
 
 
 class NativeClientConnection:
-    """One connection. It begins with its first request, and ends for good at its first failure."""
+    """One connection. It opens with its first request, and is closed permanently by its first failure."""
 
     def __init__(self, address: str, client_id: str, connect: Callable[[], NativeSocket]) -> None:
         """`connect` opens a socket; raises OSError."""
@@ -48,21 +48,21 @@ class NativeClientConnection:
         self._lock = threading.Lock()
         """Guards the calls."""
         self._send_lock = threading.Lock()
-        """Keeps frames apart, in the order of their requests."""
+        """Keeps frames separate and in the order of their requests."""
         self._socket: NativeSocket | None = None
         self._unsent: list[ReadableBuffer] = []
-        """What waits for the connection, or for a broker that takes nothing now; changed under the send lock."""
+        """Bytes that wait for the connection, or for a broker that accepts none now; changed under the send lock."""
         self._failure: HeadraceError | None = None
         self._closing: HeadraceError | None = None
         self.is_usable = True
-        """Whether new requests may be made on it."""
+        """Whether new requests may use it."""
         self._has_connected = False
         self._look_at = self._progress_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="headrace-native", daemon=True)
         self._thread.start()
 
     def begin(self, request: NativeRequest, done: Done) -> int:
-        """Send a request; `done` takes what becomes of it, on the thread of the connection or on this one."""
+        """Send a request; `done` is called with its result, on the thread of the connection or on this one."""
         with self._send_lock:
             with self._lock:
                 failure = self._failure
@@ -76,7 +76,7 @@ class NativeClientConnection:
         return number
 
     def cancel(self, number: int) -> None:
-        """Cancel a request: its `done` takes an error, if it is not called already."""
+        """Cancel a request: its `done` is called with an error, unless it was called already."""
         with self._lock:
             done = self._calls.forget(number)
         if done is not None:
@@ -98,9 +98,9 @@ class NativeClientConnection:
             self._thread.join(timeout)
 
     def _send(self, parts: list[ReadableBuffer]) -> None:
-        """Send a frame, or leave what is not taken soon to the thread of the connection. Under the send lock.
+        """Send a frame, or queue its unaccepted bytes for the thread of the connection. Called under the send lock.
 
-        So a broker that hangs does not block its callers. The other thread reports a failure.
+        A broker that hangs therefore does not block its callers. The other thread reports a failure.
         """
         connection = self._socket
         if connection is None or self._unsent:
@@ -115,7 +115,7 @@ class NativeClientConnection:
             if left is not None:
                 self._unsent.append(left)
 
-    # --- the thread of the connection ---
+    # --- thread of the connection ---
 
     def _run(self) -> None:
         connection: NativeSocket | None = None
@@ -136,7 +136,7 @@ class NativeClientConnection:
         self._end(connection, self._closing or failure)
 
     def _greet(self, connection: NativeSocket) -> None:
-        """Wait for the server's greeting; what was requested meanwhile is sent then."""
+        """Wait for the server's greeting, then send the requests queued in the meantime."""
         connection.send([self._calls.greeting()], wait=True)
         deadline = time.monotonic() + CONNECT_S
         while not self._calls.is_welcome:
@@ -149,7 +149,7 @@ class NativeClientConnection:
             self._send_rest(connection)
 
     def _turn(self, connection: NativeSocket) -> None:
-        """Wait a little, take in what came, send what is left over, and end what takes too long."""
+        """Wait briefly, process received bytes, send queued bytes, and end overdue requests."""
         self._receive(connection, STALL_S if self._calls.is_idle else LOOK_S)
         now = time.monotonic()
         if self._unsent:
@@ -182,7 +182,7 @@ class NativeClientConnection:
             raise self._calls.failure
 
     def _send_rest(self, connection: NativeSocket) -> None:
-        """Send what is left over, as far as it is taken at once. Under the send lock."""
+        """Send queued bytes as far as they are accepted at once. Called under the send lock."""
         rest, self._unsent = self._unsent, []
         left = connection.send(rest, wait=False) if rest else None
         if left is not None:
@@ -213,7 +213,7 @@ class NativeClientConnection:
 
 
 class NativeConnections(NativeCaller):
-    """The native connections of one client. Owned by its `Connections`; any thread."""
+    """Native connections of one client. Owned by its `Connections`; any thread."""
 
     def __init__(self, what: str, config: ClientConfig, security: ChannelSecurity) -> None:
         super().__init__(config)
@@ -225,11 +225,11 @@ class NativeConnections(NativeCaller):
         self._is_closed = False
 
     def call(self, address: str, method: NativeCallMethod, make_request: MakeRequest) -> tuple[bool, Any]:
-        """Make a call and wait for its answer; (False, None): call over gRPC.
+        """Make a call and wait for its response; (False, None) means that gRPC must be used.
 
         Raises:
-            HeadraceError: what the broker answered, or why it did not.
-            ClosedError: the client was closed before or meanwhile.
+            HeadraceError: The broker's error, or the reason for which there is no response.
+            ClosedError: If the client was closed before or during the call.
         """
         answers: queue.SimpleQueue[tuple[Frame | None, HeadraceError | None]] = queue.SimpleQueue()
         if self.begin(address, make_request, lambda frame, error: answers.put((frame, error))) is None:
@@ -237,7 +237,7 @@ class NativeConnections(NativeCaller):
         return self.outcome(address, method, *answers.get())
 
     def close(self, timeout: float = 1.0) -> None:
-        """Close all connections; requests that are not answered end with ClosedError."""
+        """Close all connections; pending requests end with ClosedError."""
         with self._lock:
             self._is_closed = True
             connections = list(self._connections.values())

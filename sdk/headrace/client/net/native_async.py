@@ -1,4 +1,4 @@
-"""Connections of the native protocol, one a broker, as `headrace.client.net.native`, for asyncio. One event loop."""
+"""Native protocol connections for asyncio, one per broker; see `headrace.client.net.native`. One event loop."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -23,11 +23,11 @@ from headrace.wire.errors import HeadraceError
 from headrace.wire.frames import Frame
 
 MAX_JOINED_BYTES = 16 << 10
-"""Up to this, copying a part costs less than a system call."""
+"""Size up to which a copy of a part costs less than a system call."""
 
 
 class AsyncNativeClientConnection(asyncio.BufferedProtocol):
-    """One connection. It begins with its first request, and ends for good at its first failure."""
+    """One connection. It opens with its first request, and is closed permanently by its first failure."""
 
     def __init__(self, address: str, client_id: str) -> None:
         self._address = address
@@ -39,17 +39,17 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._connecting: asyncio.Task[None] | None = None
         self.is_usable = True
-        """Whether new requests may be made on it."""
+        """Whether new requests may use it."""
 
     def start(self, connect: Callable[[asyncio.BufferedProtocol], Any]) -> None:
-        """Begin to connect; `connect` awaits a transport for this protocol."""
+        """Start connecting; `connect` awaits a transport for this protocol."""
         self._connecting = self._loop.create_task(self._open(connect))
 
     async def _open(self, connect: Callable[[asyncio.BufferedProtocol], Any]) -> None:
         try:
             async with asyncio.timeout(CONNECT_S):
                 await connect(self)
-        except OSError as error:  # of TLS and of the time, too
+        except OSError as error:  # includes TLS errors and timeouts
             self._end(not_connected(self._address, error or "no connection in time"))
             return
         self._timers[0] = self._loop.call_later(CONNECT_S, self._not_welcome)
@@ -59,7 +59,7 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
             self._end(not_connected(self._address, "no Welcome came"))
 
     def begin(self, request: NativeRequest, done: Done) -> int:
-        """Send a request; `done` takes what becomes of it, on the loop."""
+        """Send a request; `done` is called with its result, on the loop."""
         if self._failure is not None:
             done(None, self._failure)
             return 0
@@ -72,7 +72,7 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
         return number
 
     def cancel(self, number: int) -> None:
-        """Cancel a request: its `done` takes an error, if it is not called already."""
+        """Cancel a request: its `done` is called with an error, unless it was called already."""
         done = self._calls.forget(number)
         self._stop_timer(number)
         if done is None:
@@ -121,7 +121,7 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
         if timer is not None:
             timer.cancel()
 
-    # --- asyncio's side ---
+    # --- asyncio protocol ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
@@ -159,7 +159,7 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
 
 
 class AsyncNativeConnections(NativeCaller):
-    """The native connections of one client. Owned by its `AsyncConnections`."""
+    """Native connections of one client. Owned by its `AsyncConnections`."""
 
     def __init__(self, what: str, config: ClientConfig, security: ChannelSecurity) -> None:
         super().__init__(config)
@@ -189,7 +189,7 @@ class AsyncNativeConnections(NativeCaller):
         return self.outcome(address, method, frame, error)
 
     def close(self) -> None:
-        """Close all connections; requests that are not answered end with ClosedError."""
+        """Close all connections; pending requests end with ClosedError."""
         self._is_closed = True
         for connection in self._connections.values():
             connection.close(ClosedError(self._what))

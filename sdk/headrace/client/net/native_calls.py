@@ -1,6 +1,6 @@
-"""The client's side of one connection of the native protocol: requests out, answers in. Pure; its owner locks.
+"""Client side of one native protocol connection: requests out, responses in. Pure; its owner locks.
 
-`headrace.client.net.native` moves its bytes with a thread, `native_async` on an event loop.
+`headrace.client.net.native` transfers its bytes with a thread, `native_async` on an event loop.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,14 +31,14 @@ from headrace.wire.frames import (
 from headrace.wire.releases import CLIENT_NEEDS, check_peer
 
 Done: TypeAlias = Callable[[Frame | None, HeadraceError | None], None]
-"""Takes the frame of an answer, or why there is none; called once."""
+"""Called once with the frame of a response, or with the error."""
 
 Over: TypeAlias = tuple[int, Done, Frame | None, HeadraceError | None]
-"""A request that is over: its number, and its `done` with what that takes."""
+"""Completed request: its number, its `done`, and the arguments of `done`."""
 
 
 class NotConnectedError(TransportError):
-    """No connection could be made: nothing was sent, and the call may go over gRPC."""
+    """No connection could be made: nothing was sent, and the call may use gRPC."""
 
 
 class NativeRequest(NamedTuple):
@@ -46,20 +46,20 @@ class NativeRequest(NamedTuple):
 
     method: MethodCode
     message: bytes
-    """Serialised."""
+    """Serialised message."""
     attached: Sequence[ReadableBuffer]
-    """Its batches, in the parts that they consist of."""
+    """Batches of the request, in parts."""
     timeout: float
-    """In seconds, from when it is sent."""
+    """Timeout in seconds from the send."""
     request_id: str
 
 
 MakeRequest: TypeAlias = Callable[[], NativeRequest]
-"""Makes a request once it is known that it goes over the native protocol."""
+"""Creates a request once the native protocol was selected for it."""
 
 
 class _Waiting:
-    """A request that is not answered."""
+    """Request without a response yet."""
 
     __slots__ = ("answer", "deadline", "done")
 
@@ -67,14 +67,14 @@ class _Waiting:
         self.done = done
         self.deadline = deadline
         self.answer: Frame | None = None
-        """That waits for its CONFIRM or DISCARD."""
+        """Response that waits for its CONFIRM or DISCARD."""
 
 
 class NativeCalls:
-    """The requests of one connection, and what arrives."""
+    """Requests of one connection, and its received bytes."""
 
     def __init__(self, address: str, client_id: str) -> None:
-        """`address` is for messages."""
+        """`address` is used in messages."""
         self._address = address
         self._client_id = client_id
         self._reader = FrameReader(SERVER_KINDS, self._admit)
@@ -82,9 +82,9 @@ class NativeCalls:
         self._last = 0
         self.is_welcome = False
         self.is_ending = False
-        """Whether the server takes no more requests on this connection."""
+        """Whether the server accepts no more requests on this connection."""
         self.failure: HeadraceError | None = None
-        """Why the connection must be closed: the server broke the protocol, or does not want this client."""
+        """Reason to close the connection: the server violated the protocol, or refused this client."""
 
     def greeting(self) -> bytes:
         """Return the first bytes of the connection."""
@@ -92,7 +92,7 @@ class NativeCalls:
         return PREFACE + frame_head(Kind.HELLO, hello.SerializeToString())
 
     def begin(self, request: NativeRequest, done: Done, now: float) -> tuple[int, list[ReadableBuffer]]:
-        """Return the number of a request, and its bytes in order; `done` takes what becomes of it."""
+        """Return the number of a request, and its bytes in order; `done` is called with its result."""
         self._last += 1
         self._waiting[self._last] = _Waiting(done, now + request.timeout)
         head = frame_head(
@@ -107,7 +107,7 @@ class NativeCalls:
         return self._last, [head, *request.attached]
 
     def forget(self, number: int) -> Done | None:
-        """Stop waiting for an answer; return its `done`, or None where it was called."""
+        """Stop waiting for a response; return its `done`, or `None` if that was called."""
         waiting = self._waiting.pop(number, None)
         return None if waiting is None else waiting.done
 
@@ -117,35 +117,35 @@ class NativeCalls:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request waits for its answer."""
+        """Whether no request waits for its response."""
         return not self._waiting
 
     def overdue(self, now: float) -> list[tuple[int, Done]]:
-        """Forget the requests whose time is up; return their numbers and what takes the error."""
+        """Remove overdue requests; return their numbers and the callbacks for their error."""
         late = [number for number, waiting in self._waiting.items() if waiting.deadline <= now]
         return [(number, self._waiting.pop(number).done) for number in late]
 
     def abandon(self) -> list[Done]:
-        """Forget every request: the connection is lost."""
+        """Remove every request after the connection was lost."""
         found = [waiting.done for waiting in self._waiting.values()]
         self._waiting.clear()
         return found
 
-    # --- what arrives ---
+    # --- received bytes ---
 
     @property
     def missing(self) -> int:
-        """How many bytes of a large answer are still to come."""
+        """Number of missing bytes of a large response."""
         return self._reader.missing
 
     def buffer(self) -> memoryview:
-        """Return where the next bytes go."""
+        """Return the buffer for the next bytes."""
         return self._reader.buffer()
 
     def received(self, count: int) -> list[Over]:
-        """Take note of bytes that were received; return what is over by them, to be called without a lock.
+        """Process received bytes; return the completed requests, whose callbacks must be called without a lock.
 
-        Where `failure` is set afterwards, the connection must be closed.
+        If `failure` is set afterwards, the connection must be closed.
         """
         self._reader.received(count)
         over: list[Over] = []
@@ -170,7 +170,7 @@ class NativeCalls:
             self._answered(frame, over)
 
     def _admit(self, header: Header) -> bool:
-        """Skip answers of requests that were given up."""
+        """Skip responses of abandoned requests."""
         if not self.is_welcome and header.kind not in (Kind.WELCOME, Kind.ERROR):
             raise FrameError("the first frame is not a Welcome")
         return header.correlation == 0 or header.correlation in self._waiting
@@ -211,7 +211,7 @@ class NativeCalls:
 
 
 def lost_connection(address: str, cause: BaseException | str) -> TransportError:
-    """Return the error of requests whose connection is lost; not raised. Whether they were applied is not known."""
+    """Return the error of requests on a lost connection; not raised. Their outcome is unknown."""
     return TransportError(
         f"the connection to {address} is lost: {cause}", outcome=Outcome.UNKNOWN, retriable=True,
         action="Try again or elsewhere.",
@@ -224,12 +224,12 @@ def not_connected(address: str, cause: BaseException | str) -> NotConnectedError
 
 
 def timed_out(address: str) -> TimedOutError:
-    """Return the error of a request whose time is up, or that was cancelled; not raised."""
+    """Return the error of a request that timed out or was cancelled; not raised."""
     return TimedOutError(f"{address} did not answer", outcome=Outcome.UNKNOWN, retriable=True)
 
 
 class NativeCallMethod(NamedTuple):
-    """A method of `Call` that may go over the native protocol."""
+    """Method of a `Call` that can use the native protocol."""
 
     method: MethodCode
     parse: Callable[[Frame], Any]
@@ -245,7 +245,7 @@ NATIVE_METHODS = {
         MethodCode.LIST_OFFSETS, lambda frame: broker_pb2.ListOffsetsResponse.FromString(frame.message)
     ),
 }
-"""By service and method of a `Call`; Produce is begun by producers themselves."""
+"""By service and method of a `Call`; producers start Produce themselves."""
 
 
 def native_request(method: NativeCallMethod, call: Call) -> NativeRequest:
@@ -254,10 +254,10 @@ def native_request(method: NativeCallMethod, call: Call) -> NativeRequest:
 
 
 def parse_answer(parse: Callable[[Frame], Any], frame: Frame, address: str) -> Any:
-    """Parse an answer.
+    """Parse a response.
 
     Raises:
-        InternalError: it is none.
+        InternalError: If the frame is not a valid response.
     """
     try:
         return parse(frame)

@@ -1,4 +1,4 @@
-"""Which brokers are called over the native protocol now: what the blocking and the asyncio client share. Any thread."""
+"""Native addresses of brokers and their availability, shared by the blocking and the asyncio client. Any thread."""
 
 import logging
 import os
@@ -25,13 +25,13 @@ from headrace.wire.frames import Frame
 _log = logging.getLogger("headrace.client")
 
 CONNECT_S = 1.0
-"""For a connection with its greeting."""
+"""Timeout of a connection including its greeting."""
 AVOID_S = 10.0
-"""How long a port that could not be reached is left alone."""
+"""Time for which an unreachable port is not tried again."""
 
 
 class NativePorts:
-    """The native addresses of brokers, by their address for gRPC. Owned by the connections of one client."""
+    """Native addresses of brokers, by their gRPC address. Owned by the connections of one client."""
 
     def __init__(self, config: ClientConfig) -> None:
         self._transport = config.transport if os.name == "posix" else "grpc"
@@ -39,10 +39,10 @@ class NativePorts:
         self._native: dict[str, str] = {}
         self._avoided: dict[str, float] = {}
         self.fallbacks = 0
-        """Calls that went over gRPC although metadata names an address."""
+        """Number of calls made over gRPC although metadata has a native address."""
 
     def learn(self, answer: cluster_pb2.GetMetadataResponse) -> None:
-        """Take the addresses of the brokers that an answer names."""
+        """Store the broker addresses of a metadata response."""
         if self._transport == "grpc":
             return
         with self._lock:
@@ -52,7 +52,7 @@ class NativePorts:
                     self._avoided.pop(broker.address, None)
 
     def find(self, address: str) -> str:
-        """Return the native address of the broker at `address`; empty: call it over gRPC."""
+        """Return the native address of the broker at `address`; empty means that gRPC must be used."""
         native = self._native.get(address, "")
         if not native or not self._avoided:
             return native
@@ -63,21 +63,21 @@ class NativePorts:
         return ""
 
     def require(self, address: str) -> None:
-        """Check that the broker at `address` need not be called natively.
+        """Check that the broker at `address` may be called over gRPC.
 
         Raises:
-            NotConnectedError: with transport='native'; where metadata names an address later, a retry may use it.
+            NotConnectedError: With transport='native'; a retry may work once metadata has a native address.
         """
         if self._transport == "native":
             raise not_connected(address, "it serves no native protocol, as far as metadata says")
 
     @property
     def may_fall_back(self) -> bool:
-        """Whether a call may go over gRPC where no connection could be made."""
+        """Whether a call may use gRPC if no connection could be made."""
         return self._transport == "auto"
 
     def avoid(self, address: str, native_address: str, error: HeadraceError) -> None:
-        """Leave a port alone for a while; the first time say so."""
+        """Do not try a port for a while; log a warning the first time."""
         with self._lock:
             is_first = address not in self._avoided
             self._avoided[address] = time.monotonic() + AVOID_S
@@ -94,34 +94,34 @@ class BegunConnection(Protocol):
     """A connection to one broker."""
 
     def begin(self, request: NativeRequest, done: Done) -> int:
-        """Send a request; `done` takes what becomes of it. Return its number."""
+        """Send a request; `done` is called with its result. Return its number."""
 
     def cancel(self, number: int) -> None:
         """Cancel a request."""
 
 
 class NativeCaller(ABC):
-    """What makes the native calls of one client, blocking or asyncio."""
+    """Native calls of one client, blocking or asyncio."""
 
     def __init__(self, config: ClientConfig) -> None:
         self.ports = NativePorts(config)
 
     @abstractmethod
     def connection(self, native_address: str) -> BegunConnection:
-        """Return the connection to an address, made at its first use.
+        """Return the connection to an address, opened on first use.
 
         Raises:
-            ClosedError: after `close`.
+            ClosedError: After `close`.
         """
 
     def begin(self, address: str, make_request: MakeRequest, done: Done) -> Callable[[], None] | None:
-        """Send a request to the broker at `address`; `None`: call it over gRPC. Else return what cancels it.
+        """Send a request to the broker at `address`; return a function that cancels it, or `None` if gRPC must be used.
 
-        `done` takes a `NotConnectedError` where nothing was sent; the call may go over gRPC if `may_fall_back`.
+        `done` is called with a `NotConnectedError` if nothing was sent; the call may use gRPC if `may_fall_back`.
 
         Raises:
-            ClosedError: after `close`.
-            NotConnectedError: the broker can be called over gRPC alone, and transport='native'.
+            ClosedError: After `close`.
+            NotConnectedError: If the broker supports gRPC only, and transport='native'.
         """
         native_address = self.ports.find(address)
         if not native_address:
@@ -140,7 +140,7 @@ class NativeCaller(ABC):
     def outcome(
         self, address: str, method: NativeCallMethod, frame: Frame | None, error: HeadraceError | None
     ) -> tuple[bool, Any]:
-        """Return what `call` does; raise what it raises."""
+        """Return the result of `call`, or raise its error."""
         if isinstance(error, NotConnectedError) and self.ports.may_fall_back:
             return False, None
         if frame is None:

@@ -1,4 +1,4 @@
-"""Sockets of the native protocol for blocking clients: in plain text and with TLS. Linux and macOS."""
+"""Sockets of the native protocol for blocking clients, in plain text and with TLS. Linux and macOS."""
 
 import contextlib
 import select
@@ -13,15 +13,15 @@ from typing import TypeAlias
 from headrace.wire.crc import ReadableBuffer
 
 LOOK_S = 0.25
-"""How late a deadline may be noticed."""
+"""Maximum delay until an expired deadline is detected."""
 SEND_S = 0.2
-"""How long a thread that makes a request waits for the broker to take it."""
+"""Time for which a calling thread waits for the broker to accept its request."""
 MAX_PARTS = 512
-"""Buffers of one system call; the kernel takes 1,024 (IOV_MAX)."""
+"""Maximum number of buffers of one system call; the kernel's limit is 1,024 (IOV_MAX)."""
 
 
 def _poll(connection: socket.socket, events: int, seconds: float) -> int:
-    """Wait for one of these events; return which there were, 0 where the time is up."""
+    """Wait for one of these events; return those that occurred, 0 on timeout."""
     poll = select.poll()
     poll.register(connection, events)
     return next((found for _, found in poll.poll(seconds * 1000)), 0)
@@ -33,7 +33,7 @@ def _can_receive(connection: socket.socket, seconds: float, *, to_send: bool) ->
 
 
 class PlainSocket:
-    """A socket in plain text. One thread receives; those that send hold a lock of their own."""
+    """Socket in plain text. One thread receives; senders hold their own lock."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(None)
@@ -42,13 +42,13 @@ class PlainSocket:
         self.connection = connection
 
     def wait(self, seconds: float, *, to_send: bool = False) -> bool:
-        """Wait until something can be received, or sent where `to_send`; return whether the former."""
+        """Wait until bytes can be received, or sent if `to_send`; return whether bytes can be received."""
         return _can_receive(self.connection, seconds, to_send=to_send)
 
     def receive_into(self, buffer: memoryview, is_whole: bool) -> int:
-        """Receive what is there, or where `is_whole` wait a little for the buffer to fill.
+        """Receive available bytes; if `is_whole`, wait briefly for the buffer to fill.
 
-        Returns the number of bytes; 0 where the connection has ended, -1 where nothing came.
+        Returns the number of bytes; 0 if the connection has ended, -1 if there were none.
         """
         try:
             return self.connection.recv_into(buffer, len(buffer), socket.MSG_WAITALL if is_whole else 0)
@@ -56,7 +56,7 @@ class PlainSocket:
             return -1
 
     def send(self, parts: Sequence[ReadableBuffer], *, wait: bool) -> memoryview | None:
-        """Send parts in order, or as much of them as is taken; return what is left. `wait` for `SEND_S` at most."""
+        """Send parts in order as far as they are accepted; return the rest. `wait` waits up to `SEND_S`."""
         flags = 0 if wait else socket.MSG_DONTWAIT
         for first in range(0, len(parts), MAX_PARTS):
             some = parts[first : first + MAX_PARTS]
@@ -70,7 +70,7 @@ class PlainSocket:
 
 
 class TlsSocket:
-    """A socket with TLS. OpenSSL's connection is not for two threads at once, so that both sides take turns."""
+    """Socket with TLS. OpenSSL connections do not support two threads at once, so senders and receivers take turns."""
 
     def __init__(self, connection: ssl.SSLSocket) -> None:
         connection.setblocking(False)
@@ -113,13 +113,13 @@ NativeSocket: TypeAlias = PlainSocket | TlsSocket
 
 def shut(connection: NativeSocket) -> None:
     """End a connection from another thread than the one that receives."""
-    with contextlib.suppress(OSError):  # It has ended by itself.
+    with contextlib.suppress(OSError):  # It has already ended.
         connection.connection.shutdown(socket.SHUT_RDWR)
 
 
 def notice_dead_peers(connection: socket.socket) -> None:
-    """Have the kernel end a connection whose other side is silent for half a minute, as gRPC's keepalive does."""
+    """Enable TCP keepalive, which ends a connection after half a minute of silence, as gRPC's keepalive does."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000)):
-        if hasattr(socket, name):  # Linux has them all.
+        if hasattr(socket, name):  # Linux has all of them.
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

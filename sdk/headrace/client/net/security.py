@@ -1,7 +1,7 @@
-"""How the channels of a client are opened: in plain text, or with TLS and the files that its settings name.
+"""Security of a client's channels: plain text, or TLS with the files that its settings name.
 
-The files are read when the client is made, and again when they change: channels that are opened from then on use what
-is new, open ones stay as they are. New files that cannot be used are passed over, and the ones before stay in force.
+The files are read when the client is created, and again when they change: channels opened from then on use the new
+files, open ones are unchanged. New files that cannot be used are ignored, and the previous ones stay in force.
 """
 
 import os
@@ -19,7 +19,7 @@ from headrace.client.base.errors import ConfigError
 from headrace.wire.certificates import CertificateFormatError, load_chain, read_facts
 
 LOOK_S = 5.0
-"""How long a changed file may go unnoticed."""
+"""Maximum delay until a changed file is detected."""
 
 Stamp = tuple[int, int, int]
 Options = tuple[tuple[str, int | str], ...]
@@ -27,7 +27,7 @@ Options = tuple[tuple[str, int | str], ...]
 
 @dataclass(frozen=True, slots=True)
 class ClientCertificates:
-    """What was read, in PEM; None: there is no such part."""
+    """Content of the files in PEM; `None` for a part that is not configured."""
 
     authorities: bytes | None
     key: bytes | None
@@ -35,13 +35,13 @@ class ClientCertificates:
 
 
 class ChannelSecurity:
-    """Knows how one client's channels are opened. Owned by its connections; any thread."""
+    """Channel security of one client. Owned by its connections; any thread."""
 
     def __init__(self, config: ClientConfig) -> None:
         """Read the files.
 
         Raises:
-            ConfigError: one cannot be used; the message names it, and the reason.
+            ConfigError: If one cannot be used; the message names it, and the reason.
         """
         self._config = config
         self._lock = threading.Lock()
@@ -52,7 +52,7 @@ class ChannelSecurity:
         self._context: tuple[ClientCertificates, ssl.SSLContext] | None = None
 
     def certificates(self) -> ClientCertificates | None:
-        """Those for channels opened now, the same object until they change; None: in plain text."""
+        """Return the certificates for new channels, the same object until they change; `None` means plain text."""
         if not self._on or time.monotonic() - self._looked_at < LOOK_S:
             return self._certificates
         with self._lock:
@@ -69,11 +69,11 @@ class ChannelSecurity:
 
     @property
     def server_name(self) -> str:
-        """The name that is expected in the servers' certificates; empty: the host of each address."""
+        """Name expected in the servers' certificates; empty means the host of each address."""
         return self._config.ssl_server_name
 
     def context(self) -> ssl.SSLContext | None:
-        """Return the context of new connections of the native protocol; None: in plain text."""
+        """Return the context of new native protocol connections; `None` means plain text."""
         certificates = self.certificates()
         if certificates is None:
             return None
@@ -82,7 +82,7 @@ class ChannelSecurity:
         return self._context[1]
 
     def options(self, options: Options) -> Options:
-        """The options of a channel."""
+        """Return the options of a channel."""
         name = self._config.ssl_server_name
         return (*options, ("grpc.ssl_target_name_override", name)) if name else options
 
@@ -94,14 +94,14 @@ def _context_of(certificates: ClientCertificates) -> ssl.SSLContext:
     authorities = None if certificates.authorities is None else certificates.authorities.decode()
     context = ssl.create_default_context(cadata=authorities)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # As gRPC: Python 3.13 wants extensions that many CAs lack.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # As gRPC: Python 3.13 requires extensions that many CAs lack.
     if certificates.chain is not None and certificates.key is not None:
         load_chain(context, certificates.chain, certificates.key)
     return context
 
 
 def credentials_of(certificates: ClientCertificates) -> grpc.ChannelCredentials:
-    """For one new channel. Without authorities of its own gRPC takes the public ones."""
+    """Return credentials for one new channel. Without configured authorities, gRPC uses the public ones."""
     return grpc.ssl_channel_credentials(certificates.authorities, certificates.key, certificates.chain)
 
 

@@ -1,9 +1,8 @@
-"""Which life of each topic the client has seen, and in how new an answer of GetMetadata. Pure; its owner locks.
+"""Known incarnation of each topic and the version of the GetMetadata response that reported it. Pure; its owner locks.
 
-Servers that etcd does not reach answer for hours with what they last read (PROTOCOL H84), so answers arrive in any
-order of age. A statement about which life a topic has, or that it has none, counts only if its answer is at least as
-new as the one behind the present knowledge. Statements about one and the same life need no such order: leader epochs
-have their own.
+Servers that cannot reach etcd respond for hours with their last known state (PROTOCOL H84), so responses arrive in any
+order of age. A statement that a topic has another incarnation, or none, counts only if its response is at least as new
+as that of the present state. Statements about the same incarnation need no such order: leader epochs have their own.
 """
 
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from headrace.wire.errors import ErrorCode
 
 
 class MetadataVersion(NamedTuple):
-    """How new an answer is. A restore from a backup begins a later generation at a lower revision (PROTOCOL H81)."""
+    """Version of a response. A restore from a backup starts a later generation at a lower revision (PROTOCOL H81)."""
 
     generation: int
     revision: int
@@ -26,33 +25,33 @@ OLDEST = MetadataVersion(0, 0)
 
 
 def version_of(response: cluster_pb2.GetMetadataResponse) -> MetadataVersion:
-    """Return how new an answer is."""
+    """Return the version of a response."""
     return MetadataVersion(response.generation, response.revision)
 
 
 class _Life(NamedTuple):
-    """The newest answer about a topic."""
+    """Newest statement about a topic."""
 
     version: MetadataVersion
     topic_id: bytes
-    """Empty: the topic was deleted."""
+    """Empty means that the topic was deleted."""
 
 
 class TopicVersions:
-    """The newest life of every topic seen. Topics that were never there are not kept."""
+    """Newest incarnation of every topic seen. Topics that never existed are not stored."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Life] = {}
         self.cluster_id = ""
 
     def is_foreign(self, response: cluster_pb2.GetMetadataResponse) -> bool:
-        """Return whether another cluster answered than before."""
+        """Return whether the response is of another cluster than earlier ones."""
         return self.cluster_id not in ("", response.cluster_id)
 
     def refuted(self, response: cluster_pb2.GetMetadataResponse, *, lists_all: bool = False) -> dict[str, str]:
-        """Return the topics about which a newer answer differs: why, by name.
+        """Return the topics that a newer response contradicts, with the reason by name.
 
-        `lists_all`: the answer claims to list every topic, so that a topic it leaves out is not there.
+        `lists_all` means that the response claims to list every topic, so an omitted topic does not exist.
         """
         if self.is_foreign(response):
             return {}
@@ -70,7 +69,7 @@ class TopicVersions:
         return found
 
     def take(self, response: cluster_pb2.GetMetadataResponse, *, lists_all: bool = False) -> dict[str, str]:
-        """Take an answer in, but for what is refuted, which is returned; another cluster's replaces everything."""
+        """Store a response except for contradicted topics, which are returned; another cluster's replaces all."""
         if self.is_foreign(response):
             self._known.clear()
         self.cluster_id = response.cluster_id
@@ -96,12 +95,12 @@ class TopicVersions:
 
 
 def claims_absence(topic: cluster_pb2.TopicMetadata) -> bool:
-    """Return whether an entry means that there is no such topic; other errors mean nothing for its life."""
+    """Return whether an entry means that the topic does not exist; other errors say nothing about its incarnation."""
     return topic.HasField("error") and int(topic.error.code) == ErrorCode.UNKNOWN_TOPIC
 
 
 def _claims_other(topic: cluster_pb2.TopicMetadata, topic_id: bytes) -> bool:
-    """Return whether an entry claims another life than `topic_id`, or none."""
+    """Return whether an entry claims another incarnation than `topic_id`, or none."""
     if topic.HasField("error"):
         return claims_absence(topic) and bool(topic_id)
     return topic.topic_id != topic_id
