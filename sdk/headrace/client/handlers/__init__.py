@@ -1,1 +1,1 @@
-"""`Consumer.run`: handlers called in threads or tasks, with retries, dead letters and offsets in order."""
+"""`Consumer.run`: handlers called in threads or tasks, with retries, dead letters and ordered offset commits."""

@@ -1,8 +1,8 @@
-"""`Consumer.run`, but for its threads or tasks: what is read goes into a queue, what is finished is committed.
+"""Core of `Consumer.run` without its threads or tasks: received records are queued, finished ones are committed.
 
-Every record is handled at least once. Up to where a partition may be committed the tracker says: never past a record
-that a handler is at, or that waits. A partition that is revoked is finished first: nothing more of it is begun,
-and what runs has `drain_timeout_ms`. Nothing of a partition is begun before `poison_records` has let it go.
+Every record is handled at least once. The tracker determines the committable offset of a partition: never beyond a
+record that is in progress or waits. A revoked partition is drained first: none of its waiting records is started, and
+running handlers have `drain_timeout_ms`. No record of a partition is started before `poison_records` has released it.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from headrace.wire.ids import TopicPartition
 log = logging.getLogger("headrace.consumer")
 
 TURN_S = 0.2
-"""How long the reading thread waits for records before it does what else is due."""
+"""Maximum time for which the reading thread waits for records before it does other due work."""
 MAX_CONCURRENCY = 1_000
 
 Handler = Callable[[Record], Any]
@@ -45,7 +45,7 @@ AsyncHandler = Callable[[Record], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Arguments of `Consumer.run`; see there."""
+    """Arguments of `Consumer.run`."""
 
     concurrency: int = 8
     ordering: str = "key"
@@ -62,7 +62,7 @@ class RunOptions:
         """Check the options of a call.
 
         Raises:
-            ConfigError: one is unknown or out of range.
+            ConfigError: If one is unknown or out of range.
         """
         known = {field.name for field in dataclasses.fields(cls)}
         for name in given:
@@ -81,21 +81,21 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What a run has done."""
+    """Counts of a run."""
 
     handled: int
-    """Records at which the handler returned."""
+    """Records whose handler returned."""
     failed: int
-    """Calls of the handler that raised, or took too long."""
+    """Handler calls that raised an error or timed out."""
     dead_letters: int
-    """Records that were written to the dead-letter topic."""
+    """Records written to the dead-letter topic."""
     seconds: float
     uncommitted: int
-    """Records of which the handler may have seen some that will be handled again: begun, and not below a commit."""
+    """Records that may be handled again although a handler has had them: started, and not below a commit."""
 
 
 class HandlerPool:
-    """Owned by one run. `lock` guards the queue and the counts; the workers and the reading thread take it."""
+    """Pool of one run. `lock` guards the queue and the counts; workers and the reading thread take it."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class HandlerPool:
         self.handled = self.failed = self.dead_letters = 0
         self.stops = False
         self.error: BaseException | None = None
-        """What ends the run."""
+        """Error that ends the run."""
 
     # --- the reading thread: `group_member.Work` ---
 
@@ -137,7 +137,7 @@ class HandlerPool:
             self._poison_records.opened(where, start.metadata)
 
     def may_give_up(self, holdings: list[OwnedPartition]) -> list[OwnedPartition]:
-        """See `Work`; what runs for too long is given up all the same, and handled again by the next owner."""
+        """See `Work`; handlers that exceed the limit are abandoned, and the next owner handles their records again."""
         ready = []
         now = monotonic_ms()
         with self.lock:
@@ -164,11 +164,11 @@ class HandlerPool:
         return full
 
     def room(self) -> int:
-        """Return how many more records the queue takes."""
+        """Return the number of records that the queue still accepts."""
         return max(1, self.options.buffer_records - self.queue.size)
 
     def take(self, batch: RecordBatch) -> None:
-        """Queue what was read."""
+        """Queue received records."""
         with self.lock:
             for decoded in batch.decoded_batches:
                 raw = DecodedBatch(decoded.source, decoded.columns, decoded.start, decoded.end, Deserializers())
@@ -179,7 +179,7 @@ class HandlerPool:
             self._wake_workers()
 
     def turn(self, assigned: list[TopicPartition]) -> tuple[list[TopicPartition], list[TopicPartition]]:
-        """Do what is due; return the partitions to pause, and those to resume."""
+        """Do due work; return the partitions to pause, and those to resume."""
         with self.lock:
             if self._revoking:
                 self._group.wake()
@@ -199,7 +199,7 @@ class HandlerPool:
     # --- poison records ---
 
     def _advance(self) -> None:
-        """Store due markers, then release the records that may start. Under the lock."""
+        """Store due markers, then release the records that may start. Called under the lock."""
         was_searching = self._poison_records.is_searching
         for where, value in self._poison_records.step(monotonic_ms()):
             self._store(where, value)
@@ -211,17 +211,17 @@ class HandlerPool:
 
         def resolved(_: object, error: HeadraceError | None) -> None:
             if isinstance(error, NotOwnerError | UnknownMemberError):
-                return  # It is not ours any more.
+                return  # It is not owned any more.
             with self.lock:
                 self._poison_records.stored(where, monotonic_ms(), term=term)
                 self._advance()
             self._wake_workers()
 
-        with contextlib.suppress(HeadraceError):  # It is not ours any more, or the next `poll` raises the reason.
+        with contextlib.suppress(HeadraceError):  # It is not owned any more, or the next `poll` raises the reason.
             self._group.queue({where: value}, resolved)
 
     def _leave_in_order(self, where: TopicPartition) -> None:
-        """Take away the mark of a partition whose term ends, whatever ends it but the end of this process."""
+        """Remove the mark of a partition at the end of its term, unless the process ends."""
         tracker = self.queue.tracker(where)
         if tracker is None or (self._poison_records.leaves_mark(where) and self.options.dead_letter is not None):
             return
@@ -233,13 +233,13 @@ class HandlerPool:
                 with contextlib.suppress(HeadraceError):
                     self._group.queue({where: value}, None)
 
-    # --- the workers ---
+    # --- workers ---
 
     def record_of(self, task: Task) -> Record:
-        """Return the record as the handler takes it.
+        """Return the record with deserialized key and value.
 
         Raises:
-            SerializationError: its key or value cannot be turned into objects.
+            SerializationError: If its key or value cannot be deserialized.
         """
         record, how = task.record, self._deserializers
         key, value = record.key, record.value
@@ -250,7 +250,7 @@ class HandlerPool:
         return record._replace(key=key, value=value)
 
     def succeeded(self, task: Task) -> None:
-        """Note that the handler has returned, or that the dead letter is written."""
+        """Record that the handler has returned, or that the dead letter is written."""
         with self.lock:
             if task.is_given_up:
                 self.dead_letters += 1
@@ -264,7 +264,7 @@ class HandlerPool:
             self._after(task)
 
     def handler_failed(self, task: Task, error: BaseException, *, is_final: bool = False) -> None:
-        """Note that the handler has raised, or took too long."""
+        """Record that the handler raised an error or timed out."""
         with self.lock:
             self.failed += 1
             verdict = self.queue.failed(task, error, monotonic_ms(), is_final=is_final)
@@ -273,7 +273,7 @@ class HandlerPool:
             self._after(task)
 
     def _given_up(self, task: Task) -> None:
-        """End the run where there is no dead-letter topic."""
+        """End the run if there is no dead-letter topic."""
         if self.options.dead_letter is None and not task.tracker.is_over:
             wrong = HandlerError(task.where, task.record.offset, task.attempts, repr(task.error))
             wrong.__cause__ = task.error
@@ -298,7 +298,7 @@ class HandlerPool:
             self.succeeded(task)
 
     def _letter_failed(self, task: Task) -> None:
-        """Note that the dead letter is not written yet."""
+        """Record that writing the dead letter failed, to retry it."""
         with self.lock:
             self._given_up(task)
             self.queue.not_sent(task, monotonic_ms())
@@ -311,7 +311,7 @@ class HandlerPool:
             self.stop()
 
     def stop(self) -> None:
-        """End the run: what runs is finished, what waits is left."""
+        """Stop the run: running handlers finish, waiting records are dropped."""
         self.stops = True
         self._wake()
         self._wake_workers()
@@ -329,7 +329,7 @@ class HandlerPool:
     # --- begin and end ---
 
     def begin(self) -> Operation[None]:
-        """Take over the partitions that the consumer reads already."""
+        """Take over the partitions that the consumer already reads."""
         self._group.on_poll_begin()
         with self._group.session.lock:
             self._group.work = self
@@ -342,11 +342,11 @@ class HandlerPool:
         yield from ()
 
     def drained(self) -> bool:
-        """Return whether no handler runs any more."""
+        """Return whether no handler is running."""
         return self.queue.running == 0
 
     def finish(self) -> Operation[RunSummary]:
-        """Commit what is finished, and set the consumer to what is not."""
+        """Commit finished records, and seek the consumer to the first unfinished ones."""
         with self.lock:
             self.queue.revoke_all()
             trackers = {where: self.queue.tracker(where) for where in self.queue.partitions()}

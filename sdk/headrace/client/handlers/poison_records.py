@@ -1,19 +1,19 @@
-"""Which record ends the processes that handle it: found out over several of their lives. Pure: no I/O, no clock.
+"""Detection of records that end the processes that handle them, across several processes. Pure: no I/O, no clock.
 
-A handler that ends its process leaves no error behind. So a run marks, in the metadata of a partition's committed
-offset, what it is about to do, and takes the mark away when it leaves in order. A mark that the next owner finds is one
-of a process that ended, and the state of the search:
+A handler that ends its process leaves no error. So a run stores a mark for its next work in the metadata of a
+partition's committed offset, and removes it on a clean end. A mark found by the next owner was left by a process that
+ended, and is the state of the search:
 
-    found        this owner                                                   sets
+    found        behaviour of this owner                                      sets
     nothing      works as always                                              `begun`, before the first record
     `begun`      works as always, and commits without a pause, so that        `watched`, with each commit, for twice
-                 little is open when its process ends                         auto_commit_interval_ms
-    `watched`    gives the handler one record, and nothing else,              `alone=1`, before each record
-                 for a thousand records or a minute, whichever is over first
-    `alone=n`    the same; once n has reached the limit the record is         `alone=n+1`, before that record
-                 given up, and is called no more
+                 few records are open when its process ends                   auto_commit_interval_ms
+    `watched`    passes the handler one record, and nothing else,             `alone=1`, before each record
+                 for a thousand records or a minute, whichever ends first
+    `alone=n`    the same; once n has reached the limit the record fails      `alone=n+1`, before that record
+                 permanently, without another call
 
-While no process ends that is one commit a partition and term. Its owner holds a lock.
+While no process ends, the cost is one commit per partition and term. Its owner holds a lock.
 """
 
 import re
@@ -27,19 +27,19 @@ from headrace.client.handlers.work_queue import WorkQueue
 from headrace.wire.ids import TopicPartition
 
 ENDS_BEFORE = 2
-"""Processes that ended with a record among others, before one is known to have ended with it alone."""
+"""Number of processes that ended with a record among others, before it is handled alone."""
 ENDS_ALONE = 2
-"""Minimum number of owners that had it alone, since one may have ended, or lost its session, for another reason."""
+"""Minimum number of owners that handled it alone, since one may have ended, or lost its session, for another reason."""
 ISOLATE_RECORDS = 1_000
 ISOLATE_MS = 60_000
 MARK_WAIT_MS = 5_000
-"""After this time without a stored mark, work continues without one: an outage of etcd stops no owner."""
+"""Time without a stored mark after which work continues without one: an outage of etcd stops no owner."""
 PREFIX = "headrace.run "
 _ALONE = re.compile(r"alone=(\d{1,9}) offset=(\d{1,19})", re.ASCII)
 
 
 class Mode(Enum):
-    """How a partition is worked on."""
+    """Way in which a partition's records are handled."""
 
     NORMAL = auto()
     WATCH = auto()
@@ -47,17 +47,17 @@ class Mode(Enum):
 
 
 class ProgressMarker(NamedTuple):
-    """The content of the metadata of a committed offset."""
+    """Content of the metadata of a committed offset."""
 
     mode: Mode | None = None
-    """Of the owner that set it; None: it is no mark."""
+    """Mode of the owner that set it; `None` means that it is no mark."""
     alone: int = 0
-    """Processes that have begun the record at `offset` alone."""
+    """Number of processes that have started the record at `offset` alone."""
     offset: int = -1
 
     @classmethod
     def of(cls, metadata: str) -> "ProgressMarker":
-        """Read it; what is not ours is no mark."""
+        """Parse metadata; other content is no mark."""
         if not metadata.startswith(PREFIX):
             return cls()
         text = metadata.removeprefix(PREFIX)
@@ -68,7 +68,7 @@ class ProgressMarker(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As it is stored."""
+        """Stored form."""
         match self.mode:
             case None:
                 return ""
@@ -85,45 +85,45 @@ class _Part:
     found: ProgressMarker
     mode: Mode
     is_held: bool = True
-    """Nothing of it was begun in this term, or only single records."""
+    """Whether no record of it was started in this term, or only single ones."""
     waits_until_ms: int | None = None
-    """A mark is on its way."""
+    """Time limit while a mark is being stored."""
     began_ms: int | None = None
-    """When its first record was let go."""
+    """Time at which its first record was released."""
     position: int = -1
-    """Of the last mark."""
+    """Offset of the last mark."""
     isolated_offset: int | None = None
-    """The offset of the record that is in work alone."""
+    """Offset of the record that is handled alone."""
     tried: int = 0
     is_marked: bool = False
-    """The stored mark names a record that is in work alone: nothing else is begun until another mark is stored."""
+    """Whether the stored mark names a record handled alone: nothing else starts until another mark is stored."""
     is_quarantined: bool = False
-    """A record of it was given up because of marks, and may not be dealt with yet."""
+    """Whether one of its records failed permanently because of marks, and may not be finished yet."""
 
 
 _NEXT = {None: Mode.NORMAL, Mode.NORMAL: Mode.WATCH, Mode.WATCH: Mode.ISOLATE, Mode.ISOLATE: Mode.ISOLATE}
 
 
 class PoisonRecordDetector:
-    """Decides when records that the queue holds back are let go. See the module for who may call it."""
+    """Decides when held records of the queue are released. The module's docstring states who may call it."""
 
     def __init__(self, queue: WorkQueue, *, attempts: int, watch_ms: int) -> None:
-        """`attempts` as in `RetryPolicy`; a partition is watched for `watch_ms`."""
+        """`attempts` is as in `RetryPolicy`; a partition is watched for `watch_ms`."""
         self._queue = queue
         self._limit = max(ENDS_ALONE, attempts - ENDS_BEFORE)
         self._watch_ms = watch_ms
         self._parts: dict[TopicPartition, _Part] = {}
         self._active: dict[TopicPartition, _Part] = {}
-        """Those of which something is held back, or watched."""
+        """Partitions with held records, or watched ones."""
         self._searched: set[TopicPartition] = set()
 
     @property
     def is_searching(self) -> bool:
-        """Whether any partition is watched or isolated, so that every record that is finished may let another go."""
+        """Whether any partition is watched or isolated, so every finished record may release another."""
         return bool(self._searched)
 
     def opened(self, where: TopicPartition, metadata: str) -> None:
-        """A term begins; `metadata` is what is stored with the offset at which it does."""
+        """Start a term; `metadata` is stored with its initial offset."""
         self.closed(where)
         found = ProgressMarker.of(metadata)
         part = self._parts[where] = self._active[where] = _Part(found, _NEXT[found.mode])
@@ -131,7 +131,7 @@ class PoisonRecordDetector:
             self._searched.add(where)
 
     def closed(self, where: TopicPartition) -> None:
-        """The term is over."""
+        """End a term."""
         self._parts.pop(where, None)
         self._active.pop(where, None)
         self._searched.discard(where)
@@ -139,12 +139,12 @@ class PoisonRecordDetector:
             self._queue.alone = None
 
     def text(self, where: TopicPartition) -> str:
-        """What is stored with progress of a partition."""
+        """Return the metadata to store with the progress of a partition."""
         part = self._parts.get(where)
         return ProgressMarker(Mode.WATCH).text if part is not None and part.mode is Mode.WATCH else ""
 
     def leaves_mark(self, where: TopicPartition) -> bool:
-        """Whether a mark is to stay although the term ends in order: a record is on its way to the dead letters."""
+        """Return whether a mark stays after a clean end of the term, because a dead letter is being written."""
         part = self._parts.get(where)
         return part is not None and part.is_quarantined
 
@@ -170,7 +170,7 @@ class PoisonRecordDetector:
         return self._parts.get(where)
 
     def stored(self, where: TopicPartition, now_ms: int, *, term: object) -> None:
-        """Note that the mark of that term is stored, or cannot be: what waited for it continues."""
+        """Record that the mark of that term is stored, or cannot be stored: waiting records continue."""
         part = self._parts.get(where)
         if part is None or part is not term or part.waits_until_ms is None:
             return
@@ -188,7 +188,7 @@ class PoisonRecordDetector:
             self._searched.discard(where)
 
     def finished(self, where: TopicPartition, offset: int) -> None:
-        """A record is dealt with."""
+        """Record that a record is finished."""
         part = self._parts.get(where)
         if part is not None and part.isolated_offset == offset:
             part.isolated_offset = None
@@ -196,7 +196,7 @@ class PoisonRecordDetector:
             part.is_quarantined = False
 
     def _due(self, where: TopicPartition, part: _Part, now_ms: int) -> ProgressMarker | None:
-        """Return the mark to store of a partition now."""
+        """Return the mark to store now for a partition."""
         match part.mode:
             case Mode.NORMAL:
                 return (
@@ -218,7 +218,7 @@ class PoisonRecordDetector:
         return ProgressMarker(Mode.WATCH) if tracker is not None and tracker.position != part.position else None
 
     def _due_while_isolated(self, where: TopicPartition, part: _Part, now_ms: int) -> ProgressMarker | None:
-        """One partition is isolated at a time; it begins when nothing else is in work."""
+        """Isolate one partition at a time, when no other record is in progress."""
         queue = self._queue
         if part.isolated_offset is not None or queue.alone not in (None, where):
             return None
@@ -241,7 +241,7 @@ class PoisonRecordDetector:
         return ProgressMarker(Mode.ISOLATE, alone + 1, first.offset)
 
     def _rest(self, where: TopicPartition, part: _Part, *, is_over: bool) -> ProgressMarker | None:
-        """End the search: take the mark away first, then release the others."""
+        """End the search: remove the mark first, then release the other records."""
         if part.is_marked:
             part.is_marked = False
             return ProgressMarker()

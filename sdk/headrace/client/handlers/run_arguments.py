@@ -7,7 +7,7 @@ from headrace.client.handlers.work_queue import RetryPolicy
 
 
 class RunArguments(TypedDict, total=False):
-    """Arguments of `Consumer.run`; see there."""
+    """Arguments of `Consumer.run`."""
 
     concurrency: int | None
 

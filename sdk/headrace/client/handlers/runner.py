@@ -1,4 +1,4 @@
-"""`Consumer.run`, blocking: the calling thread reads, others handle."""
+"""Blocking `Consumer.run`: the calling thread reads, other threads call the handler."""
 
 import contextlib
 import logging
@@ -23,7 +23,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Runner:
-    """One run of one consumer, on the thread that calls `run`; `stop` may come from any."""
+    """Run of one consumer, on the thread that calls `run`; `stop` may be called on any."""
 
     def __init__(self, consumer: "Consumer", handler: Handler, options: RunOptions) -> None:
         self._consumer = consumer
@@ -47,7 +47,7 @@ class Runner:
         self.pool.stop()
 
     def run(self) -> RunSummary:
-        """Read and handle until `stop`, a signal, or an error."""
+        """Read and handle records until `stop`, a signal, or an error."""
         pool, consumer = self.pool, self._consumer
         with self._signals():
             consumer._do(pool.begin())
@@ -75,7 +75,7 @@ class Runner:
             self._abandon_late(limit_ms)
 
     def _abandon_late(self, limit_ms: int) -> None:
-        """A thread cannot be ended: one whose handler hangs is left behind, and another one takes its place."""
+        """Abandon threads whose handler hangs, as a thread cannot be ended, and start other ones."""
         now = monotonic_ms()
         with self.pool.lock:
             late = [ident for ident, (_, since) in self._at_work.items() if now - since >= limit_ms]
@@ -91,7 +91,7 @@ class Runner:
                     self.pool.fail(HandlerTimeoutError(limit_ms))
 
     def _end(self) -> RunSummary:
-        """Let handlers finish, within bounds, then commit."""
+        """Let handlers finish within the time limit, then commit."""
         pool = self.pool
         deadline = time.monotonic() + pool.options.drain_timeout_ms / 1000
         with self._changed:
@@ -132,7 +132,7 @@ class Runner:
                 error = raised
             with self.pool.lock:
                 if self._at_work.pop(ident, None) is None:
-                    return  # It took too long, and was left behind.
+                    return  # It timed out and was abandoned.
                 if error is None:
                     self.pool.succeeded(task)
                     continue
@@ -165,5 +165,5 @@ class Runner:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """The main thread may hold any lock at this moment: the next turn sees it."""
+        """Set a flag only, which the next turn checks: the main thread may hold any lock at this moment."""
         self.pool.stops = True

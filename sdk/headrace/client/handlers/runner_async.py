@@ -1,4 +1,4 @@
-"""`Consumer.run` on an event loop: one task reads, others handle."""
+"""`Consumer.run` on an event loop: one task reads, other tasks call the handler."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ log = logging.getLogger("headrace.consumer")
 
 
 class AsyncRunner:
-    """One run of one consumer; its loop alone touches it."""
+    """Run of one consumer; used on its loop only."""
 
     def __init__(self, consumer: "AsyncConsumer", handler: AsyncHandler, options: RunOptions) -> None:
         self._consumer = consumer
@@ -35,7 +35,7 @@ class AsyncRunner:
         self.pool.stop()
 
     async def run(self) -> RunSummary:
-        """Read and handle until `stop`, a signal, or an error. Cancelled, it cancels the handlers at work."""
+        """Read and handle records until `stop`, a signal, or an error. A cancellation cancels the running handlers."""
         pool, consumer = self.pool, self._consumer
         workers: list[asyncio.Task[None]] = []
         try:
@@ -67,7 +67,7 @@ class AsyncRunner:
         self._consumer.resume(*resume)
 
     async def _drain(self) -> None:
-        """Let handlers finish, within bounds."""
+        """Let handlers finish within the time limit."""
         self.pool.queue.revoke_all()
         try:
             async with asyncio.timeout(self.pool.options.drain_timeout_ms / 1000):

@@ -1,7 +1,7 @@
-"""What handlers have to do, in which order, and what becomes of what they fail at. Pure: no I/O, no clock, no thread.
+"""Queue of records for handlers: order, retries and failures. Pure: no I/O, no clock, no thread.
 
-Records of one key (or one partition) form a key queue: one at a time, in order; key queues run in parallel. A
-record that failed waits out its back-off at the head of its key queue and holds up no other. Its owner holds a lock.
+Records of one key (or one partition) form a key queue: one at a time, in order; key queues run in parallel. A failed
+record waits for its back-off at the head of its key queue and delays no other queue. Its owner holds a lock.
 """
 
 import heapq
@@ -23,19 +23,19 @@ ORDERINGS = ("key", "partition")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often a handler gets a record again at which it failed, and after how long.
+    """Number of and delays between handler calls for a record that fails.
 
     Raises:
-        ConfigError: a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     attempts: int = 5
-    """Calls of the handler for one record, at least 1."""
+    """Number of handler calls for one record, at least 1."""
     backoff_ms: int = 200
-    """The first delay; it doubles, and each is drawn between nothing and all of it."""
+    """First delay; it doubles, with full jitter."""
     backoff_max_ms: int = 30_000
     retriable: Callable[[Exception], bool] | None = None
-    """Which errors to try again after; None: all."""
+    """Returns whether to retry after an error; `None` means after every error."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -45,7 +45,7 @@ class RetryPolicy:
 
 
 class RetryDecision(Enum):
-    """What becomes of a record that a handler failed at."""
+    """Next step for a record whose handler failed."""
 
     RETRY = auto()
     GIVE_UP = auto()
@@ -53,7 +53,7 @@ class RetryDecision(Enum):
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """One record on its way through the handler. Changed by `WorkQueue` alone."""
+    """Record in the queue or in progress. Changed by `WorkQueue` only."""
 
     record: Record
     """With key and value as bytes."""
@@ -61,17 +61,17 @@ class Task:
     key_queue: Any
     is_running: bool = False
     attempts: int = 0
-    """Calls of the handler so far."""
+    """Number of handler calls so far."""
     error: BaseException | None = None
-    """Why the last one failed."""
+    """Error of the last call."""
     is_given_up: bool = False
-    """It goes to the dead letters, not to the handler."""
+    """Whether it goes to the dead letters instead of the handler."""
     failures: int = 0
-    """How often that failed."""
+    """Number of failed writes of its dead letter."""
 
     @property
     def where(self) -> TopicPartition:
-        """Where it is from."""
+        """Partition of the record."""
         return TopicPartition(self.record.topic, self.record.partition)
 
 
@@ -81,7 +81,7 @@ class _Part:
     running: int = 0
     revoked: bool = False
     held: deque[Task] | None = None
-    """Records that wait until they are released; None: none has to."""
+    """Records that wait until they are released; `None` means that none has to."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,10 +92,10 @@ class _KeyQueue:
 
 
 class WorkQueue:
-    """See the module for who may call it."""
+    """Queue of one run. The module's docstring states who may call it."""
 
     def __init__(self, ordering: str, retry: RetryPolicy, rng: random.Random) -> None:
-        """`ordering` is `key` or `partition`; records without a key are in no order with `key`."""
+        """`ordering` is `key` or `partition`; with `key`, records without a key are unordered."""
         if ordering not in ORDERINGS:
             raise ConfigError(f"ordering={ordering!r} is not one of {', '.join(map(repr, ORDERINGS))}")
         self._by_key = ordering == "key"
@@ -107,20 +107,20 @@ class WorkQueue:
         self._waiting: list[tuple[int, int, _KeyQueue]] = []
         self._count = 0
         self.size = 0
-        """Records that wait or are in work."""
+        """Number of records that wait or are in progress."""
         self.running = 0
         self.alone: TopicPartition | None = None
-        """Nothing of other partitions is begun, and nothing of this one while anything is in work."""
+        """Partition that runs alone: nothing of others starts, and nothing of it while any record is in progress."""
 
     # --- partitions ---
 
     def open(self, where: TopicPartition, position: int, leader_epoch: int = -1, *, is_held: bool = False) -> None:
-        """Begin a term of a partition; where `is_held` its records wait for `release`."""
+        """Start a term of a partition; if `is_held`, its records wait for `release_first` or `release_all`."""
         self.close(where)
         self._parts[where] = _Part(OffsetTracker(position, leader_epoch), held=deque() if is_held else None)
 
     def close(self, where: TopicPartition) -> None:
-        """End a partition's term: what waits is dropped, what runs means nothing any more."""
+        """End a partition's term: waiting records are dropped, results of running ones are ignored."""
         part = self._parts.pop(where, None)
         if part is not None:
             part.tracker.is_over = True
@@ -128,7 +128,7 @@ class WorkQueue:
             self._drop_waiting(part.tracker)
 
     def revoke(self, where: TopicPartition) -> bool:
-        """Begin nothing more of a partition; whether nothing of it runs."""
+        """Start no more records of a partition; return whether none is running."""
         part = self._parts.get(where)
         if part is None:
             return True
@@ -139,7 +139,7 @@ class WorkQueue:
         return part.running == 0
 
     def revoke_all(self) -> None:
-        """Begin nothing more."""
+        """Start no more records."""
         for where in list(self._parts):
             self.revoke(where)
 
@@ -149,21 +149,21 @@ class WorkQueue:
         return None if part is None else part.tracker
 
     def partitions(self) -> Iterable[TopicPartition]:
-        """Return the partitions that are ours."""
+        """Return the owned partitions."""
         return list(self._parts)
 
     def span(self, where: TopicPartition) -> int:
-        """Return the number of records that were taken and are not below the offset that may be committed."""
+        """Return the number of records that were accepted and are not below the committable offset."""
         part = self._parts.get(where)
         return 0 if part is None else part.tracker.span
 
     def first_held(self, where: TopicPartition) -> Record | None:
-        """Return the first record that waits for `release`."""
+        """Return the first held record."""
         part = self._parts.get(where)
         return part.held[0].record if part is not None and part.held else None
 
     def release_all(self, where: TopicPartition) -> None:
-        """Hold back nothing more of a partition."""
+        """Release all held records of a partition."""
         part = self._parts.get(where)
         if part is not None and part.held is not None:
             held, part.held = part.held, None
@@ -171,7 +171,7 @@ class WorkQueue:
                 self._put(task)
 
     def release_first(self, where: TopicPartition, error: BaseException | None = None, attempts: int = 0) -> int | None:
-        """Let go one record, which is given up at once where there is an error; its offset, None: there is none."""
+        """Release one record, which fails for good if there is an error; return its offset or `None`."""
         part = self._parts.get(where)
         if part is None or not part.held:
             return None
@@ -198,7 +198,7 @@ class WorkQueue:
     # --- records ---
 
     def add(self, record: Record, leader_epoch: int) -> None:
-        """Take a record of a partition that is open; one that is revoked or not ours is dropped."""
+        """Add a record of an open partition; drop one that is revoked or not owned."""
         where = TopicPartition(record.topic, record.partition)
         part = self._parts.get(where)
         if part is None or part.revoked:
@@ -225,7 +225,7 @@ class WorkQueue:
         key_queue.tasks.append(task)
 
     def take(self, now_ms: int) -> Task | None:
-        """Return the next record to work on; None: nothing now. `succeeded` or `failed` follows."""
+        """Return the next record to handle; `None` if there is none now. `succeeded` or `failed` must follow."""
         while self._waiting and self._waiting[0][0] <= now_ms:
             self._ready.append(heapq.heappop(self._waiting)[2])
         if self.alone is not None:
@@ -256,11 +256,11 @@ class WorkQueue:
         return task
 
     def next_due_ms(self) -> int | None:
-        """When the next back-off ends; None: nothing waits."""
+        """Return the end of the next back-off; `None` if nothing waits."""
         return self._waiting[0][0] if self._waiting else None
 
     def succeeded(self, task: Task) -> bool:
-        """A record was handled or is a dead letter; whether more of its partition may be committed."""
+        """Finish a record that was handled or is a dead letter; return whether the committable offset moved."""
         self._stop(task)
         key_queue: _KeyQueue = task.key_queue
         key_queue.tasks.popleft()
@@ -273,9 +273,9 @@ class WorkQueue:
         return task.tracker.finish(task.record.offset) and not task.tracker.is_over
 
     def failed(self, task: Task, error: BaseException, now_ms: int, *, is_final: bool = False) -> RetryDecision:
-        """A handler failed at a record: it is tried again after a while, or is given up (`is_final`: at once).
+        """Record a handler failure: the record is retried after a back-off, or fails for good (`is_final`: now).
 
-        What is given up is at the head of its key queue again, as a dead letter to send.
+        A record that fails for good is at the head of its key queue again, as a dead letter to send.
         """
         task.error = error
         retry = self._retry
@@ -288,7 +288,7 @@ class WorkQueue:
         return RetryDecision.RETRY
 
     def not_sent(self, task: Task, now_ms: int) -> None:
-        """A dead letter could not be sent: tried again after a while, as often as it takes."""
+        """Record that a dead letter could not be sent; it is retried after a back-off, without a limit."""
         task.failures += 1
         self._again(task, now_ms + self._backoff.delay_ms(task.failures))
 
@@ -303,7 +303,7 @@ class WorkQueue:
                 key_queue.is_dropped = True
                 self._key_queues.pop(key_queue.name, None)
                 return
-            at_ms = 0  # Of the next term: it has not failed.
+            at_ms = 0  # It belongs to the next term and has not failed.
         self._count += 1
         heapq.heappush(self._waiting, (at_ms, self._count, key_queue))
 
