@@ -1,1 +1,1 @@
-"""The public `Consumer` and `Reader`, blocking and asyncio."""
+"""Public `Consumer` and `Reader`, blocking and asyncio."""

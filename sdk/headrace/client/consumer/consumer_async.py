@@ -1,7 +1,7 @@
-"""The asyncio `Consumer`: an endless stream of the records of some partitions (paper, section 3).
+"""Asyncio `Consumer`: an endless stream of the records of some partitions (paper, section 3).
 
-One task reads with it. The position is exactly that of the records that it has received, also in the middle of an
-iteration; a wait that is cancelled has received nothing.
+One task reads with it. The position is exactly that of the records that it has received, also during an iteration; a
+cancelled wait has received no record.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,20 +29,20 @@ from headrace.wire.ids import TopicPartition
 
 
 class AsyncConsumer(AsyncRecordStream):
-    """Reads partitions for ever. One task reads with it.
+    """Reads partitions without end. One task reads with it.
 
-    `Consumer("clicks", "views")` reads all partitions of the topics, those added later too; `Consumer()` and then
-    `assign` reads chosen ones. `Consumer("clicks", group_id="billing")` shares them with the group's other consumers.
-    `wakeup`, `stop`, `close` and `health` may be called by other tasks.
+    `Consumer("clicks", "views")` reads all partitions of the topics, including those added later; `Consumer()` followed
+    by `assign` reads chosen ones. `Consumer("clicks", group_id="billing")` shares them with the other consumers of the
+    group. `wakeup`, `stop`, `close` and `health` may be called by other tasks.
     """
 
     def __init__(self, *topics: str, **settings: Unpack[ConsumerSettings]) -> None:
-        """Take the settings; see `ConsumerConfig`. When it connects, it finds where to start.
+        """Create a consumer with the settings of `ConsumerConfig`. When it connects, it looks up its initial positions.
 
         Raises:
-            ConfigError: an unknown setting or a value out of range.
-            NoBrokersAvailableError: no address answered.
-            UnknownTopicError: one of the topics is not there; a group waits for it.
+            ConfigError: For an unknown setting or a value out of range.
+            NoBrokersAvailableError: If no address responded.
+            UnknownTopicError: If one of the topics does not exist; a group waits for it.
         """
         config = build(ConsumerConfig, settings)
         self._fetcher = AsyncFetcher(config, "Consumer", config.auto_offset_reset)
@@ -62,7 +62,7 @@ class AsyncConsumer(AsyncRecordStream):
         self._is_open = True
 
     async def __aenter__(self) -> "AsyncConsumer":
-        """Connect and find where to start, unless that is done."""
+        """Connect and look up the initial positions, if not done yet."""
         if not self._is_open:
             await self._open()
         return self
@@ -77,7 +77,7 @@ class AsyncConsumer(AsyncRecordStream):
         return repr(self._core)
 
     def __del__(self) -> None:
-        fetcher = getattr(self, "_fetcher", None)  # Wrong settings leave none.
+        fetcher = getattr(self, "_fetcher", None)  # Not set after wrong settings.
         if fetcher is not None:
             fetcher.close_unclosed(self, self.close)
 
@@ -87,15 +87,15 @@ class AsyncConsumer(AsyncRecordStream):
         """Return fetched records; wait up to `timeout` seconds for the first one (`None` disables the limit).
 
         Args:
-            timeout: in seconds; 0 only looks.
-            max_records: maximum number; `None` means what one fetch brought. Never more than `max_poll_bytes`.
+            timeout: in seconds; 0 does not wait.
+            max_records: maximum number; `None` means the records of one fetch. Never more than `max_poll_bytes`.
 
         Raises:
-            CorruptBatchError: a batch is corrupt wherever it can be read; `next_offset` is the one to seek to.
-            LogTruncationError: records that were received were lost or replaced, from `diverging_offset` on.
-            OffsetOutOfRangeError: the position is gone, and auto_offset_reset is `error`.
-            TopicRecreatedError: the topic was deleted and created again, and auto_offset_reset is `error`.
-            WakeupError: someone called `wakeup`.
+            CorruptBatchError: A batch is corrupt on every replica; seek to `next_offset` to continue.
+            LogTruncationError: Received records were lost or replaced, from `diverging_offset` on.
+            OffsetOutOfRangeError: The position is no longer in the log, and auto_offset_reset is `error`.
+            TopicRecreatedError: The topic was deleted and created again, and auto_offset_reset is `error`.
+            WakeupError: `wakeup` was called.
         """
         batch: RecordBatch = await self._read(self._core.poll(timeout, max_records))
         return batch
@@ -106,8 +106,8 @@ class AsyncConsumer(AsyncRecordStream):
         """Read exactly these partitions, from the given offsets or according to `auto_offset_reset`.
 
         Raises:
-            UnknownTopicError, UnknownPartitionError: one is not there.
-            ConfigError: the consumer was made with topics, or for a group.
+            UnknownTopicError, UnknownPartitionError: If one does not exist.
+            ConfigError: If the consumer was created with topics, or for a group.
         """
         await self._do(self._core.assign_only(partitions))
 
@@ -132,11 +132,11 @@ class AsyncConsumer(AsyncRecordStream):
         await self._do(self._core.seek_to("earliest", partitions))
 
     async def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Seek to the next record that is written, in some partitions or in all."""
+        """Seek to the end of the log, where the next record will be written, in some partitions or in all."""
         await self._do(self._core.seek_to("latest", partitions))
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Receive nothing of some partitions until `resume`; their positions stay."""
+        """Stop delivering some partitions until `resume`; their positions stay."""
         self._core.pause(*partitions)
 
     def resume(self, *partitions: TopicPartition) -> None:
@@ -148,33 +148,33 @@ class AsyncConsumer(AsyncRecordStream):
         return self._core.paused()
 
     def lag(self) -> dict[TopicPartition, int | None]:
-        """Return the lag in records by partition, as of the last fetch; `None` means that it is not known yet."""
+        """Return the lag in records by partition, as of the last fetch; `None` means unknown."""
         return self._core.lag()
 
-    # --- records by a handler ---
+    # --- handlers ---
 
     async def run(self, handler: AsyncHandler, **options: Unpack[RunArguments]) -> RunSummary:
         """Call `handler` with every record, several at a time, and commit finished ones, until `stop`.
 
-        Each record is handled at least once: what was not committed when a process died is handled again.
+        Each record is handled at least once: records not committed when a process died are handled again.
 
         Args:
-            handler: called on threads of the run. A record at which it raises is given to it again, as `retry` says,
-                while others continue; then it is written to `dead_letter` with the cause in its headers.
-            options: see `RunOptions`: `concurrency=8` handlers at a time; `ordering="key"`: records of a key one by one
-                and in order, those without a key in none, or `"partition"`; `retry=RetryPolicy(...)`;
-                `dead_letter`, a topic; `handler_timeout_ms`: a handler that takes longer is left behind and its record
-                given up at once; `buffer_records` and `window_records` bound what is read ahead and what finishes out
-                of order; `drain_timeout_ms` bounds how long handlers may finish when partitions or the run end;
+            handler: called on threads of the run. After an exception it is called again with the record, as `retry`
+                states, while others continue; then the record goes to `dead_letter`, with the cause in headers.
+            options: see `RunOptions`: `concurrency=8` parallel handlers; `ordering="key"` (records of a key one by one
+                in order, those without a key in any order) or `"partition"`; `retry=RetryPolicy(...)`; `dead_letter`, a
+                topic; `handler_timeout_ms`: a handler that exceeds it is abandoned and its record fails at once;
+                `buffer_records` and `window_records` limit records read ahead and finished out of order;
+                `drain_timeout_ms` limits the time for handlers to finish when partitions or the run end;
                 `handle_signals`: SIGINT and SIGTERM end the run, on the main thread.
 
         Returns:
-            What was done. The position of the consumer is the first record that is not finished, in each partition.
+            Counts of the run. The consumer's position is the first unfinished record of each partition.
 
         Raises:
-            HandlerError: a record was given up, and there is no dead-letter topic.
-            ConfigError: the consumer has no group, an option is unknown or out of range.
-            HeadraceError: as `poll`.
+            HandlerError: If a record failed permanently and there is no dead-letter topic.
+            ConfigError: If the consumer has no group, or an option is unknown or out of range.
+            HeadraceError: As `poll`.
         """
         runner = self._runner = AsyncRunner(self, handler, RunOptions.of(options))
         try:
@@ -183,7 +183,7 @@ class AsyncConsumer(AsyncRecordStream):
             self._runner = None
 
     def stop(self) -> None:
-        """End `run` after the handlers at work; any thread, also a handler's."""
+        """End `run` after the active handlers; any thread, including a handler's."""
         runner = self._runner
         if runner is not None:
             runner.stop()
@@ -193,17 +193,17 @@ class AsyncConsumer(AsyncRecordStream):
     async def commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None, timeout: float = 30.0
     ) -> None:
-        """Store offsets for the group and wait until they are.
+        """Commit offsets of the group and wait for the result.
 
         Args:
-            offsets: the next record to read, by partition; None: behind all that was received, the record at hand too.
-            timeout: in seconds; when it is up, the commit is still being tried.
+            offsets: next record to read, by partition; `None` means all received records, including the current one.
+            timeout: in seconds; after it the commit is still being retried.
 
         Raises:
-            NotOwnerError: a partition is another member's by now; the others are stored.
-            UnknownMemberError: the session was over before they were stored; nothing was, as far as is known.
-            TimedOutError: not known yet.
-            ClosedError: the consumer was closed before it was known.
+            NotOwnerError: If another member now owns a partition; the others are stored.
+            UnknownMemberError: If the session ended before they were stored; as far as known, none was.
+            TimedOutError: If the outcome is not known yet.
+            ClosedError: If the consumer was closed before the outcome was known.
         """
         await self._do(self._core.commit(offsets, timeout))
 
@@ -212,16 +212,16 @@ class AsyncConsumer(AsyncRecordStream):
         offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None,
         callback: CommitCallback | None = None,
     ) -> None:
-        """Store offsets in the background; `callback(offsets, error or None)` is called by the next poll."""
+        """Commit offsets in the background; `callback(offsets, error or None)` is called by the next poll."""
         self._core.commit_async(offsets, callback)
 
     async def committed(
         self, *partitions: TopicPartition, timeout: float = 30.0
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the committed offsets of some partitions, or of all that are read; `None` means that there is none.
+        """Return the committed offsets of some partitions, or of all that are read; `None` for a partition without one.
 
         Raises:
-            HeadraceError: no coordinator answered in time.
+            HeadraceError: If no coordinator responded in time.
         """
         found: dict[TopicPartition, OffsetAndMetadata | None] = await self._do(
             self._core.committed(partitions, timeout)
@@ -232,14 +232,14 @@ class AsyncConsumer(AsyncRecordStream):
         """Return the fencing token of a partition: it is larger for every later owner.
 
         Raises:
-            NotOwnerError: this consumer does not read it.
+            NotOwnerError: If this consumer does not read it.
         """
         return self._core.in_group().assignment_epoch(where)
 
-    # --- life ---
+    # --- health and close ---
 
     def calls(self) -> CallStats:
-        """Return statistics of the fetch calls, waits for data included; cheap, any thread."""
+        """Return statistics of the fetch calls, including waits for data; cheap, any thread."""
         return self._core.fetcher.positions.counts.stats()._replace(grpc_fallbacks=self._fetcher.grpc_fallbacks)
 
     def health(self) -> ConsumerHealth:
@@ -251,11 +251,11 @@ class AsyncConsumer(AsyncRecordStream):
         self._core.fetcher.wakeup()
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """End fetching and close the connections; returns within seconds. Again: nothing. Any thread.
+        """Stop fetching and close the connections, within seconds. Calling it again does nothing. Any thread.
 
-        A consumer of a group commits the records that it has finished, calls on_revoked and leaves, within `timeout`
-        seconds; call it from the thread that reads. The records that it received last do not count as finished: call
-        `commit` before, or leave the `with` block instead.
+        A consumer of a group commits its processed records, calls on_revoked and leaves, within `timeout` seconds; call
+        it on the thread that reads. The last received records do not count as processed: call `commit` before, or leave
+        the `with` block instead.
         """
         await self._close(timeout, finish=False)
 

@@ -1,7 +1,7 @@
-"""What the blocking and the asyncio `Consumer` decide: positions, what is received next, the group. No waiting.
+"""Core of the blocking and the asyncio `Consumer`: positions, received records, the group. Never waits itself.
 
-Fetching continues in the background, bounded in bytes; the position is that of the records which the application has
-received, exactly, also in the middle of an iteration.
+Fetching continues in the background, bounded in bytes. The position is exactly that of the records which the
+application has received, also during an iteration.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,10 +35,10 @@ from headrace.wire.ids import TopicPartition
 
 
 class ConsumerCore:
-    """Owned by one consumer, which executes its operations; one at a time."""
+    """Core of one consumer, which executes its operations one at a time."""
 
     def __init__(self, topics: Sequence[str], config: ConsumerConfig, fetcher: FetchManager) -> None:
-        """Check the settings; connect to no server yet."""
+        """Check the settings; does not connect yet."""
         self.config = config
         self.fetcher = fetcher
         if not all(isinstance(topic, str) and topic for topic in topics):
@@ -54,7 +54,7 @@ class ConsumerCore:
             fetcher.engine.grows_with = self._topics
 
     def open(self) -> Operation[None]:
-        """Find where to start."""
+        """Look up the initial positions."""
         if self.group is not None:
             yield from self.fetcher.read_metadata(set())
         elif self._topics:
@@ -62,7 +62,7 @@ class ConsumerCore:
             yield from self._assign([TopicPartition(name, n) for name, count in counts.items() for n in range(count)])
 
     def start(self) -> None:
-        """Begin to fetch, and to be a member of the group."""
+        """Start fetching, and join the group."""
         self.fetcher.start()
         if self.group is not None:
             self.group.session.start()
@@ -74,14 +74,14 @@ class ConsumerCore:
 
     @property
     def _current(self) -> RecordCursor | None:
-        """The batch under iteration."""
+        """Batch under iteration."""
         cursor = self.fetcher.cursor
         assert cursor is None or isinstance(cursor, RecordCursor)
         return cursor
 
     def next_records(self) -> Operation[Iterator[Record]]:
-        """Wait for the next records; the iterator is at their first, and `position` moves with it."""
-        self.settle()  # Also what an earlier loop was left in the middle of.
+        """Wait for the next records; the iterator starts at the first one, and `position` moves with it."""
+        self.settle()  # Also after an earlier loop that was left early.
         if self.group is not None:
             self.group.on_poll_begin()
         while True:
@@ -112,7 +112,7 @@ class ConsumerCore:
             except WakeupError:
                 if not decoded_batches:
                     raise
-                self.fetcher.wakeup()  # What has been received is returned; the next wait ends.
+                self.fetcher.wakeup()  # The records received so far are returned; the next wait ends.
                 break
             if decoded is None:
                 break
@@ -180,7 +180,7 @@ class ConsumerCore:
             self.group.on_seek(where, offset)
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Receive nothing of some partitions until `resume`; their positions stay."""
+        """Stop delivering some partitions until `resume`; their positions stay."""
         self.settle()
         for where in partitions:
             self._open_fetch.forget(where)
@@ -201,7 +201,7 @@ class ConsumerCore:
             return [where for where in positions.assigned() if positions.is_paused(where)]
 
     def lag(self) -> dict[TopicPartition, int | None]:
-        """Return the lag in records by partition, as of the last fetch; `None` means that it is not known yet."""
+        """Return the lag in records by partition, as of the last fetch; `None` means unknown."""
         found: dict[TopicPartition, int | None] = {}
         with self.fetcher.changing() as positions:
             lags = positions.lag()
@@ -220,13 +220,13 @@ class ConsumerCore:
         offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None,
         callback: CommitCallback | None = None,
     ) -> None:
-        """Store offsets in the background; `callback(offsets, error or None)` is called by the next poll."""
+        """Commit offsets in the background; `callback(offsets, error or None)` is called by the next poll."""
         group = self.in_group()
         self.settle()
         group.queue(offsets, callback)
 
     def commit(self, offsets: Mapping[TopicPartition, Any] | None, timeout: float) -> Operation[None]:
-        """Store offsets and wait until they are; see `Consumer.commit`."""
+        """Commit offsets and wait for the result; see `Consumer.commit`."""
         group = self.in_group()
         self.settle()
         yield from group.commit(offsets, timeout)
@@ -236,16 +236,16 @@ class ConsumerCore:
         return (yield from self.in_group().committed(partitions or self.assignment(), timeout))
 
     def in_group(self) -> ConsumerMember:
-        """Return what this consumer is as a member.
+        """Return this consumer's group member.
 
         Raises:
-            ConfigError: it has no group.
+            ConfigError: If it has no group.
         """
         if self.group is None:
             raise ConfigError("this consumer has no group", action="Set group_id.")
         return self.group
 
-    # --- life ---
+    # --- health and close ---
 
     def health(self) -> ConsumerHealth:
         """Return whether this consumer can work; cheap, any thread."""
@@ -255,7 +255,7 @@ class ConsumerCore:
             fetcher.check()
             with fetcher.changing() as positions:
                 assigned = len(positions.assigned())
-        except Exception as error:  # a closed or forked consumer is unhealthy, and saying so is this method's work
+        except Exception as error:  # a closed or forked consumer is unhealthy, which this method must report
             return ConsumerHealth(False, str(error), 0, 0)
         silent_ms = monotonic_ms() - fetcher.engine.last_answer_ms
         limit_ms = self.config.request_timeout_ms + self.config.fetch_max_wait_ms
@@ -266,17 +266,17 @@ class ConsumerCore:
         return self.group.health(problem, assigned, silent_ms)
 
     def closing(self, timeout: float, *, finish: bool) -> Operation[None]:
-        """Leave the group; `finish` says that all received records are processed. Again: nothing."""
+        """Leave the group; `finish` means that all received records are processed. Calling it again does nothing."""
         if self.group is not None and self.group.begins_to_close():
             self.settle()
             yield from self.group.closing(timeout, finish=finish)
 
-    # --- inside ---
+    # --- internal ---
 
     def _next_decoded_batch(
         self, timeout: float | None, most: int | None, *, first: bool = True
     ) -> Operation[DecodedBatch | None]:
-        """The next records, at most `most`; waits for the first only; None: nothing came in time."""
+        """Return the next records, at most `most`; waits for the first only; `None` on timeout."""
         group = self.group
         deadline = None if timeout is None else monotonic() + timeout
         while True:
@@ -291,14 +291,14 @@ class ConsumerCore:
                 except HeadraceError:
                     if first:
                         raise
-                    return None  # What is before the batch is returned; the next call meets the error again.
+                    return None  # Records before the corrupt batch are returned; the next call raises the error.
             if decoded is not None:
                 if most is not None and decoded.end - decoded.start > most:
                     self._open_fetch.rest = decoded.cut(most, decoded.end - decoded.start)
                     decoded = decoded.cut(0, most)
                 return decoded
             if not first and (most is None or not self._has_completed_fetches()):
-                return None  # One poll returns what one fetch brought.
+                return None  # One poll returns records of one fetch.
             if group is None and self.fetcher.positions.is_empty():
                 raise ConfigError("this consumer reads nothing", action="Name topics, or assign partitions first.")
             left = None if deadline is None else max(0.0, deadline - monotonic())
@@ -307,7 +307,7 @@ class ConsumerCore:
             except (UnknownTopicError, UnknownTopicIdError):
                 if group is None:
                     raise
-                completed = None  # The group ends the assignment of a topic that was deleted.
+                completed = None  # The group ends the assignment of a deleted topic.
             if completed is None:
                 if group is not None and left != 0:  # The group may have changed the assignment.
                     continue
@@ -341,10 +341,10 @@ class ConsumerCore:
             raise
 
     def _receive(self, decoded: DecodedBatch, position: int) -> bool:
-        """Note that the application receives a decoded batch up to `position`.
+        """Record that the application receives a decoded batch up to `position`.
 
-        `False` means that the rest of its completed fetch is dropped: the position has moved, such as to another life
-        of the topic.
+        `False` means that the rest of its completed fetch is dropped because the position has moved, for example to
+        another incarnation of the topic.
         """
         with self.fetcher.changing() as positions:
             generation = self._open_fetch.generation_of(decoded)
@@ -354,7 +354,7 @@ class ConsumerCore:
         return False
 
     def settle(self) -> None:
-        """Note what the iteration has delivered, end it, and keep the rest."""
+        """Record the delivered records of the iteration, end it, and keep the rest."""
         current = self._current
         if current is None:
             return
@@ -366,8 +366,8 @@ class ConsumerCore:
             stale = not current.is_current(positions)
         if self.group is not None and not stale:
             self.group.checkpoint(current)
-        self.fetcher.cursor = None  # Not before the group has what was finished of it.
-        if stale:  # What is behind it in the completed fetch is fetched again, with what was not delivered.
+        self.fetcher.cursor = None  # Only after the group has the processed offsets of it.
+        if stale:  # The rest of the completed fetch is fetched again, with the undelivered records.
             self._open_fetch.forget(decoded.source)
         elif delivered < decoded.end - decoded.start:
             self._open_fetch.rest = decoded.cut(delivered, decoded.end - decoded.start)

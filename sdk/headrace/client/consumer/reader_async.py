@@ -1,4 +1,4 @@
-"""The asyncio `Reader`: a bounded part of a topic, without a group, read once from start to end.
+"""Asyncio `Reader`: reads a bounded part of a topic once from start to end, without a group.
 
 async with headrace.aio.Reader("clicks", start=timedelta(hours=-1), end="current") as reader:
     table = await reader.to_arrow()
@@ -20,7 +20,7 @@ from headrace.wire.ids import TopicPartition
 
 
 class AsyncReader:
-    """Reads one topic's partitions from `start` up to `end` and stops there. One task at a time; `close` from any."""
+    """Reads the partitions of one topic from `start` to `end`, then stops. One task at a time; `close` from any."""
 
     def __init__(
         self,
@@ -32,21 +32,21 @@ class AsyncReader:
         partitions: Sequence[int] | None = None,
         **settings: Unpack[ReaderSettings],
     ) -> None:
-        """Take the range and the settings. When it connects, it fixes `start` and `end` in each partition.
+        """Create a reader. When it connects, it resolves `start` and `end` in each partition.
 
         Args:
-            topic: its name.
-            start: where to start; a mapping gives each partition its own. A timedelta counts from now and is
-                negative: `timedelta(hours=-1)` is an hour ago.
-            end: where to end, exclusive, in the same ways; by default what is visible now.
-            last_per_partition: number of records of each partition before `end`, in place of `start`.
-            partitions: which; None: all.
+            topic: name of the topic.
+            start: where to start; a mapping has one entry per partition. A timedelta is relative to now and negative:
+                `timedelta(hours=-1)` is an hour ago.
+            end: where to end, exclusive, with the same values; by default the records visible now.
+            last_per_partition: number of records of each partition before `end`, instead of `start`.
+            partitions: partitions to read; `None` means all.
             settings: see `ReaderConfig`.
 
         Raises:
-            ConfigError: an unknown setting, a bad offset point, `start` and `last_per_partition` together.
-            NoBrokersAvailableError: no address answered.
-            UnknownTopicError, UnknownPartitionError: there is none such.
+            ConfigError: For an unknown setting, an invalid offset point, or both `start` and `last_per_partition`.
+            NoBrokersAvailableError: If no address responded.
+            UnknownTopicError, UnknownPartitionError: If the topic or a partition does not exist.
         """
         self._config = config = build(ReaderConfig, settings)
         if last_per_partition is not None and (last_per_partition < 1 or start != "earliest"):
@@ -68,7 +68,7 @@ class AsyncReader:
         self._is_open = True
 
     async def __aenter__(self) -> "AsyncReader":
-        """Connect and fix the range, unless that is done."""
+        """Connect and resolve the range, if not done yet."""
         if not self._is_open:
             await self._open()
         return self
@@ -80,42 +80,42 @@ class AsyncReader:
         return client_repr("Reader", self._config, f"topic={self._range[0]}")
 
     def __del__(self) -> None:
-        fetcher = getattr(self, "_fetcher", None)  # Wrong settings leave none.
+        fetcher = getattr(self, "_fetcher", None)  # Not set after wrong settings.
         if fetcher is not None:
             fetcher.close_unclosed(self, self.close)
 
     async def __aiter__(self) -> AsyncIterator[Record]:
-        """Yield the records one by one, partitions as they come, each in order; ends at the end."""
+        """Yield the records one by one, in order within each partition, until the end."""
         async for decoded_batches in self._fetched_batches(None):
             decoded_batches.reverse()
             while decoded_batches:
                 decoded = decoded_batches.pop()
                 for record in decoded.records(iter(decoded.offsets())):
                     yield record
-                del decoded  # Before the next one is inflated.
+                del decoded  # Before the next one is decompressed.
 
     async def batches(self, timeout: float | None = None) -> AsyncIterator[RecordBatch]:
-        """Yield the records in batches, one a fetch and partition, of at most `max_poll_bytes`.
+        """Yield the records in batches, one per fetch and partition, of at most `max_poll_bytes`.
 
         Raises:
-            TimedOutError: nothing came for `timeout` seconds (None: wait without end).
+            TimedOutError: If no records arrived for `timeout` seconds (`None` disables the limit).
         """
         async for decoded_batches in self._fetched_batches(timeout):
             yield RecordBatch(decoded_batches)
 
     async def read(self, timeout: float | None = None) -> RecordBatch:
-        """Return all records that are left, as one batch; they are all in memory then."""
+        """Return all remaining records as one batch; all of them are in memory at once."""
         found: list[DecodedBatch] = []
         async for decoded_batches in self._fetched_batches(timeout):
             found += decoded_batches
         return RecordBatch(found)
 
     async def to_arrow(self, timeout: float | None = None) -> Any:
-        """Return all records that are left as a `pyarrow.Table`; see `RecordBatch.to_arrow`."""
+        """Return all remaining records as a `pyarrow.Table`; see `RecordBatch.to_arrow`."""
         return (await self.read(timeout)).to_arrow()
 
     async def to_pandas(self, timeout: float | None = None) -> Any:
-        """Return all records that are left as a `pandas.DataFrame`."""
+        """Return all remaining records as a `pandas.DataFrame`."""
         return (await self.read(timeout)).to_pandas()
 
     def start_offsets(self) -> dict[TopicPartition, int]:
@@ -128,15 +128,15 @@ class AsyncReader:
 
     @property
     def topic_id(self) -> bytes:
-        """The id of the topic that is read: one that is created later under its name has another."""
+        """Id of the topic that is read; a later topic of the same name has another one."""
         return self._core.topic_id
 
     def calls(self) -> CallStats:
-        """Return statistics of the fetch calls, waits for data included; cheap, any thread."""
+        """Return statistics of the fetch calls, including waits for data; cheap, any thread."""
         return self._core.fetcher.positions.counts.stats()._replace(grpc_fallbacks=self._fetcher.grpc_fallbacks)
 
     async def close(self) -> None:
-        """End fetching and close the connections within seconds; what waits raises ClosedError. Again: nothing."""
+        """Stop fetching and close the connections within seconds; waits raise ClosedError. Idempotent."""
         await self._fetcher.aclose()
 
     async def _fetched_batches(self, timeout: float | None) -> AsyncIterator[list[DecodedBatch]]:

@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio `Reader` decide: where to start and to end, what to decode next. No waiting."""
+"""Core of the blocking and the asyncio `Reader`: start and end, and decoding of fetches. Never waits itself."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -17,11 +17,11 @@ from headrace.wire.errors import CorruptBatchError, HeadraceError, TimedOutError
 from headrace.wire.ids import TopicPartition
 
 OffsetPoint: TypeAlias = str | int | datetime | timedelta
-"""`earliest`, `latest` or `current` (where the next record will be), an offset, a time, or a negative time from now."""
+"""`earliest`, `latest` or `current` (the end of the log), an offset, a time, or a negative time relative to now."""
 
 
 class ReaderCore:
-    """The range of one reader and the completed fetch that it decodes. Owned by the reader, whose caller runs it."""
+    """Range of one reader and the completed fetch that it decodes. Owned by the reader and run by its caller."""
 
     def __init__(self, config: ReaderConfig, fetcher: FetchManager) -> None:
         self._config = config
@@ -31,11 +31,11 @@ class ReaderCore:
         self._decoded_batches: Iterator[DecodedBatch] = iter(())
         self._rest: tuple[DecodedBatch, ...] = ()
         self.topic_id = b""
-        """The id of the topic, once `open` has run."""
+        """Id of the topic, once `open` has run."""
         self.starts: dict[TopicPartition, int] = {}
-        """The first offset of each partition."""
+        """First offset of each partition."""
         self.ends: dict[TopicPartition, int] = {}
-        """The end offset of each partition, exclusive."""
+        """End offset of each partition, exclusive."""
 
     def open(
         self,
@@ -45,11 +45,11 @@ class ReaderCore:
         last_per_partition: int | None,
         partitions: Sequence[int] | None,
     ) -> Operation[None]:
-        """Find where to start and to end.
+        """Look up the start and the end.
 
         Raises:
-            ConfigError: a bad offset point, or `start` and `last_per_partition` together.
-            UnknownTopicError, UnknownPartitionError: there is none such.
+            ConfigError: For an invalid offset point, or both `start` and `last_per_partition`.
+            UnknownTopicError, UnknownPartitionError: If the topic or a partition does not exist.
         """
         count = (yield from self.fetcher.read_metadata({topic}))[topic]
         numbers = list(range(count)) if partitions is None else list(dict.fromkeys(partitions))
@@ -60,8 +60,8 @@ class ReaderCore:
         yield from self._place(topic, numbers, start, end, last_per_partition)
 
     def next_decoded_batches(self, timeout: float | None) -> Operation[list[DecodedBatch] | None]:
-        """Wait for decoded batches of one completed fetch, at least one, at most `max_poll_bytes`; None: the end is
-        reached.
+        """Wait for decoded batches of one completed fetch, at least one, at most `max_poll_bytes`; return `None` at the
+        end.
         """
         while True:
             completed = self._completed
@@ -98,7 +98,7 @@ class ReaderCore:
                 return decoded_batches
 
     def _take_decoded_batches(self, completed: CompletedFetch, decoded_batches: list[DecodedBatch]) -> None:
-        """Decode more of the open completed fetch into `decoded_batches`, within `max_poll_bytes`."""
+        """Decode more of the open fetch into `decoded_batches`, within `max_poll_bytes`."""
         size = 0
         for decoded in chain(self._rest, self._decoded_batches):
             self._rest = ()
@@ -122,7 +122,7 @@ class ReaderCore:
         end: OffsetPoint | Mapping[int, OffsetPoint],
         last_per_partition: int | None,
     ) -> Operation[None]:
-        """Find start and end of every partition, once."""
+        """Look up start and end of every partition, once."""
         earliest = yield from self._offsets(topic, numbers, "earliest")
         self.ends = yield from self._resolve(topic, numbers, end, "end")
         if last_per_partition is not None:

@@ -1,4 +1,4 @@
-"""The batch that `for record in consumer` is in: how many records were delivered, without counting them."""
+"""Batch under iteration by `for record in consumer`, whose delivered records need no counter."""
 
 from collections.abc import Iterator
 from operator import itemgetter, length_hint
@@ -10,16 +10,16 @@ from headrace.wire.ids import TopicPartition
 
 
 class RecordCursor:
-    """A decoded batch that `for record in consumer` is in the middle of.
+    """Decoded batch under iteration by `for record in consumer`.
 
-    The records are made by C loops that take one offset a record off a list's iterator. How many have been taken says
-    how many records were delivered; emptying the list ends the loop, and so does `stopper`, an iterator, with its own.
+    The records are created by C loops that take one offset per record from a list iterator. The number of offsets taken
+    is the number of delivered records. Emptying the list ends the loop, and so does the end of the iterator `stopper`.
     """
 
     __slots__ = ("_ended", "_iterator", "_offsets", "_stopper", "decoded", "generation")
 
     def __init__(self, decoded: DecodedBatch, generation: int, stopper: Iterator[Any] | None = None) -> None:
-        """`generation` is the position's that the decoded batch was fetched for."""
+        """`generation` is that of the position for which the decoded batch was fetched."""
         self.decoded = decoded
         self.generation = generation
         self._offsets = list(decoded.offsets())
@@ -34,20 +34,20 @@ class RecordCursor:
         return self.decoded.records(map(itemgetter(1), zip(self._stopper, self._iterator, strict=False)))
 
     def delivered(self) -> int:
-        """Return how many records were delivered."""
+        """Return the number of delivered records."""
         left = length_hint(self._iterator)
         return self.decoded.end - self.decoded.start - left if self._ended is None else self._ended
 
     def position(self) -> int:
-        """Behind the last one that was delivered."""
+        """Return the offset after the last delivered record."""
         return self.decoded.base_offset + self.delivered()
 
     def committable(self) -> tuple[TopicPartition, OffsetAndMetadata] | None:
-        """Behind the last record but one that was delivered: the last one may be in work. Any thread."""
+        """Return the offset of the last delivered record, which may still be in progress. Any thread."""
         return self._behind(self.delivered() - 1)
 
     def received(self) -> tuple[TopicPartition, OffsetAndMetadata] | None:
-        """Behind the last record that was delivered."""
+        """Return the offset after the last delivered record."""
         return self._behind(self.delivered())
 
     def _behind(self, records: int) -> tuple[TopicPartition, OffsetAndMetadata] | None:
@@ -57,11 +57,11 @@ class RecordCursor:
         return self.decoded.source, OffsetAndMetadata(position, self.decoded.leader_epoch)
 
     def is_current(self, positions: Any) -> bool:
-        """Return whether the position was not moved meanwhile."""
+        """Return whether the position was not moved in the meantime."""
         return bool(positions.generation(self.decoded.source) == self.generation)
 
     def end(self) -> int:
-        """End the loop; return how many records were delivered."""
-        self._ended = delivered = self.delivered()  # Before the list is empty: other threads may read it meanwhile.
+        """End the loop; return the number of delivered records."""
+        self._ended = delivered = self.delivered()  # Before the list is emptied, as other threads may read it.
         self._offsets.clear()
         return delivered

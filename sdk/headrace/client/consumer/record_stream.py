@@ -1,4 +1,4 @@
-"""`for record in consumer` and `async for record in consumer`: where the two have nothing in common."""
+"""Iteration `for record in consumer` and `async for record in consumer`, which share no code."""
 
 from collections.abc import Awaitable, Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from headrace.client.consumer.consumer_core import ConsumerCore
 
 
 class RecordStream:
-    """Iterates over records with C loops, a decoded batch at a time."""
+    """Iterates over records by C loops, one decoded batch at a time."""
 
     _core: ConsumerCore
 
@@ -23,13 +23,13 @@ class RecordStream:
         return self._do(operation)
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield records one by one, for ever; waits where there is none."""
+        """Yield records one by one without end; waits if there is none."""
         while True:
             yield from self._read(self._core.next_records())
 
 
 class AsyncRecordStream:
-    """Iterates over records; a wait that is cancelled can be made again."""
+    """Iterates over records; a cancelled wait can be repeated."""
 
     _core: ConsumerCore
     _records: Iterator[Record] = iter(())
@@ -40,7 +40,7 @@ class AsyncRecordStream:
         raise NotImplementedError
 
     async def _read(self, operation: Operation[Any]) -> Any:
-        """Execute an operation that receives records; one task at a time, since two would share one position."""
+        """Execute an operation that receives records. One task at a time, because two would share one position."""
         if self._is_read:
             operation.close()
             raise ConfigError("another task is reading with this Consumer", action="Make a Consumer for each task.")
@@ -54,12 +54,12 @@ class AsyncRecordStream:
         return self
 
     async def __anext__(self) -> Record:
-        """Return the next record; waits where there is none."""
+        """Return the next record; waits if there is none."""
         if self._core.fetcher.cursor is not None:
             try:
                 record = next(self._records, None)
             except Exception:
-                self._core.settle()  # The next call continues behind the record that could not be read.
+                self._core.settle()  # The next call continues after the record that could not be read.
                 raise
             if record is not None:
                 self._core.fetcher.check()
