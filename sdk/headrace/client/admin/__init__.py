@@ -1,1 +1,1 @@
-"""The admin client: topics, partitions, groups, brokers, and offsets by time or leader epoch."""
+"""Admin client: topics, partitions, groups, brokers, and offsets by time or leader epoch."""

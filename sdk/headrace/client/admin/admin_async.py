@@ -1,4 +1,4 @@
-"""The asyncio `Admin`: topics, settings, offsets, replicas, logs, groups. One event loop."""
+"""Asyncio `Admin`: topics, settings, offsets, replicas, logs, groups. Used on one event loop."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
@@ -50,18 +50,18 @@ Result = TypeVar("Result")
 
 
 class AsyncAdmin:
-    """Looks at and changes a cluster. A method an operation: the list is long, and is documented in one place.
+    """Inspects and changes a cluster. There is one method per operation, so that all are documented in one place.
 
-    Every method takes `timeout` in seconds for all tries together (default: request_timeout_ms) and raises the typed
-    errors of `headrace`. A change that is not the same twice as once is not sent again when its answer was lost: the
-    error's outcome is then UNKNOWN. A change that was sent is not undone when its caller stops waiting for it.
+    Every method accepts `timeout` in seconds for all tries together (default: request_timeout_ms) and raises the typed
+    errors of `headrace`. A change that is not idempotent is not repeated after a lost response: the error's outcome is
+    then UNKNOWN. A change that was sent is not undone when its caller stops waiting for it.
     """
 
     def __init__(self, **settings: Unpack[AdminSettings]) -> None:
-        """See `AdminConfig` for the settings. Connects when first used.
+        """Create a client with the settings of `AdminConfig`. Connects on first use.
 
         Raises:
-            ConfigError: an unknown setting or a value out of range.
+            ConfigError: For an unknown setting or a value out of range.
         """
         self._config = config = build(AdminConfig, settings)
         self._connections = AsyncConnections("Admin", config)
@@ -82,9 +82,9 @@ class AsyncAdmin:
         return client_repr("Admin", self._config)
 
     def __del__(self) -> None:
-        connections = getattr(self, "_connections", None)  # Wrong settings leave none.
+        connections = getattr(self, "_connections", None)  # Not set after wrong settings.
         if connections is not None and connections.is_open and not self._is_forked:
-            warn_unclosed(self)  # gRPC closes the channels, which nothing else holds.
+            warn_unclosed(self)  # gRPC closes the channels, as nothing else references them.
 
     async def close(self) -> None:
         """Close the connections; calls in flight fail. Calling it again does nothing."""
@@ -107,18 +107,18 @@ class AsyncAdmin:
 
         Args:
             name: 1 to 249 of `a-z A-Z 0-9 . _ -`.
-            partitions: how many; 0 takes the cluster's default.
-            replication_factor: how many replicas each has; 0 takes the cluster's default.
+            partitions: number of partitions; 0 means the cluster's default.
+            replication_factor: number of replicas of each; 0 means the cluster's default.
             config: topic settings by name.
-            assignments: brokers of each partition, in place of the two numbers.
+            assignments: brokers of each partition, instead of the two numbers.
             validate_only: check everything, create nothing.
-            exist_ok: describe a topic that is there already, in place of raising.
+            exist_ok: describe an existing topic instead of raising an error.
             timeout: in seconds.
 
         Raises:
-            TopicAlreadyExistsError: unless `exist_ok`.
-            InvalidTopicNameError, InvalidPartitionsError: correct it.
-            InvalidReplicationFactorError, InvalidConfigError: correct it.
+            TopicAlreadyExistsError: If the topic exists, without `exist_ok`.
+            InvalidTopicNameError, InvalidPartitionsError: If the argument is invalid.
+            InvalidReplicationFactorError, InvalidConfigError: If the argument is invalid.
         """
         return await self._run(
             self._operations.create_topic(
@@ -137,20 +137,20 @@ class AsyncAdmin:
         """Delete a topic and all its records.
 
         Raises:
-            UnknownTopicError: there is none of that name.
+            UnknownTopicError: If it does not exist.
         """
         await self._run(self._operations.delete_topic(name, validate_only=validate_only, timeout=timeout))
 
     async def delete_unclaimed_logs(
         self, topic_id: bytes, *, validate_only: bool = False, timeout: float | None = None
     ) -> None:
-        """Let brokers delete the logs that they keep of an id (16 bytes) that no topic has.
+        """Allow brokers to delete the logs that they keep of an id (16 bytes) that no topic has.
 
-        Brokers keep such logs where etcd lacks a topic and does not say that it was deleted, as after a restore.
+        Brokers keep such logs if etcd has neither the topic nor a record of its deletion, as after a restore.
 
         Raises:
-            ConflictError: a topic has this id.
-            InvalidRequestError: it is not 16 bytes.
+            ConflictError: If a topic has this id.
+            InvalidRequestError: If it is not 16 bytes.
         """
         await self._run(self._operations.delete_unclaimed_logs(topic_id, validate_only=validate_only, timeout=timeout))
 
@@ -159,10 +159,10 @@ class AsyncAdmin:
         return sorted(topic.name for topic in await self.describe_topics(timeout=timeout))
 
     async def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicDescription:
-        """Return a topic's id, partitions, leaders, replicas.
+        """Return a topic's id, partitions, leaders and replicas.
 
         Raises:
-            UnknownTopicError: there is none of that name.
+            UnknownTopicError: If it does not exist.
         """
         return (await self.describe_topics([name], timeout=timeout))[0]
 
@@ -172,7 +172,7 @@ class AsyncAdmin:
         """Describe some topics in the order given, or all by name.
 
         Raises:
-            UnknownTopicError: one of the names is not there.
+            UnknownTopicError: If one of them does not exist.
         """
         return await self._run(self._operations.describe_topics(names, timeout))
 
@@ -185,7 +185,7 @@ class AsyncAdmin:
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> list[str]:
-        """Raise the number of a topic's partitions to `total_partitions`; return warnings. Keys map anew."""
+        """Increase a topic's partitions to `total_partitions`; return warnings. Keys map to other partitions."""
         return await self._run(
             self._operations.create_partitions(
                 name, total_partitions, assignments, validate_only=validate_only, timeout=timeout
@@ -201,15 +201,15 @@ class AsyncAdmin:
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Change a topic's settings; `unset` names go back to their defaults.
+        """Change a topic's settings; `unset` names return to their defaults.
 
         Raises:
-            InvalidConfigError: an unknown setting or a value out of range.
+            InvalidConfigError: For an unknown setting or a value out of range.
         """
         await self._run(self._operations.alter_config(name, set, unset, validate_only=validate_only, timeout=timeout))
 
     async def describe_config(self, name: str, *, timeout: float | None = None) -> dict[str, ConfigValue]:
-        """Return every setting of a topic: value, whether it is set or the default, and what it does."""
+        """Return every setting of a topic: value, whether it is set or the default, and a description."""
         return await self._run(self._operations.describe_config(name, timeout))
 
     async def describe_cluster(self, *, timeout: float | None = None) -> ClusterDescription:
@@ -225,13 +225,13 @@ class AsyncAdmin:
         partitions: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> dict[TopicPartition, OffsetAt]:
-        """Find offsets of a topic's partitions.
+        """Return offsets of a topic's partitions.
 
         Args:
-            topic: its name.
-            at: `earliest`, `latest` (where the next visible record will be), a datetime, or ms since 1970.
+            topic: name of the topic.
+            at: `earliest`, `latest` (the offset of the next visible record), a datetime, or ms since 1970.
             by: for times: `record` timestamps or `append` time.
-            partitions: which; None for all.
+            partitions: partition numbers; `None` means all.
             timeout: in seconds.
         """
         found = self._operations.find_offsets(topic, at, by=by, partitions=partitions, timeout=timeout)
@@ -240,37 +240,37 @@ class AsyncAdmin:
     async def delete_records(
         self, topic: str, before: Mapping[int, int], *, timeout: float | None = None
     ) -> list[DeletedRecords]:
-        """Delete the records of partitions below offsets; -1 means the high watermark when the call begins.
+        """Delete the records of partitions below offsets; -1 means the high watermark at the start of the call.
 
-        Returns once every in-sync replica has deleted them: no later leader has them again.
+        Returns once every in-sync replica has deleted them, so no later leader has them.
 
         Raises:
-            OffsetOutOfRangeError: an offset above the high watermark.
-            NotEnoughReplicasError: fewer than `min_insync_replicas` are in sync.
-            TimedOutError: a replica has not deleted them in time; call again.
+            OffsetOutOfRangeError: If an offset is above the high watermark.
+            NotEnoughReplicasError: If fewer than `min_insync_replicas` are in sync.
+            TimedOutError: If a replica has not deleted them in time; call again.
         """
         return await self._run(self._operations.delete_records(topic, before, timeout))
 
     async def describe_logs(
         self, topic: str | None = None, *, brokers: Sequence[int] | None = None, timeout: float | None = None
     ) -> list[LogInfo]:
-        """Return size and offsets of every replica, or of one topic's, and what leaders know of their followers.
+        """Return size and offsets of every replica, or of one topic's, and the leaders' state of their followers.
 
         Args:
-            topic: its name; None for all.
-            brokers: only the replicas on these; None for all that are registered.
+            topic: name of the topic; `None` means all.
+            brokers: only replicas on these brokers; `None` means all registered ones.
             timeout: in seconds, for each broker.
 
         Raises:
-            UnknownBrokerError: one of `brokers` is not registered.
+            UnknownBrokerError: If one of `brokers` is not registered.
         """
         return await self._run(self._operations.describe_logs(topic, brokers, timeout))
 
     async def describe_unclaimed_logs(self, broker_id: int, *, timeout: float | None = None) -> list[UnclaimedLogInfo]:
-        """Return the logs on a broker's disk that no key in etcd claims for it, and why each may not be deleted.
+        """Return the logs on a broker's disk that no key in etcd assigns to it, and why each may not be deleted.
 
         Raises:
-            UnknownBrokerError: the broker is not registered.
+            UnknownBrokerError: If the broker is not registered.
         """
         return await self._run(self._operations.delete_broker_logs(broker_id, (), validate_only=True, timeout=timeout))
 
@@ -279,12 +279,12 @@ class AsyncAdmin:
     ) -> list[UnclaimedLogInfo]:
         """Delete unclaimed logs of existing topics, (topic id, partition) each, from one broker's disk.
 
-        The broker keeps a log whose partition is assigned to it, is being reassigned or has no leader; `kept_because`
-        of the result says so.
+        The broker keeps a log whose partition is assigned to it, is being reassigned or has no leader; the result has
+        the reason in `kept_because`.
 
         Raises:
-            UnknownBrokerError: the broker is not registered.
-            InvalidRequestError: no log is named.
+            UnknownBrokerError: If the broker is not registered.
+            InvalidRequestError: If no log is named.
         """
         return await self._run(
             self._operations.delete_broker_logs(broker_id, logs, validate_only=False, timeout=timeout)
@@ -306,18 +306,18 @@ class AsyncAdmin:
     ) -> list[PartitionChange]:
         """Move partitions to other brokers and return one result per partition, in order. Copying continues afterwards.
 
-        A partition that was refused has its `error` in the result and hinders no other. Naming other replicas for a
-        partition that moves changes where it goes; `list_reassignments` shows what is under way.
+        A refused partition has its `error` in the result and does not affect others. Naming other replicas for a
+        partition that is being moved changes its target; `list_reassignments` shows the progress.
 
         Args:
-            moves: the broker ids that are to hold each partition, in order of preference: the first is to lead.
-            copy_bytes_per_second: how fast each new replica may copy; 0: as fast as it can. Given again it replaces
-                the speed in force.
+            moves: target broker ids of each partition, in order of preference: the first is the preferred leader.
+            copy_bytes_per_second: copy rate of each new replica; 0 means unlimited. A later call replaces the present
+                rate.
             validate_only: check everything, change nothing.
             timeout: in seconds.
 
         Raises:
-            ConfigError: a partition without a replica, or a negative speed.
+            ConfigError: For a partition without a replica, or a negative rate.
         """
         return await self._run(
             self._operations.reassign_partitions(
@@ -328,7 +328,7 @@ class AsyncAdmin:
     async def cancel_reassignment(
         self, partitions: Sequence[TopicPartition], *, validate_only: bool = False, timeout: float | None = None
     ) -> list[PartitionChange]:
-        """Cancel reassignments: replicas are again where they were. Return one result per partition, in order."""
+        """Cancel reassignments and restore the earlier replicas. Return one result per partition, in order."""
         return await self._run(
             self._operations.cancel_reassignment(partitions, validate_only=validate_only, timeout=timeout)
         )
@@ -336,7 +336,7 @@ class AsyncAdmin:
     async def list_reassignments(
         self, topics: Sequence[str] | None = None, *, timeout: float | None = None
     ) -> list[Reassignment]:
-        """Return the partitions that move, of all topics or of some."""
+        """Return the partitions that are being moved, of all topics or of some."""
         return await self._run(self._operations.list_reassignments(topics, timeout))
 
     async def elect_leaders(
@@ -348,18 +348,18 @@ class AsyncAdmin:
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> list[PartitionChange]:
-        """Elect leaders; return one result per partition, with its `error` where it was refused.
+        """Elect leaders; return one result per partition, with its `error` if it was refused.
 
         Args:
-            kind: `preferred`: the first replica in order that is in sync and alive. `unclean`: a replica that is alive
-                and may lack records, for a partition with no other eligible leader; the records it lacks are lost.
-            partitions: which; None for all, which `unclean` does not allow.
-            broker_id: with `unclean`, who is to lead; None: the first replica that is alive.
+            kind: `preferred`: the first replica in order that is in sync and alive. `unclean`: a live replica that may
+                lack records, for a partition without an eligible leader; the records it lacks are lost.
+            partitions: partitions to elect; `None` means all, which `unclean` does not allow.
+            broker_id: with `unclean`, the broker to elect; `None` means the first live replica.
             validate_only: check everything, change nothing.
             timeout: in seconds.
 
         Raises:
-            ConfigError: these arguments do not go together.
+            ConfigError: If the arguments contradict each other.
         """
         return await self._run(
             self._operations.elect_leaders(kind, partitions, broker_id, validate_only=validate_only, timeout=timeout)
@@ -373,7 +373,7 @@ class AsyncAdmin:
         return await self._run(self._operations.drain_broker(broker_id, drain=True, timeout=timeout))
 
     async def undrain_broker(self, broker_id: int, *, timeout: float | None = None) -> DrainResult:
-        """Let a broker lead and take new replicas again. It leads after the next election that prefers it."""
+        """Allow a broker to lead and receive new replicas again. It leads after the next election that prefers it."""
         return await self._run(self._operations.drain_broker(broker_id, drain=False, timeout=timeout))
 
     async def list_groups(self, *, timeout: float | None = None) -> list[GroupListing]:
@@ -381,10 +381,10 @@ class AsyncAdmin:
         return await self._run(self._groups.list_groups(timeout))
 
     async def describe_group(self, group: str, *, timeout: float | None = None) -> GroupDescription:
-        """Return a group's members, who owns what, its offsets.
+        """Return a group's members, assignments and offsets.
 
         Raises:
-            UnknownGroupError: there is neither.
+            UnknownGroupError: If the group has neither members nor offsets.
         """
         return await self._run(self._groups.describe_group(group, timeout))
 
@@ -397,13 +397,13 @@ class AsyncAdmin:
     ) -> list[GroupResult]:
         """Delete groups that have no members, with their offsets; return one result per group, in order.
 
-        A group that was refused has its `error` in the result and hinders no other: GroupNotEmptyError where it has
-        members, UnknownGroupError where it is not there.
+        A refused group has its `error` in the result and does not affect others: GroupNotEmptyError if it has members,
+        UnknownGroupError if it does not exist.
         """
         return await self._run(self._groups.delete_groups(groups, timeout, expected_group_epochs))
 
     async def group_offsets(self, group: str, *, timeout: float | None = None) -> dict[TopicPartition, CommittedOffset]:
-        """Return the offsets that a group has committed, the next record to read in each partition. Empty: none."""
+        """Return the offsets that a group has committed, the next record to read of each partition. May be empty."""
         return await self._run(self._groups.group_offsets(group, timeout))
 
     async def group_lag(
@@ -414,15 +414,15 @@ class AsyncAdmin:
         `records` is exact: the high watermark less the committed offset. `behind_ms` is the age of the first unread
         record; to compute it, the client fetches one batch of each partition that is behind. Its accuracy depends on
         the clocks of this machine and of the machine that set the record's timestamp. A partition whose end offset
-        cannot be determined has a `problem` and hides no other.
+        cannot be determined has a `problem` and does not affect others.
 
         Args:
-            group: its id, or what `describe_group` returned.
-            times: whether to find out `behind_ms`.
+            group: its id, or a result of `describe_group`.
+            times: whether to compute `behind_ms`.
             timeout: in seconds, for each request.
 
         Raises:
-            UnknownGroupError: there is no such group.
+            UnknownGroupError: If the group does not exist.
         """
         return await self._run(self._groups.group_lag(group, times=times, timeout=timeout))
 
@@ -436,30 +436,30 @@ class AsyncAdmin:
     ) -> list[OffsetResult]:
         """Store offsets for a group without members, which need not exist yet; return one result per partition.
 
-        What is refused has its `error` in the result. Offsets are stored as they are given: one outside the log is
-        `auto_offset_reset`'s when a member comes upon it.
+        A refused partition has its `error` in the result. Offsets are not checked: `auto_offset_reset` applies when a
+        member reads from one outside the log.
 
         Args:
             group: its id.
-            offsets: the next record to read of each partition; -1 removes what is stored.
-            expected_group_epoch: `group_epoch` of the description that the offsets were computed from, 0 where there
-                was no such group. Every member that joins or leaves raises it. None: not compared.
+            offsets: next record to read of each partition; -1 removes the stored offset.
+            expected_group_epoch: `group_epoch` of the description from which the offsets were computed, 0 if there was
+                no such group. Every member that joins or leaves raises it. `None` disables the check.
             timeout: in seconds, for each thousand partitions.
 
         Raises:
-            GroupNotEmptyError: it has members; stop them first.
-            ConflictError: members came or went since that epoch; of many thousand partitions the first may be stored.
-            ConfigError: an offset below -1.
+            GroupNotEmptyError: If it has members; stop them first.
+            ConflictError: If the members changed since that epoch. Of thousands of partitions, the first may be stored.
+            ConfigError: If an offset is below -1.
         """
         return await self._run(self._groups.reset_group_offsets(group, offsets, timeout, expected_group_epoch))
 
     async def describe_processes(
         self, *, measure_disk: bool = False, timeout: float | None = None
     ) -> list[ProcessDescription]:
-        """Describe each coordinator and broker: clock, open files, disk, its way to etcd, or why it does not answer.
+        """Describe each coordinator and broker: clock, open files, disk, connection to etcd, or its failure to respond.
 
         Args:
-            measure_disk: measure how long brokers take to write and fsync a little in their data directories.
+            measure_disk: measure the duration of a small write and fsync in the brokers' data directories.
             timeout: for each process, in seconds.
         """
         return await self._run(self._processes.describe(measure_disk=measure_disk, timeout=timeout))
@@ -472,16 +472,16 @@ class AsyncAdmin:
         duration_ms: int = 0,
         timeout: float | None = None,
     ) -> list[LogLevelResult]:
-        """Change what servers write to their logs.
+        """Change the log level of servers.
 
         Args:
             level: debug, info, warning or error.
-            servers: as `broker-1` or `coordinator-a`; None: all.
-            duration_ms: how long it holds; 0: until the server's end.
+            servers: names such as `broker-1` or `coordinator-a`; `None` means all.
+            duration_ms: time for which it applies; 0 means until the server's end.
             timeout: for each server, in seconds.
 
         Raises:
-            InvalidRequestError: no such level or server; nothing was changed.
+            InvalidRequestError: If the level or a server does not exist; nothing was changed.
         """
         chosen = None if servers is None else tuple(servers)
         return await self._run(self._processes.set_log_level(level, chosen, duration_ms, timeout))

@@ -1,4 +1,4 @@
-"""Calls of `Admin` to brokers: to one, or to the leader of each partition of a topic, with retries. No I/O."""
+"""Calls of `Admin` to one broker, or to the leader of each partition of a topic, with retries. No I/O."""
 
 import itertools
 import random
@@ -25,11 +25,11 @@ from headrace.wire.errors import (
 )
 
 BuildRequest = Callable[[list[tuple[int, int]], bytes], Any]
-"""Makes a request for some partitions of one leader, [(partition, leader epoch)], from the topic's id."""
+"""Builds a request for partitions of one leader, [(partition, leader epoch)], and the topic's id."""
 
 
 class BrokerCalls:
-    """Owned by one client; any thread. `timeout` is seconds for all tries together, None for request_timeout_ms."""
+    """Broker calls of one client; any thread. `timeout` in seconds is for all tries (default: request_timeout_ms)."""
 
     def __init__(self, config: ClientConfig, calls: BootstrapClient) -> None:
         self._config = config
@@ -37,11 +37,11 @@ class BrokerCalls:
         self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
 
     def seconds(self, timeout: float | None) -> float:
-        """Return the timeout, or the default."""
+        """Return the timeout in seconds, or the default."""
         return self._config.request_timeout_ms / 1000 if timeout is None else timeout
 
     def broker(self, address: str, method: str, request: Any, timeout: float | None) -> Operation[Any]:
-        """Call one broker; an error names its address."""
+        """Call one broker; errors name its address."""
         try:
             return (yield Call(address, "broker", method, request, self.seconds(timeout)))
         except grpc.RpcError as error:
@@ -58,13 +58,13 @@ class BrokerCalls:
         timeout: float | None,
         topic_id: bytes = b"",
     ) -> Operation[tuple[bytes, list[Any]]]:
-        """Ask each partition's leader. What was definitely not done and may succeed later is asked again, with fresh
-        metadata and back-off, until the time is up: a new topic's leaders are just being elected, another's moves.
+        """Call each partition's leader. A request that was not applied and may succeed later is repeated with fresh
+        metadata and back-off until the timeout.
 
-        All that is asked is of one life of the topic: that of `topic_id`, or the first one found. Its id is returned.
+        All requests address one incarnation of the topic, `topic_id` or the first one found; its id is returned.
 
         Raises:
-            UnknownTopicIdError: the topic has another id by now.
+            UnknownTopicIdError: If the topic has another id now.
         """
         deadline = time.monotonic() + self.seconds(timeout)
         results: list[Any] = []
@@ -99,7 +99,7 @@ class BrokerCalls:
         cluster_metadata: ClusterMetadata,
         results: list[Any],
     ) -> Operation[tuple[Sequence[int] | None, HeadraceError | None]]:
-        """One round: adds to `results`; gives the partitions to ask again and why, or (nothing, None)."""
+        """Make one round and append to `results`; return the partitions to retry and the error, or (`None`, `None`)."""
         try:
             plan = rpc.by_leader(cluster_metadata, topic, wanted)
         except HeadraceError as error:
@@ -133,7 +133,7 @@ def _check_life(topic: str, wanted: bytes, found: bytes) -> None:
 
 
 def _if_repeatable(error: HeadraceError) -> HeadraceError:
-    """Return the error if a retry is right; raise any other."""
+    """Return the error if a retry may succeed; raise any other."""
     repeatable = error.retriable and (error.outcome == Outcome.NOT_APPLIED or isinstance(error, TransportError))
     if not repeatable and not isinstance(error, NotLeaderError | LeaderNotAvailableError):
         raise error

@@ -1,4 +1,4 @@
-"""Where leader epochs end in a log, and of which epoch a record is: how a reader of offsets finds what was replaced.
+"""Ends of leader epochs in a log, and leader epochs of records, from which a caller finds replaced records.
 
 A record is one (offset, leader epoch): a log that has another epoch at an offset has another record there (KIP-320). No
 I/O.
@@ -14,25 +14,25 @@ from headrace.wire.batch import iter_batches
 from headrace.wire.errors import CorruptBatchError, OffsetOutOfRangeError
 
 _NO_RECORD = 2**62
-"""An offset beyond every log: of it a broker answers with where the log parts from what was read, and no data."""
+"""Offset beyond every log, for which a broker returns the point of divergence and no data."""
 
 
 def truncation_points(
     admin: AdminOperations, client_id: str, topic: str, read: Mapping[int, tuple[int, int]], topic_id: bytes
 ) -> Operation[dict[int, int]]:
-    """Return, by partition, the offset from which on records that were read are lost or replaced; absent: none are.
+    """Return, by partition, the offset from which records that were read are lost or replaced; omitted if none are.
 
-    Where retention has taken the epoch nothing can be said, and nothing is.
+    Partitions whose epoch was removed by retention are omitted as well, because nothing is known about them.
 
     Args:
-        admin: what knows the leaders.
-        client_id: names the caller.
-        topic: its name.
+        admin: operations that find the leaders.
+        client_id: id of the caller.
+        topic: name of the topic.
         read: partition to the offset up to which it was read, and the leader epoch of the record before it.
-        topic_id: of the topic that was read.
+        topic_id: id of the topic that was read.
 
     Raises:
-        UnknownTopicIdError: the topic was deleted and created again.
+        UnknownTopicIdError: If the topic was deleted and created again.
     """
     found: dict[int, int] = {}
     waiting = [list(read)]
@@ -54,7 +54,7 @@ def truncation_points(
 
         try:
             _, results = yield from admin.brokers.at_leaders("Fetch", topic, some, build_request, None, topic_id)
-        except OffsetOutOfRangeError:  # The log of one of them has no epoch as old as that.
+        except OffsetOutOfRangeError:  # The log of one of them has no epoch as old as this.
             if len(some) > 1:
                 waiting += [[partition] for partition in some]
             continue
@@ -69,7 +69,7 @@ def truncation_points(
 def record_epochs(
     admin: AdminOperations, client_id: str, topic: str, offsets: Mapping[int, int], topic_id: bytes
 ) -> Operation[dict[int, int]]:
-    """Return the leader epochs of the records at offsets, by partition; absent: the record is gone, or corrupt."""
+    """Return the leader epochs of records by partition; omitted if the record was deleted or is corrupt."""
     found: dict[int, int] = {}
     for partition, batches in (yield from batches_at(admin, client_id, topic, offsets, None, topic_id)).items():
         try:

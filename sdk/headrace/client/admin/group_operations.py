@@ -1,8 +1,7 @@
-"""What `Admin` does about consumer groups, once for the blocking and the asyncio class. No I/O.
+"""Group operations of `Admin`, shared by the blocking and the asyncio class. No I/O.
 
-Groups and offsets are the coordinators' (`GroupService`). How far behind a group is, the client
-works out itself: committed offsets from a coordinator, ends of logs and the first records not yet read from the
-partitions' leaders.
+Coordinators serve groups and offsets (`GroupService`). The client computes the lag of a group itself: it reads
+committed offsets from a coordinator, and log ends and the first unread records from the partitions' leaders.
 """
 
 import time
@@ -30,9 +29,9 @@ from headrace.wire.ids import TopicPartition
 
 
 class AdminGroupOperations:
-    """Owned by one client; any thread. `timeout` is seconds for all tries together, None for request_timeout_ms.
+    """Group operations of one client; any thread. `timeout` in seconds is for all tries (default: request_timeout_ms).
 
-    Arguments, results and errors are documented at the methods of `headrace.client.admin.admin.Admin`.
+    Arguments, results and errors are documented in the methods of `headrace.client.admin.admin.Admin`.
     """
 
     def __init__(self, config: ClientConfig, calls: BootstrapClient, admin: AdminOperations) -> None:
@@ -40,7 +39,7 @@ class AdminGroupOperations:
         self._calls = calls
         self._admin = admin
         self._revision = 0
-        """Of etcd, after the last change: reads are at least as new, whichever coordinator answers."""
+        """Etcd revision of the last change: reads are at least as new, whichever coordinator responds."""
 
     def list_groups(self, timeout: float | None) -> Operation[list[GroupListing]]:
         """List the groups."""
@@ -55,7 +54,7 @@ class AdminGroupOperations:
     def delete_groups(
         self, ids: Sequence[str], timeout: float | None, expected_group_epochs: Mapping[str, int] | None = None
     ) -> Operation[list[GroupResult]]:
-        """Delete groups, each at the coordinator that all ask about it."""
+        """Delete groups, each at its preferred coordinator."""
         results: list[GroupResult] = []
         for group in ids:
             request = groups_pb2.DeleteGroupsRequest(group_ids=[group])
@@ -66,7 +65,7 @@ class AdminGroupOperations:
             except HeadraceError as error:
                 if not results:
                     raise
-                results.append(GroupResult(group, error))  # What was done before is told.
+                results.append(GroupResult(group, error))  # Results of earlier groups must be returned.
                 continue
             self._saw(response.revision)
             results += groups.group_results(response)
@@ -85,7 +84,7 @@ class AdminGroupOperations:
         timeout: float | None,
         expected_group_epoch: int | None = None,
     ) -> Operation[list[OffsetResult]]:
-        """Store offsets of a group without members. The same twice is as once, so a lost answer is asked for again."""
+        """Store offsets of a group without members. Idempotent, so it is repeated after a lost response."""
         results: list[OffsetResult] = []
         for request, some in list(groups.commit_requests(group, offsets, expected_group_epoch)):
             response = yield from self._ask("CommitOffsets", group, request, timeout)
@@ -96,7 +95,7 @@ class AdminGroupOperations:
     def group_lag(
         self, group: str | GroupDescription, *, times: bool, timeout: float | None
     ) -> Operation[list[PartitionLag]]:
-        """Return how far behind a group is in each partition."""
+        """Return the lag of a group in each partition."""
         known = group if isinstance(group, GroupDescription) else (yield from self.describe_group(group, timeout))
         of_topic: dict[str, list[int]] = {}
         for where in known.partitions:
@@ -128,7 +127,7 @@ class AdminGroupOperations:
         times: bool,
         timeout: float | None,
     ) -> Operation[list[PartitionLag]]:
-        """One topic. What cannot be learnt of it hides no other topic."""
+        """Return the lag in one topic. Errors of it affect no other topic."""
         led = [number for number in partitions if cluster_metadata.leader(TopicPartition(topic, number)) is not None]
         starts: dict[int, int] = {}
         ends: dict[int, int] = {}
@@ -172,7 +171,7 @@ class AdminGroupOperations:
 
 
 def _topic_problem(cluster_metadata: ClusterMetadata, topic: str, topic_id: bytes) -> str:
-    """Return why the offsets of a topic mean nothing now, or an empty string."""
+    """Return why the offsets of a topic are not valid now, or an empty string."""
     topic_leaders = cluster_metadata.topic(topic)
     if topic_leaders is None:
         return "there is no such topic now"
@@ -188,7 +187,7 @@ def _unknown(topic: str, partition: int, committed: int, problem: str) -> Partit
 def _lag(
     topic: str, partition: int, committed: int, bounds: tuple[int, int], age_ms: int | None, problem: str
 ) -> PartitionLag:
-    """One partition: records that were deleted unread are not still to be read."""
+    """Return the lag of one partition; records deleted before they were read do not count."""
     start, end = bounds
     records = max(0, end - max(committed, start)) if committed >= 0 and end >= 0 else None
     return PartitionLag(topic, partition, committed, start, end, records, 0 if records == 0 else age_ms, problem)

@@ -1,4 +1,4 @@
-"""What `Admin` says and hears about consumer groups. Pure, shared by the blocking and the asyncio class."""
+"""Requests and responses of `Admin` for consumer groups. Pure, shared by the blocking and the asyncio class."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 
 NO_OFFSET = -1
-"""No offset is stored; in a reset, removes the stored offset."""
+"""No offset is stored. In a reset, removes the stored offset."""
 MAX_COMMIT_PARTITIONS = 1_000
-"""Partitions in one request; more go in several."""
+"""Maximum number of partitions in one request; more are sent in several."""
 
 GroupStateName: TypeAlias = Literal["empty", "rebalancing", "stable", "unknown"]
 
@@ -26,40 +26,40 @@ _STATES: dict[int, GroupStateName] = {
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """One group in a list."""
+    """Entry of a list of groups."""
 
     group_id: str
     state: GroupStateName
     members: int
     partitions: int
-    """Those that its members share; without members, those with a committed offset."""
+    """Number of partitions that its members share; without members, those with a committed offset."""
     assignor: str
     """Empty if it never had members."""
     empty_since_ms: int
-    """When its last member went, ms since 1970; 0: it has members."""
+    """Time at which its last member left, ms since 1970; 0 means that it has members."""
 
 
 class CommittedOffset(NamedTuple):
-    """The offset that a group has committed in one partition."""
+    """Offset that a group has committed in one partition."""
 
     offset: int
-    """The next record to read."""
+    """Offset of the next record to read."""
     leader_epoch: int
-    """Of the last batch read before it; -1: not known."""
+    """Leader epoch of the last batch read before it; -1 means unknown."""
     metadata: str
-    """The application's."""
+    """Metadata of the application."""
     committed_ms: int
-    """When it was stored, by the coordinator's clock, ms since 1970."""
+    """Time of the commit, by the coordinator's clock, ms since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One member of a group."""
+    """Member of a group."""
 
     member_id: bytes
-    """16 bytes, drawn anew for each life of the member."""
+    """16 bytes, drawn anew each time that the member joins."""
     instance_id: str
-    """The place it takes; empty: none."""
+    """Static member's id; empty means dynamic membership."""
     client_id: str
     host: str
     rack: str
@@ -67,50 +67,50 @@ class GroupMember:
     topics: tuple[str, ...]
     topic_pattern: str
     owned: Mapping[TopicPartition, int]
-    """What it owns, and since which member epoch: the fencing token of that partition."""
+    """Owned partitions, each with the member epoch of its assignment: its fencing token."""
     target: tuple[TopicPartition, ...]
-    """What it is to own when everybody has given up what they are to give up."""
+    """Partitions that it will own after all revoked partitions are released."""
     joined_ms: int
-    """When it joined, ms since 1970."""
+    """Time at which it joined, ms since 1970."""
     session_timeout_ms: int
     revoking_ms: int
-    """For how long it has been asked to give up partitions that it still owns; 0: it is not."""
+    """Time for which it has not released revoked partitions; 0 means that it has none."""
     live: bool
-    """It sent a heartbeat within its session timeout."""
+    """Whether it sent a heartbeat within its session timeout."""
 
     @property
     def name(self) -> str:
-        """Its instance id, or the beginning of its member id in hex."""
+        """Its instance id, or the first digits of its member id in hex."""
         return self.instance_id or self.member_id.hex()[:8]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group as a whole."""
+    """Group with its members, assignments and offsets."""
 
     listing: GroupListing
     group_epoch: int
-    """Rises with each change of members, subscriptions or topics."""
+    """Increases with each change of members, subscriptions or topics."""
     assignment_epoch: int
-    """The group epoch that the target was computed for."""
+    """Group epoch for which the target was computed."""
     members: tuple[GroupMember, ...]
     offsets: Mapping[TopicPartition, CommittedOffset]
-    """A topic that is not there any more goes by its id in hex."""
+    """Committed offsets; a deleted topic is named by its id in hex."""
     unowned: tuple[TopicPartition, ...]
-    """Partitions of the group that no member owns."""
+    """Partitions of the group without an owner."""
     topic_ids: Mapping[str, bytes]
-    """Of the topics named above; 16 bytes each."""
+    """Ids of the topics named above, 16 bytes each."""
     revision: int
-    """Of etcd: at least as new as this is what is said here."""
+    """Etcd revision; the description is at least as new."""
 
     @property
     def owners(self) -> dict[TopicPartition, GroupMember]:
-        """Who owns each partition."""
+        """Owner of each partition."""
         return {where: member for member in self.members for where in member.owned}
 
     @property
     def partitions(self) -> list[TopicPartition]:
-        """Every partition that the group shares out, owns or has an offset of, ascending."""
+        """Every partition that the group assigns, owns or has an offset of, ascending."""
         found = {*self.offsets, *self.unowned}
         for member in self.members:
             found.update(member.owned, member.target)
@@ -118,47 +118,46 @@ class GroupDescription:
 
 
 class GroupResult(NamedTuple):
-    """What became of one group of a request that changes several."""
+    """Result for one group of a request that changes several."""
 
     group_id: str
     error: HeadraceError | None
-    """Why it was refused; None: it was done."""
+    """Reason of a refusal; `None` means success."""
 
 
 class OffsetResult(NamedTuple):
-    """What became of one partition's offset."""
+    """Result for the offset of one partition."""
 
     topic: str
     partition: int
     offset: int
-    """As it was to be stored; -1: removed."""
+    """Requested offset; -1 means removed."""
     error: HeadraceError | None
-    """Why it was refused; None: it was stored."""
+    """Reason of a refusal; `None` means that it was stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """How far a group is behind in one partition."""
+    """Lag of a group in one partition."""
 
     topic: str
     partition: int
     committed_offset: int
-    """The next record to read; -1: none is stored."""
+    """Offset of the next record to read; -1 means that none is stored."""
     log_start_offset: int
-    """-1: not known."""
+    """-1 means unknown."""
     end_offset: int
-    """The high watermark, below which records can be read; -1: not known."""
+    """High watermark, below which records can be read; -1 means unknown."""
     records: int | None
-    """How many are still to be read, exactly; None: the offset or the end is not known."""
+    """Exact number of unread records; `None` if the offset or the end is unknown."""
     behind_ms: int | None
-    """The age of the first record that is still to be read: this machine's clock less the record's timestamp. 0: all
-    is read. None: not known, or not asked for."""
+    """Age of the first unread record by this machine's clock. 0 if all are read; `None` if unknown or not requested."""
     problem: str
-    """Why something is not known, or empty."""
+    """Reason why a value is unknown, or empty."""
 
     @property
     def missed_records(self) -> int:
-        """How many were deleted before they were read; they are not among `records`."""
+        """Number of records deleted before they were read; not included in `records`."""
         if self.committed_offset < 0 or self.log_start_offset < 0:
             return 0
         return max(0, self.log_start_offset - self.committed_offset)
@@ -170,12 +169,12 @@ def commit_requests(
     expected_group_epoch: int | None = None,
     topic_ids: Mapping[str, bytes] | None = None,
 ) -> Iterator[tuple[groups_pb2.CommitOffsetsRequest, list[TopicPartition]]]:
-    """Make the requests that store offsets without a member, and return which partitions each has, in its order.
+    """Yield requests that store offsets without a member, each with its partitions, in order.
 
-    With its id a topic is told from another one of its name.
+    Topic ids distinguish a topic from an earlier one of the same name.
 
     Raises:
-        ConfigError: an offset below -1.
+        ConfigError: If an offset is below -1.
     """
     for where, offset in offsets.items():
         if offset < NO_OFFSET:
@@ -193,7 +192,7 @@ def commit_requests(
 def commit_results(
     response: groups_pb2.CommitOffsetsResponse, offsets: Mapping[TopicPartition, int]
 ) -> list[OffsetResult]:
-    """Read what became of each partition."""
+    """Return the result for each partition."""
     return [
         OffsetResult(
             topic.name,
@@ -207,12 +206,12 @@ def commit_results(
 
 
 def listings(response: groups_pb2.ListGroupsResponse) -> list[GroupListing]:
-    """Read all groups, by id."""
+    """Return all groups, by id."""
     return sorted(map(_listing, response.groups), key=lambda listing: listing.group_id)
 
 
 def description(response: groups_pb2.DescribeGroupResponse) -> GroupDescription:
-    """Read one group."""
+    """Return one group."""
     topic_ids: dict[str, bytes] = {}
     offsets = _offsets(response.offsets, topic_ids)
     members = tuple(
@@ -248,17 +247,17 @@ def description(response: groups_pb2.DescribeGroupResponse) -> GroupDescription:
 
 
 def committed_offsets(response: groups_pb2.FetchOffsetsResponse) -> dict[TopicPartition, CommittedOffset]:
-    """Read all offsets of a group, ascending."""
+    """Return all offsets of a group, ascending."""
     return _offsets(response.topics, {})
 
 
 def group_results(response: groups_pb2.DeleteGroupsResponse) -> list[GroupResult]:
-    """Read what became of each group, in order."""
+    """Return the result for each group, in order."""
     return [GroupResult(each.group_id, error_of(each)) for each in response.groups]
 
 
 def _add_offsets(topics: Any, offsets: Mapping[TopicPartition, int]) -> None:
-    """Write offsets by topic, in their order."""
+    """Add offsets by topic, in their order."""
     entries: dict[str, groups_pb2.TopicOffsets] = {}
     for where, offset in offsets.items():
         entry = entries.get(where.topic)
@@ -294,7 +293,7 @@ def _offsets(
 def _partitions(
     topics: Iterable[groups_pb2.GroupTopicPartitions], topic_ids: dict[str, bytes]
 ) -> Iterator[tuple[TopicPartition, int]]:
-    """Each partition with its assignment epoch, 0 where there is none."""
+    """Yield each partition with its assignment epoch, 0 if there is none."""
     for topic in topics:
         name = _name(topic.name, topic.topic_id, topic_ids)
         epochs = topic.assignment_epochs or [0] * len(topic.partitions)
@@ -303,7 +302,7 @@ def _partitions(
 
 
 def _name(name: str, topic_id: bytes, topic_ids: dict[str, bytes]) -> str:
-    """What a topic goes by: its name, or its id where it has none or another topic goes by that."""
+    """Return the name of a topic, or its id if it has no name or another topic has that name."""
     if not name or topic_ids.get(name, topic_id) != topic_id:
         name = topic_id.hex()
     if topic_id:

@@ -1,4 +1,4 @@
-"""The operations of `Admin`, written once for the blocking and the asyncio class. No I/O."""
+"""Operations of `Admin`, shared by the blocking and the asyncio class. No I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -25,9 +25,9 @@ from headrace.wire.ids import TopicPartition
 
 
 class AdminOperations:
-    """Owned by one client; any thread. `timeout` is seconds for all tries together, None for request_timeout_ms.
+    """Operations of one client; any thread. `timeout` is in seconds for all tries; `None` means request_timeout_ms.
 
-    Arguments, results and errors are documented at the methods of `headrace.client.admin.admin.Admin`.
+    Arguments, results and errors are documented in the methods of `headrace.client.admin.admin.Admin`.
     """
 
     def __init__(self, config: ClientConfig, calls: BootstrapClient) -> None:
@@ -47,7 +47,7 @@ class AdminOperations:
         exist_ok: bool,
         timeout: float | None,
     ) -> Operation[TopicDescription]:
-        """Create a topic, or describe the one that is there where `exist_ok`."""
+        """Create a topic, or describe the existing one if `exist_ok`."""
         request = rpc.create_topic_request(
             name,
             partitions,
@@ -67,7 +67,7 @@ class AdminOperations:
         yield from self._delete(request, timeout)
 
     def delete_unclaimed_logs(self, topic_id: bytes, *, validate_only: bool, timeout: float | None) -> Operation[None]:
-        """Let brokers delete the logs that they keep of an id that no topic has."""
+        """Allow brokers to delete the logs that they keep of an id that no topic has."""
         reference = topics_pb2.TopicRef(topic_id=topic_id)
         request = cluster_pb2.DeleteTopicsRequest(topics=[reference], validate_only=validate_only, unclaimed=True)
         yield from self._delete(request, timeout)
@@ -94,7 +94,7 @@ class AdminOperations:
         validate_only: bool,
         timeout: float | None,
     ) -> Operation[list[str]]:
-        """Raise the number of a topic's partitions; gives warnings."""
+        """Increase the number of a topic's partitions; return warnings."""
         request = cluster_pb2.CreatePartitionsRequest(
             topic=rpc.by_name(name),
             total_partitions=total_partitions,
@@ -141,10 +141,10 @@ class AdminOperations:
         timeout: float | None = None,
         topic_id: bytes = b"",
     ) -> Operation[tuple[bytes, dict[TopicPartition, OffsetAt]]]:
-        """Find offsets of one life of a topic, that of `topic_id` if it is given; also return the life's id.
+        """Find offsets of one incarnation of a topic, that of `topic_id` if given; also return its topic id.
 
         Raises:
-            UnknownTopicIdError: the topic was deleted and created again, before or meanwhile.
+            UnknownTopicIdError: If the topic was deleted and created again, before or during the call.
         """
         make = rpc.offsets_request_part(at, by)
 
@@ -167,7 +167,7 @@ class AdminOperations:
     def delete_records(
         self, topic: str, before: Mapping[int, int], timeout: float | None
     ) -> Operation[list[DeletedRecords]]:
-        """Delete the records of partitions below offsets; -1 is looked up first, since it means more each time."""
+        """Delete the records of partitions below offsets; -1 is resolved once, as its meaning changes over time."""
         to_end = [partition for partition, offset in before.items() if offset == -1]
         topic_id = b""
         if to_end:
@@ -199,7 +199,7 @@ class AdminOperations:
     def delete_broker_logs(
         self, broker_id: int, logs: Sequence[tuple[bytes, int]], *, validate_only: bool, timeout: float | None
     ) -> Operation[list[replication.UnclaimedLogInfo]]:
-        """Delete unclaimed logs of one broker, or check that they may be deleted: all of them where none is named."""
+        """Delete unclaimed logs of one broker, or check whether they may be deleted; no logs mean all of them."""
         request = broker_pb2.DeleteUnclaimedLogsRequest(client_id=self._config.client_id, validate_only=validate_only)
         for topic_id, partition in logs:
             request.logs.add(topic_id=topic_id, partition=partition)
@@ -221,7 +221,7 @@ class AdminOperations:
         validate_only: bool,
         timeout: float | None,
     ) -> Operation[list[PartitionChange]]:
-        """Move replicas. Naming the same replicas twice is the same as once, so a lost answer is asked for again."""
+        """Move replicas. The request is idempotent, so it is repeated after a lost response."""
         if not moves:
             return []
         request = replication.reassign_request(moves, copy_bytes_per_second, validate_only=validate_only)
@@ -230,14 +230,14 @@ class AdminOperations:
     def cancel_reassignment(
         self, partitions: Sequence[TopicPartition], *, validate_only: bool, timeout: float | None
     ) -> Operation[list[PartitionChange]]:
-        """Take moves back."""
+        """Cancel moves."""
         if not partitions:
             return []
         request = replication.cancel_request(partitions, validate_only=validate_only)
         return replication.partition_changes((yield from self._coordinator("ReassignPartitions", request, timeout)))
 
     def list_reassignments(self, topics: Sequence[str] | None, timeout: float | None) -> Operation[list[Reassignment]]:
-        """Return the moves under way."""
+        """Return the moves in progress."""
         if topics is not None and not topics:
             return []
         request = cluster_pb2.ListReassignmentsRequest(topics=replication.topic_refs(topics))
@@ -252,7 +252,7 @@ class AdminOperations:
         validate_only: bool,
         timeout: float | None,
     ) -> Operation[list[PartitionChange]]:
-        """Elect leaders. A second unclean election is refused where the first was done: its answer would mislead."""
+        """Elect leaders. An unclean election is not repeated: after a success, the second would be refused."""
         request = replication.elect_request(kind, partitions, broker_id, validate_only=validate_only)
         if partitions is not None and not request.topics:
             return []
@@ -261,23 +261,23 @@ class AdminOperations:
         return replication.partition_changes(response)
 
     def drain_broker(self, broker_id: int, *, drain: bool, timeout: float | None) -> Operation[DrainResult]:
-        """Take leadership and new replicas away from a broker, or end that."""
+        """Move leadership and new replicas off a broker, or end that."""
         request = cluster_pb2.DrainBrokerRequest(broker_id=broker_id, drain=drain)
         response = yield from self._coordinator("DrainBroker", request, timeout)
         return DrainResult(response.leaders, response.unchanged)
 
     def dump(self, prefix: str, timeout: float | None) -> Operation[Any]:
-        """Start the dump; gives the stream of its entries."""
+        """Start the dump; return the stream of its entries."""
         request = cluster_pb2.DumpMetadataRequest(prefix=prefix)
         return (yield from self._coordinator("DumpMetadata", request, timeout))
 
     def _broker_logs(
         self, topic: Any | None, brokers: Sequence[int] | None, timeout: float | None
     ) -> Operation[list[broker_pb2.DescribeLogsResponse]]:
-        """Ask brokers for their logs, one after the other.
+        """Request the logs of brokers, one after another.
 
         Raises:
-            UnknownBrokerError: one of `brokers` is not registered.
+            UnknownBrokerError: If one of `brokers` is not registered.
         """
         addresses = yield from self._broker_addresses(timeout)
         request = broker_pb2.DescribeLogsRequest(client_id=self._config.client_id)

@@ -1,4 +1,4 @@
-"""How each process of a cluster is, and the level of its log: what `Admin.describe_processes` gives. No I/O."""
+"""State and log level of the processes of a cluster, as `Admin.describe_processes` returns them. No I/O."""
 
 import time
 from dataclasses import dataclass
@@ -14,38 +14,38 @@ from headrace.wire.errors import InvalidRequestError, from_rpc_error
 
 @dataclass(frozen=True, slots=True)
 class DiskDescription:
-    """A broker's data directory."""
+    """Data directory of a broker."""
 
     data_dir: str
     filesystem: str
-    """As the kernel calls it: ext4, xfs, tmpfs, nfs."""
+    """Type as the kernel names it: ext4, xfs, tmpfs, nfs."""
     total_bytes: int
     free_bytes: int
     refuse_below_bytes: int
-    """Appends are refused below."""
+    """Free bytes below which appends are refused."""
     resume_above_bytes: int
     fsync_us: int
-    """How long a small write and fsync took; 0: not measured."""
+    """Duration of a small write and fsync; 0 means not measured."""
     offline_logs: int
     unclaimed_logs: int
-    """Logs that no key in etcd claims, and that nothing allows to delete."""
+    """Number of logs that no key in etcd assigns, and that may not be deleted."""
     unclaimed_topic_ids: tuple[bytes, ...]
     """Ids of their topics, at most 100."""
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdMemberDescription:
-    """One endpoint of etcd, as one process sees it."""
+    """Endpoint of etcd, as one process sees it."""
 
     endpoint: str
     error: str
-    """Why it gave no answer; empty: it did."""
+    """Reason why it did not respond; empty if it did."""
     version: str
     answered_us: int
     database_bytes: int
     database_used_bytes: int
     quota_bytes: int
-    """0: it does not say."""
+    """0 means not reported."""
     has_leader: bool
     is_learner: bool
     alarms: tuple[str, ...]
@@ -53,18 +53,18 @@ class EtcdMemberDescription:
 
 @dataclass(frozen=True, slots=True)
 class HealthCauseDescription:
-    """One cause for which a probe of a process fails."""
+    """Cause of a failing probe of a process."""
 
     probe: str
     """startup, liveness or readiness."""
     reason: str
     action: str
-    """The next step, in one sentence."""
+    """Next step, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateDescription:
-    """One certificate that a process uses."""
+    """Certificate that a process uses."""
 
     use: str
     path: str
@@ -74,30 +74,30 @@ class CertificateDescription:
 
 @dataclass(frozen=True, slots=True)
 class ProcessDescription:
-    """One broker or coordinator."""
+    """State of one broker or coordinator."""
 
     name: str
-    """As `broker-1` or `coordinator-a`."""
+    """Name such as `broker-1` or `coordinator-a`."""
     address: str
     error: str = ""
-    """Why it gave no answer; then only name, address and `answered_by` say something."""
+    """Reason why it did not respond; then only name, address and `answered_by` are set."""
     answered_by: str = ""
-    """The process that answered in its place: the two are reached by one address, or a balancer's. Empty: none."""
+    """Process that responded instead, because both have the same address, or that of a load balancer. Empty if none."""
     version: str = ""
     python_version: str = ""
     host: str = ""
     pid: int = 0
     started_ms: int = 0
     clock_ahead_ms: int = 0
-    """How far its wall clock is ahead of this machine's, give or take the way of the answer."""
+    """Time by which its wall clock is ahead of this machine's, within the latency of the response."""
     log_level: str = ""
     log_level_until_ms: int = 0
-    """When the level falls back; 0: it stays."""
+    """Time at which the level is reset; 0 means never."""
     open_files: int = 0
     max_open_files: int = 0
-    """-1: no limit."""
+    """-1 means unlimited."""
     health_causes: tuple[HealthCauseDescription, ...] = ()
-    """Why probes fail; empty if all pass."""
+    """Causes of failing probes; empty if all pass."""
     disk: DiskDescription | None = None
     etcd: tuple[EtcdMemberDescription, ...] = ()
     certificates: tuple[CertificateDescription, ...] = ()
@@ -105,7 +105,7 @@ class ProcessDescription:
 
 @dataclass(frozen=True, slots=True)
 class LogLevelResult:
-    """What became of one process's log level."""
+    """Result for the log level of one process."""
 
     name: str
     previous_level: str
@@ -113,14 +113,14 @@ class LogLevelResult:
 
 
 class ProcessSteps:
-    """Owned by one client; any thread."""
+    """Process operations of one client; any thread."""
 
     def __init__(self, config: ClientConfig, calls: BootstrapClient) -> None:
         self._config = config
         self._calls = calls
 
     def describe(self, *, measure_disk: bool, timeout: float | None) -> Operation[list[ProcessDescription]]:
-        """Ask every broker and coordinator, each by itself."""
+        """Describe every broker and coordinator, each by its own request."""
         found = []
         for name, address in (yield from self._processes(timeout)):
             request = process_pb2.DescribeProcessRequest(client_id=self._config.client_id, measure_disk=measure_disk)
@@ -139,7 +139,7 @@ class ProcessSteps:
     def set_log_level(
         self, level: str, servers: tuple[str, ...] | None, duration_ms: int, timeout: float | None
     ) -> Operation[list[LogLevelResult]]:
-        """Set the level of some processes, or of all."""
+        """Set the log level of some processes, or of all."""
         processes = yield from self._processes(timeout)
         known = {name for name, _ in processes}
         unknown = [name for name in servers or () if name not in known]
@@ -162,7 +162,7 @@ class ProcessSteps:
                     raise typed from error
                 results.append(LogLevelResult(name, "", typed.message))
             else:
-                stranger = answer.name not in ("", name)  # Empty: of a release that does not say.
+                stranger = answer.name not in ("", name)  # Empty: of a release that does not report its name.
                 problem = f"{answer.name} answers at its address {address}; nothing was changed" if stranger else ""
                 results.append(LogLevelResult(name, answer.previous_level, problem))
         return results
@@ -171,7 +171,7 @@ class ProcessSteps:
         return self._config.request_timeout_ms / 1000 if timeout is None else timeout
 
     def _processes(self, timeout: float | None) -> Operation[list[tuple[str, str]]]:
-        """Name and address of every registered process, coordinators first."""
+        """Return name and address of every registered process, coordinators first."""
         request = cluster_pb2.DescribeClusterRequest()
         cluster = yield from self._calls.coordinator("DescribeCluster", request, self._seconds(timeout))
         found = [(f"coordinator-{each.coordinator_id}", each.address) for each in cluster.coordinators]

@@ -1,4 +1,4 @@
-"""Between which offsets of a topic's partitions an idempotent producer, or its family, has stored records. No I/O."""
+"""Offset ranges of an idempotent producer's records, or of its family's, in the partitions of a topic. No I/O."""
 
 from typing import NamedTuple
 
@@ -10,31 +10,31 @@ from headrace.wire.ids import TopicPartition
 
 
 class StoredOffsets(NamedTuple):
-    """Where the records of one partition are; those of others may lie between them."""
+    """Range of the records in one partition; records of other producers may be within it."""
 
     start: int
-    """-1: there are none."""
+    """-1 means that there are none."""
     end: int
-    """Exclusive; may be beyond the high watermark for a moment."""
+    """Exclusive; may exceed the high watermark temporarily."""
 
 
 def producer_offsets(
     admin: AdminOperations, client_id: str, topic: str, producer_id: int, producer_epoch: int, *, family: bool
 ) -> Operation[dict[TopicPartition, StoredOffsets]]:
-    """Look up what a producer id has stored in its epoch, by partition, all partitions of the topic.
+    """Look up the records that a producer id has stored in its epoch, in all partitions of the topic.
 
-    Leaders know it as long as they remember the producer's sequences (`producer_expiry_ms`).
+    Leaders can answer while they remember the producer's sequences (`producer_expiry_ms`).
 
     Args:
-        admin: what knows the leaders.
-        client_id: names the caller.
-        topic: its name.
-        producer_id: whose records.
-        producer_epoch: only those of this epoch, and only while it is the producer's newest.
-        family: look up all own producer ids that differ in the lowest `PRODUCER_FAMILY_BITS` bits alone.
+        admin: operations that find the leaders.
+        client_id: id of the caller.
+        topic: name of the topic.
+        producer_id: producer of the records.
+        producer_epoch: only records of this epoch, and only while it is the producer's newest.
+        family: look up all producer ids that differ in the lowest `PRODUCER_FAMILY_BITS` bits only.
 
     Raises:
-        InvalidRequestError: a broker is of a release that cannot tell.
+        InvalidRequestError: If a broker's release does not support the look-up.
     """
     spec = broker_pb2.OFFSET_SPEC_PRODUCER_FAMILY if family else broker_pb2.OFFSET_SPEC_PRODUCER
     producer = broker_pb2.ProducerIdentity(producer_id=producer_id, producer_epoch=producer_epoch)

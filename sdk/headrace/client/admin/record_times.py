@@ -1,6 +1,6 @@
-"""Timestamps of single records, by offset: how `Admin` finds out how old the first unread record is. No I/O.
+"""Timestamps of single records by offset, from which `Admin` computes the age of the first unread record. No I/O.
 
-There is no look-up of a time by an offset; the batch that holds the record is fetched and decoded, one a partition.
+Servers have no look-up of a time by offset, so one batch per partition, with the record, is fetched and decoded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,27 +14,27 @@ from headrace.wire.columns import decode_batch
 from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, UnsupportedCodecError
 
 ANSWER_BYTES = 8 << 20
-"""Of one answer; partitions that do not fit are asked for again."""
+"""Maximum bytes of one response; partitions that do not fit are requested again."""
 ROUND_PARTITIONS = 500
 MAX_PAYLOAD_BYTES = 64 << 20
-"""As brokers take by default; what inflates to more is not looked into."""
+"""Default limit of brokers; larger batches are not decompressed."""
 MAX_RECORDS = 2**31 - 1
 
 
 def record_times(
     admin: AdminOperations, client_id: str, topic: str, offsets: Mapping[int, int], timeout: float | None
 ) -> Operation[dict[int, int]]:
-    """Return the timestamps of records in ms since 1970, partition by partition.
+    """Return the timestamps of records in ms since 1970, by partition.
 
-    A partition is absent where the record is gone meanwhile, its batch is corrupt or too large, or its codec is not
-    installed.
+    A partition is omitted if the record was deleted in the meantime, its batch is corrupt or too large, or its codec is
+    not installed.
 
     Args:
-        admin: what knows the leaders.
-        client_id: names the caller.
-        topic: its name.
+        admin: operations that find the leaders.
+        client_id: id of the caller.
+        topic: name of the topic.
         offsets: partition to the record's offset.
-        timeout: in seconds, for one round of requests; None: the default.
+        timeout: in seconds, for one round of requests; `None` means the default.
     """
     found: dict[int, int] = {}
     for partition, batches in (yield from batches_at(admin, client_id, topic, offsets, timeout)).items():
@@ -52,9 +52,9 @@ def batches_at(
     timeout: float | None,
     topic_id: bytes = b"",
 ) -> Operation[dict[int, bytes]]:
-    """Return the batch that holds a record, or the first one after it, partition by partition; absent: there is none.
+    """Return the batch that holds a record, or the first one after it, by partition; omitted if there is none.
 
-    Arguments as of `record_times`; `topic_id` is that of the life of the topic that is meant, empty: any.
+    Arguments as in `record_times`; `topic_id` is that of the incarnation of the topic, empty means any.
     """
     found: dict[int, bytes] = {}
     waiting = dict(offsets)
@@ -67,7 +67,7 @@ def batches_at(
         _, results = yield from admin.brokers.at_leaders("Fetch", topic, list(some), build_request, timeout, topic_id)
         answered = [result for result in results if result.batches]
         found.update({result.partition: result.batches for result in answered})
-        if not answered:  # Deleted since, all of them.
+        if not answered:  # All of them were deleted in the meantime.
             return found
         for result in answered:
             del waiting[result.partition]
@@ -75,7 +75,7 @@ def batches_at(
 
 
 def timestamp_of(batches: bytes, offset: int) -> int | None:
-    """Return the timestamp of the record at `offset`, or of the first one after it; None: it cannot be read."""
+    """Return the timestamp of the record at `offset`, or of the first one after it; `None` if it cannot be read."""
     try:
         for header, batch in iter_batches(batches):
             if header.end_offset <= offset:
@@ -97,7 +97,7 @@ def timestamp_of(batches: bytes, offset: int) -> int | None:
 
 
 def _request(client_id: str, topic_id: bytes, parts: Sequence[tuple[int, int, int]]) -> broker_pb2.FetchRequest:
-    """Ask for one batch of each partition: (partition, leader epoch, offset)."""
+    """Return a request for one batch of each partition: (partition, leader epoch, offset)."""
     request = broker_pb2.FetchRequest(client_id=client_id, max_bytes=ANSWER_BYTES)
     entry = request.topics.add(topic=topics_pb2.TopicRef(topic_id=topic_id))
     for partition, epoch, offset in parts:

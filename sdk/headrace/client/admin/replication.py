@@ -1,4 +1,4 @@
-"""What `Admin` says and hears about replicas: moves, elections, drains, logs. Pure, shared by both classes."""
+"""Requests and responses of `Admin` for replicas: moves, elections, drains, logs. Pure, shared by both classes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,72 +20,72 @@ _ELECTIONS: dict[str, "cluster_pb2.ElectionType"] = {
 
 @dataclass(frozen=True, slots=True)
 class PartitionChange:
-    """What became of one partition of a request that changes several."""
+    """Result for one partition of a request that changes several."""
 
     topic: str
     partition: int
     error: HeadraceError | None
-    """Why it was refused; None: it was done, or was so already."""
+    """Reason of a refusal; `None` means that the change is done, now or before."""
     unchanged: bool
-    """There was nothing to change."""
+    """Whether there was nothing to change."""
     leader_id: int
-    """After the change; -1: no leader."""
+    """Leader after the change; -1 means none."""
     leader_epoch: int
     replicas: tuple[int, ...]
-    """After the change, in order of preference."""
+    """Replicas after the change, in order of preference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reassignment:
-    """One partition whose replicas move."""
+    """Partition whose replicas are being moved."""
 
     topic: str
     partition: int
     replicas: tuple[int, ...]
-    """All that hold it now, those that are added and removed among them."""
+    """All current replicas, including those being added and removed."""
     adding: tuple[int, ...]
     removing: tuple[int, ...]
     in_sync_replicas: tuple[int, ...]
     leader_id: int
-    """-1: no leader."""
+    """-1 means no leader."""
     copy_bytes_per_second: int
-    """How fast each new replica may copy; 0: as fast as it can."""
+    """Copy rate of each new replica; 0 means unlimited."""
 
     @property
     def target(self) -> tuple[int, ...]:
-        """The replicas when the move is done."""
+        """Replicas after the move."""
         return tuple(broker_id for broker_id in self.replicas if broker_id not in self.removing)
 
 
 class DrainResult(NamedTuple):
-    """What a drain or its end found."""
+    """Result of a drain or of its end."""
 
     leaders: int
-    """Partitions that the broker led at that moment."""
+    """Number of partitions that the broker led at that moment."""
     unchanged: bool
-    """It was so already."""
+    """Whether it was in this state before."""
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerInfo:
-    """One follower as the partition's leader sees it."""
+    """State of one follower on the partition's leader."""
 
     broker_id: int
     broker_epoch: int
     log_end_offset: int
-    """As it said last; -1: it has not fetched in this leader epoch."""
+    """Last reported log end offset; -1 means that it has not fetched in this leader epoch."""
     durable_offset: int
-    """Everything below is on its stable storage; -1 as above."""
+    """Offset below which all records are on its stable storage; -1 as above."""
     behind_ms: int
-    """Milliseconds since it had everything; 0: it has."""
+    """Milliseconds since it was last caught up; 0 means that it is."""
     in_sync: bool
     phi: float
-    """The level (phi) at which its broker is suspected to be dead; each 1 more is ten times less doubt."""
+    """Suspicion level (phi) of its broker's failure; each increase by 1 means ten times less doubt."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogInfo:
-    """One replica on one broker's disk."""
+    """Replica on one broker's disk."""
 
     topic: str
     partition: int
@@ -101,26 +101,26 @@ class LogInfo:
     offline_reason: str
     """Empty while the replica is online."""
     is_follower: bool = False
-    """It copies from the leader."""
+    """Whether it copies from the leader."""
     followers: tuple[FollowerInfo, ...] = field(default=())
-    """Where it leads: the other replicas."""
+    """On the leader: the other replicas."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnclaimedLogInfo:
-    """A log on a broker's disk that no key in etcd claims for this broker."""
+    """Log on a broker's disk that no key in etcd assigns to this broker."""
 
     topic: str
-    """Empty: no topic has the id."""
+    """Empty if no topic has the id."""
     topic_id: bytes
     partition: int
     size_bytes: int
     kept_because: str
-    """Why it is not deleted; empty: it was deleted, or may be."""
+    """Reason why it is not deleted; empty if it was deleted, or may be."""
 
 
 class DiskInfo(NamedTuple):
-    """The volume that holds a broker's data."""
+    """Volume of a broker's data."""
 
     broker_id: int
     total_bytes: int
@@ -128,17 +128,17 @@ class DiskInfo(NamedTuple):
 
 
 def topic_refs(names: Sequence[str] | None) -> list[topics_pb2.TopicRef]:
-    """Return references to topics by name; none means all topics."""
+    """Return references to topics by name; no names mean all topics."""
     return [topics_pb2.TopicRef(name=name) for name in names or ()]
 
 
 def reassign_request(
     moves: Mapping[TopicPartition, Sequence[int]], copy_bytes_per_second: int, *, validate_only: bool
 ) -> cluster_pb2.ReassignPartitionsRequest:
-    """Make the request.
+    """Return the request.
 
     Raises:
-        ConfigError: a negative speed, or a partition that is to have no replica.
+        ConfigError: For a negative rate, or a partition without replicas.
     """
     if copy_bytes_per_second < 0:
         raise ConfigError(f"copy_bytes_per_second={copy_bytes_per_second} is negative", action="Give 0 for no limit.")
@@ -157,7 +157,7 @@ def reassign_request(
 def cancel_request(
     partitions: Iterable[TopicPartition], *, validate_only: bool
 ) -> cluster_pb2.ReassignPartitionsRequest:
-    """Make the request that takes moves back."""
+    """Return the request that cancels moves."""
     request = cluster_pb2.ReassignPartitionsRequest(validate_only=validate_only)
     for topic, partition in partitions:
         request.partitions.add(topic=topics_pb2.TopicRef(name=topic), partition=partition, cancel=True)
@@ -167,10 +167,10 @@ def cancel_request(
 def elect_request(
     kind: str, partitions: Iterable[TopicPartition] | None, broker_id: int | None, *, validate_only: bool
 ) -> cluster_pb2.ElectLeadersRequest:
-    """Make the request; partitions of one topic go together.
+    """Return the request, with partitions grouped by topic.
 
     Raises:
-        ConfigError: an unknown kind, an unclean election without partitions, or a broker for a preferred one.
+        ConfigError: For an unknown kind, an unclean election without partitions, or a preferred one with a broker.
     """
     if kind not in _ELECTIONS:
         raise ConfigError(f"kind={kind!r} is neither 'preferred' nor 'unclean'")
@@ -190,7 +190,7 @@ def elect_request(
 def partition_changes(
     response: cluster_pb2.ReassignPartitionsResponse | cluster_pb2.ElectLeadersResponse,
 ) -> list[PartitionChange]:
-    """Read what became of each partition."""
+    """Return the result for each partition."""
     return [
         PartitionChange(
             result.name,
@@ -206,7 +206,7 @@ def partition_changes(
 
 
 def reassignments(response: cluster_pb2.ListReassignmentsResponse) -> list[Reassignment]:
-    """Read the moves under way, by topic and partition."""
+    """Return the moves in progress, by topic and partition."""
     found = [
         Reassignment(
             move.name,
@@ -224,7 +224,7 @@ def reassignments(response: cluster_pb2.ListReassignmentsResponse) -> list[Reass
 
 
 def log_infos(response: broker_pb2.DescribeLogsResponse) -> list[LogInfo]:
-    """Read one broker's logs."""
+    """Return one broker's logs."""
     return [
         LogInfo(
             log.name,
@@ -258,7 +258,7 @@ def log_infos(response: broker_pb2.DescribeLogsResponse) -> list[LogInfo]:
 
 
 def unclaimed_log_infos(response: broker_pb2.DeleteUnclaimedLogsResponse) -> list[UnclaimedLogInfo]:
-    """Read the unclaimed logs of one broker."""
+    """Return the unclaimed logs of one broker."""
     return [
         UnclaimedLogInfo(
             log.name,
@@ -272,5 +272,5 @@ def unclaimed_log_infos(response: broker_pb2.DeleteUnclaimedLogsResponse) -> lis
 
 
 def disk_info(response: broker_pb2.DescribeLogsResponse) -> DiskInfo:
-    """Read the volume of one broker's data."""
+    """Return the volume of one broker's data."""
     return DiskInfo(response.broker_id, response.disk_total_bytes, response.disk_free_bytes)

@@ -1,4 +1,4 @@
-"""What `Admin` says and hears: requests made and answers read. Pure, shared by the blocking and the asyncio class."""
+"""Requests and responses of `Admin`. Pure, shared by the blocking and the asyncio class."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,33 +22,33 @@ from headrace.wire.topic_names import check_new_topic_name
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """One partition."""
+    """Partition of a topic."""
 
     partition: int
     leader_id: int
-    """-1: no leader."""
+    """-1 means no leader."""
     leader_epoch: int
     replicas: tuple[int, ...]
-    """In order of preference, those that a move adds and removes among them."""
+    """Replicas in order of preference, including those that a move adds and removes."""
     in_sync_replicas: tuple[int, ...]
     eligible_leaders: tuple[int, ...]
-    """Not in sync, and may lead: they hold every committed record too (KIP-966)."""
+    """Replicas out of sync that may lead, because they have every committed record too (KIP-966)."""
     adding_replicas: tuple[int, ...] = ()
     removing_replicas: tuple[int, ...] = ()
     unclean: bool = False
-    """Its leader was elected although it may lack records."""
+    """Whether its leader was elected although it may lack records."""
     min_insync_replicas: int = 0
-    """Fewest replicas in sync with which `acks=all` succeeds; 0: not known."""
+    """Minimum number of in-sync replicas for `acks=all`; 0 means unknown."""
 
     @property
     def target_replicas(self) -> tuple[int, ...]:
-        """The replicas when a move is done; without one, the replicas."""
+        """Replicas after a move; without a move, the present ones."""
         return tuple(broker_id for broker_id in self.replicas if broker_id not in self.removing_replicas)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TopicDescription:
-    """One topic."""
+    """Topic with its partitions."""
 
     name: str
     topic_id: bytes
@@ -56,11 +56,11 @@ class TopicDescription:
     partitions: tuple[PartitionDescription, ...]
     max_batch_bytes: int
     warnings: tuple[str, ...] = field(default=())
-    """Of its creation: a placement that could not be spread, and the like."""
+    """Warnings of its creation, for example about a placement that could not be spread."""
 
     @property
     def replication_factor(self) -> int:
-        """Replicas of the first partition; 0 while nothing is placed."""
+        """Number of replicas of the first partition; 0 until partitions are placed."""
         return len(self.partitions[0].target_replicas) if self.partitions else 0
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ class TopicDescription:
 
 
 class ConfigValue(NamedTuple):
-    """One topic setting."""
+    """Setting of a topic."""
 
     value: str
     is_default: bool
@@ -81,7 +81,7 @@ class ConfigValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BrokerDescription:
-    """One broker."""
+    """Broker of the cluster."""
 
     broker_id: int
     address: str
@@ -93,7 +93,7 @@ class BrokerDescription:
 
 
 class CoordinatorDescription(NamedTuple):
-    """One coordinator."""
+    """Coordinator of the cluster."""
 
     coordinator_id: str
     address: str
@@ -102,13 +102,13 @@ class CoordinatorDescription(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """The cluster as a whole."""
+    """Cluster with its brokers and coordinators."""
 
     cluster_id: str
     generation: int
     format_version: int
     controller_id: str
-    """Empty: none elected."""
+    """Empty if none is elected."""
     controller_epoch: int
     brokers: tuple[BrokerDescription, ...]
     coordinators: tuple[CoordinatorDescription, ...]
@@ -119,21 +119,21 @@ class ClusterDescription:
     etcd_version: str
     revision: int
     undecodable_keys: int = 0
-    """Values of the metadata that the coordinator that answered cannot decode: what they say is missing here."""
+    """Number of metadata values that the responding coordinator cannot decode; their content is missing here."""
 
 
 class OffsetAt(NamedTuple):
-    """An offset that was looked for."""
+    """Result of an offset look-up."""
 
     offset: int
     timestamp_ms: int
-    """Of the record found by time, or -1."""
+    """Timestamp of the record found by time, or -1."""
     leader_epoch: int = -1
-    """Of the leader that answered."""
+    """Leader epoch of the responding leader."""
 
 
 class DeletedRecords(NamedTuple):
-    """Where a partition starts after a deletion."""
+    """Log start of a partition after a deletion."""
 
     topic: str
     partition: int
@@ -141,7 +141,7 @@ class DeletedRecords(NamedTuple):
 
 
 class MetadataEntry(NamedTuple):
-    """One key of the cluster in etcd."""
+    """Key of the cluster in etcd."""
 
     key: str
     value_json: str
@@ -152,41 +152,41 @@ class MetadataEntry(NamedTuple):
 
 
 def by_name(name: str) -> topics_pb2.TopicRef:
-    """Name a topic where its id is not known yet."""
+    """Return a reference to a topic whose id is not known yet."""
     return topics_pb2.TopicRef(name=name)
 
 
 def by_id(topic_id: bytes) -> topics_pb2.TopicRef:
-    """Name a topic by its id."""
+    """Return a reference to a topic by its id."""
     return topics_pb2.TopicRef(topic_id=topic_id)
 
 
 def metadata_request(topic: str) -> cluster_pb2.GetMetadataRequest:
-    """Ask for one topic by name."""
+    """Return a request for one topic by name."""
     return cluster_pb2.GetMetadataRequest(topics=[by_name(topic)])
 
 
 def error_of(result: Any) -> HeadraceError | None:
-    """Return the error of one result of an answer, or None."""
+    """Return the error of one result in a response, or `None`."""
     return from_detail(result.error) if result.HasField("error") else None
 
 
 def raise_for(result: Any) -> None:
-    """Raise the error of one result of an answer, if it has one."""
+    """Raise the error of one result in a response, if it has one."""
     problem = error_of(result)
     if problem is not None:
         raise problem
 
 
 def config_strings(config: Mapping[str, Any] | None) -> dict[str, str]:
-    """Write topic settings as the wire has them: booleans in lower case, the rest as `str` gives it."""
+    """Return topic settings in wire format: booleans in lower case, other values by `str`."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in (config or {}).items()
     }
 
 
 def replica_lists(assignments: Sequence[Sequence[int]] | None) -> list[cluster_pb2.ReplicaList]:
-    """Write an explicit placement."""
+    """Return an explicit placement."""
     return [cluster_pb2.ReplicaList(broker_ids=brokers) for brokers in assignments or ()]
 
 
@@ -200,10 +200,10 @@ def create_topic_request(
     validate_only: bool,
     timeout: float,
 ) -> cluster_pb2.CreateTopicsRequest:
-    """Make the request; `timeout` in seconds.
+    """Return the request; `timeout` is in seconds.
 
     Raises:
-        InvalidTopicNameError: before anything is sent.
+        InvalidTopicNameError: Before anything is sent.
     """
     check_new_topic_name(name)
     topic = cluster_pb2.NewTopic(
@@ -219,9 +219,9 @@ def create_topic_request(
 
 
 def created_topic(response: cluster_pb2.CreateTopicsResponse, exist_ok: bool) -> TopicDescription | None:
-    """Read the answer; None: the topic was there already and that is fine.
+    """Return the created topic; `None` if it existed and `exist_ok` is set.
 
-    The description's partitions have no leaders yet: the controller elects them after the answer.
+    The description's partitions have no leaders yet: the controller elects them after the response.
     """
     result = response.topics[0]
     problem = error_of(result)
@@ -237,10 +237,10 @@ def created_topic(response: cluster_pb2.CreateTopicsResponse, exist_ok: bool) ->
 def topic_descriptions(
     response: cluster_pb2.GetMetadataResponse, names: Sequence[str] | None
 ) -> list[TopicDescription]:
-    """Read topics, in the order of `names`, or all by name.
+    """Return topics in the order of `names`, or all by name.
 
     Raises:
-        HeadraceError: what the answer says against one of them.
+        HeadraceError: The error of one of them in the response.
     """
     found: dict[str, TopicDescription] = {}
     for topic in response.topics:
@@ -270,7 +270,7 @@ def topic_descriptions(
 
 
 def config_values(response: cluster_pb2.DescribeConfigsResponse) -> dict[str, ConfigValue]:
-    """Read one topic's settings by name."""
+    """Return one topic's settings by name."""
     topic = response.topics[0]
     raise_for(topic)
     return {
@@ -282,7 +282,7 @@ def config_values(response: cluster_pb2.DescribeConfigsResponse) -> dict[str, Co
 
 
 def cluster_description(response: cluster_pb2.DescribeClusterResponse) -> ClusterDescription:
-    """Read the description of the cluster."""
+    """Return the description of the cluster."""
     return ClusterDescription(
         response.cluster_id,
         response.generation,
@@ -313,7 +313,7 @@ def offsets_request_part(at: str | float | datetime, by: str) -> Callable[[int, 
     """Return a function from (partition, leader epoch) to a partition's part of a ListOffsets request.
 
     Raises:
-        ConfigError: neither a known word nor a time.
+        ConfigError: If `at` is neither a known word nor a time.
     """
     times = {"record": broker_pb2.OFFSET_SPEC_TIMESTAMP, "append": broker_pb2.OFFSET_SPEC_APPEND_TIMESTAMP}
     words = {"earliest": broker_pb2.OFFSET_SPEC_EARLIEST, "latest": broker_pb2.OFFSET_SPEC_LATEST}
@@ -336,8 +336,8 @@ def by_leader(
     """Group partitions by their leader's address: address -> [(partition, leader epoch)].
 
     Raises:
-        UnknownTopicError, UnknownPartitionError: there is none such.
-        LeaderNotAvailableError: a partition has no leader now.
+        UnknownTopicError, UnknownPartitionError: If the topic or a partition does not exist.
+        LeaderNotAvailableError: If a partition has no leader now.
     """
     topic_leaders = cluster_metadata.require(topic)
     plan: dict[str, list[tuple[int, int]]] = {}
@@ -352,7 +352,7 @@ def by_leader(
 
 
 def metadata_entry(entry: cluster_pb2.DumpMetadataResponse) -> MetadataEntry:
-    """Read one key of a dump."""
+    """Return one key of a dump."""
     return MetadataEntry(
         entry.key, entry.value_json, entry.create_revision, entry.mod_revision, entry.version, entry.lease_id
     )
