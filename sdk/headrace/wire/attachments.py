@@ -1,6 +1,6 @@
-"""Messages of the native protocol and their batches, which are attachments behind them: no copy on either side. Pure.
+"""Messages of the native protocol with their batches as attachments, without a copy on either side. Pure.
 
-The fields that name the sizes of attachments are in the order of the attachments.
+The fields with the sizes of attachments are in the order of the attachments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.wire.zero_copy import BufferVector, SplicedMessage
 def attach_batches(
     message: broker_pb2.ProduceRequest, batches: Sequence[Sequence[BufferVector]]
 ) -> list[ReadableBuffer]:
-    """Name the sizes of a request's batches, a list for each of its partitions; return what is attached, in order."""
+    """Set the sizes of a request's batches, a list per partition; return the attachments in order."""
     attached: list[ReadableBuffer] = []
     in_order = iter(batches)
     for topic in message.topics:
@@ -31,7 +31,7 @@ def splice_produce(request: broker_pb2.ProduceRequest, attached: memoryview) -> 
     """Attach the batches of a frame to its request, as views.
 
     Raises:
-        InvalidRequestError: the sizes are not those of the attachments.
+        InvalidRequestError: If the sizes are not those of the attachments.
     """
     batches: list[list[ReadableBuffer]] = []
     position, end = 0, len(attached)
@@ -56,10 +56,10 @@ def splice_produce(request: broker_pb2.ProduceRequest, attached: memoryview) -> 
 
 
 def splice_fetch(response: broker_pb2.FetchResponse, attached: memoryview) -> SplicedMessage:
-    """Attach the batches of a frame to its answer: one view for each partition, empty where there are none.
+    """Attach the batches of a frame to its response: one view per partition, empty if there are none.
 
     Raises:
-        ValueError: the sizes are not those of the attachments.
+        ValueError: If the sizes are not those of the attachments.
     """
     batches: list[list[ReadableBuffer]] = []
     position = 0

@@ -1,7 +1,7 @@
-"""The record batch's header: read, check, stamp. The payload behind it is `headrace.wire.columns`.
+"""Header of a record batch: reading, checks, and the leader's fields. `headrace.wire.columns` has the payload after it.
 
-All numbers are little-endian and naturally aligned. The leader stamps the first 32 bytes anew and writes the rest as
-it came; that is why there are two checksums.
+All numbers are little-endian and naturally aligned. The leader overwrites the first 32 bytes and keeps the rest
+unchanged, which is why there are two checksums.
 
     offset size field                meaning
      0     8    base_offset          int64   stamped: the offset of the first record; 0 in a produced batch
@@ -18,11 +18,11 @@ it came; that is why there are two checksums.
     44     4    payload_bytes        uint32  before compression
     48     8    base_timestamp_ms    int64   the smallest timestamp of the batch
     56     8    max_timestamp_ms     int64   the greatest; the same as the base without per-record timestamps
-    64     8    producer_id          int64   -1: none, then producer_epoch and base_sequence are -1 too
+    64     8    producer_id          int64   -1 means none; producer_epoch and base_sequence are then -1 too
     72     4    producer_epoch       int32
     76     4    base_sequence        int32   counts records, modulo 2^31
 
-Kept here (PROTOCOL I6, I17, H31, H32): every byte of a batch is under one of the two checksums or is one.
+Invariant (PROTOCOL I6, I17, H31, H32): every byte of a batch is part of a checksum or covered by one.
 """
 
 import struct
@@ -64,17 +64,17 @@ MAX_OFFSET = 2**63 - 1
 MAX_RECORD_HEADERS = 1_000
 MAX_BATCH_HEADERS = 1_000_000
 MIN_TIMESTAMP_MS = -62_135_596_800_000
-"""The start of the year 1: Python, pandas and Spark show times from here on."""
+"""Start of the year 1, the earliest time that Python, pandas and Spark can represent."""
 MAX_TIMESTAMP_MS = 253_402_300_799_999
-"""The end of the year 9999."""
+"""End of the year 9999."""
 PADDING_SHIFT = 13
 SEQUENCES = 2**31
 
 _STAMPED_FIELDS, _CHECKED_FIELDS = "qqIiI", "BBHIIqqqii"
 STAMP = struct.Struct(f"<{_STAMPED_FIELDS}")
-"""The stamp without `stamp_crc`, which covers it."""
+"""The leader's fields without `stamp_crc`, which covers them."""
 CHECKED = struct.Struct(f"<{_CHECKED_FIELDS}")
-"""The header from CRC_START on, which `crc` covers."""
+"""Header from CRC_START, which `crc` covers."""
 HEADER = struct.Struct(f"<{_STAMPED_FIELDS}II{_CHECKED_FIELDS}")
 STAMP_CRC_START = STAMP.size
 assert STAMP_CRC_START + 4 == STAMP_BYTES
@@ -82,7 +82,7 @@ assert CRC_START + CHECKED.size == HEADER.size == HEADER_BYTES
 
 
 class BatchFlags(IntFlag):
-    """Which columns the payload has, and the kind of batch. Bits 7-12 are reserved and zero; 13-15 are a number."""
+    """Columns of the payload, and the kind of batch. Bits 7-12 are reserved and zero; 13-15 are a number."""
 
     KEYS = 1
     NULL_VALUES = 2
@@ -102,7 +102,7 @@ _CODECS = frozenset(int(codec) for codec in Codec)
 
 
 class BatchHeader(NamedTuple):
-    """The 80 bytes, field by field; the module's table says what each one means."""
+    """The 80 bytes of the header, field by field; the module's table defines them."""
 
     base_offset: int
     append_timestamp_ms: int
@@ -124,34 +124,34 @@ class BatchHeader(NamedTuple):
 
     @property
     def end_offset(self) -> int:
-        """The offset behind the last record."""
+        """Offset after the last record."""
         return self.base_offset + self.record_count
 
     @property
     def last_offset(self) -> int:
-        """The offset of the last record."""
+        """Offset of the last record."""
         return self.base_offset + self.record_count - 1
 
     @property
     def padding_bytes(self) -> int:
-        """Zero bytes behind the stored payload: 0 to 7."""
+        """Number of zero bytes after the stored payload, 0 to 7."""
         return self.flags >> PADDING_SHIFT
 
 
 HEADER_DTYPE = np.dtype([(name, f"<{code}") for name, code in zip(BatchHeader._fields, HEADER.format[1:], strict=True)])
-"""The header for numpy."""
+"""Header as a numpy dtype."""
 
 
 def peek_header(head: bytes) -> BatchHeader:
-    """Read a header without any check; bytes that are missing count as zeros."""
+    """Read a header without any check; missing bytes count as zeros."""
     return BatchHeader._make(HEADER.unpack_from(head.ljust(HEADER_BYTES, b"\0")))
 
 
 def read_header(buffer: ReadableBuffer, position: int = 0) -> BatchHeader:
-    """Read the header at `position`; checks magic, size and count, no checksum, and not that the whole batch is there.
+    """Read the header at `position`; checks magic, size and count, but no checksum, nor that the batch is complete.
 
     Raises:
-        CorruptBatchError: fewer than 80 bytes are left, or this cannot be the header of a batch.
+        CorruptBatchError: If fewer than 80 bytes are left, or this cannot be the header of a batch.
     """
     try:
         header = BatchHeader._make(HEADER.unpack_from(buffer, position))
@@ -171,21 +171,21 @@ def read_header(buffer: ReadableBuffer, position: int = 0) -> BatchHeader:
 def check_batch(
     batch: ReadableBuffer, *, max_batch_bytes: int, max_records: int, max_payload_bytes: int
 ) -> BatchHeader:
-    """Check that `batch` is exactly one whole, valid batch within the limits, and return its header.
+    """Check that `batch` is exactly one complete, valid batch within the limits, and return its header.
 
-    The broker calls it once for every batch produced, a reader for every batch fetched. It looks at both checksums
-    and at the relations between the header's fields, never at columns: it inflates nothing.
+    The broker calls it once for every produced batch, a reader for every fetched one. It checks both checksums and the
+    relations between the header's fields, but no columns: it decompresses nothing.
 
     Args:
         batch: the bytes of one batch.
-        max_batch_bytes: the most that `batch_bytes` may be.
-        max_records: the most that `record_count` may be.
-        max_payload_bytes: the most that `payload_bytes` may be.
+        max_batch_bytes: maximum of `batch_bytes`.
+        max_records: maximum of `record_count`.
+        max_payload_bytes: maximum of `payload_bytes`.
 
     Raises:
-        BatchTooLargeError: sound, but over one of the limits.
-        UnsupportedCodecError: sound, but with an unknown codec.
-        CorruptBatchError: anything else; `base_offset` and `next_offset` are set as far as checksums vouch for them.
+        BatchTooLargeError: If it is valid, but exceeds one of the limits.
+        UnsupportedCodecError: If it is valid, but has an unknown codec.
+        CorruptBatchError: Otherwise; `base_offset` and `next_offset` are set if a checksum covers them.
     """
     header = read_header(batch)
     view = memoryview(batch).cast("B")
@@ -212,7 +212,7 @@ def check_batch(
 
 
 def _wrong_relation(header: BatchHeader) -> str:
-    """Return the relation between the header's fields that does not hold; empty if all do."""
+    """Return the violated relation between the header's fields; empty if there is none."""
     flags = header.flags
     stored_bytes = header.batch_bytes - HEADER_BYTES - header.padding_bytes
     if flags & _RESERVED_FLAGS:
@@ -249,7 +249,7 @@ def _wrong_producer(header: BatchHeader) -> str:
 def stamp(
     batch_header: BatchHeader, *, base_offset: int, append_timestamp_ms: int, leader_epoch: int, previous_crc: int
 ) -> bytes:
-    """Return the 32 bytes that the leader writes in place of the batch's first 32.
+    """Return the 32 bytes with which the leader replaces the batch's first 32.
 
     The caller writes `[stamp, memoryview(batch)[32:]]`; the batch itself is not copied.
     """
@@ -258,11 +258,11 @@ def stamp(
 
 
 def iter_batches(buffer: ReadableBuffer) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Walk over whole batches that lie one behind the other, as a fetch answers them; reads headers only.
+    """Yield consecutive whole batches, as in a fetch response; reads headers only.
 
     Raises:
-        CorruptBatchError: a header that cannot be one, or a batch that ends past the buffer; the batches before it
-            came.
+        CorruptBatchError: For an invalid header, or a batch that ends beyond the buffer; the batches before it were
+            yielded.
     """
     view = memoryview(buffer).cast("B")
     position = 0

@@ -1,8 +1,8 @@
-"""Subject, public key and expiry of X.509 certificates in PEM. Pure; services and SDK use it.
+"""Subject, public key and expiry of X.509 certificates in PEM. Pure; used by services and SDK.
 
-Handshakes are gRPC's business. The expiry must be known before a handshake fails, and the standard library does not
-read it from a file. RFC 5280, 4.1: a certificate is `SEQUENCE { tbsCertificate SEQUENCE {
-[0] version, serialNumber, signature, issuer, validity SEQUENCE { notBefore, notAfter }, subject, ... }, ... }`, in DER.
+gRPC makes the handshakes. The expiry must be known before a handshake fails, and the standard library does not read it
+from a file. RFC 5280, 4.1: a certificate is `SEQUENCE { tbsCertificate SEQUENCE { [0] version, serialNumber, signature,
+issuer, validity SEQUENCE { notBefore, notAfter }, subject, ... }, ... }`, in DER.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----",
 _SEQUENCE, _SET, _OBJECT_ID, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0x31, 0x06, 0xA0, 0x17, 0x18
 _BMP_STRING = 0x1E
 _ATTRIBUTES = {3: "CN", 6: "C", 7: "L", 8: "ST", 10: "O", 11: "OU"}
-"""Last numbers of the object ids 2.5.4.n that names of certificates are made of (RFC 4514, 3)."""
+"""Last numbers of the object ids 2.5.4.n in names of certificates (RFC 4514, 3)."""
 
 
 class CertificateFormatError(ValueError):
@@ -30,17 +30,17 @@ class CertificateFacts(NamedTuple):
     """Subject, expiry and public key of one certificate."""
 
     subject: str
-    """As `CN=broker-1,O=Example`, in the order of the certificate; parts that are rarely used are left out."""
+    """Name such as `CN=broker-1,O=Example`, in the order of the certificate; rare attributes are omitted."""
     not_after: datetime
     public_key: bytes
-    """Its SubjectPublicKeyInfo in DER: two certificates of one authority have the same."""
+    """SubjectPublicKeyInfo in DER: two certificates of one authority have the same."""
 
 
 def read_facts(pem: bytes) -> list[CertificateFacts]:
-    """Return the facts of each certificate of a PEM file, in their order; text around them is ignored.
+    """Return the facts of each certificate of a PEM file, in order; text around them is ignored.
 
     Raises:
-        CertificateFormatError: there is none, or one cannot be read.
+        CertificateFormatError: If there is none, or one cannot be read.
     """
     found = _PEM.findall(pem)
     if not found:
@@ -68,7 +68,7 @@ def _facts(certificate: bytes) -> CertificateFacts:
 
 
 def _name(der: bytes, position: int) -> str:
-    """RFC 5280, 4.1.2.4: a SEQUENCE of SETs of `SEQUENCE { type OBJECT IDENTIFIER, value }`."""
+    """Return a name. RFC 5280, 4.1.2.4: a SEQUENCE of SETs of `SEQUENCE { type OBJECT IDENTIFIER, value }`."""
     parts = []
     position, end = _enter(der, position, _SEQUENCE)
     while position < end:
@@ -87,7 +87,7 @@ def _name(der: bytes, position: int) -> str:
 
 
 def _time(der: bytes, position: int) -> datetime:
-    """RFC 5280, 4.1.2.5: always in UTC, to the second; two digits of a year below 50 are of this century."""
+    """Return a time. RFC 5280, 4.1.2.5: in UTC, to the second; two digits of a year below 50 are of this century."""
     tag = der[position]
     start, end = _enter(der, position, tag)
     text = der[start:end].decode("ascii")
@@ -116,7 +116,7 @@ def _skip(der: bytes, position: int) -> int:
 
 
 def load_chain(context: ssl.SSLContext, chain: bytes, key: bytes) -> None:
-    """Load a certificate chain and its key, PEM, from memory; `ssl` takes files, which may be others by now."""
+    """Load a certificate chain and its key, PEM, from memory; `ssl` takes only files, which may have changed."""
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("headrace-certificate"), "wb") as file:
             file.write(b"\n".join((chain, key)))

@@ -1,30 +1,30 @@
-"""The payload of a record batch: columns in Arrow's own buffer layout: Arrow and Spark read them uncopied.
+"""Payload of a record batch: columns in Arrow's buffer layout, which Arrow and Spark read without a copy.
 
-Columns lie in this order, little-endian, each buffer starting at a multiple of 8 from the payload's start, gaps zero;
-the payload ends with its last buffer, without a gap. `n` is the header's record_count, `m` the number of all headers
-of the batch.
+Columns are in this order, little-endian, each buffer starting at a multiple of 8 from the payload's start, gaps zero;
+the payload ends with its last buffer, without a gap. `n` is the header's record_count, `m` the number of all headers of
+the batch.
 
     buffer                size            present                   meaning
     value_offsets         int32[n + 1]    always                    record i is value_data[o[i] : o[i + 1]]
-    value_data            o[n] bytes      always                    the values, one behind the other
+    value_data            o[n] bytes      always                    the values, concatenated
     value_validity        (n + 7) // 8    flag NULL_VALUES          bit i (least significant first): 1 a value, 0 null
     key_offsets           int32[n + 1]    flag KEYS                 as for the values
     key_data              o[n] bytes      flag KEYS
     key_validity          (n + 7) // 8    flags KEYS, NULL_KEYS
-    timestamps_ms         int64[n]        flag RECORD_TIMESTAMPS    ms since 1970; else all carry the base
+    timestamps_ms         int64[n]        flag RECORD_TIMESTAMPS    ms since 1970; else all have the base timestamp
     header_list_offsets   int32[n + 1]    flag HEADERS              record i has the headers o[i] .. o[i + 1]; o[n] = m
     header_key_offsets    int32[m + 1]    flag HEADERS
     header_key_data       o[m] bytes      flag HEADERS              UTF-8
     header_value_offsets  int32[m + 1]    flag HEADERS
     header_value_data     o[m] bytes      flag HEADERS              never null
 
-Offsets start at 0 and ascend. Validity is there if and only if its flag is set; bits past n are zero; bytes under a
-null mean nothing. The smallest and the greatest of timestamps_ms are the header's base_timestamp_ms and
+Offsets start at 0 and ascend. Validity is present if and only if its flag is set; bits past n are zero; bytes of a null
+entry have no meaning. The smallest and the greatest of timestamps_ms are the header's base_timestamp_ms and
 max_timestamp_ms, both within the years 1 to 9999. A record has at most 1,000 headers, a batch 1,000,000. A compressed
-payload inflates to at most 1,000 times its stored bytes.
+payload decompresses to at most 1,000 times its stored bytes.
 
-Producers encode; a leader checks the columns of a batch before it appends it (`check_columns`); readers decode, and
-check the same again. `encode_batch` is in `headrace.wire.encoding`, what `decode_batch` returns in
+Producers encode. A leader checks the columns of a batch before it appends it (`check_columns`). Readers decode, and
+repeat the checks. `encode_batch` is in `headrace.wire.encoding`, the result of `decode_batch` in
 `headrace.wire.decoded`; both are re-exported here.
 """
 
@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 _FEW_RECORDS = 16
-"""Up to this number of records a loop over the offsets is faster than numpy."""
+"""Number of records up to which a loop over the offsets is faster than numpy."""
 _PIECE_BYTES = 1 << 20
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 _KEYS = int(BatchFlags.KEYS)
@@ -73,35 +73,34 @@ _COLUMN_FLAGS = _KEYS | _NULL_VALUES | _NULL_KEYS | _RECORD_TIMESTAMPS | _HEADER
 
 
 def decode_batch(batch: ReadableBuffer, *, max_payload_bytes: int) -> Columns:
-    """Inflate a batch under the limit and check its columns; no loop over records.
+    """Decompress a batch within the limit and check its columns; no loop over records.
 
-    Checksums are `check_batch`'s; without it the bytes may be wrong, but are never out of range.
+    `check_batch` verifies checksums; without it the bytes may be wrong, but are never out of range.
 
     Args:
         batch: one whole batch, 8-aligned.
-        max_payload_bytes: the most that is inflated.
+        max_payload_bytes: maximum size after decompression.
 
     Raises:
-        CorruptBatchError: with `base_offset`, and `next_offset` from which a reader may continue.
-        UnsupportedCodecError: the codec's package is not installed; install the extra that the message names.
+        CorruptBatchError: Has `base_offset`, and `next_offset` from which a reader may continue.
+        UnsupportedCodecError: If the codec's package is not installed; install the extra that the message names.
     """
     return _decode(batch, read_header(batch), max_payload_bytes)
 
 
 def check_columns(batch: ReadableBuffer, header: BatchHeader, *, max_payload_bytes: int) -> None:
-    """Check that every reader can decode `batch`: what `decode_batch` checks, and how far a payload inflates.
+    """Check that every reader can decode `batch`: the checks of `decode_batch`, and the compression ratio.
 
-    A leader calls it after `check_batch`. No loop over records; of an uncompressed batch nothing is copied but the
-    names of headers.
+    A leader calls it after `check_batch`. No loop over records; only header names are copied of an uncompressed batch.
 
     Args:
         batch: one whole batch, 8-aligned.
         header: its header.
-        max_payload_bytes: the most that is inflated.
+        max_payload_bytes: maximum size after decompression.
 
     Raises:
-        CorruptBatchError: the columns are not what the format says, or the payload inflates too far.
-        UnsupportedCodecError: the codec's package is not installed here.
+        CorruptBatchError: If the columns violate the format, or the compression ratio is too high.
+        UnsupportedCodecError: If the codec's package is not installed here.
     """
     if header.codec != Codec.NONE:
         stored_bytes = header.batch_bytes - HEADER_BYTES - header.padding_bytes
@@ -116,7 +115,7 @@ def check_columns(batch: ReadableBuffer, header: BatchHeader, *, max_payload_byt
 
 
 def _is_plain_sound(batch: ReadableBuffer, header: BatchHeader) -> bool:
-    """Return whether a batch of values alone is sound; faster than `_decode`, which says what is wrong."""
+    """Return whether a batch that has only values is valid; faster than `_decode`, which states the error."""
     count = header.record_count
     end = HEADER_BYTES + 4 * (count + 1)
     gap = -end % 8
@@ -170,7 +169,7 @@ def _read_columns(header: BatchHeader, reader: "_PayloadReader") -> Columns:
 
 
 class _PayloadReader:
-    """Takes buffers off a payload in order, each held against the bytes that are left."""
+    """Takes buffers off a payload in order, each checked against the remaining bytes."""
 
     def __init__(self, payload: bytes | memoryview) -> None:
         self._payload = memoryview(payload)

@@ -1,9 +1,8 @@
 """Compression of a batch's payload, and bounded decompression.
 
-Nothing is inflated before the size that the header states has been held against the reader's limit, and inflating
-stops at that size: a payload that is shorter, longer or followed by anything is a `CorruptBatchError`. Formats: LZ4
-frame, Zstandard frame (RFC 8878), gzip (RFC 1952), one frame or member each. lz4 and zstandard are imported when they
-are first used.
+Nothing is decompressed before the size in the header was checked against the reader's limit, and decompression stops at
+that size: a payload that is shorter, longer or followed by other bytes raises `CorruptBatchError`. Formats: LZ4 frame,
+Zstandard frame (RFC 8878), gzip (RFC 1952), one frame or member each. lz4 and zstandard are imported on first use.
 """
 
 import zlib
@@ -17,7 +16,7 @@ from headrace.wire.errors import CorruptBatchError, UnsupportedCodecError
 
 
 class Codec(IntEnum):
-    """How a payload is stored; the header's `codec` byte."""
+    """Codec of a payload; the header's `codec` byte."""
 
     NONE = 0
     LZ4 = 1
@@ -26,25 +25,23 @@ class Codec(IntEnum):
 
 
 MAX_RATIO = 1_000
-"""A leader refuses a payload that inflates to more than this many times its stored bytes; producers store such a
-payload uncompressed.
-"""
+"""Maximum compression ratio that a leader accepts; producers store a payload with a higher one uncompressed."""
 _PIECE_BYTES = 4 << 20
 _GZIP_WBITS = 31
 _MIN_WINDOW_BYTES = 8 << 20
-"""RFC 8878 asks every Zstandard decoder to support windows of 8 MiB."""
+"""RFC 8878 requires every Zstandard decoder to support windows of 8 MiB."""
 
 
 def compress(codec: Codec, data: bytes, level: int | None = None) -> bytes:
-    """Compress `data` as one frame; the same input gives the same bytes.
+    """Compress `data` as one frame; deterministic.
 
     Args:
         codec: the codec; NONE returns `data`.
         data: the payload.
-        level: the codec's own level, or None for its default.
+        level: the codec's own level, or `None` for its default.
 
     Raises:
-        UnsupportedCodecError: the codec's package is not installed; install the extra that the message names.
+        UnsupportedCodecError: If the codec's package is not installed; install the extra that the message names.
     """
     match codec:
         case Codec.NONE:
@@ -63,17 +60,17 @@ def compress(codec: Codec, data: bytes, level: int | None = None) -> bytes:
 
 
 def decompress(codec: int, data: bytes | memoryview, payload_bytes: int, limit: int) -> bytes | memoryview:
-    """Inflate one frame to exactly `payload_bytes` bytes.
+    """Decompress one frame to exactly `payload_bytes` bytes.
 
     Args:
         codec: a number of `Codec`.
         data: the stored payload without its padding.
-        payload_bytes: the size that the batch's header states.
-        limit: the most that the reader inflates, in bytes.
+        payload_bytes: the size in the batch's header.
+        limit: the reader's maximum size after decompression, in bytes.
 
     Raises:
-        CorruptBatchError: `payload_bytes` is over `limit`, or `data` is not one whole frame of that size.
-        UnsupportedCodecError: an unknown codec, or its package is not installed.
+        CorruptBatchError: If `payload_bytes` exceeds `limit`, or `data` is not one whole frame of that size.
+        UnsupportedCodecError: If the codec is unknown, or its package is not installed.
     """
     if payload_bytes > limit:
         raise CorruptBatchError(
@@ -98,7 +95,7 @@ def decompress(codec: int, data: bytes | memoryview, payload_bytes: int, limit: 
 def _inflate_gzip(data: bytes | memoryview, payload_bytes: int) -> bytes | memoryview:
     inflater = zlib.decompressobj(_GZIP_WBITS)
     try:
-        # zlib reads a max_length of 0 as "no limit"; the one byte more also shows output past the stated size.
+        # zlib reads a max_length of 0 as "no limit"; the additional byte also detects output past the stated size.
         payload: bytes | memoryview = inflater.decompress(data, min(payload_bytes, _PIECE_BYTES) + 1)
         if payload_bytes > _PIECE_BYTES:
             rest = lambda most: inflater.decompress(inflater.unconsumed_tail, most)  # noqa: E731
@@ -125,7 +122,7 @@ def _inflate_lz4(data: bytes | memoryview, payload_bytes: int) -> bytes | memory
 
 
 def _in_pieces(first: bytes | memoryview, rest: Callable[[int], bytes], payload_bytes: int) -> memoryview:
-    """Inflate the rest of a large payload into one buffer; the libraries would hold it twice while they grow theirs."""
+    """Decompress the rest of a large payload into one buffer; growing the libraries' own doubles the memory."""
     buffer = np.empty(payload_bytes + 1, np.uint8).data
     position, piece = 0, first
     while len(piece):
@@ -139,7 +136,7 @@ def _inflate_zstd(data: bytes | memoryview, payload_bytes: int) -> bytes:
     zstd: Any = _zstandard()
     window_bytes = max(_MIN_WINDOW_BYTES, 1 << (payload_bytes - 1).bit_length())
     try:
-        # A frame that states its size makes the library allocate that much, whatever max_output_size says.
+        # For a frame that states its size, the library allocates that size, regardless of max_output_size.
         if zstd.frame_content_size(data) not in {-1, payload_bytes}:
             raise CorruptBatchError("the zstd frame states another size than the batch")
         payload: bytes = zstd.ZstdDecompressor(max_window_size=window_bytes).decompress(

@@ -9,15 +9,15 @@ import google_crc32c
 import numpy as np
 
 ReadableBuffer: TypeAlias = bytes | bytearray | memoryview
-"""Any C-contiguous buffer."""
+"""C-contiguous buffer."""
 
 
 def crc32c(buffer: ReadableBuffer, crc: int = 0) -> int:
     """Return the CRC32C of `buffer` as an unsigned 32-bit integer, without copying it.
 
     Args:
-        buffer: the bytes, contiguous.
-        crc: the CRC of the bytes before these, which this one continues; 0 at the start.
+        buffer: contiguous bytes.
+        crc: CRC of the preceding bytes, which this one continues; 0 at the start.
     """
     view = buffer if isinstance(buffer, bytes) else np.frombuffer(buffer, np.uint8)
     return int(google_crc32c.extend(crc, view))

@@ -1,4 +1,4 @@
-"""A decoded batch: its columns as views into the payload, as lists and as pyarrow arrays.
+"""Decoded batch: its columns as views into the payload, as lists and as pyarrow arrays.
 
 Made by `headrace.wire.columns.decode_batch`, which has checked every offset; used by consumers and the Spark reader.
 """
@@ -22,17 +22,17 @@ Headers: TypeAlias = tuple[tuple[str, bytes], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BinaryColumn:
-    """A column of byte strings; views into the payload, immutable, any thread."""
+    """Column of byte strings; views into the payload, immutable, any thread."""
 
     offsets: Int32s
     """int32[n + 1], from 0, ascending."""
     data: memoryview
     """offsets[n] bytes."""
     validity: Bytes | None
-    """uint8[(n + 7) // 8], least significant bit first; None: nothing is null."""
+    """uint8[(n + 7) // 8], least significant bit first; `None` means that no entry is null."""
 
     def part(self, start: int, end: int) -> "BinaryColumn":
-        """Return the entries `start` to `end` as a column of their own; offsets and bitmap are small copies."""
+        """Return the entries `start` to `end` as a separate column; offsets and bitmap are small copies."""
         first, last = int(self.offsets[start]), int(self.offsets[end])
         validity = self.validity
         if validity is not None:
@@ -41,7 +41,7 @@ class BinaryColumn:
         return BinaryColumn(self.offsets[start : end + 1] - np.int32(first), self.data[first:last], validity)
 
     def to_list(self) -> list[Any]:
-        """Return the entries as bytes, None where null."""
+        """Return the entries as bytes, `None` for null."""
         count = len(self.offsets) - 1
         if "pyarrow" in sys.modules:
             entries: list[Any] = self.to_arrow().to_pylist()
@@ -54,7 +54,7 @@ class BinaryColumn:
         return entries
 
     def to_arrow(self, arrow_type: Any = None) -> Any:
-        """Return a pyarrow array over the same memory; `arrow_type` is binary unless told, or string."""
+        """Return a pyarrow array over the same memory; `arrow_type` is binary by default, or string."""
         import pyarrow as pa
 
         validity = None if self.validity is None else pa.py_buffer(self.validity)
@@ -63,7 +63,7 @@ class BinaryColumn:
 
 
 def _split(offsets: Int32s, data: memoryview, count: int) -> list[Any]:
-    """Cut `data` at `offsets` into a list of bytes; where all are of one size, numpy cuts fastest."""
+    """Cut `data` at `offsets` into a list of bytes; if all have the same size, numpy is fastest."""
     lengths = np.diff(offsets)
     size = int(lengths[0]) if count else 0
     if size and (lengths == size).all():
@@ -74,35 +74,35 @@ def _split(offsets: Int32s, data: memoryview, count: int) -> list[Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeaderColumns:
-    """The records' headers; views into the payload, immutable, any thread."""
+    """Headers of the records; views into the payload, immutable, any thread."""
 
     list_offsets: Int32s
     """int32[n + 1]: record i has the headers list_offsets[i] .. list_offsets[i + 1]."""
     keys: BinaryColumn
-    """The header keys, UTF-8, never null."""
+    """Header keys, UTF-8, never null."""
     values: BinaryColumn
-    """The header values, never null."""
+    """Header values, never null."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """A decoded batch: views into its bytes or into the inflated payload, immutable, any thread."""
+    """Decoded batch: views into its bytes or into the decompressed payload, immutable, any thread."""
 
     header: BatchHeader
     value_column: BinaryColumn
     key_column: BinaryColumn | None
     timestamps_ms: Int64s | None
-    """int64[n], or None: all records carry header.base_timestamp_ms."""
+    """int64[n], or `None` if all records have header.base_timestamp_ms."""
     header_columns: HeaderColumns | None
 
     @property
     def record_count(self) -> int:
-        """How many records; at least 1."""
+        """Number of records, at least 1."""
         return self.header.record_count
 
     @property
     def base_offset(self) -> int:
-        """The offset of the first record."""
+        """Offset of the first record."""
         return self.header.base_offset
 
     def values(self) -> list[bytes | None]:
@@ -110,7 +110,7 @@ class Columns:
         return self.value_column.to_list()
 
     def keys(self) -> list[bytes | None]:
-        """Return the keys in order; all None where the batch has no keys."""
+        """Return the keys in order; all `None` if the batch has no keys."""
         return [None] * self.record_count if self.key_column is None else self.key_column.to_list()
 
     def timestamps(self) -> list[int]:
@@ -125,7 +125,7 @@ class Columns:
         return range(self.header.base_offset, self.header.end_offset)
 
     def headers(self, start: int = 0, end: int | None = None) -> list[Headers]:
-        """Return the headers of each record from `start` to `end` in order, `()` where it has none."""
+        """Return the headers of each record from `start` to `end` in order, `()` for a record without any."""
         end = self.record_count if end is None else end
         if self.header_columns is None:
             return [()] * (end - start)
@@ -141,13 +141,13 @@ class Columns:
         return self.value_column.to_arrow()
 
     def to_arrow_keys(self) -> Any:
-        """Return a pyarrow binary array over the same memory; all null where the batch has no keys."""
+        """Return a pyarrow binary array over the same memory; all null if the batch has no keys."""
         import pyarrow as pa
 
         return pa.nulls(self.record_count, pa.binary()) if self.key_column is None else self.key_column.to_arrow()
 
     def to_arrow_timestamps(self) -> Any:
-        """Return a pyarrow timestamp(ms, UTC) array; over the same memory where the batch has the column."""
+        """Return a pyarrow timestamp(ms, UTC) array; over the same memory if the batch has the column."""
         import pyarrow as pa
 
         times = self.timestamps_ms

@@ -1,6 +1,6 @@
-"""Columns to a batch: the producers' side of `headrace.wire.columns`, whose docstring gives the layout.
+"""Encoding of columns into a batch, by producers; the docstring of `headrace.wire.columns` has the layout.
 
-Values without nulls, keys and headers cost a join and an array of lengths; only headers are walked one by one.
+Values without nulls, keys and headers cost a join and an array of lengths; only headers need a loop.
 """
 
 import struct
@@ -35,22 +35,22 @@ SMALL_RECORDS = 16
 SMALL_BYTES = 16 * 1024
 _ZEROS = bytes(8)
 _SMALL_OFFSETS = [struct.Struct(f"<{count + 1}i{-4 * (count + 1) % 8}x") for count in range(SMALL_RECORDS + 1)]
-"""By number of records: the value offsets and the gap behind them."""
+"""By number of records: the value offsets and the gap after them."""
 
 
 class ArrowBuffers(NamedTuple):
-    """One column as Arrow lays it out: input of `encode_columns`, output of `arrow_buffers`."""
+    """Column in Arrow's layout: input of `encode_columns`, output of `arrow_buffers`."""
 
     offsets: Int32s
     """int32[n + 1], ascending; need not start at 0."""
     data: ReadableBuffer
     """At least offsets[n] bytes."""
     validity: npt.NDArray[np.uint8] | None = None
-    """uint8[(n + 7) // 8], least significant bit first, from bit 0; None: nothing is null."""
+    """uint8[(n + 7) // 8], least significant bit first, from bit 0; `None` means that no entry is null."""
 
 
 class BatchFields(TypedDict, total=False):
-    """The arguments of `batch_parts` besides values and keys."""
+    """Arguments of `batch_parts` besides values and keys."""
 
     base_timestamp_ms: Required[int]
     headers: Sequence[RecordHeaders | None] | None
@@ -89,29 +89,29 @@ def batch_parts(
     flags: BatchFlags = BatchFlags(0),  # noqa: B008  (immutable)
     compression_level: int | None = None,
 ) -> list[ReadableBuffer]:
-    """Encode records as one batch, with both checksums right; its bytes are these one behind the other.
+    """Encode records as one batch with both checksums; its bytes are the concatenation of the returned parts.
 
-    The first has the whole header. What the leader stamps is base_offset 0, append_timestamp_ms 0, leader_epoch -1 and
-    previous_crc 0.
+    The first part has the whole header. The leader's fields are base_offset 0, append_timestamp_ms 0, leader_epoch -1
+    and previous_crc 0.
 
     Args:
-        values: one a record, at least one; None is a null value.
-        keys: one a record; None: no record has a key.
-        base_timestamp_ms: the timestamp of every record that has none of its own, ms since 1970.
-        headers: one a record, each a sequence of (key, value) or None; None: no record has headers.
-        timestamps_ms: one a record, None for base_timestamp_ms; None: all records carry base_timestamp_ms.
-        codec: how to compress; a payload that does not shrink, or more than 1,000 times, is stored as it is.
+        values: one per record, at least one; `None` is a null value.
+        keys: one per record; `None` means that no record has a key.
+        base_timestamp_ms: timestamp of every record without its own, ms since 1970.
+        headers: one per record, each a sequence of (key, value) or `None`; `None` means that no record has headers.
+        timestamps_ms: one per record, `None` for base_timestamp_ms; `None` means that all have base_timestamp_ms.
+        codec: compression; a payload that does not shrink, or more than 1,000 times, is stored uncompressed.
         producer_id: the idempotent producer, or -1; then epoch and sequence are -1 too.
         producer_epoch: its epoch.
         base_sequence: the sequence of the first record.
         flags: TRANSACTIONAL or CONTROL; the columns' flags are set here.
-        compression_level: the codec's own level, or None for its default.
+        compression_level: the codec's own level, or `None` for its default.
 
     Raises:
-        InvalidRequestError: no record, columns of different lengths, an entry that is not bytes, or a record with more
-            than 1,000 headers.
-        BatchTooLargeError: a column over 2^31 - 1 bytes, or more than 1,000,000 headers; split the batch.
-        UnsupportedCodecError: the codec's package is not installed.
+        InvalidRequestError: For no record, columns of different lengths, an entry that is not bytes, or a record with
+            more than 1,000 headers.
+        BatchTooLargeError: For a column over 2^31 - 1 bytes, or more than 1,000,000 headers; split the batch.
+        UnsupportedCodecError: If the codec's package is not installed.
     """
     plain = keys is None and headers is None and timestamps_ms is None and codec is Codec.NONE
     if plain and 0 < len(values) <= SMALL_RECORDS:
@@ -136,7 +136,7 @@ def batch_parts(
 
 
 def _encode_small(values: Sequence[bytes | None], rest: tuple[int, ...], bits: int) -> bytes | None:
-    """Encode a few short values as `encode_columns` does, in half the time; None where they are not that."""
+    """Encode a few short values like `encode_columns`, in half the time; `None` if the values are other ones."""
     try:
         data = b"".join(values)  # type: ignore[arg-type]
     except TypeError:
@@ -161,13 +161,13 @@ def _encode_small(values: Sequence[bytes | None], rest: tuple[int, ...], bits: i
 
 
 def _head(batch_bytes: int, crc: int) -> bytes:
-    """The bytes of a batch before those that `crc` covers."""
+    """Return the bytes of a batch before those that `crc` covers."""
     return _stamped(batch_bytes) + crc.to_bytes(4, "little")
 
 
 @lru_cache(maxsize=4096)
 def _stamped(batch_bytes: int) -> bytes:
-    """The first 32 bytes of a batch that no leader has stamped."""
+    """Return the first 32 bytes of a batch before an append by a leader."""
     head = STAMP.pack(0, 0, batch_bytes, -1, 0)
     return head + crc32c(head).to_bytes(4, "little")
 
@@ -186,9 +186,9 @@ def column_parts(
     flags: BatchFlags = BatchFlags(0),  # noqa: B008  (immutable)
     compression_level: int | None = None,
 ) -> list[ReadableBuffer]:
-    """Encode columns that are in Arrow's layout already; see `batch_parts` for the rest, and `arrow_buffers`.
+    """Encode columns in Arrow's layout; see `batch_parts` for the arguments, and `arrow_buffers`.
 
-    The parts are views of the columns: they must not change as long as the parts are used.
+    The parts are views of the columns, which must not change while the parts are in use.
     """
     count = len(values.offsets) - 1
     if count < 1:
@@ -226,10 +226,10 @@ def column_parts(
 
 
 def arrow_buffers(array: Any) -> ArrowBuffers:
-    """Return a pyarrow binary or string array's buffers, uncopied but for a validity bitmap that starts within a byte.
+    """Return a pyarrow binary or string array's buffers; only a validity bitmap that starts within a byte is copied.
 
     Raises:
-        InvalidRequestError: an array of another type; cast it to binary or string.
+        InvalidRequestError: For an array of another type; cast it to binary or string.
     """
     import pyarrow as pa
 
@@ -252,15 +252,15 @@ def arrow_buffers(array: Any) -> ArrowBuffers:
 
 
 def join_column(name: str, entries: Sequence[bytes | None]) -> ArrowBuffers:
-    """Join entries and number their ends; the first try assumes that none is null.
+    """Join entries and compute their end offsets; the first try assumes that none is null.
 
     Args:
-        name: what the entries are, for errors.
-        entries: one a record; None is null.
+        name: name of the entries in errors.
+        entries: one per record; `None` is null.
 
     Raises:
-        InvalidRequestError: an entry that is not bytes.
-        BatchTooLargeError: over 2^31 - 1 bytes; split the batch.
+        InvalidRequestError: For an entry that is not bytes.
+        BatchTooLargeError: For more than 2^31 - 1 bytes; split the batch.
     """
     count = len(entries)
     validity = None
@@ -286,7 +286,7 @@ def _has_any(column: ArrowBuffers, count: int) -> bool:
 
 
 class _Payload:
-    """Collects buffers, each started at a multiple of 8."""
+    """Collects buffers, each starting at a multiple of 8."""
 
     def __init__(self) -> None:
         self.parts: list[ReadableBuffer] = []

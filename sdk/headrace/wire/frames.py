@@ -1,14 +1,14 @@
-"""Frames of the native protocol: the same messages as over gRPC, on a socket. Pure: no socket, thread or clock.
+"""Frames of the native protocol: the messages of the gRPC services, on a socket. Pure: no socket, thread or clock.
 
 A connection begins with `PREFACE` and the client's HELLO; then frames go both ways. A frame is a header, the request's
-id, one protobuf message, and the message's batches as attachments, whose sizes the message names. Little-endian:
+id, one protobuf message, and the message's batches as attachments, whose sizes it has. Little-endian:
 
     offset  bytes
-    0       4      size: of everything behind the header
+    0       4      size: of everything after the header
     4       1      kind, see `Kind`
-    5       1      method, see `MethodCode`; 0 where the kind has none
+    5       1      method, see `MethodCode`; 0 if the kind has none
     6       2      flags, see `CONFIRMED`; others are 0
-    8       8      correlation: names a request among those of its connection; 0 where the kind has none
+    8       8      correlation: number of the request on its connection; 0 if the kind has none
     16      4      message size
     20      4      timeout: of a request, in milliseconds, above 0; else 0
     24      2      request id size: of a request, UTF-8; else 0
@@ -31,39 +31,39 @@ from headrace.wire.crc import ReadableBuffer
 PREFACE = b"HEADRACE"
 HEADER = struct.Struct("<IBBHQIIHH")
 CONFIRMED = 1
-"""Flag of an ANSWER: a CONFIRM or DISCARD of the same request follows directly; only then may the answer be used."""
+"""Flag of an ANSWER: a CONFIRM or DISCARD of the same request follows directly; the answer must not be used before."""
 
 MAX_FRAME_BYTES = 64 << 20
-"""The largest frame of any kind, header excluded: an answer holds one batch at least, however large."""
+"""Maximum size of a frame, header excluded: an answer contains at least one batch of any size."""
 MAX_HELLO_BYTES = 4 << 10
 MAX_REQUEST_ID_BYTES = 64
 STAGE_BYTES = 32 << 10
-"""What is received at once as long as frames are small."""
+"""Receive buffer for small frames."""
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """Kind of a frame."""
 
     HELLO = 1
-    """The client's first: `Hello`."""
+    """First frame of the client: `Hello`."""
     WELCOME = 2
-    """The server's first: `Welcome`."""
+    """First frame of the server: `Welcome`."""
     REQUEST = 3
     ANSWER = 4
     ERROR = 5
-    """In place of an answer: `ErrorDetail`. With correlation 0 it is about the connection, and the last frame."""
+    """Replaces an answer: `ErrorDetail`. With correlation 0 it concerns the connection, and is the last frame."""
     CANCEL = 6
-    """The client wants no answer any more."""
+    """The client no longer waits for the answer."""
     CONFIRM = 7
-    """The answer before it holds."""
+    """The preceding answer is valid."""
     DISCARD = 8
-    """The answer before it does not: the log changed while it was sent."""
+    """The preceding answer is invalid: the log changed while it was sent."""
     GOODBYE = 9
-    """The server takes no more requests on this connection; it answers those before, and refuses later ones."""
+    """The server accepts no more requests on this connection; it answers earlier ones and refuses later ones."""
 
 
 class MethodCode(IntEnum):
-    """The RPCs that are served natively."""
+    """RPCs of the native protocol."""
 
     PRODUCE = 1
     FETCH = 2
@@ -71,11 +71,11 @@ class MethodCode(IntEnum):
 
 
 class FrameError(Exception):
-    """The other side broke the protocol: the connection must be closed. The text states how."""
+    """The peer violated the protocol: the connection must be closed. The text states how."""
 
 
 class Header(NamedTuple):
-    """The header of a frame, in its order."""
+    """Header of a frame, in wire order."""
 
     size: int
     kind: int
@@ -89,28 +89,28 @@ class Header(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A frame that has arrived."""
+    """Received frame."""
 
     header: Header
     body: memoryview
-    """Its request id, message and attachments; empty where the body was skipped. Nothing else is written there."""
+    """Request id, message and attachments; empty if the body was skipped. This memory is not overwritten."""
     is_skipped: bool = False
 
     @property
     def request_id(self) -> str:
-        """The request's id, or an empty string where it is none that can be printed."""
+        """Request id, or an empty string if it is not printable."""
         text = bytes(self.body[: self.header.request_id_size]).decode(errors="replace")
         return text if text.isprintable() else ""
 
     @property
     def message(self) -> bytes:
-        """The protobuf message."""
+        """Protobuf message."""
         start = self.header.request_id_size
         return bytes(self.body[start : start + self.header.message_size])
 
     @property
     def attachments(self) -> memoryview:
-        """The attachments, one behind the other."""
+        """Attachments, concatenated."""
         return self.body[self.header.request_id_size + self.header.message_size :]
 
 
@@ -125,7 +125,7 @@ def frame_head(
     timeout_ms: int = 0,
     request_id: bytes = b"",
 ) -> bytes:
-    """Return a frame up to its attachments, which have `attached` bytes and follow."""
+    """Return a frame up to its attachments, which have `attached` bytes and follow it."""
     size = len(request_id) + len(message) + attached
     header = HEADER.pack(size, kind, method, flags, correlation, len(message), timeout_ms, len(request_id), 0)
     return b"".join((header, request_id, message))
@@ -135,7 +135,7 @@ def parse_header(data: ReadableBuffer, position: int, kinds: frozenset[Kind]) ->
     """Read a header of one of these kinds.
 
     Raises:
-        FrameError: the header contradicts itself, or is none of these.
+        FrameError: If the header contradicts itself, or has another kind.
     """
     header = Header._make(HEADER.unpack_from(data, position))
     if header.kind not in kinds:
@@ -164,9 +164,9 @@ SERVER_KINDS = frozenset({Kind.WELCOME, Kind.ANSWER, Kind.ERROR, Kind.CONFIRM, K
 
 
 class FrameReader:
-    """Cuts what arrives on one connection into frames. Its owner receives into `buffer()` and calls `received`.
+    """Splits the bytes of one connection into frames. Its owner receives into `buffer()` and calls `received`.
 
-    Small frames are received many at once; the body of a large one goes straight into memory of its own.
+    Small frames are received many at once; the body of a large one is received directly into separate memory.
     """
 
     __slots__ = (
@@ -184,9 +184,9 @@ class FrameReader:
     )
 
     def __init__(self, kinds: frozenset[Kind], admit: Callable[[Header], bool], preface: bytes = b"") -> None:
-        """`kinds` may arrive. `admit` says of each header whether its body is received; if not, it is skipped.
+        """Accept frames of `kinds`. `admit` returns for each header whether to receive its body, else it is skipped.
 
-        `preface` must arrive before the first frame. What `admit` raises, `next_frame` raises.
+        `preface` must be received before the first frame. Errors of `admit` are raised by `next_frame`.
         """
         self._kinds = kinds
         self._admit = admit
@@ -195,40 +195,40 @@ class FrameReader:
         self._start = self._end = 0
         self._header: Header | None = None
         self._body: memoryview | None = None
-        """Of the large frame that is arriving."""
+        """Body of the large frame in progress."""
         self._filled = 0
         self._is_skipped = False
         self._skip = 0
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether nothing of a frame has arrived that is not complete."""
+        """Whether no incomplete frame was received."""
         return self._header is None and self._start == self._end and not self._preface
 
     @property
     def missing(self) -> int:
-        """How many bytes of a large frame's body are still to come; 0: none is arriving."""
+        """Number of missing bytes of a large frame's body; 0 means that none is in progress."""
         return 0 if self._body is None else len(self._body) - self._filled
 
     def buffer(self) -> memoryview:
-        """Return where the next bytes go: never empty after `next_frame` returned None."""
+        """Return the buffer for the next bytes; never empty after `next_frame` returned `None`."""
         return self._stage[self._end :] if self._body is None else self._body[self._filled :]
 
     def received(self, count: int) -> None:
-        """Take note that `count` bytes were received into `buffer()`."""
+        """Record that `count` bytes were received into `buffer()`."""
         if self._body is None:
             self._end += count
         else:
             self._filled += count
 
     def next_frame(self) -> Frame | None:
-        """Return the next frame that is complete; None: receive more.
+        """Return the next complete frame; `None` means that more bytes are needed.
 
         Raises:
-            FrameError: what arrived is no frame.
+            FrameError: If the received bytes are no frame.
         """
         frame = self._cut()
-        if frame is None and self._body is None and self._start:  # Make room behind what is there.
+        if frame is None and self._body is None and self._start:  # Make room after the received bytes.
             rest = bytes(self._stage[self._start : self._end])
             self._stage[: len(rest)] = rest
             self._start, self._end = 0, len(rest)

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 
 class Explanation(NamedTuple):
-    """The fault and the next step, a sentence each."""
+    """Fault and next step, one sentence each."""
 
     message: str
     action: str
     is_certain: bool = True
-    """False: a server that is just stopping, or a proxy without one, looks the same."""
+    """`False` if a server that is stopping, or a proxy without one, causes the same text."""
 
 
 _KNOWN = (
@@ -85,7 +85,7 @@ _EITHER = Explanation(
 def explain_handshake(
     details: str, *, speaks_tls: bool | None = None, shows_certificate: bool = False
 ) -> Explanation | None:
-    """Return the explanation of the text of a call that was never sent, or None if TLS is not the reason.
+    """Return the explanation of the text of a call that was never sent, or `None` if TLS is not the reason.
 
     A server that closes the connection sends no reason. The explanation then depends on the client: `speaks_tls`
     (`None` means unknown) and `shows_certificate`.

@@ -1,9 +1,9 @@
-"""Compatibility of releases: what each side of a connection sends about itself, and when it refuses its peer.
+"""Compatibility of releases: the handshake of each side of a connection, and the refusal of incompatible peers.
 
 Clients and servers, members and coordinators, followers and leaders exchange a `Handshake`; every broker and
-coordinator registers its own in etcd. Two releases work together if they are at most one minor release apart, so that
-a cluster is upgraded process by process; `tests/golden` keeps the requests of each release. A capability is a feature
-with the number of its form: a side that needs one refuses a peer without it, whatever its release. Pure.
+coordinator registers its own in etcd. Two releases are compatible if they are at most one minor release apart, so that
+a cluster can be upgraded process by process; `tests/golden` has the requests of each release. A capability is a feature
+with the number of its format: a side that needs one refuses a peer without it, whatever its release. Pure.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from headrace import __version__
 from headrace.wire.errors import UnsupportedVersionError
 
 RELEASE = __version__
-"""Of this code; every distribution of the repository has the same."""
+"""Release of this code; every distribution of the repository has the same."""
 CAPABILITIES = ("batches.1", "groups.1", "replication.1")
-"""What this release can do."""
+"""Capabilities of this release."""
 CLIENT_NEEDS = ("batches.1",)
-"""Clients of servers, and servers of clients: the form of a record batch."""
+"""Needed by clients and servers from each other: the format of a record batch."""
 MEMBER_NEEDS = ("groups.1",)
-"""Coordinators of the members of groups: owned partitions in heartbeats."""
+"""Needed by coordinators from group members: owned partitions in heartbeats."""
 REPLICA_NEEDS = ("replication.1",)
-"""Followers of leaders, and leaders of followers: chained batches."""
+"""Needed by followers and leaders from each other: chained batches."""
 
 _RELEASE = re.compile(r"(\d+)\.(\d+)\.\d+")
 _UPGRADE = "Upgrade the older one, one minor release at a time."
 
 
 def check_peer(who: str, release: str, capabilities: Collection[str], needs: Collection[str] = ()) -> None:
-    """Refuse a peer that this release does not work with; a peer that sends no release is accepted.
+    """Refuse a peer that is incompatible with this release; a peer that sends no release is accepted.
 
     Raises:
-        UnsupportedVersionError: it is more than one minor release apart, or lacks a capability of `needs`.
+        UnsupportedVersionError: If it is more than one minor release apart, or lacks a capability of `needs`.
     """
     if not release:
         return
@@ -50,7 +50,7 @@ def check_peer(who: str, release: str, capabilities: Collection[str], needs: Col
 
 
 def are_close(releases: Collection[str]) -> bool:
-    """Return whether all of these releases work together."""
+    """Return whether all of these releases are compatible."""
     return all(_are_close(one, other) for one in releases for other in releases)
 
 

@@ -1,4 +1,4 @@
-"""Which strings name a topic. The rule of Apache Kafka: 1 to 249 of `a-z A-Z 0-9 . _ -`, and neither `.` nor `..`.
+"""Valid names of topics, by the rule of Apache Kafka: 1 to 249 of `a-z A-Z 0-9 . _ -`, and neither `.` nor `..`.
 
 A topic that a client creates begins with a letter, a digit or one `_`: names that begin with `__` are reserved for
 headrace's own topics, and a leading `-` or `.` reads as an option or a hidden file on a command line.
@@ -14,10 +14,10 @@ _ALLOWED = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 
 
 def check_topic_name(name: str) -> None:
-    """Return if `name` may name a topic.
+    """Check the name of a topic.
 
     Raises:
-        InvalidTopicNameError: it may not; the message says what is wrong with it.
+        InvalidTopicNameError: If it is invalid; the message states the reason.
     """
     if not name:
         raise InvalidTopicNameError("a topic name is empty")
@@ -33,10 +33,10 @@ def check_topic_name(name: str) -> None:
 
 
 def check_new_topic_name(name: str) -> None:
-    """Return if a client may create a topic of this name.
+    """Check the name of a topic that a client creates.
 
     Raises:
-        InvalidTopicNameError: it may not; the message says what is wrong with it.
+        InvalidTopicNameError: If it is invalid; the message states the reason.
     """
     check_topic_name(name)
     if name.startswith(RESERVED_PREFIX):

@@ -1,9 +1,9 @@
-"""Produce and Fetch messages whose batches stay where they are: the same bytes as the generated code, fewer copies.
+"""Produce and Fetch messages whose batches are not copied: the same bytes as by the generated code, with fewer copies.
 
 protobuf copies a `bytes` field when it parses a message and again when the field is read, and twice more when one is
 written. For the messages that carry batches, a `SplicedMessage` keeps the rest of the message as protobuf and the
-batches apart: parsed, they are views into the bytes that came; written, they are joined once. Nothing on the wire
-differs: clients and servers with generated code do not notice.
+batches apart: parsed, they are views into the received bytes; written, they are joined once. The wire format is the
+same, so peers may use the generated code.
 
 The fields are `topics.partitions.batches` of `ProduceRequest`, `FetchResponse` and, between brokers,
 `ReplicaFetchResponse`; their numbers are looked up in the descriptors.
@@ -23,34 +23,34 @@ from headrace.wire.errors import InvalidRequestError
 Buffers: TypeAlias = list[ReadableBuffer]
 
 SMALL_BYTES = 32 * 1024
-"""Below this protobuf's copies of a message cost less than looking for the fields."""
+"""Size below which protobuf's copies of a message cost less than the search for the fields."""
 SMALL_BATCH_BYTES = 2 * 1024
-"""Below this protobuf's copies of a batch cost less than looking for it, or writing its head."""
+"""Size below which protobuf's copies of a batch cost less than the search for it, or than writing its head."""
 _LOOKED_AT = 8
-"""Batches of a partition after which their size is judged."""
+"""Number of batches of a partition after which their size is evaluated."""
 MAX_PROTOBUF_BYTES = 1 << 20
-"""What protobuf alone parses of a request: 1 MiB of empty messages takes it 20 ms and 28 MiB."""
+"""Maximum size of a request that protobuf alone parses: 1 MiB of empty messages costs 20 ms and 28 MiB."""
 MAX_FIELDS = 20_000
-"""Fields that are looked at in a larger request."""
+"""Maximum number of fields examined in a larger request."""
 MAX_FIELDS_BEFORE_PROTOBUF = 4_000
-"""Fields that are looked at in a smaller request, before protobuf parses it."""
+"""Maximum number of fields examined in a smaller request, before protobuf parses it."""
 MAX_FIELDS_OF_ANSWER = 200_000
-"""Fields of a broker's answer that are looked at before protobuf parses all: 10,000 partitions have half of them."""
+"""Maximum number of fields of a response examined before protobuf parses all: 10,000 partitions have half of it."""
 MAX_REST_BYTES = 2 << 20
-"""What a larger request may hold besides its batches."""
+"""Maximum bytes of a larger request besides its batches."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 
 class Sized(Protocol):
-    """A placeholder for batches that are sent separately."""
+    """Placeholder for batches that are sent separately."""
 
     def __len__(self) -> int:
         """Return their size in bytes."""
 
 
 class BufferVector:
-    """A batch whose bytes lie in several buffers, one behind the other: they are joined when a message is written."""
+    """Batch whose bytes are in several consecutive buffers, joined when a message is written."""
 
     __slots__ = ("parts", "size_bytes")
 
@@ -66,7 +66,7 @@ class BufferVector:
 
 
 class SplicedMessage:
-    """A message without its batches, and the batches: a list a partition, in the message's order."""
+    """Message without its batches, and the batches: one list per partition, in the message's order."""
 
     __slots__ = ("batches", "message")
 
@@ -76,12 +76,12 @@ class SplicedMessage:
 
 
 class _Fields:
-    """The number of fields that may still be read."""
+    """Number of fields that may still be read."""
 
     __slots__ = ("is_protobuf_faster", "left")
 
     def __init__(self, left: int, *, is_protobuf_faster: bool = True) -> None:
-        """`is_protobuf_faster`: give up where batches turn out to be small, because protobuf may parse them."""
+        """`is_protobuf_faster` stops the search if batches turn out to be small, because protobuf may parse them."""
         self.left = left
         self.is_protobuf_faster = is_protobuf_faster
 
@@ -99,12 +99,12 @@ class BatchCarrier:
         self._path = (topics.number, partitions.number, batches.number)
 
     def parse(self, data: ReadableBuffer, fields: _Fields | None = None) -> SplicedMessage:
-        """Parse a message; the batches of a partition are as many buffers as the field has values.
+        """Parse a message; a partition has one buffer for each value of the field.
 
-        `fields` bounds how many are looked at before protobuf parses all; `None`: as of an answer.
+        `fields` bounds the fields examined before protobuf parses all; `None` means the bound of a response.
 
         Raises:
-            google.protobuf.message.DecodeError: it is none.
+            google.protobuf.message.DecodeError: If `data` is no such message.
         """
         if len(data) >= SMALL_BYTES:
             lifted = _lift_all(data, self._path, fields or _Fields(MAX_FIELDS_OF_ANSWER))
@@ -121,11 +121,11 @@ class BatchCarrier:
         return SplicedMessage(message, batches)
 
     def parse_untrusted(self, data: ReadableBuffer) -> SplicedMessage:
-        """Parse a message of a stranger, at a cost that is bounded by its batches' bytes.
+        """Parse a message of an untrusted sender, at a cost bounded by its batches' bytes.
 
         Raises:
-            google.protobuf.message.DecodeError: it is none.
-            InvalidRequestError: it has too many fields, or too much besides its batches.
+            google.protobuf.message.DecodeError: If `data` is no such message.
+            InvalidRequestError: If it has too many fields, or too many bytes besides its batches.
         """
         if len(data) <= MAX_PROTOBUF_BYTES:
             return self.parse(data, _Fields(MAX_FIELDS_BEFORE_PROTOBUF))
@@ -164,7 +164,7 @@ class BatchCarrier:
         return b"".join(self.buffers(message, batches)[0])
 
     def buffers(self, message: Any, batches: Sequence[Sequence[Any]]) -> tuple[list[Any], int]:
-        """Return the buffers of a message, in order, and its size in bytes; of `batches` only the length is used."""
+        """Return the buffers of a message, in order, and its size in bytes; only the length of `batches` is used."""
         return _embed(memoryview(message.SerializeToString()), self._path, iter(batches))
 
 
@@ -176,17 +176,17 @@ def parse_produce_request(data: bytes) -> SplicedMessage:
     """Parse a ProduceRequest.
 
     Raises:
-        google.protobuf.message.DecodeError: it is none.
-        InvalidRequestError: it has too many fields, or too much besides its batches.
+        google.protobuf.message.DecodeError: If `data` is no such message.
+        InvalidRequestError: If it has too many fields, or too many bytes besides its batches.
     """
     return _PRODUCE.parse_untrusted(data)
 
 
 def parse_fetch_response(data: ReadableBuffer) -> SplicedMessage:
-    """Parse a FetchResponse; each partition has one buffer, empty where there is nothing.
+    """Parse a FetchResponse; each partition has one buffer, empty if it has no batches.
 
     Raises:
-        google.protobuf.message.DecodeError: it is none.
+        google.protobuf.message.DecodeError: If `data` is no such message.
     """
     spliced = _FETCH.parse(data)
     spliced.batches = [found[-1:] or [b""] for found in spliced.batches]
@@ -196,7 +196,7 @@ def parse_fetch_response(data: ReadableBuffer) -> SplicedMessage:
 def produce_request_bytes(
     message: broker_pb2.ProduceRequest, batches: Sequence[Sequence[ReadableBuffer | BufferVector]]
 ) -> bytes:
-    """Write a ProduceRequest with these batches, a list a partition."""
+    """Write a ProduceRequest with these batches, one list per partition."""
     return _PRODUCE.write_with(message, batches)
 
 
@@ -208,12 +208,12 @@ def fetch_response_bytes(spliced: SplicedMessage) -> bytes:
 def fetch_response_buffers(
     message: broker_pb2.FetchResponse, batches: Sequence[Sequence[Sized]]
 ) -> tuple[list[Any], int]:
-    """Return the bytes of a FetchResponse with the buffers of its batches in their places; and the size in bytes."""
+    """Return the bytes of a FetchResponse with the buffers of its batches in their places, and the size in bytes."""
     return _FETCH.buffers(message, batches)
 
 
 def _check_parts(topics: Any) -> None:
-    """Raise if there are more than `MAX_FIELDS` topics, partitions and batches; stop counting there."""
+    """Raise an error if there are more than `MAX_FIELDS` topics, partitions and batches; stop counting there."""
     count = len(topics)
     if count <= MAX_FIELDS:
         for topic in topics:
@@ -238,12 +238,12 @@ def _are_small(batches: Sequence[Sequence[ReadableBuffer | BufferVector]]) -> bo
 
 
 def _lift_all(data: ReadableBuffer, path: tuple[int, ...], fields: _Fields) -> tuple[bytes, list[Buffers]] | None:
-    """Split a message into itself without the fields at `path`, and those; None where protobuf should do it."""
+    """Split a message into the rest and the fields at `path`; `None` if protobuf must parse it."""
     lifted: list[Buffers] = []
     try:
         return b"".join(_lift(memoryview(data), path, lifted, fields)), lifted
     except (IndexError, ValueError):
-        return None  # It says what is wrong with it, or that nothing is.
+        return None  # protobuf then reports the error, if there is one.
 
 
 def _lift(view: memoryview, path: tuple[int, ...], lifted: list[Buffers], fields: _Fields) -> list[ReadableBuffer]:

@@ -1,8 +1,8 @@
-"""The errors of headrace: each has a code, a gRPC status, retriable, fatal, outcome, and the next step.
+"""Errors of headrace: each has a code, a gRPC status, retriable, fatal, outcome, and the next step.
 
-Servers raise these exceptions and return them as an `ErrorDetail` inside an answer (`to_detail`) or in the
-`grpc-status-details-bin` trailer of a failed call (`to_status_bytes`); clients turn both back into the same exceptions
-(`from_detail`, `from_rpc_error`). `base` has what all share, `catalogue` a class for each code, `rpc` the conversions.
+Servers raise these exceptions and return them as an `ErrorDetail` inside a response (`to_detail`) or in the
+`grpc-status-details-bin` trailer of a failed call (`to_status_bytes`); clients convert both into the same exceptions
+(`from_detail`, `from_rpc_error`). `base` has the common parts, `catalogue` a class per code, `rpc` the conversions.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Return `GRPC_STATUS`, which imports grpc, when it is first used."""
+    """Return `GRPC_STATUS`, which imports grpc, on first use."""
     if name == "GRPC_STATUS":
         from headrace.wire.errors import rpc
 

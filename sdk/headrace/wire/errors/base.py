@@ -1,7 +1,7 @@
-"""The base of all errors: codes, outcomes, and the table that the classes of `catalogue` fill as they are defined.
+"""Base of all errors: codes, outcomes, and the table that the classes of `catalogue` fill on their definition.
 
-`ErrorCode` and `Outcome` repeat the enums of `headrace/v1/errors.proto` number for number, so that code below the RPC
-layer raises typed errors without protobuf or grpc.
+`ErrorCode` and `Outcome` repeat the enums of `headrace/v1/errors.proto` with the same numbers, so that code below the
+RPC layer raises typed errors without protobuf or grpc.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 
 class ErrorCode(IntEnum):
-    """What went wrong, by what the caller can do; the numbers of `ErrorCode` in errors.proto.
+    """Code of an error, by the caller's next step; the numbers of `ErrorCode` in errors.proto.
 
     UNSPECIFIED marks an error raised on this side of the wire, for which no code is defined.
     """
@@ -79,22 +79,22 @@ class Outcome(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaderHint:
-    """Where to go instead, with NOT_LEADER and the leader-epoch errors."""
+    """Destination to use instead, with NOT_LEADER and the leader-epoch errors."""
 
     leader_id: int
-    """The leader's broker id; -1 when there is none."""
+    """Broker id of the leader; -1 if there is none."""
     leader_epoch: int
-    """The epoch of that leader; -1 when it is not known."""
+    """Epoch of that leader; -1 if it is unknown."""
     address: str = ""
-    """`host:port` for clients; empty when it is not known."""
+    """`host:port` for clients; empty if it is unknown."""
 
 
 class ErrorRow(NamedTuple):
-    """What one code means: its class, and the defaults of its errors."""
+    """Class of a code, and the defaults of its errors."""
 
     exception: type[HeadraceError]
     grpc_status: str
-    """The name of a `grpc.StatusCode`."""
+    """Name of a `grpc.StatusCode`."""
     retriable: bool
     outcome: Outcome
     action: str
@@ -103,24 +103,24 @@ class ErrorRow(NamedTuple):
 
 _ROWS: dict[ErrorCode, ErrorRow] = {}
 ERRORS: Mapping[ErrorCode, ErrorRow] = _ROWS
-"""Every code of errors.proto. NOT_APPLIED by default means: refused before it acts. The code that raises may differ."""
+"""Every code of errors.proto. The default NOT_APPLIED means refused before any effect; the raising code may differ."""
 
 
 class HeadraceError(Exception):
-    """The base of every error that headrace raises on purpose.
+    """Base of every error that headrace raises on purpose.
 
-    A class with a `code` of its own adds a row to `ERRORS`. What the constructor is not given comes from that row.
+    A class with its own `code` adds a row to `ERRORS`, which has the defaults of the constructor's arguments.
 
     Attributes:
-        code: what went wrong.
-        message: what is wrong, in one sentence.
-        action: what to do about it, in one sentence; may be empty.
+        code: code of the error.
+        message: description of the error, in one sentence.
+        action: next step, in one sentence; may be empty.
         outcome: whether the request took effect.
-        retriable: the same request may succeed later, unchanged.
-        fatal: the object that raised it is of no further use; make a new one.
-        leader: where to go instead, or None.
-        retry_after_ms: the least time to wait before the next try, in milliseconds.
-        request_id: what the operation is called in the logs of client and servers; empty: no call was made.
+        retriable: whether the same request may succeed later, unchanged.
+        fatal: whether the object that raised it cannot be used any more; create a new one.
+        leader: destination to use instead, or `None`.
+        retry_after_ms: minimum time before the next try, in milliseconds.
+        request_id: id of the operation in the logs of client and servers; empty if no call was made.
     """
 
     default_code: ClassVar[ErrorCode] = ErrorCode.UNSPECIFIED
@@ -135,7 +135,7 @@ class HeadraceError(Exception):
         fatal: bool = False,
         **others: Any,
     ) -> None:
-        """Register the class for its code, with what `ErrorRow` describes."""
+        """Register the class for its code, with the fields of `ErrorRow`."""
         super().__init_subclass__(**others)
         if code is not None:
             assert code not in _ROWS, f"{code.name} has a class already"
@@ -167,7 +167,7 @@ class HeadraceError(Exception):
         self.request_id = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what the error has, since the constructors of subclasses differ."""
+        """Pickle the attributes, since the constructors of subclasses differ."""
         return _restore, (type(self), self.args, self.__dict__)
 
     def __str__(self) -> str:

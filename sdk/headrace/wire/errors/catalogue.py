@@ -1,6 +1,6 @@
-"""Every error that crosses the wire: one class a code, with its gRPC status, defaults and next step.
+"""Every error that crosses the wire: one class per code, with its gRPC status, defaults and next step.
 
-An exception class of its own exists only where a caller acts differently. An unspecified outcome is UNKNOWN: a record
+Separate classes exist only for errors that a caller handles differently. An unspecified outcome is UNKNOWN: a record
 whose outcome is UNKNOWN may be read later (PROTOCOL H52). The module is one table, longer than others because a row is
 a class: its length is the number of errors.
 """
@@ -20,7 +20,7 @@ class InvalidRequestError(
     status="INVALID_ARGUMENT",
     action="Correct the request; it can never succeed as it is.",
 ):
-    """The request can never succeed as it is: change it."""
+    """The request can never succeed unchanged."""
 
 
 class InvalidTopicNameError(
@@ -56,7 +56,7 @@ class InvalidReplicationFactorError(
     status="INVALID_ARGUMENT",
     action="Ask for at least one replica and no more than there are brokers.",
 ):
-    """The replication factor is out of range or more than the cluster can give."""
+    """The replication factor is out of range or exceeds the number of brokers."""
 
 
 class CorruptBatchError(
@@ -65,14 +65,14 @@ class CorruptBatchError(
     status="INVALID_ARGUMENT",
     action="A producer encodes the batch anew; a reader may continue at the next good offset.",
 ):
-    """A record batch that is not what its format says.
+    """A record batch violates its format.
 
     Attributes:
-        base_offset: the batch's base offset, or -1 where the header could not be trusted.
-        next_offset: the offset behind the batch, from which a reader may continue, or -1 where it is not known.
-        offset: the first offset that a reader wanted of it, or -1.
-        batch: its bytes as a reader received them; empty where it was no reader.
-        written_so: its checksums are right, so that every replica has it as it is.
+        base_offset: base offset of the batch, or -1 if the header could not be trusted.
+        next_offset: offset after the batch, from which a reader may continue, or -1 if it is unknown.
+        offset: first offset of it that a reader requested, or -1.
+        batch: its bytes as a reader received them; empty if the error was not raised by a reader.
+        written_so: whether its checksums are right, so that every replica has it in this state.
     """
 
     def __init__(self, message: str = "", *, base_offset: int = -1, next_offset: int = -1, **fields: Any) -> None:
@@ -90,7 +90,7 @@ class BatchTooLargeError(
     status="INVALID_ARGUMENT",
     action="Send smaller batches or raise the topic's max_batch_bytes.",
 ):
-    """A batch or message is larger than the limit that its receiver sets."""
+    """A batch or message exceeds its receiver's limit."""
 
 
 class UnsupportedCodecError(
@@ -99,7 +99,7 @@ class UnsupportedCodecError(
     status="INVALID_ARGUMENT",
     action="Use none, lz4, zstd or gzip, and install its package.",
 ):
-    """A codec that this process does not know, or whose package is not installed; the message names the package."""
+    """The codec is unknown to this process, or its package is not installed; the message names the package."""
 
 
 class InvalidTimestampError(
@@ -108,7 +108,7 @@ class InvalidTimestampError(
     status="INVALID_ARGUMENT",
     action="Set the clock, or widen the topic's timestamp_before_max_ms or timestamp_after_max_ms.",
 ):
-    """A record's timestamp lies further from the broker's clock than the topic allows."""
+    """A record's timestamp differs from the broker's clock by more than the topic allows."""
 
 
 class UnsupportedVersionError(
@@ -117,7 +117,7 @@ class UnsupportedVersionError(
     status="UNIMPLEMENTED",
     action="Upgrade the older of the two sides.",
 ):
-    """The other side does not know this call or this version of the format."""
+    """The peer does not support this call or this version of the format."""
 
 
 class DeadlineRequiredError(
@@ -142,7 +142,7 @@ class UnknownTopicIdError(
     retriable=True,
     action="Refresh the metadata; where the topic has another id it was created anew, so do not send again by name.",
 ):
-    """No topic has this id: refresh the metadata, never send again by name (the name may mean another topic now)."""
+    """No topic has this id. Refresh the metadata, never send again by name (another topic may have the name now)."""
 
 
 class UnknownPartitionError(
@@ -152,7 +152,7 @@ class UnknownPartitionError(
     retriable=True,
     action="Refresh the metadata and choose one of the topic's partitions.",
 ):
-    """The topic has no such partition, or the server has not heard of it yet."""
+    """The topic has no such partition, or the server has not received its metadata yet."""
 
 
 class TopicAlreadyExistsError(
@@ -161,7 +161,7 @@ class TopicAlreadyExistsError(
     status="ALREADY_EXISTS",
     action="Use the topic that is there, or choose another name.",
 ):
-    """The topic to be created is there already."""
+    """The topic exists already."""
 
 
 class OffsetOutOfRangeError(
@@ -170,7 +170,7 @@ class OffsetOutOfRangeError(
     status="OUT_OF_RANGE",
     action="Continue from the log's start or end, as auto_offset_reset says, or seek.",
 ):
-    """The offset lies before the log's start or behind its end: choose a new position."""
+    """The offset is before the log start or after the log end. Choose a new position."""
 
 
 class UnknownBrokerError(
@@ -182,13 +182,13 @@ class UnknownBrokerError(
 class NotLeaderError(
     HeadraceError, code=ErrorCode.NOT_LEADER, status="FAILED_PRECONDITION", retriable=True, action=_REFRESH
 ):
-    """The broker does not lead the partition: follow `leader` or refresh the metadata."""
+    """The broker is not the partition's leader. Follow `leader` or refresh the metadata."""
 
 
 class FencedLeaderEpochError(
     HeadraceError, code=ErrorCode.FENCED_LEADER_EPOCH, status="FAILED_PRECONDITION", retriable=True, action=_REFRESH
 ):
-    """The caller's leader epoch is older than the partition's: refresh the metadata and validate positions."""
+    """The caller's leader epoch is older than the partition's. Refresh the metadata and validate positions."""
 
 
 class UnknownLeaderEpochError(
@@ -198,7 +198,7 @@ class UnknownLeaderEpochError(
     retriable=True,
     action="Try again; the broker has not seen the change yet.",
 ):
-    """The caller's leader epoch is newer than the one the broker knows: the broker lags behind."""
+    """The caller's leader epoch is newer than the broker's, which lags behind."""
 
 
 class LeaderNotAvailableError(
@@ -218,7 +218,7 @@ class NotEnoughReplicasError(
     retriable=True,
     action="Try again; where it lasts, bring the missing brokers back.",
 ):
-    """Fewer replicas are in sync than the topic demands; nothing was appended."""
+    """Fewer replicas are in sync than the topic requires; nothing was appended."""
 
 
 class NotEnoughReplicasAfterAppendError(
@@ -239,7 +239,7 @@ class OffsetNotAvailableError(
     retriable=True,
     action="Try again; the new leader waits for its followers to say where the log begins and ends.",
 ):
-    """A new leader does not know its high watermark, or its log start, yet."""
+    """A new leader has not determined its high watermark, or its log start, yet."""
 
 
 class NotControllerError(
@@ -249,7 +249,7 @@ class NotControllerError(
     retriable=True,
     action="Ask the controller named, or another coordinator.",
 ):
-    """The coordinator is not the controller: ask another one."""
+    """The coordinator is not the controller. Use another one."""
 
 
 class OutOfOrderSequenceError(
@@ -278,7 +278,7 @@ class FencedProducerError(
     action="Close this producer; another one with its id has taken over.",
     fatal=True,
 ):
-    """A newer epoch of this producer is at work."""
+    """A newer epoch of this producer is active."""
 
 
 class ThrottledError(
@@ -288,7 +288,7 @@ class ThrottledError(
     retriable=True,
     action="Wait for retry_after_ms, then try again.",
 ):
-    """The server has as much in flight as it takes, or a quota is used up: wait `retry_after_ms`."""
+    """The server's limit of requests in flight is reached, or a quota is exhausted. Wait `retry_after_ms`."""
 
 
 class StorageFullError(
@@ -308,7 +308,7 @@ class StorageOfflineError(
     retriable=True,
     action="Look at the broker's log: its disk has failed or a file is corrupt.",
 ):
-    """The replica's storage has failed or is corrupt; the broker serves it no more."""
+    """The replica's storage has failed or is corrupt; the broker does not serve it any more."""
 
 
 class NotEnoughBrokersError(
@@ -318,7 +318,7 @@ class NotEnoughBrokersError(
     retriable=True,
     action="Start more brokers or ask for fewer replicas.",
 ):
-    """Fewer brokers live than the request needs."""
+    """Fewer brokers are alive than the request needs."""
 
 
 class MetastoreUnavailableError(
@@ -339,7 +339,7 @@ class ShuttingDownError(
     retriable=True,
     action="Try again at another server or when this one is back.",
 ):
-    """The server is stopping and took nothing."""
+    """The server is shutting down and did not accept the request."""
 
 
 class TimedOutError(
@@ -350,7 +350,7 @@ class TimedOutError(
     outcome=Outcome.UNKNOWN,
     action="Try again with a longer deadline; it may have taken effect.",
 ):
-    """No answer in time; the request may still take effect."""
+    """No response in time; the request may still take effect."""
 
 
 class FencedBrokerError(
@@ -370,7 +370,7 @@ class ConflictError(
     retriable=True,
     action="Read the current state and decide again; it was changed concurrently.",
 ):
-    """A concurrent change came first: read the current state, then decide."""
+    """A concurrent change came first. Read the current state, then decide."""
 
 
 class UnknownGroupError(
@@ -388,7 +388,7 @@ class UnknownMemberError(
     status="FAILED_PRECONDITION",
     action="Give up all partitions and join again.",
 ):
-    """The group does not have this member, or no more: its session is over. It owns nothing and may join again."""
+    """The group does not have this member, or its session is over. It owns nothing and may join again."""
 
 
 class FencedMemberEpochError(
@@ -397,7 +397,7 @@ class FencedMemberEpochError(
     status="FAILED_PRECONDITION",
     action="Give up all partitions and join again.",
 ):
-    """The member names an epoch that it was never given: it owns nothing and must join again."""
+    """The member sent an epoch that it was never assigned: it owns nothing and must join again."""
 
 
 class FencedInstanceError(
@@ -407,7 +407,7 @@ class FencedInstanceError(
     action="Give each running consumer a group_instance_id of its own; stop the one that is too many.",
     fatal=True,
 ):
-    """Another member with the same `group_instance_id` has taken this one's place."""
+    """Another member with the same `group_instance_id` has replaced this one."""
 
 
 class NotOwnerError(
@@ -416,7 +416,7 @@ class NotOwnerError(
     status="FAILED_PRECONDITION",
     action="Drop what was read of the partition; its owner reads it.",
 ):
-    """The member does not own the partition, or owns it again since: its offset is not stored."""
+    """The member does not own the partition, or was assigned it again since: its offset is not stored."""
 
 
 class GroupNotEmptyError(
@@ -425,7 +425,7 @@ class GroupNotEmptyError(
     status="FAILED_PRECONDITION",
     action="Stop all members of the group first.",
 ):
-    """The group has members, and only they may change what is asked to be changed."""
+    """The group has members, and only they may make this change."""
 
 
 class GroupTooLargeError(
@@ -443,7 +443,7 @@ class MetadataLimitError(
     status="RESOURCE_EXHAUSTED",
     action="Delete groups and topics that are not needed, or let an administrator raise the limit.",
 ):
-    """The cluster takes no further groups, members, offsets or topics: a limit is reached, or etcd is nearly full."""
+    """The cluster accepts no more groups, members, offsets or topics: a limit is reached, or etcd is nearly full."""
 
 
 class InternalError(
@@ -462,8 +462,8 @@ class NotAuthorizedError(
     status="PERMISSION_DENIED",
     action="Show a certificate that is allowed to do it, or let an administrator allow it.",
 ):
-    """The server knows who calls, by certificate or listener, and does not let them do this."""
+    """The caller, identified by certificate or listener, is not authorized for this operation."""
 
 
 class TransportError(HeadraceError):
-    """The connection failed or the peer is away: no typed answer came. Never crosses the wire; reconnect."""
+    """The connection failed or the peer is unreachable, without a typed response. Never crosses the wire; reconnect."""

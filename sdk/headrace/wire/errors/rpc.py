@@ -1,4 +1,4 @@
-"""Errors on the wire: as an `ErrorDetail` inside an answer, or in the trailer of a failed call; and back.
+"""Errors on the wire: as an `ErrorDetail` inside a response, or in the trailer of a failed call; and back.
 
 protobuf and grpc are imported when a function is called, so that code below the RPC layer can import the errors alone.
 """
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     GRPC_STATUS: Mapping[ErrorCode, grpc.StatusCode]
 
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
-"""The trailer that carries a serialised `headrace.v1.Status`, which has the layout of google.rpc.Status."""
+"""Trailer with a serialised `headrace.v1.Status`, which has the layout of google.rpc.Status."""
 REQUEST_ID_KEY = "headrace-request-id"
-"""The metadata by which a client names an operation, the same for all its calls; a failed call's trailers repeat it."""
+"""Metadata key of a client's operation, the same for all its calls; a failed call's trailers repeat it."""
 _UNTYPED: Mapping[str, ErrorCode] = {
     "CANCELLED": ErrorCode.TIMED_OUT,
     "DEADLINE_EXCEEDED": ErrorCode.TIMED_OUT,
@@ -35,11 +35,11 @@ _UNTYPED: Mapping[str, ErrorCode] = {
     "RESOURCE_EXHAUSTED": ErrorCode.THROTTLED,
     "ABORTED": ErrorCode.CONFLICT,
 }
-"""The code for a gRPC status without a typed detail; UNAVAILABLE becomes TransportError, others INTERNAL."""
+"""Code for a gRPC status without a typed detail; UNAVAILABLE becomes TransportError, others INTERNAL."""
 
 
 def __getattr__(name: str) -> Mapping[ErrorCode, grpc.StatusCode]:
-    """Build `GRPC_STATUS` when it is first asked for, so that importing this module does not import grpc."""
+    """Build `GRPC_STATUS` on first use, so that importing this module does not import grpc."""
     if name != "GRPC_STATUS":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import grpc
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Mapping[ErrorCode, grpc.StatusCode]:
 
 
 def to_detail(error: HeadraceError) -> errors_pb2.ErrorDetail:
-    """Return the message that carries `error` inside an answer. An error without a code of its own goes as INTERNAL."""
+    """Return the message that carries `error` inside a response. An error without its own code is sent as INTERNAL."""
     from headrace.v1 import errors_pb2
 
     detail = errors_pb2.ErrorDetail(
@@ -71,8 +71,8 @@ def to_detail(error: HeadraceError) -> errors_pb2.ErrorDetail:
 def from_detail(detail: errors_pb2.ErrorDetail) -> HeadraceError:
     """Return the exception that `detail` carries; not raised.
 
-    A code that this version does not know becomes `InternalError` with the sender's retriable, outcome and action; an
-    outcome that the sender left out is UNKNOWN.
+    A code unknown to this version becomes `InternalError` with the sender's retriable, outcome and action; a missing
+    outcome is UNKNOWN.
     """
     number = int(detail.code)
     known = number in ErrorCode.__members__.values() and number != ErrorCode.UNSPECIFIED
@@ -105,8 +105,8 @@ def to_status_bytes(error: HeadraceError) -> bytes:
 def from_rpc_error(error: grpc.RpcError) -> HeadraceError:
     """Return the exception for a failed call, sync or aio; not raised.
 
-    The typed detail where the server sent one. Otherwise by the gRPC status, and then the outcome is UNKNOWN, because
-    a call that broke off may have been carried out.
+    The typed detail if the server sent one. Otherwise the exception depends on the gRPC status, and the outcome is
+    UNKNOWN, because a broken call may have been executed.
     """
     detail = _typed_detail(error)
     if detail is not None:
@@ -130,7 +130,7 @@ def from_rpc_error(error: grpc.RpcError) -> HeadraceError:
 
 
 def _typed_detail(error: grpc.RpcError) -> errors_pb2.ErrorDetail | None:
-    """Find the `ErrorDetail` in the trailers of a failed call; None where there is none that can be read."""
+    """Return the `ErrorDetail` in the trailers of a failed call; `None` if there is none that can be read."""
     from google.protobuf.message import DecodeError
 
     from headrace.v1 import errors_pb2
@@ -145,5 +145,5 @@ def _typed_detail(error: grpc.RpcError) -> errors_pb2.ErrorDetail | None:
             if any(packed.Unpack(detail) for packed in status.details):
                 return detail
         except DecodeError:
-            return None  # A proxy's own trailer: the gRPC status still says what happened.
+            return None  # A proxy's own trailer: the gRPC status still has the reason.
     return None
