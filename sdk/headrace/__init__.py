@@ -1,6 +1,6 @@
 """headrace: a distributed log. The blocking SDK; the asyncio classes are in `headrace.aio`.
 
-Names are imported when they are first used, so that `import headrace.wire`, which the servers use, brings no client.
+Names are imported on first use, so that `import headrace.wire`, which the servers use, imports no client.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from headrace.wire.ids import TopicPartition as TopicPartition
 
 __version__ = "0.1.0"
-"""Of every distribution, the image and the chart: `make release VERSION=` changes it and what is derived from it."""
+"""Version of every distribution, the image and the chart: `make release VERSION=` changes it and derived values."""
 
 _NAMES = {
     "headrace.client.admin.admin": ("Admin",),
@@ -197,10 +197,10 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [*sorted(_MODULES), "__version__"]  # noqa: PLE0604  (the keys are strings)
 
 
-if not TYPE_CHECKING:  # Type checkers know the names above, and no others.
+if not TYPE_CHECKING:  # Type checkers know exactly the names above.
 
     def __getattr__(name: str) -> Any:
-        """Import a public name when it is first used (PEP 562); submodules such as `headrace.aio` too."""
+        """Import a public name on first use (PEP 562); submodules such as `headrace.aio` too."""
         import importlib
 
         if name in _MODULES:

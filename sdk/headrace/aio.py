@@ -1,7 +1,7 @@
-"""The asyncio `Producer`, `Consumer`, `Reader` and `Admin`, with the settings and guarantees of the blocking classes.
+"""Asyncio `Producer`, `Consumer`, `Reader` and `Admin`, with the settings and guarantees of the blocking classes.
 
-They run on gRPC channels of the running loop and start no thread; the decisions are the blocking classes' own. What may
-wait is a coroutine, what cannot is a plain method. A cancelled await loses no record and leaves nothing half done.
+They use gRPC channels of the running loop and start no thread; the decisions are those of the blocking classes. Methods
+that may wait are coroutines, others are plain. A cancelled await loses no record and leaves no partial work.
 """
 
 from headrace.client.admin.admin_async import AsyncAdmin as Admin

@@ -1,4 +1,4 @@
-"""What lies below a data directory: the kind of file system, and how long it takes to make something durable.
+"""File system of a data directory: its type, and the duration of an fsync.
 
 Used by brokers for `DescribeProcess`, and by `headrace doctor` for a machine that has no broker yet.
 """
@@ -16,7 +16,7 @@ PROBES = 5
 
 
 def measure_fsync(directory: str) -> float:
-    """Write and fsync `PROBE_BYTES` a few times in a file of its own; the median in seconds. Blocks.
+    """Write and fsync `PROBE_BYTES` a few times in a temporary file; return the median in seconds. Blocks.
 
     Raises OSError.
     """
@@ -31,7 +31,7 @@ def measure_fsync(directory: str) -> float:
 
 
 def filesystem_of(directory: str) -> str:
-    """What the kernel calls the file system that holds `directory`; empty: it does not say."""
+    """Return the kernel's name of the file system type that holds `directory`; empty if unknown."""
     try:
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -41,6 +41,6 @@ def filesystem_of(directory: str) -> str:
         fields = line.split(" ")
         mount = fields[1].replace("\\040", " ")
         inside = path == mount or path.startswith(mount.rstrip("/") + "/")
-        if inside and len(mount) >= len(found):  # the last mount of a place is the one that is seen
+        if inside and len(mount) >= len(found):  # the last mount of a place is the visible one
             found, kind = mount, fields[2]
     return kind

@@ -1,4 +1,4 @@
-"""Metrics of producers, consumers and readers for Prometheus, where an application wants them; extra `metrics`.
+"""Prometheus metrics of producers, consumers and readers, for applications that need them; extra `metrics`.
 
 ::
 
@@ -9,9 +9,9 @@
     with headrace.Producer(...) as producer:
         collector.watch(producer, "billing")
 
-Nothing is counted for it on the way of a record: a scrape reads what the clients know of themselves. Any thread may
-scrape. A client of `headrace.aio` is watched from its event loop, which is asked at a scrape; one that does not answer
-within a second is left out of that scrape.
+It counts nothing on the path of a record: a scrape reads the clients' own statistics. Any thread may scrape. A client
+of `headrace.aio` is watched from its event loop, on which a scrape reads it; one that does not respond within a second
+is omitted from that scrape.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 PREFIX = "headrace_client"
 LOOP_SECONDS = 1.0
-"""How long the event loops of asyncio clients may take to answer, all together."""
+"""Total time for which a scrape waits for the event loops of asyncio clients."""
 _KINDS: dict[str, tuple[type, ...]] = {
     "producer": (Producer, AsyncProducer),
     "consumer": (Consumer, AsyncConsumer),
@@ -77,7 +77,7 @@ Sample = TypeVar("Sample")
 class _Watched(NamedTuple):
     name: str
     loop: asyncio.AbstractEventLoop | None
-    """None: a blocking client, which any thread may ask."""
+    """`None` means a blocking client, which any thread may read."""
 
 
 class _ProducerSample(NamedTuple):
@@ -90,18 +90,18 @@ class _ConsumerSample(NamedTuple):
     name: str
     health: ConsumerHealth
     positions: Mapping[TopicPartition, tuple[int, int | None]]
-    """Position and lag; none where it was closed, or lost a partition, meanwhile: its health says so."""
+    """Position and lag; empty if it was closed, or lost a partition, in the meantime: its health reports that."""
 
 
 class _ReaderSample(NamedTuple):
     name: str
     calls: CallStats
     consumer: _ConsumerSample | None
-    """None: it is a `Reader`."""
+    """`None` means that it is a `Reader`."""
 
 
 class ClientCollector(Collector):
-    """Shows the clients that it watches until they are forgotten; a closed consumer is shown as not healthy."""
+    """Exports the clients that it watches until they are forgotten; a closed consumer is exported as unhealthy."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -115,15 +115,15 @@ class ClientCollector(Collector):
         " | headrace.aio.Producer | headrace.aio.Consumer | headrace.aio.Reader",
         name: str = "",
     ) -> None:
-        """Show a client from now on.
+        """Export a client from now on.
 
         Args:
-            client: a client of `headrace.aio` is watched from the loop that it belongs to.
-            name: its label `client`; empty: its kind and a number. It takes the place of a closed client of that name.
+            client: a client of `headrace.aio` is watched from the loop to which it belongs.
+            name: its label `client`; empty means its kind and a number. It replaces a closed client of that name.
 
         Raises:
-            TypeError: it is none of these, or an asyncio client and no event loop runs here.
-            ValueError: another client has this name and is open: their series could not be told apart.
+            TypeError: For another object, or an asyncio client without a running event loop.
+            ValueError: If another open client has this name: their series could not be distinguished.
         """
         if not isinstance(client, tuple(chain(*_KINDS.values()))):
             raise TypeError(f"a Producer, Consumer or Reader is wanted, not {type(client).__name__}")
@@ -136,7 +136,7 @@ class ClientCollector(Collector):
             clients[client] = _Watched(self._name(clients, client, name), loop)
 
     def _name(self, clients: "weakref.WeakKeyDictionary[Any, _Watched]", client: Any, wanted: str) -> str:
-        """Return the name that a client gets, and forget the closed one that had it."""
+        """Return the name for a client, and forget the closed one that had it."""
         taken = {watched.name: other for other, watched in clients.items() if other is not client}
         if not wanted:
             kind = next(kind for kind, classes in _KINDS.items() if isinstance(client, classes))
@@ -150,7 +150,7 @@ class ClientCollector(Collector):
         return wanted
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry."""
+        """Return the metrics for the registry."""
         deadline = time.monotonic() + LOOP_SECONDS
         with self._lock:
             producers, readers = list(self._producers.items()), list(self._readers.items())
@@ -186,7 +186,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 def _ask_all(
     clients: list[tuple[Any, _Watched]], sample: Callable[[Any, str], Sample], deadline: float
 ) -> list[Sample]:
-    """Ask each client how it is, on its loop where it has one; without those whose loop is gone or does not answer."""
+    """Sample each client, on its loop if it has one; without those whose loop is closed or does not respond."""
     asked = []
     for client, (name, loop) in clients:
         future: Future[Sample] = Future()
@@ -196,7 +196,7 @@ def _ask_all(
         else:
             try:
                 loop.call_soon_threadsafe(answer)
-            except RuntimeError:  # The loop is closed, and nothing of its clients is left to be told.
+            except RuntimeError:  # The loop is closed, with nothing of its clients left to sample.
                 continue
         asked.append(future)
     found = []
@@ -231,7 +231,7 @@ def _sample_reader(core: Consumer | AsyncConsumer | Reader | AsyncReader, name: 
         return _ReaderSample(name, core.calls(), None)
     positions: dict[TopicPartition, tuple[int, int | None]] = {}
     health = core.health()
-    with contextlib.suppress(HeadraceError):  # It was closed, or lost a partition, meanwhile: its health says so.
+    with contextlib.suppress(HeadraceError):  # It was closed, or lost a partition: its health reports that.
         positions = {where: (core.position(where), records) for where, records in core.lag().items()}
     return _ReaderSample(name, core.calls(), _ConsumerSample(name, health, positions))
 

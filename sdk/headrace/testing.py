@@ -1,4 +1,4 @@
-"""A real headrace cluster for the tests of programs that use the SDK. Needs `headrace-devcluster`.
+"""Real headrace cluster for the tests of programs that use the SDK. Needs `headrace-devcluster`.
 
 ::
 
@@ -13,8 +13,8 @@
         headrace_cluster.kill("broker-1")
         headrace_cluster.restart("broker-1")
 
-The cluster is a child process (`python -m headrace_devcluster run --control`); it ends, and its data goes, when the
-context ends or this process does, in whatever way.
+The cluster is a child process (`python -m headrace_devcluster run --control`). It ends, and its data is deleted, when
+the context or this process ends in any way.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ INSTALL_DEVCLUSTER = "Install headrace-devcluster: in a clone of headrace, run `
 
 
 class TestClusterError(HeadraceError):
-    """The cluster did not start, or could not do what it was told; the message has the cause."""
+    """The cluster did not start, or could not execute a command; the message has the cause."""
 
     __test__ = False
 
 
 class RunningCluster:
-    """A cluster in a child process. Made by `cluster()`; any thread, one at a time."""
+    """Cluster in a child process. Made by `cluster()`; any thread, one at a time."""
 
     def __init__(self, process: subprocess.Popen[str], state: dict[str, Any]) -> None:
         self._process = process
         self.bootstrap_servers: str = state["bootstrap_servers"]
-        """For `Producer`, `Consumer`, `Reader`, `Admin`."""
+        """Addresses for `Producer`, `Consumer`, `Reader`, `Admin`."""
         self.parts: dict[str, str] = {part["name"]: part["address"] for part in state["parts"]}
         """Name -> host:port: `etcd`, `coordinator-a`, ..., `broker-1`, ..."""
 
     def kill(self, part: str) -> None:
-        """End a part at once, as a crash would."""
+        """Kill a part at once, like a crash."""
         self._tell("kill", part)
 
     def stop(self, part: str) -> None:
@@ -66,7 +66,7 @@ class RunningCluster:
         self._tell("resume", part)
 
     def restart(self, part: str) -> None:
-        """Start a part again, with its data and on its address; stops it first where it runs."""
+        """Start a part again, with its data and on its address; stop it first if it is running."""
         self._tell("restart", part)
 
     def _tell(self, verb: str, part: str) -> None:
@@ -90,14 +90,14 @@ def cluster(*, brokers: int = 3, coordinators: int = 2) -> Iterator[RunningClust
     """Start a cluster on ports that the kernel chooses; stop it at the end. Takes a few seconds.
 
     Raises:
-        InvalidConfigError: the local cluster is not installed.
-        TestClusterError: it did not start; the message has the log of the part that failed.
+        InvalidConfigError: If the local cluster is not installed.
+        TestClusterError: If it did not start; the message has the log of the part that failed.
     """
     if importlib.util.find_spec("headrace_devcluster") is None:
         raise InvalidConfigError("the local cluster is not installed", action=INSTALL_DEVCLUSTER)
     command = [sys.executable, "-m", "headrace_devcluster", "run", "--control", "--any-port"]
     command += ["--brokers", str(brokers), "--coordinators", str(coordinators)]
-    # A session of its own: Ctrl-C ends the test run, and the end of its input then ends the cluster.
+    # Separate session: Ctrl-C ends the test run, and the end of its input then ends the cluster.
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -115,7 +115,7 @@ def cluster(*, brokers: int = 3, coordinators: int = 2) -> Iterator[RunningClust
                 raise TestClusterError(process.stderr.read().strip().removeprefix("error: "))
             yield RunningCluster(process, json.loads(first))
         finally:
-            with contextlib.suppress(BrokenPipeError):  # It has ended: nothing is left to be told.
+            with contextlib.suppress(BrokenPipeError):  # It has ended already.
                 process.stdin.close()
             try:
                 process.wait(STOP_TIMEOUT_SECONDS)
