@@ -1,7 +1,7 @@
-"""Where Spark looks for data sources: every top-level package named `pyspark_*` that has a `DefaultSource`.
+"""Entry point of Spark's search for data sources: every top-level package named `pyspark_*` with a `DefaultSource`.
 
-One of them that fails to import hides all others, so nothing but the source's own module is imported here, and that
-imports nothing beyond pyspark until it is used.
+A failed import of one of them hides all others, so only the source's own module is imported here, which imports only
+pyspark until it is used.
 """
 
 from headrace.spark.source import HeadraceDataSource as DefaultSource

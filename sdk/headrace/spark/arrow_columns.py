@@ -1,7 +1,6 @@
-"""Record batches as Spark takes them: Arrow's, with the columns that the schema names, of the types it holds strictly.
+"""Arrow record batches for Spark, with the columns of the schema and exactly its types.
 
-Values, keys and headers stay where they were received unless small batches are put together. Runs in executors; imports
-pyarrow and pyspark.
+Values, keys and headers are not copied unless small batches are merged. Runs in executors; imports pyarrow and pyspark.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,14 +16,14 @@ from headrace.client.base.records import DecodedBatch
 from headrace.wire.ids import TopicPartition
 
 LEAST_ROWS = 4_096
-"""Smaller batches are put together: each costs Spark as much as thousands of rows."""
+"""Smaller batches are merged: each costs Spark as much as thousands of rows."""
 MOST_ROWS = 16_384
 MOST_BYTES = 16 * 1024 * 1024
-"""Keys and values of one Arrow batch, unless a single record is larger."""
+"""Maximum bytes of keys and values in one Arrow batch, unless a single record is larger."""
 
 
 class ArrowColumns:
-    """Makes Arrow batches for one partition. For one task."""
+    """Creates the Arrow batches of one partition. For one task."""
 
     def __init__(self, schema: StructType, where: TopicPartition) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
@@ -48,7 +47,7 @@ class ArrowColumns:
         self._makers = [makers[field.name] for field in self._schema]
 
     def batches(self, decoded_batches: Iterable[DecodedBatch]) -> Iterator[Any]:
-        """Yield `pyarrow.RecordBatch`es over the records of decoded batches that follow each other."""
+        """Yield `pyarrow.RecordBatch`es over the records of consecutive decoded batches."""
         for group in grouped(decoded_batches):
             count = sum(each.end - each.start for each in group)
             arrays = [
@@ -57,7 +56,7 @@ class ArrowColumns:
             yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _constant(self, name: str, count: int) -> Any:
-        """Return `count` times the same; one long array serves all."""
+        """Return an array of `count` equal values; all are slices of one long array."""
         known = self._constants.get(name)
         if known is None or len(known) < count:
             size = max(count, MOST_ROWS)
@@ -72,7 +71,7 @@ class ArrowColumns:
 
 
 def grouped(decoded_batches: Iterable[DecodedBatch]) -> Iterator[list[DecodedBatch]]:
-    """Put small decoded batches together and cut large ones, so that every group is of a size that suits Spark."""
+    """Merge small decoded batches and divide large ones, so that every group has a size that suits Spark."""
     group: list[DecodedBatch] = []
     rows = size = 0
     for decoded in decoded_batches:
@@ -88,7 +87,7 @@ def grouped(decoded_batches: Iterable[DecodedBatch]) -> Iterator[list[DecodedBat
 
 
 def pieces(decoded: DecodedBatch) -> Iterator[DecodedBatch]:
-    """Cut a decoded batch into pieces of at most `MOST_ROWS` and, unless one record is larger, about half of
+    """Divide a decoded batch into pieces of at most `MOST_ROWS` and, unless one record is larger, about half of
     `MOST_BYTES`.
     """
     count = decoded.end - decoded.start
@@ -99,7 +98,7 @@ def pieces(decoded: DecodedBatch) -> Iterator[DecodedBatch]:
     step = max(1, min(MOST_ROWS, count * (MOST_BYTES // 4) // max(1, size)))
     for start in range(0, count, step):
         piece = decoded.cut(start, min(count, start + step))
-        # Records of very unequal sizes: where the average deceives, halves are looked at again.
+        # For records of very unequal sizes the average is not representative, so halves are divided again.
         if _bytes(piece) > MOST_BYTES // 2 and piece.end - piece.start > 1:
             half = (piece.end - piece.start) // 2
             yield from pieces(piece.cut(0, half))
@@ -109,17 +108,17 @@ def pieces(decoded: DecodedBatch) -> Iterator[DecodedBatch]:
 
 
 def values_of(decoded_batches: list[DecodedBatch]) -> Any:
-    """Return the values as one binary array; not copied where they are of one decoded batch."""
+    """Return the values as one binary array; not copied if they are of one decoded batch."""
     return _joined([_cut(each, each.columns.to_arrow_values()) for each in decoded_batches])
 
 
 def keys_of(decoded_batches: list[DecodedBatch]) -> Any:
-    """Return the keys as one binary array; not copied where they are of one decoded batch."""
+    """Return the keys as one binary array; not copied if they are of one decoded batch."""
     return _joined([_cut(each, each.columns.to_arrow_keys()) for each in decoded_batches])
 
 
 def _bytes(decoded: DecodedBatch) -> int:
-    """How many bytes keys and values have."""
+    """Return the bytes of keys and values."""
     columns, start, end = decoded.columns, decoded.start, decoded.end
     size = int(columns.value_column.offsets[end]) - int(columns.value_column.offsets[start])
     if columns.key_column is not None:
@@ -128,7 +127,7 @@ def _bytes(decoded: DecodedBatch) -> int:
 
 
 def _cut(decoded: DecodedBatch, array: Any) -> Any:
-    """Return the decoded batch's part of a whole batch's column."""
+    """Return the decoded batch's part of a column of the whole batch."""
     count = decoded.end - decoded.start
     return array if count == len(array) else array.slice(decoded.start, count)
 
@@ -146,7 +145,7 @@ def _offsets(decoded: DecodedBatch) -> npt.NDArray[np.int64]:
 
 
 def _micros(decoded: DecodedBatch) -> npt.NDArray[np.int64]:
-    """Timestamps in microseconds, which is what Spark has."""
+    """Return timestamps in microseconds, as in Spark."""
     times = decoded.columns.timestamps_ms
     if times is None:
         return np.full(decoded.end - decoded.start, decoded.columns.header.base_timestamp_ms * 1000, np.int64)
@@ -159,5 +158,5 @@ def _numbers(numbers: npt.NDArray[Any], arrow_type: Any) -> Any:
 
 
 def _typed(array: Any, arrow_type: Any) -> Any:
-    """Return the array under Spark's own type: other names of a list's child and nullability, the same bytes."""
+    """Return the array with Spark's type: other names of a list's child and nullability, the same bytes."""
     return array if array.type == arrow_type else array.cast(arrow_type)

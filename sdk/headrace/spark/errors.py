@@ -9,7 +9,7 @@ log = logging.getLogger("headrace.spark")
 
 
 class DataLossError(HeadraceError):
-    """Records that the query should read are no longer in the log; the message names partition, offsets and number.
+    """Records that the query must read are no longer in the log; the message has partition, offsets and number.
 
     Retention has overtaken the query. Keep records longer, or continue without them.
     """
@@ -23,8 +23,8 @@ class DataLossError(HeadraceError):
 
 
 class OtherRowsError(HeadraceError):
-    """A micro-batch or task that is tried again does not have the rows that an earlier try stored, so that it
-    is unknown which of its rows are stored. Make its rows the same in every try, or let them be stored twice.
+    """A retried micro-batch or task lacks rows that an earlier try stored, so it is unknown which of its rows are
+    stored. Make its rows deterministic, or allow duplicates.
     """
 
     def __init__(self, message: str) -> None:
@@ -37,10 +37,10 @@ class OtherRowsError(HeadraceError):
 
 
 def check_data_loss(losses: Sequence[object], fail_on_data_loss: bool) -> None:
-    """Raise what is lost, or log it, as the option says; each entry says where and how much.
+    """Raise an error for lost records, or log it, as the option states; each entry describes one loss.
 
     Raises:
-        DataLossError: something is lost, and that must end the query.
+        DataLossError: If records are lost and `fail_on_data_loss` is set.
     """
     if losses and fail_on_data_loss:
         raise DataLossError("; ".join(map(str, losses)))

@@ -1,8 +1,8 @@
-"""Conditions that Spark pushes down, as what need not be read. Pure but for pyspark's own classes.
+"""Filters that Spark pushes down, converted to ranges that need not be read. Pure except for pyspark's classes.
 
-`topic`, `partition` and `offset` decide exactly which records are read, so Spark need not look at these conditions
-again. A lower bound of `timestamp` moves the start to the first record that is not older; records behind it may be
-older, so Spark looks again. Nothing follows from an upper bound: a later record may be older.
+Filters on `topic`, `partition` and `offset` are applied exactly, so Spark need not evaluate them again. A lower bound
+of `timestamp` moves the start to the first record that is not older; later records may be older, so Spark evaluates it
+again. An upper bound has no effect: a later record may be older.
 """
 
 from collections.abc import Iterable
@@ -32,23 +32,23 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(slots=True)
 class Pushed:
-    """What conditions leave to be read. Changed by `take` alone."""
+    """Combined effect of pushed filters. Changed by `take` only."""
 
     topics: set[str] | None = None
-    """None: all."""
+    """`None` means all."""
     partitions: set[int] | None = None
     first_partition: int = 0
     end_partition: int = _NO_END
     start: int = 0
     end: int = _NO_END
-    """Offsets, the end exclusive."""
+    """Range of offsets, the end exclusive."""
     not_before_ms: int = -1
-    """Older records are not wanted; -1: no bound."""
+    """Timestamp below which records are not requested; -1 means no bound."""
     offsets: set[int] | None = None
-    """None: all between them."""
+    """`None` means all in the range."""
 
     def take(self, condition: Filter) -> bool:
-        """Take a condition; return whether it is applied exactly, so that Spark need not apply it again."""
+        """Add a filter; return whether it is applied exactly, so that Spark need not evaluate it again."""
         path: tuple[str, ...] = getattr(condition, "attribute", ())
         if len(path) != 1:
             return False
@@ -81,7 +81,7 @@ class Pushed:
                 return True
             case "offset" if _are_numbers(given):
                 self.offsets = given if self.offsets is None else self.offsets & given
-                # Between the least and the greatest there are others: exact for one alone.
+                # The range includes other values between them: exact for one value only.
                 return len(given) <= 1
             case "timestamp" if len(given) == 1:
                 self._take_time(*given)
@@ -114,7 +114,7 @@ class Pushed:
             self.not_before_ms = max(self.not_before_ms, (value - _EPOCH) // timedelta(milliseconds=1))
 
     def wants(self, where: TopicPartition) -> bool:
-        """Whether anything of a partition is wanted."""
+        """Return whether any record of a partition passes."""
         return (
             (self.topics is None or where.topic in self.topics)
             and (self.partitions is None or where.partition in self.partitions)

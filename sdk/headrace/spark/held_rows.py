@@ -1,6 +1,6 @@
-"""The rows of a task whose micro-batch was tried before: held until it is known which of them are stored.
+"""Rows of a task whose micro-batch was tried before, held until it is known which of them are stored.
 
-They wait in a temporary file; in memory are a digest a row, and nothing else that grows with their number.
+They are in a temporary file; only a digest per row is in memory.
 """
 
 import tempfile
@@ -15,7 +15,7 @@ from headrace.spark.row_digests import NO_PARTITION, NO_TIME, RowKey, row_key, r
 
 
 class HeldRows:
-    """One topic's rows of one task, each with the partition to which it would go."""
+    """Rows of one task for one topic, each with its target partition."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
@@ -23,19 +23,19 @@ class HeldRows:
         self._writer: Any = None
         self._whole = False
         self._partitions: list[int] = []
-        """Of each Arrow batch in the file."""
+        """Partition of each Arrow batch in the file."""
         self._open: Counter[RowKey] = Counter()
         self._taken: Counter[RowKey] = Counter()
         self._with_time = self._with_partition = False
         self.count = 0
-        """Rows that are not known to be stored."""
+        """Number of rows that are not known to be stored."""
 
     def close(self) -> None:
         """Remove the file."""
         self._file.close()
 
     def add(self, share: Share) -> None:
-        """Take rows."""
+        """Add rows."""
         if self._writer is None:
             self._with_time = "timestamp" in share.rows.schema.names
             self._with_partition = "partition" in share.rows.schema.names
@@ -47,7 +47,7 @@ class HeldRows:
         self.count += len(keys)
 
     def take(self, digest: bytes, time_ms: int, partition: int) -> bool:
-        """Note that a record is stored; False: no row that is left is the same."""
+        """Record that a row is stored; return `False` if no remaining row equals it."""
         for at in (time_ms, NO_TIME) if self._with_time else (NO_TIME,):
             for where in (partition, NO_PARTITION) if self._with_partition else (NO_PARTITION,):
                 key = row_key(digest, at, where)
@@ -59,7 +59,7 @@ class HeldRows:
         return False
 
     def left(self) -> Iterator[Share]:
-        """Yield the rows that are not known to be stored, in their order and with their partitions."""
+        """Yield the rows that are not known to be stored, in order, with their partitions."""
         if self._writer is None:
             return
         if not self._whole:

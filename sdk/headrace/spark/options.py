@@ -1,9 +1,9 @@
-"""The values of the data source's options for a reader or writer. Pure.
+"""Parsed options of the data source for a reader or writer. Pure.
 
-Spark hands options over as strings whose names are in lower case. A name that starts with `headrace.` is a setting of
-the SDK's `Reader` or `Producer`, with dots or underscores (`headrace.bootstrap.servers`); all others are in `OPTIONS`.
-Everything that can be wrong with them is an error of one sentence that names the option, and has no cause: Spark shows
-users the whole chain of causes.
+Spark passes options as strings with lower-case names. A name that starts with `headrace.` is a setting of the SDK's
+`Reader` or `Producer`, with dots or underscores (`headrace.bootstrap.servers`); all others are in `OPTIONS`. Every
+error about them is one sentence that names the option, without a cause, because Spark shows users the whole chain of
+causes.
 """
 
 import dataclasses
@@ -37,37 +37,37 @@ _NOT_FOR_SPARK = frozenset(
     | {"partitioner", "interceptors", "return_futures", "producer_id", "producer_epoch"}
 )
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
-"""Spark's own, which it hands to sources and sinks as well."""
+"""Spark's own options, which it passes to sources and sinks as well."""
 _BY_KEY = {option.name.lower(): option for option in OPTIONS}
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What is read: one of the three."""
+    """Topics or partitions to read: one of the three fields is set."""
 
     names: tuple[str, ...] = ()
     pattern: str = ""
     assigned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     option: str = "subscribe"
-    """Which option said it."""
+    """Name of the option that set it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What a reader is told. Goes to executors."""
+    """Options of a reader. Sent to executors."""
 
     settings: Mapping[str, Any]
-    """For `headrace.Reader`, checked."""
+    """Checked settings of `headrace.Reader`."""
     subscription: Subscription
     start: OffsetBound
     end: OffsetBound
     min_partitions: int
-    """0: as many as there are."""
+    """0 means the number of partitions."""
     max_records_per_partition: int
-    """0: any number."""
+    """0 means no limit."""
     max_offsets_per_trigger: int
-    """0: any number."""
+    """0 means no limit."""
     fail_on_data_loss: bool
     push_filters: bool
     include_headers: bool
@@ -76,20 +76,20 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """What a writer is told. Goes to executors."""
+    """Options of a writer. Sent to executors."""
 
     settings: Mapping[str, Any]
-    """For `headrace.Producer`, checked."""
+    """Checked settings of `headrace.Producer`."""
     topic: str
-    """Empty: the column says it."""
+    """Empty means that the column has it."""
     idempotent_retries: bool
 
 
 def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
-    """Check the options of a batch (`BATCH`) or a stream (`STREAM`).
+    """Parse the options of a batch (`BATCH`) or a stream (`STREAM`).
 
     Raises:
-        ConfigError: one is unknown, missing, malformed, or contradicts another.
+        ConfigError: If one is unknown, missing, malformed, or contradicts another.
     """
     options = _Options(given, use)
     group = options.text("commitGroup")
@@ -120,10 +120,10 @@ def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """Check the options of a writer.
+    """Parse the options of a writer.
 
     Raises:
-        ConfigError: one is unknown, missing or malformed.
+        ConfigError: If one is unknown, missing or malformed.
     """
     options = _Options(given, WRITE)
     topic = options.text("topic")
@@ -140,12 +140,12 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def describe_schema_options(given: Mapping[str, str]) -> bool:
-    """Return `includeHeaders` alone, whatever the options are for; the reader checks the others."""
+    """Return `includeHeaders` only, for any use of the options; the reader checks the others."""
     return _Options(given, "").flag("includeHeaders", False)
 
 
 class _Options:
-    """The options as they came, and how each kind is read."""
+    """Unparsed options, with a method for each type of value."""
 
     def __init__(self, given: Mapping[str, str], use: str) -> None:
         self._given = {name.lower(): value for name, value in given.items() if name.lower() not in _SPARKS_OWN}
@@ -205,7 +205,7 @@ class _Options:
         try:
             build(config, settings)
         except ConfigError:
-            for name, value in settings.items():  # The error names the option where one alone is wrong.
+            for name, value in settings.items():  # The error names the option if only one is wrong.
                 self.checked(PREFIX + name.replace("_", "."), config, {name: value})
             raise
         return settings
@@ -274,10 +274,10 @@ class _Options:
 
 
 def json_object(name: str, text: str, otherwise: str = "") -> dict[str, Any]:
-    """Read an option that is a JSON object.
+    """Parse an option that is a JSON object.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: If it is not one.
     """
     try:
         found = json.loads(text)
@@ -296,7 +296,7 @@ def _check_topic(option: str, name: str) -> None:
 
 
 def _value(option: str, text: str, kinds: Iterable[Any]) -> Any:
-    """Turn a string into what the setting takes."""
+    """Convert a string into a value of the setting's type."""
     kinds = tuple(kinds)
     if bool in kinds:
         if text.lower() not in {"true", "false"}:

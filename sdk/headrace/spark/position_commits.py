@@ -1,6 +1,6 @@
 """Commits of a stream's positions to a group without members, so that `headrace group describe` shows its lag.
 
-For observation only: where a stream continues is decided by Spark's checkpoint.
+For observation only: Spark's checkpoint determines where a stream continues.
 """
 
 import logging
@@ -16,14 +16,14 @@ log = logging.getLogger("headrace.spark")
 
 LEAST_INTERVAL_S = 1.0
 IDLE_INTERVAL_S = 3_600.0
-"""A stream at rest commits its positions again after this time, or they would expire."""
+"""Time after which an idle stream commits its positions again, because they would expire."""
 
 
 class StreamCommits:
-    """The commits of one stream. For one thread."""
+    """Commits of one stream. For one thread."""
 
     def __init__(self, admin: Admin, group: str) -> None:
-        """`group`: the group id; empty: nothing is committed."""
+        """`group` is the group id; empty disables commits."""
         self._admin = admin
         self._group = group
         self._positions: dict[TopicPartition, int] = {}
@@ -32,13 +32,13 @@ class StreamCommits:
         self._committed_at = -IDLE_INTERVAL_S
 
     def done(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Commit the next record of each partition, unless the last commit was just now."""
+        """Commit the next record of each partition, unless the last commit was recent."""
         self._positions = dict(positions)
         self._is_due = True
         self._commit_after(LEAST_INTERVAL_S)
 
     def idle(self) -> None:
-        """Commit what is not committed yet, or was committed long ago; called now and then."""
+        """Commit positions that are not committed, or were committed long ago; called periodically."""
         self._commit_after(LEAST_INTERVAL_S if self._is_due else IDLE_INTERVAL_S)
 
     def _commit_after(self, interval_s: float) -> None:

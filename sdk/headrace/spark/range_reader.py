@@ -1,8 +1,8 @@
-"""What an executor does: read one range of offsets from its leader or nearest replica, every checksum looked at.
+"""Read of one range of offsets in an executor, from its leader or nearest replica, with all checksums verified.
 
-The SDK's `Reader` does it all: batches are checked and decoded, leaders are followed, as much is fetched ahead as
-`headrace.prefetch.bytes` allows. Here is what Spark wants beyond that: the range that was planned is read whole, or it
-is said what is missing.
+The SDK's `Reader` does the work: it checks and decodes batches, follows leaders, and fetches ahead up to
+`headrace.prefetch.bytes`. This module adds that the planned range is read completely, or an error states the missing
+records.
 """
 
 import time
@@ -17,7 +17,7 @@ from headrace.spark.ranges import DataLoss, OffsetRange
 from headrace.wire.errors import OffsetOutOfRangeError
 
 READ_TIMEOUT_S = 120.0
-"""So long a task waits for the next record, which is known to be there, before it fails and Spark tries it again."""
+"""Time for which a task waits for the next record, which is known to exist, before it fails and Spark retries it."""
 LOOK_AGAIN_S = 0.1
 END_TIMEOUT_S = 30.0
 
@@ -25,14 +25,14 @@ END_TIMEOUT_S = 30.0
 def read_range(
     settings: Mapping[str, Any], part: OffsetRange, *, fail_on_data_loss: bool, topic_id: bytes = b""
 ) -> Generator[DecodedBatch, None, None]:
-    """Yield the records of a range in order, as the batches that they came in.
+    """Yield the records of a range in order, in the batches in which they were stored.
 
-    `topic_id` is that of the topic in which the range was planned; empty: any of its name.
+    `topic_id` is that of the topic in which the range was planned; empty means any topic of the name.
 
     Raises:
-        DataLossError: the log starts behind the first of them, or came to while they were read.
-        LogTruncationError: the log ends before them, after retries too.
-        HeadraceError: they could not be read within `READ_TIMEOUT_S`.
+        DataLossError: If the log starts after the first record, now or during the read.
+        LogTruncationError: If the log ends before them, also after retries.
+        HeadraceError: If they could not be read within `READ_TIMEOUT_S`.
     """
     position = part.start
     while position < part.end:
@@ -53,13 +53,13 @@ def read_range(
                         position = decoded.end_offset
                 return
             except (OffsetOutOfRangeError, TopicRecreatedError):
-                continue  # Retention came by; what is left of the range is opened anew, which says what is lost.
+                continue  # Retention removed records; the rest of the range is opened again, which reports the loss.
 
 
 def _open(settings: Mapping[str, Any], part: OffsetRange, topic_id: bytes) -> Reader:
-    """Return a reader of a range whose end the log has.
+    """Return a reader of a range whose end is in the log.
 
-    A leader that was elected just now may not know yet how far its predecessor's records are visible.
+    A newly elected leader may not know yet which of its predecessor's records are visible.
     """
     topic, partition = part.where
     deadline = time.monotonic() + END_TIMEOUT_S

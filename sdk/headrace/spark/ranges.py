@@ -1,4 +1,4 @@
-"""Ranges of offsets: what a read consists of, split over tasks, held against the log's start. Pure."""
+"""Ranges of offsets of a read: division over tasks, and comparison with the log start. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class DataLoss:
-    """Records that were wanted and that retention has removed."""
+    """Requested records that retention has removed."""
 
     where: TopicPartition
     wanted: int
-    """The first offset wanted."""
+    """First requested offset."""
     earliest: int
-    """Where the log starts."""
+    """Log start."""
     records: int
-    """How many of the wanted ones are gone."""
+    """Number of requested records that were removed."""
 
     def __str__(self) -> str:
         return (
@@ -40,10 +40,10 @@ class DataLoss:
 
 
 def check_order(ranges: Iterable[OffsetRange], latest: Mapping[TopicPartition, int], start: str, end: str) -> None:
-    """Check the ranges of a batch against each other and the log's end; `start` and `end` name the options.
+    """Check the ranges of a batch for consistency and against the log end; `start` and `end` name the options.
 
     Raises:
-        ConfigError: one starts behind its end, or a bound is behind the log's end.
+        ConfigError: If one starts after its end, or a bound is after the log end.
     """
     for part in ranges:
         last = latest[part.where]
@@ -57,7 +57,7 @@ def check_order(ranges: Iterable[OffsetRange], latest: Mapping[TopicPartition, i
 def within_log(
     ranges: Sequence[OffsetRange], earliest: Mapping[TopicPartition, int]
 ) -> tuple[list[OffsetRange], list[DataLoss]]:
-    """Cut off what the log has no more, and say what that was."""
+    """Remove parts below the log start; also return what was removed."""
     kept, losses = [], []
     for part in ranges:
         first = earliest[part.where]
@@ -69,9 +69,9 @@ def within_log(
 
 
 def split(ranges: Iterable[OffsetRange], min_partitions: int, max_records: int) -> list[OffsetRange]:
-    """Divide ranges over tasks: at most `max_records` each, and at least `min_partitions` tasks (0: any).
+    """Divide ranges over tasks: at most `max_records` each, and at least `min_partitions` tasks (0 means any number).
 
-    Large ranges are divided in proportion, into parts that differ by one record at most; empty ones are left out.
+    Large ranges are divided in proportion, into parts that differ by at most one record; empty ones are omitted.
     """
     full = [part for part in ranges if len(part)]
     counts = [-(-len(part) // max_records) if max_records else 1 for part in full]
@@ -91,10 +91,10 @@ def split(ranges: Iterable[OffsetRange], min_partitions: int, max_records: int) 
 def limited(
     starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], limit: int
 ) -> dict[TopicPartition, int]:
-    """Return ends that are `limit` records away from the starts, all together, shared by how much waits in each.
+    """Return ends that are `limit` records in total after the starts, shared in proportion to the waiting records.
 
-    Whatever waits somewhere gets one record at least, unless there are more partitions than that; shares are rounded by
-    largest remainder, so that their sum is the limit.
+    Every partition with waiting records gets at least one, unless there are more partitions than that; shares are
+    rounded by largest remainder, so that their sum is the limit.
     """
     waiting = {where: end - starts.get(where, 0) for where, end in sorted(ends.items()) if end > starts.get(where, 0)}
     if sum(waiting.values()) <= limit:

@@ -1,7 +1,7 @@
-"""The batch reader: ranges are fixed on the driver once, and read by executors.
+"""Batch reader: ranges are fixed once on the driver, and read by executors.
 
-`partitions` runs where the query is planned, `read` in executors; the object travels there between the two, so it holds
-options and nothing that is open.
+`partitions` runs where the query is planned, `read` in executors. The object is serialised in between, so it has
+options and no open resources.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RangePartition(InputPartition):
-    """One task's range of offsets."""
+    """Range of offsets of one task."""
 
     part: OffsetRange
     topic_id: str = ""
-    """Of the topic that the range is of, in hexadecimal; empty: any of its name."""
+    """Topic id of the range, in hexadecimal; empty means any topic of the name."""
 
     @property
     def value(self) -> str:
-        """What Spark's errors show."""
+        """Text in Spark's errors."""
         return f"{self.part.where} from {self.part.start} to {self.part.end}"
 
 
 def read_partition(options: ReadOptions, schema: StructType, partition: InputPartition) -> Iterator["RecordBatch"]:
-    """Read one task's range. Runs in an executor, where connections are opened only now: its processes fork."""
-    if not isinstance(partition, RangePartition):  # Spark's own, where a query reads nothing.
+    """Read one task's range. Runs in an executor and connects only there, because its processes fork."""
+    if not isinstance(partition, RangePartition):  # Spark's own, for a query that reads nothing.
         return
     from headrace.spark.arrow_columns import ArrowColumns
     from headrace.spark.range_reader import read_range
@@ -56,10 +56,10 @@ def read_partition(options: ReadOptions, schema: StructType, partition: InputPar
 
 
 def make_reader(given: Mapping[str, str], schema: StructType) -> "HeadraceReader":
-    """Make a reader, once everything is checked that can be without asking the cluster.
+    """Return a reader, after all checks that need no request to the cluster.
 
     Raises:
-        ConfigError: an option or the schema does not fit.
+        ConfigError: If an option or the schema is invalid.
     """
     check_read_schema(schema)
     options = read_options(given, BATCH)
@@ -76,11 +76,11 @@ class HeadraceReader(DataSourceReader):
         self._pushed = Pushed()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Fix what is read, and divide it over tasks.
+        """Fix the ranges to read, and divide them over tasks.
 
         Raises:
-            ConfigError: a topic is not there, offsets do not fit the log, or no server answers.
-            DataLossError: the log starts behind an offset that was asked for.
+            ConfigError: If a topic does not exist, offsets are outside the log, or no server responds.
+            DataLossError: If the log starts after a requested offset.
         """
         options = self._options
         with closing(SubscribedCluster(options.settings, options.subscription)) as cluster:
@@ -113,14 +113,14 @@ class HeadraceReader(DataSourceReader):
 
 
 class PushingReader(HeadraceReader):
-    """A reader that takes conditions: the option `pushFilters`.
+    """Reader that accepts filters: the option `pushFilters`.
 
-    A class of its own: Spark refuses one that takes them while `spark.sql.python.filterPushdown.enabled` is off,
-    and says so. And only where it is asked for: Spark keeps what a frame's first query has planned, and reads no more
-    than that in a second query with other conditions (Spark 4.3.0): rows
-    would be missing without an error.
+    A separate class, because Spark raises an error for one that accepts them while
+    `spark.sql.python.filterPushdown.enabled` is off. Used only on request, because Spark (4.3.0) keeps the plan of a
+    data frame's first query, and reads no more than that in a second query with other filters: rows would be missing
+    without an error.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        """Take conditions, and give back those that are not held exactly."""
+        """Accept filters, and yield those that are not applied exactly."""
         return iter([condition for condition in filters if not self._pushed.take(condition)])

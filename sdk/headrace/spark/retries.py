@@ -1,10 +1,10 @@
-"""What the driver does at the end of a micro-batch that was tried before: it sees that every record was found once.
+"""End of a retried micro-batch on the driver: it verifies that every stored record was matched exactly once.
 
-A task cannot know which rows the others have. Where rows are divided among tasks as they were before, each task finds
-what is stored under its own number, and nothing else. Where they are not, or where different tasks have the same row, a
-task also takes a record for its row that another one stored. The driver adds up what was found twice, which it stores
-itself, and what was not found at all, for which there is no cure. A task that finds records under its number that it
-does not have leaves its other rows to the driver: they are stored only if some task found each record.
+A task cannot know the rows of other tasks. If rows are divided as before, each task finds the records stored under its
+own number, and no others. Otherwise, or if tasks share a row, a task also matches its row with a record that another
+task stored. The driver adds up records that were matched several times, whose missing rows it stores itself, and
+records that were not matched, which cannot be repaired. A task that finds records under its number for which it has no
+rows leaves its other rows to the driver: they are stored only if some task matched each record.
 """
 
 from collections import Counter
@@ -27,26 +27,26 @@ from headrace.wire.ids import TopicPartition
 
 @dataclass(slots=True)
 class TaskReport:
-    """What one task found of earlier tries."""
+    """Records of earlier tries that one task found."""
 
     identity: TaskIdentity
     topics: dict[str, TopicReport] = field(default_factory=dict)
 
 
 def settle(options: WriteOptions, columns: Collection[str], reports: Sequence[TaskReport]) -> int:
-    """Compare what all tasks of a micro-batch have found, and store what several of them took for theirs.
+    """Compare the findings of all tasks of a micro-batch, and store rows whose record several tasks matched.
 
     Args:
-        options: of the writer.
-        columns: that rows have.
-        reports: of all tasks that have found earlier tries.
+        options: options of the writer.
+        columns: columns of the rows.
+        reports: reports of all tasks that found earlier tries.
 
     Returns:
-        How many rows were stored now.
+        Number of rows stored now.
 
     Raises:
-        OtherRowsError: earlier tries stored rows that this one does not have.
-        HeadraceError: the cluster could not be asked, or rows not be stored.
+        OtherRowsError: If earlier tries stored rows that this one does not have.
+        HeadraceError: If a request or a write failed.
     """
     shared = {name: value for name, value in options.settings.items() if name in SHARED_SETTINGS}
     identity = reports[0].identity._replace(task=DRIVER_TASK)
@@ -66,7 +66,7 @@ def settle(options: WriteOptions, columns: Collection[str], reports: Sequence[Ta
 
 
 class _Balance:
-    """How many rows took each record of one topic, less how often it is stored."""
+    """Number of rows that matched each record of one topic, less the number of stored copies."""
 
     def __init__(self, topic: str, stored: StoredRows, columns: frozenset[str]) -> None:
         self._topic = topic
@@ -75,10 +75,10 @@ class _Balance:
         self._tasks: set[int] = set()
         self._counts: Counter[RowKey] = Counter()
         self.next_sequences: dict[TopicPartition, int] = {}
-        """Of the driver's own records."""
+        """Next sequence of the driver's own records."""
 
     def add(self, task: int, report: TopicReport) -> None:
-        """Count what a task has found."""
+        """Add the findings of a task."""
         self._tasks.add(task)
         for key, count in report.others.items():
             self._counts[self._bare(key)] += count
@@ -86,10 +86,10 @@ class _Balance:
             self._counts[self._bare(key)] -= count
 
     def missing(self) -> Counter[RowKey]:
-        """Return the rows to store: those beyond the records that are stored already.
+        """Return the rows to store: those beyond the stored records.
 
         Raises:
-            OtherRowsError: there are records that no row took.
+            OtherRowsError: If there are records that no row matched.
         """
         for where, task, decoded, next_sequence in self.read():
             if task == DRIVER_TASK:
@@ -105,11 +105,11 @@ class _Balance:
         return +self._counts
 
     def read(self) -> Iterator[StoredPart]:
-        """Read all that the micro-batch has in the topic."""
+        """Read all records of the micro-batch in the topic."""
         return self._stored.read(self._stored.places(self._topic, all_tasks=True))
 
     def take(self, wanted: Counter[RowKey], part: StoredPart) -> Iterator[DecodedBatch]:
-        """Yield the records of a part that are wanted, one by one and as often as they are; they are then no more."""
+        """Yield the wanted records of a part, one by one and as often as wanted; decrement `wanted`."""
         for at, (digest, time_ms) in enumerate(stored_parts(part.decoded)):
             key = self._bare(row_key(digest, time_ms, part.where.partition))
             for _ in range(wanted.pop(key, 0)):
@@ -119,7 +119,7 @@ class _Balance:
         return bare(key, with_time=self.with_time, with_partition=self._with_partition)
 
     def _cancel(self) -> None:
-        """Set off against each other what only differs in what a row has not said: its time, or its partition."""
+        """Offset entries that differ only in fields that a row does not have: its time, or its partition."""
         spare: dict[bytes, int] = Counter()
         for key, count in self._counts.items():
             if count < 0:
@@ -142,7 +142,7 @@ def _store(
     missing: Counter[RowKey],
     deferred: Sequence[DeferredRows],
 ) -> int:
-    """Store records once more, each next to the one that several rows took, and what tasks left."""
+    """Store records again, each in the partition of the one that several rows matched, and rows left by tasks."""
     count = missing.total()
     settings = {**options.settings, "producer_id": identity.producer_id, "producer_epoch": identity.batch_id}
     with Producer(**settings) as producer:

@@ -1,8 +1,8 @@
-"""Which rows of an Arrow batch go to which topic and partition. Pure but for pyarrow; no step of Python a row but one.
+"""Topic and partition of the rows of an Arrow batch. Pure except for pyarrow; at most one Python step per row.
 
-Rows go where the column `partition` says; else by their key, as the SDK's producers do it; else to a partition that
-changes from batch to batch. All of it follows from the rows and from who writes them, so that a second try does the
-same.
+Rows go to the partition in the column `partition`; else by their key, as in the SDK's producers; else to a partition
+that changes from batch to batch. The choice depends only on the rows and on the writing task, so a retry makes the same
+one.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from headrace.client.base.partitioner import partition_for_key
 
 
 class Share(NamedTuple):
-    """Rows that go to one partition, in their order."""
+    """Rows for one partition, in order."""
 
     topic: str
     partition: int
@@ -27,10 +27,10 @@ class Share(NamedTuple):
 
 
 def by_topic(rows: Any, topic: str) -> Iterator[tuple[str, Any]]:
-    """Yield each topic's rows; `topic` is that of all, or empty where the column says it.
+    """Yield each topic's rows; `topic` is that of all, or empty if the column has it.
 
     Raises:
-        SerializationError: a row without a topic.
+        SerializationError: If a row has no topic.
     """
     if topic:
         yield topic, rows
@@ -47,13 +47,13 @@ def by_partition(topic: str, rows: Any, count: int, keyless: int) -> Iterator[Sh
     """Yield each partition's rows, partitions ascending.
 
     Args:
-        topic: of all rows.
+        topic: topic of all rows.
         rows: a `pyarrow.RecordBatch`.
-        count: how many partitions the topic has.
-        keyless: where rows go that say nothing.
+        count: number of partitions of the topic.
+        keyless: partition of rows with neither partition nor key.
 
     Raises:
-        SerializationError: a row's partition is not there.
+        SerializationError: If a row's partition does not exist.
     """
     chosen = partitions_of(rows, count, keyless)
     if chosen is None:
@@ -72,7 +72,7 @@ def by_partition(topic: str, rows: Any, count: int, keyless: int) -> Iterator[Sh
 
 
 def partitions_of(rows: Any, count: int, keyless: int) -> npt.NDArray[np.int64] | None:
-    """Return each row's partition; None: no row says anything."""
+    """Return each row's partition; `None` if no row has a partition or a key."""
     names = rows.schema.names
     keys = rows.column("key") if "key" in names else None
     if keys is not None and keys.null_count == len(keys):

@@ -1,6 +1,6 @@
-"""What makes two rows the same: key and value, and headers and timestamp where the query gives them.
+"""Equality of rows: key and value, and headers and timestamp if the query has them.
 
-A row to write and a stored record have the same `RowKey` then, whatever their order and places.
+A row to write and a stored record then have the same `RowKey`, regardless of order and position.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from headrace.client.base.records import DecodedBatch
 from headrace.spark.arrow_columns import keys_of, values_of
 
 RowKey = bytes
-"""A digest of 16 bytes, then timestamp in ms and partition where these belong to the row, as int64 and int32."""
+"""Digest of 16 bytes, then timestamp in ms and partition if these belong to the row, as int64 and int32."""
 DIGEST_BYTES = 16
 NO_TIME = -(2**63)
 NO_PARTITION = -1
@@ -24,12 +24,12 @@ _PLACE = struct.Struct("<qi")
 
 
 def row_key(digest: bytes, time_ms: int, partition: int) -> RowKey:
-    """Make a key; `NO_TIME` and `NO_PARTITION` where the row does not say them."""
+    """Return a key; `NO_TIME` and `NO_PARTITION` if the row does not have them."""
     return digest + _PLACE.pack(time_ms, partition)
 
 
 def bare(key: RowKey, *, with_time: bool, with_partition: bool) -> RowKey:
-    """Take from a stored record's key what rows of the query do not say."""
+    """Remove the fields from a stored record's key that rows of the query do not have."""
     time_ms, partition = _PLACE.unpack_from(key, DIGEST_BYTES)
     return row_key(key[:DIGEST_BYTES], time_ms if with_time else NO_TIME, partition if with_partition else NO_PARTITION)
 
@@ -54,7 +54,7 @@ def row_parts(rows: Any) -> Iterator[tuple[bytes, int, int]]:
 
 
 def times_of(rows: Any) -> list[int | None] | None:
-    """Return the column `timestamp` in ms since 1970; None: there is none."""
+    """Return the column `timestamp` in ms since 1970; `None` if there is none."""
     if "timestamp" not in rows.schema.names:
         return None
     micros = rows.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()

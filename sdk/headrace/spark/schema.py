@@ -1,4 +1,4 @@
-"""The columns: all of them, and whether a schema of the user's own fits."""
+"""Columns of a read, and the check of a user's schema."""
 
 from pyspark.sql.types import (
     ArrayType,
@@ -25,20 +25,20 @@ COLUMNS: dict[str, DataType] = {
     "timestamp": TimestampType(),
     "headers": ArrayType(HEADER),
 }
-"""What records consist of, in the order in which readers give it."""
+"""Columns of records, in the readers' order."""
 
 
 def full_schema(include_headers: bool) -> StructType:
-    """Return the schema of a reader that was not told one."""
+    """Return the schema of a reader without a user's schema."""
     names = [name for name in COLUMNS if include_headers or name != "headers"]
     return StructType([StructField(name, COLUMNS[name]) for name in names])
 
 
 def check_read_schema(schema: StructType) -> None:
-    """Check a schema that the user may have given.
+    """Check a schema that may be the user's.
 
     Raises:
-        ConfigError: a column is not there or has another type.
+        ConfigError: If a column does not exist or has another type.
     """
     if not len(schema):
         raise ConfigError("schema: it names no column", action=f"There are: {', '.join(COLUMNS)}.")
@@ -57,5 +57,5 @@ def check_read_schema(schema: StructType) -> None:
 
 
 def _same(given: DataType, known: DataType) -> bool:
-    """Whether two types are the same but for what may be null."""
+    """Return whether two types are equal except for nullability."""
     return given.simpleString() == known.simpleString()

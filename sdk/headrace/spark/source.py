@@ -1,7 +1,7 @@
-"""The data source that Spark finds by the name `headrace`. See `docs/guides/spark.md` for its options.
+"""Data source that Spark finds by the name `headrace`. `docs/guides/spark.md` has its options.
 
-This module is imported in every Python process in which Spark looks for data sources, whatever it looks for: it imports
-pyspark only, and the rest when a reader or writer is made.
+This module is imported in every Python process in which Spark looks for data sources, so it imports pyspark only, and
+the rest when a reader or writer is created.
 """
 
 from typing import TYPE_CHECKING
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from headrace.spark.writer import HeadraceStreamWriter, HeadraceWriter
 
 MINIMUM_VERSION = (4, 2)
-"""Earlier ones do not honour a limit of a micro-batch after a restart, and lack what the stream reader is made of."""
+"""Earlier versions do not apply a limit of a micro-batch after a restart, and lack APIs of the stream reader."""
 
 
 def check_version(version: str) -> None:
     """Check the version of pyspark.
 
     Raises:
-        ConfigError: it is too old; install a later one.
+        ConfigError: If it is too old; install a later one.
     """
     from headrace.client.base.errors import ConfigError
 
@@ -32,7 +32,7 @@ def check_version(version: str) -> None:
 
 
 class HeadraceDataSource(DataSource):
-    """Makes readers and writers from options. Spark makes one where it is needed, in processes of its own."""
+    """Creates readers and writers from options. Spark creates one where needed, in separate processes."""
 
     @classmethod
     def name(cls) -> str:
@@ -40,35 +40,35 @@ class HeadraceDataSource(DataSource):
         return "headrace"
 
     def schema(self) -> StructType:
-        """Return the columns that are read where the user gives no schema."""
+        """Return the columns of a read without a user's schema."""
         from headrace.spark.options import describe_schema_options
         from headrace.spark.schema import full_schema
 
         return full_schema(describe_schema_options(self.options))
 
     def reader(self, schema: StructType) -> "HeadraceReader":
-        """Make a reader of a bounded part of topics."""
+        """Return a reader of a bounded part of topics."""
         check_version(pyspark.__version__)
         from headrace.spark.reader import make_reader
 
         return make_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> "HeadraceStreamReader":
-        """Make a reader of topics as they grow."""
+        """Return a reader of growing topics."""
         check_version(pyspark.__version__)
         from headrace.spark.stream_reader import HeadraceStreamReader
 
         return HeadraceStreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> "HeadraceWriter":
-        """Make a writer of a query's rows."""
+        """Return a writer of a query's rows."""
         check_version(pyspark.__version__)
         from headrace.spark.writer import HeadraceWriter
 
         return HeadraceWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "HeadraceStreamWriter":
-        """Make a writer of a streaming query's rows."""
+        """Return a writer of a streaming query's rows."""
         check_version(pyspark.__version__)
         from headrace.spark.writer import HeadraceStreamWriter
 

@@ -1,4 +1,4 @@
-"""Where reading starts or ends, as options say it, and what that means once the log's offsets are known. Pure."""
+"""Start or end of a read as an option, and its resolution to offsets. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,27 +10,27 @@ from headrace.wire.ids import TopicPartition
 EARLIEST, LATEST = "earliest", "latest"
 _WORDS = {-2: EARLIEST, -1: LATEST}
 MAX_TIME_MS = 253_402_300_799_999
-"""The end of the year 9999: a number beyond it is no time in ms."""
+"""End of the year 9999: a larger number is no time in ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetBound:
-    """One end of what is read: a word for all partitions, a time for all, or a number for each."""
+    """Bound of a read: a word for all partitions, a time for all, or a number for each."""
 
     option: str
-    """Which option said it."""
+    """Name of the option that set it."""
     word: str = ""
     time_ms: int = -1
-    """-1: none."""
+    """-1 means none."""
     offsets: Mapping[TopicPartition, int] | None = None
-    """-2 is the earliest, -1 the latest."""
+    """-2 means the earliest, -1 the latest."""
     times_ms: Mapping[TopicPartition, int] | None = None
 
     def check_covers(self, partitions: Iterable[TopicPartition]) -> None:
         """Check that a map names every partition that is read, and no other.
 
         Raises:
-            ConfigError: it does not.
+            ConfigError: If it does not.
         """
         named = self.offsets if self.offsets is not None else self.times_ms
         if named is None:
@@ -46,7 +46,7 @@ class OffsetBound:
             raise ConfigError(f"{self.option} names {others[0]}{_and_more(others)}, which is not read or not there")
 
     def times(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        """Return the times that must be looked up, each with its partitions."""
+        """Return the times to look up, each with its partitions."""
         found: dict[int, list[TopicPartition]] = {}
         for where in partitions:
             time_ms = self.times_ms[where] if self.times_ms is not None else self.time_ms
@@ -61,7 +61,7 @@ class OffsetBound:
         latest: Mapping[TopicPartition, int],
         at_times: Mapping[TopicPartition, int],
     ) -> int:
-        """Return the offset in one partition; `at_times` has what was found for `times`."""
+        """Return the offset in one partition; `at_times` has the results for `times`."""
         if where in at_times:
             return at_times[where]
         word = self.word
@@ -74,25 +74,25 @@ class OffsetBound:
 
 
 def word_bound(word: str, option: str) -> OffsetBound:
-    """Make one for `earliest` or `latest`."""
+    """Return the bound for `earliest` or `latest`."""
     return OffsetBound(option, word=word)
 
 
 def time_bound(time_ms: int, option: str) -> OffsetBound:
-    """Make one for a time in ms since 1970.
+    """Return the bound for a time in ms since 1970.
 
     Raises:
-        ConfigError: that is no time.
+        ConfigError: If it is no time.
     """
     _check_time(time_ms, option)
     return OffsetBound(option, time_ms=time_ms)
 
 
 def offsets_bound(given: Mapping[str, Any], option: str) -> OffsetBound:
-    """Make one from `{topic: {partition: offset}}`.
+    """Return the bound for `{topic: {partition: offset}}`.
 
     Raises:
-        ConfigError: it is not like that.
+        ConfigError: If it has another form.
     """
     offsets = _numbers(given, option, "an offset")
     for where, offset in offsets.items():
@@ -102,10 +102,10 @@ def offsets_bound(given: Mapping[str, Any], option: str) -> OffsetBound:
 
 
 def times_bound(given: Mapping[str, Any], option: str) -> OffsetBound:
-    """Make one from `{topic: {partition: ms since 1970}}`.
+    """Return the bound for `{topic: {partition: ms since 1970}}`.
 
     Raises:
-        ConfigError: it is not like that.
+        ConfigError: If it has another form.
     """
     times = _numbers(given, option, "a time in ms since 1970")
     for time_ms in times.values():

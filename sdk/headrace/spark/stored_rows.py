@@ -1,4 +1,4 @@
-"""What tries of a micro-batch have stored, looked up at the leaders and read back from the log."""
+"""Records stored by tries of a micro-batch, looked up at the leaders and read from the log."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -25,11 +25,11 @@ class StoredPart(NamedTuple):
     task: int
     decoded: DecodedBatch
     next_sequence: int
-    """Of the task in this partition, behind the batch that they are of."""
+    """Sequence of the task in this partition after the batch of these records."""
 
 
 class StoredRows:
-    """The records of one micro-batch of one query. For one thread; `admin` is the caller's."""
+    """Records of one micro-batch of one query. For one thread; the caller owns `admin`."""
 
     def __init__(self, settings: Mapping[str, Any], admin: Admin, identity: TaskIdentity) -> None:
         self._settings = settings
@@ -37,11 +37,11 @@ class StoredRows:
         self._identity = identity
 
     def places(self, topic: str, *, all_tasks: bool) -> Stored:
-        """Look up where the task's records are, or those of all tasks; has every partition of the topic.
+        """Look up the positions of the task's records, or of all tasks', in every partition of the topic.
 
         Raises:
-            ConfigError: a broker is of a release that cannot tell.
-            HeadraceError: a leader cannot be asked.
+            ConfigError: If a broker's release does not support the look-up.
+            HeadraceError: If a leader cannot be reached.
         """
         who = self._identity
         client_id = self._settings.get("client_id", "")
@@ -57,10 +57,10 @@ class StoredRows:
             ) from error
 
     def read(self, places: Stored) -> Iterator[StoredPart]:
-        """Read what tasks of this micro-batch have stored, a partition after the other, in order.
+        """Read the stored records of tasks of this micro-batch, one partition after another, in order.
 
         Raises:
-            OtherRowsError: some of it is gone, so that nothing can be said of it.
+            OtherRowsError: If some of them were removed, so that the comparison is impossible.
         """
         family = self._identity.producer_id >> PRODUCER_FAMILY_BITS
         for where, (start, end) in places.items():
@@ -84,7 +84,7 @@ class StoredRows:
 
 
 def below(places: Stored, ends: Mapping[TopicPartition, int]) -> Stored:
-    """Return the part of the places that lies before the given ends; a partition without one has none."""
+    """Return the parts of the positions before the given ends; none for a partition without an end."""
     return {
         where: StoredOffsets(start, min(end, ends.get(where, 0))) if 0 <= start < ends.get(where, 0) else _NONE
         for where, (start, end) in places.items()

@@ -1,4 +1,4 @@
-"""The offsets of a stream as its checkpoint has them: plain JSON, so that people can read and programs can write it.
+"""Offsets of a stream in its checkpoint: plain JSON that people can read and programs can write.
 
     {"@init": "startingOffsets"}                              before the first micro-batch, always the same
     {"clicks": {"0": 23, "1": 7}, "@ids": {"clicks": "6f.."}, "@start": {"clicks": {"0": 0, "1": 7}}}
@@ -6,10 +6,10 @@
     {"clicks": {"0": 40, "1": 7}, "@ids": {"clicks": "6f.."}} the end of any other
     "@epochs": {"clicks": {"0": 3, "1": 2}}                   in both: the leader epoch of the record before each end
 
-Spark asks for the initial offset again when the first micro-batch has failed, and has written down nothing but the end
-of that batch. Were the initial offset looked up then, it could be another one; so the start is part of the first end.
-`@ids` tells a topic from one that was created later under its name, `@epochs` what was read from what an unclean
-election has put in its place; a checkpoint of an earlier release has none. No topic's name contains `@`. Pure.
+Spark requests the initial offset again after a failure of the first micro-batch, and has stored only the end of that
+batch. A new look-up of the initial offset could return another one, so the first end includes the start. `@ids`
+distinguishes a topic from a later one of its name. `@epochs` detects records that an unclean election replaced; a
+checkpoint of an earlier release has none. No topic's name contains `@`. Pure.
 """
 
 from collections.abc import Mapping
@@ -26,15 +26,15 @@ INIT, IDS, START, EPOCHS = "@init", "@ids", "@start", "@epochs"
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets:
-    """The position of a stream: the next record to read of each partition."""
+    """Position of a stream: the next record to read of each partition."""
 
     ends: Mapping[TopicPartition, int] = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    """Of the topics that `ends` are of, in hexadecimal."""
+    """Ids of the topics in `ends`, in hexadecimal."""
     starts: Mapping[TopicPartition, int] | None = None
-    """Where the first micro-batch starts; None in all others."""
+    """Start of the first micro-batch; `None` in all others."""
     epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The leader epoch of the record before each end; absent: not known."""
+    """Leader epoch of the record before each end; omitted if unknown."""
 
     def to_json(self) -> OffsetJson:
         """Return the JSON that the checkpoint stores."""
@@ -53,10 +53,10 @@ def initial_offset() -> OffsetJson:
 
 
 def parse_offsets(written: Mapping[str, Any]) -> StreamOffsets | None:
-    """Read what the checkpoint has; None: the initial offset.
+    """Parse an offset of the checkpoint; `None` for the initial offset.
 
     Raises:
-        ConfigError: it is none of ours.
+        ConfigError: If it is not an offset of this source.
     """
     if INIT in written:
         return None
@@ -85,7 +85,7 @@ def ranges_between(before: StreamOffsets | None, after: StreamOffsets) -> list[O
 
 
 def known_starts(before: StreamOffsets, topic_ids: Mapping[str, str]) -> dict[TopicPartition, int]:
-    """Return the next offsets of the topics with these ids. A topic that was created again has none."""
+    """Return the next offsets of the topics with these ids; a re-created topic has none."""
     return {
         where: end
         for where, end in before.ends.items()

@@ -1,11 +1,11 @@
-"""The stream reader: micro-batches between offsets that Spark's checkpoint keeps, so that each record counts once.
+"""Stream reader: micro-batches between offsets in Spark's checkpoint, so that each record counts once.
 
-All but `read` runs in one process next to the driver, one call at a time, for as long as the query runs. What Spark
-writes down is the end of a micro-batch before it runs; after a restart the same end comes back, and everything a
-micro-batch reads follows from the two offsets around it.
+All methods except `read` run in one process next to the driver, one call at a time, during the whole query. Spark
+stores the end of a micro-batch before it runs it. After a restart the same end is passed again, and the records of a
+micro-batch depend only on its two offsets.
 
-Spark asks for the latest offset dozens of times a second while there is nothing new: an answer that brought nothing is
-waited with, so that the cluster is asked `IDLE_ASKS_A_SECOND` at most.
+Spark requests the latest offset dozens of times a second while there are no new records. A result without progress is
+therefore delayed, so that the cluster receives at most `IDLE_ASKS_A_SECOND` requests.
 """
 
 import logging
@@ -52,29 +52,29 @@ IDLE_ASKS_A_SECOND = 20
 
 
 class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads topics as they grow. See the module for which process calls what."""
+    """Reads topics as they grow. The module's docstring states which process calls which method."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
-        """Check nothing yet: Spark (4.2, 4.3) hides an error from here behind one of its own, as it stops the reader
+        """Check nothing yet: Spark (4.2, 4.3) replaces an error raised here by its own, because it stops the reader
         that it did not get.
         """
         self._given, self._schema = given, schema
         self._view: SubscribedCluster | None = None
         self._commits: StreamCommits | None = None
         self._target: StreamOffsets | None = None
-        """Where `availableNow` ends."""
+        """End of the query with `availableNow`."""
         self._latest: StreamOffsets | None = None
         self._leader_epochs: dict[TopicPartition, int] = {}
-        """Of the leaders that said so."""
+        """Last known epochs of the leaders."""
         self._ask_at = 0.0
-        """Not before then is the cluster asked again."""
+        """Earliest time of the next request to the cluster."""
 
     @cached_property
     def _options(self) -> ReadOptions:
-        """What it was told, checked when it is first used: as far as it can be without asking the cluster.
+        """Options, checked on first use as far as possible without a request to the cluster.
 
         Raises:
-            ConfigError: an option or the schema does not fit.
+            ConfigError: If an option or the schema is invalid.
         """
         check_read_schema(self._schema)
         return read_options(self._given, STREAM)
@@ -83,9 +83,9 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return a placeholder for the start; the first micro-batch resolves it.
 
         Raises:
-            ConfigError: an option or the schema does not fit.
+            ConfigError: If an option or the schema is invalid.
         """
-        _ = self._options  # A query that continues from a checkpoint reads them when it asks for the limit.
+        _ = self._options  # A query that continues from a checkpoint checks them when it requests the limit.
         return initial_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -94,15 +94,15 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix where the query ends: at what is there now."""
+        """Fix the end of the query at the present log ends."""
         self._target = self._look()
 
     def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:
         """Return the end of the next micro-batch; `start` itself if there is nothing to read.
 
         Raises:
-            ConfigError: a topic is not there, offsets do not fit the log, or no server answers.
-            DataLossError: the next records to read are gone.
+            ConfigError: If a topic does not exist, offsets are outside the log, or no server responds.
+            DataLossError: If the next records to read were removed.
         """
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
         before = parse_offsets(start)
@@ -126,7 +126,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Divide a micro-batch over tasks.
 
         Raises:
-            DataLossError: some of its records are gone.
+            DataLossError: If some of its records were removed.
         """
         after = parse_offsets(end)
         assert after is not None, "a micro-batch ends where something was found"
@@ -146,7 +146,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(self._options, self._schema, partition)
 
     def commit(self, end: OffsetJson) -> None:
-        """Take note that everything below `end` is done with: positions are published, nothing depends on them."""
+        """Publish positions below `end`, which is processed; no behaviour depends on them."""
         done = parse_offsets(end)
         if done is not None:
             self._position_commits().done(done.ends)
@@ -167,7 +167,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._commits
 
     def _look(self) -> StreamOffsets:
-        """Ask what there is now."""
+        """Look up the current end offsets."""
         cluster = self._cluster()
         partitions = cluster.partitions()
         found = cluster.answers(partitions, LATEST)
@@ -176,7 +176,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._latest
 
     def _first(self, latest: StreamOffsets, most: int) -> StreamOffsets:
-        """Return the end of the first micro-batch, with its start, even where there is nothing between the two."""
+        """Return the end of the first micro-batch, with its start, even if there are no records between them."""
         cluster, bound = self._cluster(), self._options.start
         partitions = sorted(latest.ends)
         earliest = cluster.offsets(partitions, EARLIEST)
@@ -185,14 +185,14 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for where, start in starts.items():
             if start > ends[where] and bound.offsets is not None:
                 raise ConfigError(f"{bound.option}: {start} for {where} is past its end, {ends[where]}")
-            ends[where] = max(ends[where], start)  # What was found by time may have been written since.
+            ends[where] = max(ends[where], start)  # The record found by time may have been written after the look-up.
         _, losses = within_log([OffsetRange(where, starts[where], ends[where]) for where in partitions], earliest)
         check_data_loss(losses, self._options.fail_on_data_loss)
         ends = limited(starts, ends, most) if most else ends
         return StreamOffsets(ends, latest.topic_ids, starts, self._epochs(StreamOffsets(), ends, latest.topic_ids))
 
     def _next(self, before: StreamOffsets, latest: StreamOffsets, most: int) -> StreamOffsets:
-        """Return the end of any other micro-batch. What was never heard of is read from its offset 0 on."""
+        """Return the end of any other micro-batch. Unknown partitions are read from offset 0."""
         self._look_for_gone(before, latest)
         starts = known_starts(before, latest.topic_ids)
         shorter = [where for where, end in latest.ends.items() if end < starts.get(where, 0)]
@@ -203,7 +203,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             starts[where] = min(point, latest.ends[where])
         ends = {where: max(end, starts.get(where, 0)) for where, end in latest.ends.items()}
         if most:
-            if not self._options.fail_on_data_loss:  # Records that are gone do not count.
+            if not self._options.fail_on_data_loss:  # Removed records do not count.
                 for where, first in self._cluster().offsets(sorted(ends), EARLIEST).items():
                     starts[where] = max(starts.get(where, 0), min(first, ends[where]))
             ends = limited(starts, ends, most)
@@ -213,7 +213,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _epochs(
         self, before: StreamOffsets, ends: Mapping[TopicPartition, int], topic_ids: Mapping[str, str]
     ) -> dict[TopicPartition, int]:
-        """Return the leader epochs of the records before ends; what did not move, or whose leader did not, is known."""
+        """Return the leader epochs of the records before ends; unchanged positions or leaders need no request."""
         found: dict[TopicPartition, int] = {}
         unknown: dict[TopicPartition, int] = {}
         for where, end in ends.items():
@@ -225,9 +225,9 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found | self._cluster().record_epochs(unknown, topic_ids)
 
     def _truncations(self, before: StreamOffsets, now: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return from where on what was read is lost or replaced; `now` has where the logs end.
+        """Return the offsets from which read records are lost or replaced; `now` has the log ends.
 
-        Without an epoch, as in a checkpoint of an earlier release, only a log that is shorter tells.
+        Without an epoch, as in a checkpoint of an earlier release, only a shorter log is detected.
         """
         known = {where: (before.ends[where], before.epochs[where]) for where in now if where in before.epochs}
         found = self._cluster().truncation_points(known, before.topic_ids)
@@ -239,7 +239,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _from_truncation_points(
         self, before: StreamOffsets, ranges: list[OffsetRange], topic_ids: Mapping[str, str]
     ) -> list[OffsetRange]:
-        """Begin where the log parts from what was read, or end the query; what is still as it was read stays."""
+        """Start at the point of divergence, or end the query; ranges without a divergence are unchanged."""
         kept = known_starts(before, topic_ids)
         moving = {part.where: part.end for part in ranges if part.where in kept and part.end != kept[part.where]}
         cut = self._truncations(before, moving)
@@ -251,7 +251,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def _look_for_gone(self, before: StreamOffsets, latest: StreamOffsets) -> None:
-        """See whether a topic was deleted, and what was left to read of it with it."""
+        """Check for deleted topics, and for unread records deleted with them."""
         gone = sorted(name for name, known in before.topic_ids.items() if latest.topic_ids.get(name, known) != known)
         if self._options.subscription.pattern:
             gone += sorted(set(before.topic_ids) - set(latest.topic_ids))

@@ -1,6 +1,6 @@
-"""What the driver asks the cluster: which partitions there are, where their logs start and end.
+"""Requests of the driver to the cluster: subscribed partitions, and the starts and ends of their logs.
 
-One connection, opened when first used; for one thread.
+One connection, opened on first use; for one thread.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _ADMIN_SETTINGS = frozenset(AdminConfig.__dataclass_fields__)
 
 
 class SubscribedCluster:
-    """The cluster as far as a subscription goes."""
+    """Cluster as seen through a subscription."""
 
     def __init__(self, settings: Mapping[str, Any], subscription: Subscription) -> None:
         shared = {name: value for name, value in settings.items() if name in _ADMIN_SETTINGS}
@@ -38,17 +38,17 @@ class SubscribedCluster:
         self._client_id = config.client_id
         self.admin = Admin(**shared)
         self.topic_ids: dict[str, str] = {}
-        """Of the topics that `partitions` found last, in hexadecimal."""
+        """Ids of the topics in the last result of `partitions`, in hexadecimal."""
 
     def close(self) -> None:
         """Close the connections."""
         self.admin.close()
 
     def partitions(self) -> list[TopicPartition]:
-        """Return the partitions that are subscribed to and there now, ascending; notes their topics' ids.
+        """Return the existing subscribed partitions, ascending; store their topics' ids.
 
         Raises:
-            ConfigError: a topic or partition that an option names is not there, or no server answers at the addresses.
+            ConfigError: If a topic or partition named by an option does not exist, or no server responds.
         """
         try:
             topics = self._topics()
@@ -86,7 +86,7 @@ class SubscribedCluster:
             return self._topics()
 
     def topic_ids_of(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the ids of those of some topics that are there, in hexadecimal."""
+        """Return the ids of those topics that exist, in hexadecimal."""
         try:
             topics = self.admin.describe_topics(names) if names else []
         except UnknownTopicError:
@@ -94,7 +94,7 @@ class SubscribedCluster:
         return {topic.name: topic.topic_id.hex() for topic in topics if topic.name in names}
 
     def at_times(self, bound: OffsetBound, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Look up the times that a bound names."""
+        """Look up the times of a bound."""
         found: dict[TopicPartition, int] = {}
         for time_ms, wanted in bound.times(partitions).items():
             found.update(self.offsets(wanted, time_ms))
@@ -110,14 +110,14 @@ class SubscribedCluster:
         """Return a bound's offset in each partition.
 
         Raises:
-            ConfigError: it does not name every partition, or names others.
+            ConfigError: If it does not name every partition, or names others.
         """
         bound.check_covers(partitions)
         at_times = self.at_times(bound, partitions)
         return {where: bound.offset(where, earliest, latest, at_times) for where in partitions}
 
     def bounds(self, partitions: list[TopicPartition]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        """Look up where every log starts and ends."""
+        """Look up the start and the end of every log."""
         return self.offsets(partitions, EARLIEST), self.offsets(partitions, LATEST)
 
     def offsets(self, partitions: Iterable[TopicPartition], at: str | int) -> dict[TopicPartition, int]:
@@ -125,7 +125,7 @@ class SubscribedCluster:
         return {where: answer.offset for where, answer in self.answers(partitions, at).items()}
 
     def answers(self, partitions: Iterable[TopicPartition], at: str | int) -> dict[TopicPartition, OffsetAt]:
-        """As `offsets`, with the leader epochs of who answered."""
+        """Return the results of `offsets` with the leader epochs of the responding leaders."""
         found: dict[TopicPartition, OffsetAt] = {}
         for topic, numbers in _by_topic(partitions).items():
             found.update(self.admin.list_offsets(topic, at, partitions=numbers))
@@ -134,7 +134,7 @@ class SubscribedCluster:
     def truncation_points(
         self, read: Mapping[TopicPartition, tuple[int, int]], topic_ids: Mapping[str, str]
     ) -> dict[TopicPartition, int]:
-        """Look up from where on records that were read are lost or replaced; absent: none are, or the topic is gone.
+        """Look up the offsets from which read records are lost or replaced; omitted if none are, or without a topic.
 
         `read` has the offset up to which a partition was read, and the leader epoch of the record before it.
         """
@@ -143,7 +143,7 @@ class SubscribedCluster:
     def record_epochs(
         self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, str]
     ) -> dict[TopicPartition, int]:
-        """Look up the leader epochs of the records at offsets; absent: the record or the topic is gone."""
+        """Look up the leader epochs of records; omitted if the record or the topic was deleted."""
         return self._look_up(record_epochs, offsets, topic_ids)
 
     def _look_up(
@@ -152,7 +152,7 @@ class SubscribedCluster:
         asked: Mapping[TopicPartition, Any],
         topic_ids: Mapping[str, str],
     ) -> dict[TopicPartition, int]:
-        """Ask about the partitions of one topic after the other, each in the life that `topic_ids` names."""
+        """Run the operation for one topic after another, each in the incarnation of `topic_ids`."""
         found: dict[TopicPartition, int] = {}
         for topic, numbers in _by_topic(asked).items():
             wanted = {number: asked[TopicPartition(topic, number)] for number in numbers}

@@ -1,14 +1,14 @@
-"""What an executor does to write: Arrow batches in, record batches out, each row stored once however often it is tried.
+"""Writes of an executor: Arrow batches in, record batches out, each row stored once regardless of retries.
 
-A task writes under a producer id of its own, made from who writes what (`TaskIdentity`), so leaders can tell what
-earlier tries of its micro-batch have stored. Where they have stored nothing, rows go out as they come. Else the task
-holds its rows, reads what is stored, takes that from its rows, and sends what is left behind it: in whatever order its
-rows come, and whatever became of the topic's partitions. Rows that another task stored when the rows were divided in
-another way are found, too; whether each record was found by as many rows as it is there is for the driver to say, and
-rows that may not be those of the earlier try are left to it (`headrace.spark.retries`).
+A task writes with its own producer id, derived from its `TaskIdentity`, so leaders can report the records that earlier
+tries of its micro-batch have stored. If there are none, rows are sent at once. Otherwise the task holds its rows, reads
+the stored records, removes them from its rows, and sends the rest after them, regardless of the order of its rows and
+of changes in the topic's partitions. Rows that another task stored in another division of the rows are found, too. The
+driver verifies that each record was matched by as many rows as it has copies, and stores rows that may not be those of
+the earlier try (`headrace.spark.retries`).
 
-Two tries at the same time share the sequences of the task: leaders take a sequence once, and the try that comes second
-reads what it met.
+Two concurrent tries share the sequences of the task: leaders accept a sequence once, and the second try reads the
+record that it met.
 """
 
 import contextlib
@@ -37,24 +37,24 @@ from headrace.wire.ids import TopicPartition
 
 SHARED_SETTINGS = frozenset(AdminConfig.__dataclass_fields__)
 MAX_DEFERRED_BYTES = 32 * 1024 * 1024
-"""Rows that a task leaves to the driver at most."""
+"""Maximum bytes of rows that a task leaves to the driver."""
 Ends = Mapping[TopicPartition, int]
 
 
 @dataclass(slots=True)
 class TopicReport:
-    """What a task has found of earlier tries in one topic."""
+    """Records of earlier tries that a task found in one topic."""
 
     others: Counter[RowKey] = field(default_factory=Counter)
-    """Records that other tasks stored and that are the same as rows of this one."""
+    """Records that other tasks stored and that equal rows of this one."""
     left: Counter[RowKey] = field(default_factory=Counter)
     """Records stored under this task's number that are not among its rows."""
     deferred: "DeferredRows | None" = None
-    """Rows that are not stored yet: the driver stores them once it knows that all records are found."""
+    """Rows not stored yet: the driver stores them once it has verified that all records are matched."""
 
 
 class DeferredRows:
-    """Rows that travel to the driver, with their partitions."""
+    """Rows sent to the driver, with their partitions."""
 
     def __init__(self, shares: Iterable[Share]) -> None:
         self._topic = ""
@@ -72,7 +72,7 @@ class DeferredRows:
 
     @property
     def size_bytes(self) -> int:
-        """Of all rows as they travel."""
+        """Size of all rows in serialised form."""
         return sum(map(len, self._data))
 
     def shares(self) -> Iterator[Share]:
@@ -83,15 +83,15 @@ class DeferredRows:
 
 
 class _Target:
-    """A topic that is written to."""
+    """Topic of a write."""
 
     def __init__(self, topic: str, partitions: int, earlier: Stored, held: HeldRows | None) -> None:
         self.topic = topic
         self.partitions = partitions
         self.earlier = earlier
-        """What tries before this one have stored, by all tasks."""
+        """Records that earlier tries have stored, of all tasks."""
         self.held = held
-        """None: nothing was stored by anybody, so rows are sent as they come."""
+        """`None` means that nothing was stored before, so rows are sent at once."""
 
 
 class _Sent(NamedTuple):
@@ -100,11 +100,11 @@ class _Sent(NamedTuple):
 
 
 class TaskWriter:
-    """Writes one task's rows. One thread; a context manager."""
+    """Writes the rows of one task. One thread; a context manager."""
 
     def __init__(self, options: WriteOptions, identity: TaskIdentity, ends: Ends) -> None:
-        """Connect; `ends` is where partitions ended before this try of the micro-batch began, 0 where nothing is said:
-        records of this micro-batch before that are of earlier tries.
+        """Connect. `ends` has the log ends before this try of the micro-batch, 0 if unknown: records of this
+        micro-batch below them are of earlier tries.
         """
         self._options = options
         self._identity = identity
@@ -120,9 +120,9 @@ class TaskWriter:
         self._sent: deque[_Sent] = deque()
         self._turn = identity.task
         self.rows = 0
-        """How many were written, or were there already."""
+        """Number of rows written, or stored before."""
         self.reports: dict[str, TopicReport] = {}
-        """What was found of earlier tries, by topic; has a topic if any task has stored anything in it."""
+        """Findings about earlier tries, by topic; has a topic if any task has stored records in it."""
 
     def __enter__(self) -> "TaskWriter":
         return self
@@ -135,14 +135,14 @@ class TaskWriter:
         if kind is None:
             self._producer.close()
         else:
-            with contextlib.suppress(HeadraceError):  # The one that is on its way says more.
+            with contextlib.suppress(HeadraceError):  # The exception in progress is more specific.
                 self._producer.close(timeout=0.0)
 
     def write(self, rows: Any) -> None:
         """Send the rows of a `pyarrow.RecordBatch`, or hold them; waits only while the buffer is full.
 
         Raises:
-            HeadraceError: rows could not be written, these or earlier ones.
+            HeadraceError: If rows could not be written, these or earlier ones.
         """
         for topic, part in by_topic(rows, self._options.topic):
             target = self._target(topic)
@@ -156,14 +156,14 @@ class TaskWriter:
             self._settle(self._sent.popleft())
 
     def finish(self) -> None:
-        """Send what is held and not stored, and wait until every row is acknowledged.
+        """Send held rows that are not stored, and wait until every row is acknowledged.
 
         Raises:
-            OtherRowsError: another try of this task is at work, or earlier ones stored rows that it does not have, and
-                it has too many others for the driver.
-            HeadraceError: some could not be written.
+            OtherRowsError: If another try of this task is running, or earlier ones stored rows that it does not have,
+                and it has too many others for the driver.
+            HeadraceError: If some could not be written.
         """
-        if self._options.topic:  # A task without rows says what it stored when it had some.
+        if self._options.topic:  # A task without rows must report what it stored when it had some.
             self._target(self._options.topic)
         for target in self._targets.values():
             if target.held is not None and not self._defers(target, target.held):
@@ -189,12 +189,12 @@ class TaskWriter:
         return _Target(topic, len(places), earlier, HeldRows(topic) if tried else None)
 
     def _defers(self, target: _Target, held: HeldRows) -> bool:
-        """Take what is stored from what is held, and continue behind it; return whether the rest goes to the driver.
+        """Remove stored records from the held rows and continue after them; return whether the rest goes to the driver.
 
-        That is where something is stored under this task's number that is not among its rows.
+        It does if records are stored under this task's number that are not among its rows.
 
         Raises:
-            OtherRowsError: this try has stored rows that are not there now, or there is too much for the driver.
+            OtherRowsError: If this try has stored rows that are missing now, or there are too many rows for the driver.
         """
         report = self.reports.get(target.topic, TopicReport())
         strange: Counter[tuple[str, int]] = Counter()
@@ -224,7 +224,7 @@ class TaskWriter:
                         self.rows += 1
                         report.others[row_key(digest, time_ms, where.partition)] += 1
         if strange and any(strange[share.topic, share.partition] for share in held.left()):
-            # They are not the rows of an earlier try, or were divided among tasks in another way: the driver knows.
+            # They are not an earlier try's rows, or were divided differently among tasks, which the driver decides.
             report.deferred = DeferredRows(held.left())
             if report.deferred.size_bytes > MAX_DEFERRED_BYTES:
                 raise OtherRowsError(
@@ -240,7 +240,7 @@ class TaskWriter:
         self._sent.append(_Sent(share, send_share(self._producer, share)))
 
     def _settle(self, sent: _Sent) -> None:
-        """Wait for an acknowledgement; where the leader had it before, see that it is what was to be stored."""
+        """Wait for an acknowledgement; if the leader had the record before, verify that it is the same."""
         rows, start = sent.share.rows, 0
         where = TopicPartition(sent.share.topic, sent.share.partition)
         try:
@@ -256,14 +256,14 @@ class TaskWriter:
         self.rows += start
 
     def _check_same(self, stored: OffsetRange, rows: Any) -> None:
-        """Read back what a leader says it had before: of this try, as an answer was lost, or of another one."""
+        """Read back records that a leader had before: of this try after a lost response, or of another one."""
         wanted = list(row_parts(rows))
         found: list[tuple[bytes, int]] = []
         try:
             for decoded in read_range(self._shared, stored, fail_on_data_loss=True):
                 found += stored_parts(decoded)
         except DataLossError:
-            return  # Retention has it already: this try or the other one has stored it.
+            return  # Retention has removed it already: this try or the other one has stored it.
         if len(found) != len(wanted) or any(
             digest != other or at not in (NO_TIME, time_ms)
             for (digest, at, _), (other, time_ms) in zip(wanted, found, strict=True)

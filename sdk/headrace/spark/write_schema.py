@@ -1,4 +1,4 @@
-"""What can be written: the columns, and whether a query's fit. Imports pyspark."""
+"""Columns of a write, and the check of a query's columns. Imports pyspark."""
 
 from pyspark.sql.types import StructType
 
@@ -13,7 +13,7 @@ WRITABLE: dict[str, tuple[str, ...]] = {
     "partition": ("int",),
     "timestamp": ("timestamp",),
 }
-"""The columns, each with its types as Spark spells them."""
+"""Columns, each with its types in Spark's notation."""
 
 
 def check_write_schema(schema: StructType, topic: str) -> None:

@@ -1,8 +1,8 @@
-"""The writers, batch and stream: checked on the driver, written by executors.
+"""Batch and stream writers: checked on the driver, run by executors.
 
-A writer is made on the driver, travels to executors, and holds nothing that is open. A row is stored when it is
-acknowledged, and a job that fails leaves what it stored: a streaming query's next try finds it and stores the rest. So
-there is something to commit only after such a try (`headrace.spark.retries`), and nothing to take back.
+A writer is created on the driver, serialised to executors, and has no open resources. A row is stored when it is
+acknowledged, and a failed job leaves its stored rows: the next try of a streaming query finds them and stores the rest.
+So a commit has work only after such a try (`headrace.spark.retries`), and an abort has none.
 """
 
 import contextlib
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 ASK_BROKER_S = 5.0
 NO_END = 2**62
-"""Where the leader or a replica in sync does not tell: all that the micro-batch has there counts as earlier."""
+"""Log end if the leader or an in-sync replica is unavailable: all records of the micro-batch there count as earlier."""
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-"""How Spark tells a task of a streaming query which one, and which micro-batch."""
+"""Spark's property names of a task's streaming query and micro-batch."""
 
 
 @dataclass(slots=True)
 class RowsWritten(WriterCommitMessage):
-    """What one task did."""
+    """Result of one task."""
 
     rows: int
     report: "TaskReport | None" = None
-    """What it found of earlier tries of its micro-batch; None: there were none."""
+    """Its findings about earlier tries of its micro-batch; `None` if there were none."""
 
 
 class HeadraceWriter(DataSourceArrowWriter):
-    """Writes a query's rows once."""
+    """Writes the rows of a query once."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         """Check everything before the job starts; see `checked`."""
@@ -54,19 +54,19 @@ class HeadraceWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator["RecordBatch"]) -> WriterCommitMessage:
         """Write one task's rows."""
-        # Not by the streaming query of a foreachBatch: that may write twice in one micro-batch.
+        # Not identified by the streaming query of a foreachBatch, which may write twice in one micro-batch.
         return write_task(self._options, iterator, self._job, 0, {})
 
 
 class HeadraceStreamWriter(DataSourceStreamArrowWriter):
-    """Writes a streaming query's rows, micro-batch by micro-batch."""
+    """Writes the rows of a streaming query, micro-batch by micro-batch."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         """Check everything before the query starts; see `checked`."""
         self._options = checked(given, schema, overwrite, "outputMode('complete'): a topic is only appended to")
         self._columns = tuple(schema.names)
         self._ends = log_ends(self._options) if self._options.idempotent_retries else {}
-        """Spark makes a writer for every try of a micro-batch, before its tasks begin."""
+        """Spark creates a writer for every try of a micro-batch, before its tasks begin."""
         self._job = secrets.token_hex(16)
 
     def write(self, iterator: Iterator["RecordBatch"]) -> WriterCommitMessage:
@@ -78,10 +78,10 @@ class HeadraceStreamWriter(DataSourceStreamArrowWriter):
         return write_task(self._options, iterator, self._job, 0, {})
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """See after an earlier try that every row is stored once; else do nothing, as it is.
+        """Verify after an earlier try that every row is stored once; otherwise do nothing.
 
         Raises:
-            OtherRowsError: the earlier try stored rows that the micro-batch does not have now.
+            OtherRowsError: If the earlier try stored rows that the micro-batch does not have now.
         """
         reports = [found.report for found in messages if isinstance(found, RowsWritten) and found.report is not None]
         if reports:
@@ -90,14 +90,14 @@ class HeadraceStreamWriter(DataSourceStreamArrowWriter):
             settle(self._options, self._columns, reports)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: what is stored stays, and the micro-batch's next try knows it."""
+        """Do nothing: stored rows stay, and the next try of the micro-batch finds them."""
 
 
 def checked(given: Mapping[str, str], schema: StructType, overwrite: bool, complaint: str) -> WriteOptions:
     """Check the rows to write, and that their topic exists.
 
     Raises:
-        ConfigError: an option, the schema or the mode does not fit, the topic is not there, or no server answers.
+        ConfigError: If an option, the schema or the mode is invalid, the topic does not exist, or no server responds.
     """
     if overwrite:
         raise ConfigError(complaint, action="Use append.")
@@ -110,7 +110,7 @@ def checked(given: Mapping[str, str], schema: StructType, overwrite: bool, compl
 
 
 def log_ends(options: WriteOptions) -> dict[TopicPartition, int]:
-    """Look up where the logs end that may be written to, uncommitted records included; where rows name topics, all."""
+    """Look up the ends of the target logs, including uncommitted records; of all topics if rows name topics."""
     with closing(SubscribedCluster(options.settings, Subscription(option="topic"))) as cluster:
         admin = cluster.admin
         replicas = {
@@ -137,7 +137,7 @@ def write_task(
     batch_id: int,
     ends: Mapping[TopicPartition, int],
 ) -> RowsWritten:
-    """Write one task's rows. Runs in an executor, where connections are opened only now: its processes fork."""
+    """Write one task's rows. Runs in an executor and connects only there, because its processes fork."""
     from headrace.spark.identity import TaskIdentity
     from headrace.spark.retries import TaskReport
     from headrace.spark.task_writer import TaskWriter
