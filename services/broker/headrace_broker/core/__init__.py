@@ -1,4 +1,4 @@
-"""The decisions of one partition replica, without I/O: no clock, chance, asyncio, grpc, logging or files.
+"""Protocol logic of one partition replica, without I/O: no clock, randomness, asyncio, gRPC, logging or files.
 
 `replica` is the state machine, `messages` its events and actions, `producers` the sequence windows of idempotent
 producers. `headrace_broker.runtime` performs the actions in order and reports their completion as events.

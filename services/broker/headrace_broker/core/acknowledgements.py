@@ -1,6 +1,6 @@
-"""Produces that wait for the high watermark (acks=all), by the offset that answers them.
+"""Produce requests that wait for the high watermark (acks=all), ordered by end offset.
 
-Owned by a `Leadership`; a token identifies one waiting produce of the driver.
+Owned by a `Leadership`; a token identifies one waiting request of the driver.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import heapq
 
 
 class Acknowledgements:
-    """Tokens in the order of their end offsets."""
+    """Waiting tokens in the order of their end offsets."""
 
     def __init__(self) -> None:
         self._pending: list[tuple[int, int]] = []  # heap of (end offset, token)
@@ -19,7 +19,7 @@ class Acknowledgements:
         return bool(self._waiting)
 
     def add(self, end_offset: int, token: int) -> None:
-        """Wait for `end_offset`."""
+        """Add `token`, which waits for `end_offset`."""
         heapq.heappush(self._pending, (end_offset, token))
         self._waiting.add(token)
 
@@ -28,7 +28,7 @@ class Acknowledgements:
         self._waiting.discard(token)
 
     def release(self, high_watermark: int) -> list[int]:
-        """Remove and return the tokens that `high_watermark` answers, in offset order."""
+        """Remove and return the tokens whose end offset `high_watermark` has reached, in offset order."""
         released = []
         while self._pending and self._pending[0][0] <= high_watermark:
             token = heapq.heappop(self._pending)[1]

@@ -1,6 +1,6 @@
-"""Which fetch of a follower awaits an answer, so that no answer is used twice, late, or of another leader (H6).
+"""Outstanding fetch of a follower. No response is used twice, late, or if it is from another leader (H6).
 
-Owned by a `PartitionReplica`, which calls `follow` and `stop` as its role changes.
+Owned by a `PartitionReplica`, which calls `follow` and `stop` when its role changes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ class FollowerFetches:
     """The fetches of one replica while it follows; a token identifies one of them for the life of the replica."""
 
     def __init__(self) -> None:
-        self._leader_epoch: LeaderEpoch | None = None  # of the leader that is followed; None: none is
+        self._leader_epoch: LeaderEpoch | None = None  # of the followed leader; None means that no leader is followed
         self._last_token = 0
-        self._awaited: int | None = None  # the token of the fetch whose answer may be used
-        self.ahead_offset = Offset(0)  # where its answer begins, if it was sent before the log reached there
+        self._awaited: int | None = None  # token of the fetch whose response may be used
+        self.ahead_offset = Offset(0)  # where its response begins, if it was sent before the log reached that offset
 
     def follow(self, leader_epoch: LeaderEpoch) -> None:
         """Fetch from the leader of `leader_epoch` from now on."""
@@ -23,14 +23,14 @@ class FollowerFetches:
         self._awaited = None
 
     def stop(self) -> None:
-        """Fetch no more: the replica does not follow."""
+        """Stop fetching: the replica no longer follows."""
         self._leader_epoch = self._awaited = None
 
     def begin(self, *, replace: bool = False, ahead_offset: int = 0) -> int | None:
-        """Return the token of a fetch to send; None: it does not follow, or awaits an answer (unless `replace`).
+        """Return the token of a fetch to send; `None` if not following, or if a fetch is outstanding without `replace`.
 
-        `ahead_offset`: the answer is to begin there, and can be used once the log ends there. Such a fetch waits for
-        nothing at the leader, so none takes its place.
+        With `ahead_offset` the response begins there and can be used once the log end reaches it. The leader answers
+        such a fetch at once, so it is never replaced.
         """
         if self._leader_epoch is None:
             return None
@@ -42,11 +42,11 @@ class FollowerFetches:
         return self._awaited
 
     def end(self) -> None:
-        """Await no answer any more, and use none that comes: the connection is gone."""
+        """Drop the outstanding fetch after the connection closed; its response is not used."""
         self._awaited = None
 
     def take_answer(self, token: int, leader_epoch: int) -> bool:
-        """Return whether an answer may be used: it is awaited, role and epoch have not changed. Only once (H6)."""
+        """Return whether a response may be used: it is awaited, and role and epoch have not changed. True once (H6)."""
         if self._leader_epoch is None or token != self._awaited or leader_epoch != self._leader_epoch:
             return False
         self._awaited = None

@@ -1,7 +1,7 @@
-"""What a leader knows of the replicas that copy from it, in one leader epoch (H5).
+"""Progress of the followers of a leader, in one leader epoch (H5).
 
-Owned by a `Leadership`. "Caught up" is as in Kafka: a follower
-is as late as the last moment at which it had everything that the leader had then.
+Owned by a `Leadership`. "Caught up" is as in Kafka: the lag of a follower is the time since it last had all records
+that the leader had at that moment.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from headrace_server.partition_state import Replica
 
 @dataclass(slots=True)
 class Follower:
-    """One follower in one session. Times are monotonic milliseconds."""
+    """Progress of one follower in one session. Times are monotonic milliseconds."""
 
     replica: Replica
     offset: Offset  # its log end, verified against this log
-    durable_offset: Offset  # what it has on stable storage
+    durable_offset: Offset  # it has all below on stable storage
     fetched_ms: int
-    caught_up_ms: int  # at that time it had acknowledged all there was
-    log_end_at_fetch: Offset  # this log's end when it fetched last
-    log_start_offset: int  # where its log begins, also after a loss of power
-    join_after_ms: int = 0  # a proposal to take it in was refused: not again before
+    caught_up_ms: int  # when it last had acknowledged everything
+    log_end_at_fetch: Offset  # this log's end at its last fetch
+    log_start_offset: int  # its durable log start
+    join_after_ms: int = 0  # earliest next proposal to add it, after one was rejected
 
     def acknowledged(self, flushed_only: bool) -> Offset:
         """Return the offset that counts for the high watermark."""
@@ -32,7 +32,7 @@ class Follower:
 
 
 class FollowerTable:
-    """The followers that have fetched in this epoch, by broker."""
+    """Followers that have fetched in this epoch, by broker id."""
 
     def __init__(self, started_ms: int) -> None:
         self.started_ms = started_ms
@@ -42,12 +42,12 @@ class FollowerTable:
         return iter(self._followers.values())
 
     def get(self, replica: Replica) -> Follower | None:
-        """Return the follower in exactly this session, or None."""
+        """Return the follower in exactly this session, or `None`."""
         found = self._followers.get(replica.broker_id)
         return found if found is not None and found.replica == replica else None
 
     def last_session(self, broker_id: int) -> int:
-        """Return the newest broker epoch that has fetched; -1: none."""
+        """Return the newest broker epoch of `broker_id` that has fetched, or `-1` if none has."""
         found = self._followers.get(broker_id)
         return -1 if found is None else found.replica.broker_epoch
 
@@ -62,7 +62,7 @@ class FollowerTable:
         log_end_offset: Offset,
         flushed_only: bool,
     ) -> Follower:
-        """Record a verified fetch: `log_start_offset` is the follower's, `log_end_offset` this log's."""
+        """Record a verified fetch; `log_start_offset` is the follower's, `log_end_offset` this log's."""
         known = self._followers.get(replica.broker_id)
         if known is None or known.replica != replica:
             since_ms = self.started_ms if known is None else known.caught_up_ms
@@ -78,20 +78,20 @@ class FollowerTable:
         return known
 
     def note_heard(self, heard_ms: Mapping[Replica, int], *, log_end_offset: Offset, flushed_only: bool) -> None:
-        """Apply heartbeats: a follower that has everything is caught up while it is alive."""
+        """Apply heartbeats: a follower that has all records stays caught up while it sends them."""
         for follower in self._followers.values():
             at_ms = heard_ms.get(follower.replica, -1)
             if at_ms > follower.caught_up_ms and follower.acknowledged(flushed_only) >= log_end_offset:
                 follower.caught_up_ms = at_ms
 
     def forget(self, broker_id: int) -> None:
-        """Forget what a broker had: it has to fetch again."""
+        """Forget the progress of a broker until it fetches again."""
         self._followers.pop(broker_id, None)
 
     def behind(self, members: Iterable[Replica], at_ms: int, lag_max_ms: int) -> list[Replica]:
-        """Return those of `members` not caught up for `lag_max_ms`; one that never fetched: since the start.
+        """Return the `members` that have not been caught up for more than `lag_max_ms`.
 
-        A broker's sessions count together: one that came back has the time that it would have had before.
+        For a broker that has never fetched the time counts from the start of the epoch, otherwise across its sessions.
         """
         late = []
         for member in members:

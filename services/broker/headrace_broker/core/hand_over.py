@@ -1,50 +1,50 @@
-"""Handing a leadership over in order: appends stop, a successor reaches the log end, then the leader names it (H24).
+"""Controlled hand-over of leadership: appends pause, a successor reaches the log end, the leader names it (H24).
 
-Owned by a `Leadership`. Nothing that was acknowledged is lost, with `acks=1` neither: what the
-leader has appended the successor has too, and nothing is appended after that.
+Owned by a `Leadership`. No acknowledged record is lost, not even with `acks=1`: the successor has all that the leader
+has appended, and the leader appends nothing after that.
 """
 
 from __future__ import annotations
 
 HAND_OVER_MS = 100
-"""Appends stop for at most so long before the successor is named, or the hand-over is abandoned."""
+"""Maximum pause of appends before a successor is named or the hand-over is abandoned."""
 HAND_OVER_RETRY_MS = 1_000
-"""After one that failed appends do not stop again for at least so long."""
+"""Minimum time without a pause after a failed hand-over."""
 
 
 class HandOver:
-    """Whether appends stop, and since which attempt. Times are monotonic milliseconds."""
+    """State of a hand-over: whether appends are paused, and by which attempt. Times are monotonic milliseconds."""
 
     def __init__(self) -> None:
-        self.paused = False  # appends are refused
-        self.proposal: int | None = None  # the write that names a successor, until its end is known
+        self.paused = False  # appends are rejected
+        self.proposal: int | None = None  # the write that names a successor, until its outcome is known
         self._pauses = 0
         self._not_before_ms = 0
-        self._failed = False  # when is not known yet
+        self._failed = False  # failed since the last `may_pause`, which sets `_not_before_ms`
 
     def may_pause(self, at_ms: int) -> bool:
-        """Return whether appends stop already, or may again."""
+        """Return whether appends are paused already or may be paused again."""
         if self._failed:
             self._failed = False
             self._not_before_ms = at_ms + HAND_OVER_RETRY_MS
         return self.paused or at_ms >= self._not_before_ms
 
     def pause(self) -> int:
-        """Stop appends; return the number of this pause."""
+        """Pause appends; return the number of this pause."""
         self.paused = True
         self._pauses += 1
         return self._pauses
 
     def propose(self, number: int) -> None:
-        """Note that the write `number` names a successor: until its end is known nothing is appended."""
+        """Record that the write `number` names a successor; appends stay paused until its outcome is known."""
         self.paused, self.proposal = True, number
 
     def is_over(self, number: int) -> bool:
-        """Return whether pause `number` has lasted too long: appends still stop, and no successor has been named."""
+        """Return whether pause `number` still lasts and no successor has been named."""
         return self.paused and self._pauses == number and self.proposal is None
 
     def fail(self) -> None:
-        """Resume appends, and do not stop them again for a while."""
+        """Resume appends, and do not pause them again for `HAND_OVER_RETRY_MS`."""
         self.end()
         self._failed = True
 

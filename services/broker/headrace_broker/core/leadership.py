@@ -1,7 +1,7 @@
-"""What a replica does while it leads: high watermark, in-sync set, acknowledgements, hand-over, log start.
+"""State of a replica while it leads: high watermark, in-sync set, acknowledgements, hand-over, log start.
 
 A `PartitionReplica` makes a `Leadership` when the start of a leader epoch is on stable storage, passes it the events of
-`LEADER_EVENTS`, and drops it when the role ends: nothing that it has counted, proposed or awaits outlives it.
+`LEADER_EVENTS`, and drops it when the role ends, with its follower positions, proposals and waits.
 Keeps I4, I8, I9, I18. Its parts: `acknowledgements`, `followers`, `proposals`, `hand_over`.
 """
 
@@ -60,10 +60,10 @@ if TYPE_CHECKING:
 
 
 class Leadership:
-    """Of one replica in one leader epoch and session. Changes the high watermark of its replica, nothing else of it."""
+    """Leadership of one replica in one leader epoch and session. Of its replica it changes only the high watermark."""
 
     def __init__(self, replica: PartitionReplica, state: PartitionState, at_ms: int, numbers: Iterator[int]) -> None:
-        """Begin at the log end of `replica`, whose key is `state`; `numbers` are those of its proposals."""
+        """Begin at the log end of `replica`, whose key is `state`; `numbers` are for its proposals."""
         self._replica = replica
         self._me = replica.me
         self.state = state
@@ -71,25 +71,25 @@ class Leadership:
         self.start_offset = replica.log_end_offset
         self.followers = FollowerTable(at_ms)
         self.proposals = Proposals(numbers)
-        self.wanted_log_start = replica.log_start_offset  # where all logs are to begin
-        self.replicated_log_start = Offset(-1)  # where every in-sync replica begins, or behind
-        self.raising_to = Offset(-1)  # the log is being made to begin there
+        self.wanted_log_start = replica.log_start_offset  # target log start of all replicas
+        self.replicated_log_start = Offset(-1)  # no in-sync replica has a lower log start
+        self.raising_to = Offset(-1)  # the log start is being raised to here
         self._hand_over = HandOver()
         self._acknowledgements = Acknowledgements()
-        self._deletions = Acknowledgements()  # waits for deletions of records, by the log start that answers them
+        self._deletions = Acknowledgements()  # waits for record deletions, by the log start that completes them
         self.recount()
 
     # --- questions ---
 
     def check_appending(self, *, committed: bool) -> None:
-        """Raise LeaderNotAvailableError (definite) during a hand-over; if `committed`, as `check_in_sync`, too."""
+        """Raise LeaderNotAvailableError (definite) during a hand-over; if `committed`, also as `check_in_sync`."""
         if self._hand_over.paused:
             raise LeaderNotAvailableError("this broker hands the partition over", outcome=Outcome.NOT_APPLIED)
         if committed:
             self.check_in_sync()
 
     def check_in_sync(self) -> None:
-        """Raise NotEnoughReplicasError (definite) where an append could not be committed now (H13)."""
+        """Raise NotEnoughReplicasError (definite) if an append could not be committed now (H13)."""
         if len(self.state.in_sync) < self.state.min_insync_replicas:
             raise NotEnoughReplicasError(
                 f"{len(self.state.in_sync)} replicas are in sync, "
@@ -102,37 +102,37 @@ class Leadership:
             raise OffsetNotAvailableError("the high watermark is not known yet: the leader has just started")
 
     def check_earliest(self) -> None:
-        """Raise OffsetNotAvailableError until every in-sync replica begins where this leader does, or behind (I18).
+        """Raise OffsetNotAvailableError until no in-sync replica has a lower log start than this leader (I18).
 
-        A leader elected while a log start was on its way may begin behind others: should one of those lead next, the
-        log start of the partition would fall.
+        A leader elected while a log start was being replicated may have a later one than others. If one of those led
+        next, the log start of the partition would fall.
         """
         if self.replicated_log_start < self._replica.log_start_offset:
             raise OffsetNotAvailableError("the log start is not known yet: the leader has just started")
 
     @property
     def names_successor(self) -> bool:
-        """Whether a write that names a successor may take effect: what is appended meanwhile it may lack (H24)."""
+        """Whether a write that names a successor may take effect; the successor may lack later appends (H24)."""
         return self._hand_over.proposal is not None
 
     # --- the key ---
 
     def see_key(self, state: PartitionState) -> None:
-        """Take the new version of the key; nothing that was fetched before a fence in it counts (H17, H33).
+        """Apply the new version of the key; forget fetches that precede a fence in it (H17, H33).
 
-        The replica may have another log since, in the same session: an empty one where it was moved away and back, or
-        where a corrupt one was set aside.
+        After a fence a follower may have another log in the same session: an empty one, because the replica was moved
+        away and back or a corrupt log was set aside.
         """
         for fence in state.fetch_fences:
             if fence.partition_epoch > self.state.partition_epoch:
                 self.followers.forget(fence.broker_id)
         self.state = state
         self.proposals.clear()
-        self._hand_over.end()  # The followers' next fetches begin anew, where it is still asked.
+        self._hand_over.end()  # The next fetch of a successor starts it again if it is still requested.
         self.recount()
 
     def judge_in_sync(self) -> list[Action]:
-        """Commit pending appends after a change of the in-sync set, or abandon those that cannot be any more (H13)."""
+        """Commit pending appends after a change of the in-sync set, or fail them if too few are in sync (H13)."""
         actions = [*self.advance(), *self.advance_log_start()]
         if len(self.state.in_sync) < self.state.min_insync_replicas:
             why, tokens = "the in-sync set shrank below min_insync_replicas", self._acknowledgements.take_all()
@@ -140,17 +140,17 @@ class Leadership:
         return actions
 
     def end(self, why: str) -> list[Action]:
-        """Abandon all waits; this leadership is not used again."""
+        """Fail all waits; this leadership is not used again."""
         tokens = [*self._deletions.take_all(), *self._acknowledgements.take_all()]
         return [LeadershipEnded(self.leader_epoch), *(Abandon(token, self._replica.lost(why)) for token in tokens)]
 
     # --- the high watermark ---
 
     def recount(self) -> None:
-        """Compute which members count, and what of their logs: after a change of key, proposals or settings.
+        """Recompute which members count, and whether only flushed records do, after key, proposals or settings change.
 
-        Those of the maximal in-sync set without this replica; one may come twice (H11, H12). Only flushed records count
-        where the topic says so, or the key still promises it, or may do so (H30).
+        The members are the maximal in-sync set without this replica; one may occur twice (H11, H12). Only flushed
+        records count if the topic, the key or an unresolved proposal requires it (H30).
         """
         entries = (*self.state.in_sync, *self.proposals.members())
         self._counted = [member for member in entries if member != self._me]
@@ -193,7 +193,7 @@ class Leadership:
     # --- the log start ---
 
     def _want_log_start(self, event: LogStartWanted) -> list[Action]:
-        """Move the followers' log start first, so that the next leader does not restore deleted records (I18)."""
+        """Raise the followers' log start first, so that the next leader does not restore deleted records (I18)."""
         assert event.offset <= self._replica.high_watermark, "retention stays below the high watermark (I18)"
         if event.offset <= self.wanted_log_start:
             return []
@@ -207,12 +207,12 @@ class Leadership:
         return self._release_deletions()
 
     def note_log_start(self, log_start_offset: Offset) -> list[Action]:
-        """Apply a new begin of the log, `log_start_offset`."""
+        """Apply the new log start of this replica."""
         self.wanted_log_start = max(self.wanted_log_start, log_start_offset)
         return [*self.advance_log_start(), *self._release_deletions()]
 
     def advance_log_start(self) -> list[Action]:
-        """Let the log begin where all of the maximal in-sync set do, as the high watermark moves: I4, I8, I18."""
+        """Raise the log start to the least one of the maximal in-sync set, as for the high watermark (I4, I8, I18)."""
         log_start_offset = self._replica.log_start_offset
         if log_start_offset == self.wanted_log_start == self.replicated_log_start:
             return []
@@ -220,7 +220,7 @@ class Leadership:
         for member in self._counted:
             follower = self.followers.get(member)
             least = min(least, Offset(-1 if follower is None else follower.log_start_offset))
-        # What all begin at now, or are about to, stays so: who joins begins there, too, and sessions keep their logs.
+        # A replicated log start does not fall: joining replicas start at or after it, and sessions keep their logs.
         begun = max(log_start_offset, self.raising_to)
         self.replicated_log_start = max(least, min(self.replicated_log_start, begun))
         actions = self._release_deletions()
@@ -236,7 +236,7 @@ class Leadership:
     # --- followers ---
 
     def _take_fetch(self, event: FollowerFetched) -> list[Action]:
-        """Count what a follower has; take it into the in-sync set where it has all that is committed (H9, H17)."""
+        """Record a follower's progress; propose it for the in-sync set if it has all committed records (H9, H17)."""
         log_end_offset = self._replica.log_end_offset
         assert event.durable_offset <= event.offset <= log_end_offset, "verified fetches lie within this log"
         follower = self.followers.note(
@@ -256,7 +256,7 @@ class Leadership:
         return actions
 
     def _join(self, follower: Follower, at_ms: int) -> list[Action]:
-        """Propose to take a follower into the in-sync set where it is due."""
+        """Propose to add a follower to the in-sync set if it qualifies."""
         replica, state = self._replica, self.state
         acknowledged = follower.acknowledged(self.flushed_only)
         if (
@@ -268,12 +268,12 @@ class Leadership:
             or self.proposals.under_way
         ):
             return []
-        follower.caught_up_ms = max(follower.caught_up_ms, at_ms)  # its time to fall behind begins now (H23)
+        follower.caught_up_ms = max(follower.caught_up_ms, at_ms)  # its lag is counted from now (H23)
         joined = join(state, follower.replica)
         return [self._propose(joined, (self._me, follower.replica))]
 
     def _tick(self, event: Ticked) -> list[Action]:
-        """Take late followers out of the in-sync set and others in; resolve a write without an answer by another."""
+        """Propose to remove late followers from the in-sync set or add others; repeat a write that got no answer."""
         replica, state = self._replica, self.state
         self.followers.note_heard(event.heard_ms, log_end_offset=replica.log_end_offset, flushed_only=self.flushed_only)
         if self.proposals.under_way:
@@ -295,9 +295,9 @@ class Leadership:
         return []
 
     def _says_durable(self) -> bool:
-        """Return the `durable` of the next key: whether every member has all that is committed on stable storage (H30).
+        """Return `durable` for the next key: whether every member has all committed records on stable storage (H30).
 
-        Only a leader clears it, and while enough are in sync: members that lost power before that outlive it.
+        Only a leader clears it, and only with enough replicas in sync, so that it survives members that lost power.
         """
         replica, state = self._replica, self.state
         if state.durable:
@@ -312,14 +312,14 @@ class Leadership:
     # --- hand-over ---
 
     def _try_hand_over(self, at_ms: int) -> list[Action]:
-        """Name a successor after a fetch of one, or stop appends so that it reaches the log end (H24)."""
+        """Name a successor after it has fetched, or pause appends so that it can reach the log end (H24)."""
         if self.proposals.under_way or not self._hand_over.may_pause(at_ms):
             return []
         actions = self._name_successor()
         return actions if actions or self._hand_over.paused else [LimitPause(self._hand_over.pause())]
 
     def _name_successor(self) -> list[Action]:
-        """Propose the first successor that has all of this log; nothing is appended from now on (H24)."""
+        """Propose the first successor that has the whole log; no appends are accepted from then on (H24)."""
         for successor in self.state.successors:
             follower = self.followers.get(successor)
             if follower is not None and follower.offset >= self._replica.log_end_offset:
@@ -330,7 +330,7 @@ class Leadership:
         return []
 
     def _end_pause(self, event: PauseOver) -> list[Action]:
-        """Keep leading if no successor caught up in time, and publish it; the requester may retry."""
+        """Keep leading if no successor caught up in time, and withdraw the request; the requester may retry."""
         if not self._hand_over.is_over(event.number):
             return []
         self._hand_over.fail()
@@ -347,7 +347,7 @@ class Leadership:
         return proposal
 
     def note_refused(self, number: int, proposed: PartitionState) -> list[Action]:
-        """Drop the write `number`, which did not happen: a session had ended, and the key is as it was."""
+        """Discard the write `number`, which was not applied because a session had ended; the key is unchanged."""
         self.proposals.discard(number)
         self.recount()
         if number == self._hand_over.proposal:
@@ -360,14 +360,14 @@ class Leadership:
     def _note_unanswered(self, event: ProposalUnanswered) -> list[Action]:
         self.proposals.take_answer(event.number)
         if event.number == self._hand_over.proposal:
-            # It may still happen, and take what is appended from now on. Appends do not wait for etcd (H84).
+            # It may still be applied, and later appends would then be lost. Appends do not wait for etcd (H84).
             self._hand_over.fail()
         return []
 
     # --- invariants ---
 
     def validate(self) -> None:
-        """Assert the invariants that a leader can see."""
+        """Assert the invariants of a leader."""
         replica, state = self._replica, self.state
         assert state is replica.state
         assert state.leader == self._me == replica.me, "I12"
@@ -393,4 +393,4 @@ LEADER_EVENTS: dict[type[Event], Callable[[Leadership, Any], list[Action]]] = {
     PauseOver: Leadership._end_pause,
     ProposalUnanswered: Leadership._note_unanswered,
 }
-"""What a leader does with events that only a leader has."""
+"""Handlers of the events that only a leader handles."""

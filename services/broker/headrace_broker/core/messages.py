@@ -1,6 +1,6 @@
 """The events that a `PartitionReplica` handles and the actions that it returns.
 
-All are frozen. The driver of the replica performs the actions of one `handle` call in order before the next event.
+All are immutable. The driver performs the actions of one `handle` call, in order, before it passes the next event.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from headrace_server.partition_state import PartitionState, Replica
 
 @dataclass(frozen=True, slots=True)
 class SessionStarted:
-    """The broker registered: it may lead what names this epoch."""
+    """The broker registered: it may lead partitions whose key names `broker_epoch`."""
 
     broker_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLost:
-    """The registration is gone (a received time-to-live of 0, the own key deleted): nothing may be led or served."""
+    """The registration ended (lease TTL of 0 received, or own key deleted): the broker must not lead or serve."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateSeen:
-    """The partition's key, as the watch brought it, at the revision of its last write."""
+    """The watch delivered the partition's key; `revision` is that of its last write."""
 
     state: PartitionState
     revision: int
@@ -38,14 +38,14 @@ class StateSeen:
 
 @dataclass(frozen=True, slots=True)
 class StateGone:
-    """The partition's key was deleted: the topic is gone."""
+    """The partition's key was deleted, because its topic was."""
 
     revision: int
 
 
 @dataclass(frozen=True, slots=True)
 class EpochPersisted:
-    """`PersistEpoch` is done: the epoch's start is on stable storage, and all below it too."""
+    """`PersistEpoch` is complete: the epoch's start and all records below it are on stable storage."""
 
     leader_epoch: LeaderEpoch
     start_offset: Offset
@@ -54,7 +54,7 @@ class EpochPersisted:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """One batch was appended by this leader; only after `check_batch` gave its place."""
+    """This leader appended one batch, at the offsets that `check_batch` assigned."""
 
     base_offset: Offset
     end_offset: Offset
@@ -73,7 +73,7 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgementAwaited:
-    """Answer `token` once the high watermark reaches `end_offset` in `leader_epoch`."""
+    """A call, `token`, waits until the high watermark reaches `end_offset` in `leader_epoch`."""
 
     token: int
     end_offset: Offset
@@ -82,21 +82,21 @@ class AcknowledgementAwaited:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgementDropped:
-    """The caller of `token` no longer waits (its time is over)."""
+    """The caller of `token` no longer waits: its deadline has passed."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class LogStartWanted:
-    """Retention, or DeleteRecords, wants the records below `offset` gone; at most the high watermark."""
+    """Retention or DeleteRecords requests deletion of the records below `offset`, at most the high watermark."""
 
     offset: Offset
 
 
 @dataclass(frozen=True, slots=True)
 class LogStartAwaited:
-    """Answer `token` once every in-sync replica of `leader_epoch` begins at `offset` or behind."""
+    """A call, `token`, waits until the log start of every in-sync replica of `leader_epoch` is `offset` or later."""
 
     token: int
     offset: Offset
@@ -105,35 +105,35 @@ class LogStartAwaited:
 
 @dataclass(frozen=True, slots=True)
 class LogStartRaised:
-    """The log begins at `log_start_offset` from now on, also after a loss of power."""
+    """The log start is now `log_start_offset`, on stable storage."""
 
     log_start_offset: Offset
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerFetched:
-    """A follower's fetch was verified: below `offset` its log is this one's (`replica_fetch.compare_logs`)."""
+    """A follower's fetch was verified: its log equals this one below `offset` (`replica_fetch.compare_logs`)."""
 
     follower: Replica
     offset: Offset
     durable_offset: Offset
     at_ms: int  # monotonic
-    may_join: bool  # it is registered in this session and does not stop (KIP-841)
-    log_start_offset: int = 0  # where its log begins
+    may_join: bool  # registered in this session and not stopping (KIP-841)
+    log_start_offset: int = 0  # of the follower
 
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed: followers may have fallen behind, a write without an answer may be due again."""
+    """Periodic check for followers that have fallen behind and for writes without an answer that are due again."""
 
     at_ms: int  # monotonic
-    heard_ms: Mapping[Replica, int]  # when each follower sent its last heartbeat
-    may_join: Collection[Replica]  # registered sessions of brokers that do not stop (KIP-841)
+    heard_ms: Mapping[Replica, int]  # when the last heartbeat of each follower arrived
+    may_join: Collection[Replica]  # registered sessions of brokers that are not stopping (KIP-841)
 
 
 @dataclass(frozen=True, slots=True)
 class PauseOver:
-    """`LimitPause` number `number` was `HAND_OVER_MS` ago."""
+    """`HAND_OVER_MS` have passed since the `LimitPause` with this number."""
 
     number: int
     at_ms: int  # monotonic
@@ -141,7 +141,7 @@ class PauseOver:
 
 @dataclass(frozen=True, slots=True)
 class ProposalSucceeded:
-    """The write of `Propose` number `number` happened, at `revision`."""
+    """The write of the `Propose` with this number was applied at `revision`."""
 
     number: int
     revision: int
@@ -149,7 +149,7 @@ class ProposalSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class ProposalFailed:
-    """A compare of the write failed: certainly it did not happen. `state` is the key as it stood then, None: gone."""
+    """A compare of the write failed, so it was not applied. `state` is the key at that time; `None` means deleted."""
 
     number: int
     state: PartitionState | None
@@ -158,52 +158,52 @@ class ProposalFailed:
 
 @dataclass(frozen=True, slots=True)
 class ProposalUnanswered:
-    """Whether the write happened, or will, is unknown (C2)."""
+    """The outcome of the write is unknown: it may have been applied, or may be applied later (C2)."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class BatchesReplicated:
-    """Batches of the leader were appended, as an answer said that `FollowerFetches.take_answer` let pass."""
+    """The batches of a response that `FollowerFetches.take_answer` accepted were appended."""
 
     headers: Sequence[BatchHeader]
 
 
 @dataclass(frozen=True, slots=True)
 class LogTruncated:
-    """The end of the log was cut, and it and all that was left is on stable storage; `producers` are rebuilt."""
+    """The log was truncated to `log_end_offset` and flushed; `producers` are rebuilt."""
 
     log_end_offset: Offset
 
 
 @dataclass(frozen=True, slots=True)
 class LogRestarted:
-    """Everything was thrown away: log start, log end and high watermark are `offset` (H8)."""
+    """The log was reset: log start, log end and high watermark are `offset` (H8)."""
 
     offset: Offset
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderReported:
-    """The leader's high watermark, of an answer whose batches, if any, were appended."""
+    """The leader's high watermark, from a response whose batches, if any, were appended."""
 
     high_watermark: int
 
 
 @dataclass(frozen=True, slots=True)
 class DurabilityChanged:
-    """The topic's settings say whether only flushed records count (durability=fsync, or a flush policy is set)."""
+    """The topic's settings changed whether only flushed records count (durability=fsync or a flush policy)."""
 
     flushed_only: bool
 
 
 @dataclass(frozen=True, slots=True)
 class StorageFailed:
-    """The log met an I/O error or corruption; it is not used again by this process."""
+    """The log had an I/O error or is corrupt; this process does not use it again."""
 
     reason: str
-    corrupt: bool = False  # records are missing or changed that were on stable storage
+    corrupt: bool = False  # records that were on stable storage are missing or changed
 
 
 Event = (
@@ -238,14 +238,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class PersistEpoch:
-    """Make (leader_epoch, log end) durable, flush all below it, then report `EpochPersisted`."""
+    """Persist `leader_epoch` with the log end as its start, flush all below it, then report `EpochPersisted`."""
 
     leader_epoch: LeaderEpoch
 
 
 @dataclass(frozen=True, slots=True)
 class LeadershipStarted:
-    """Produce and fetch are served from now on."""
+    """Serve produce and fetch requests from now on."""
 
     leader_epoch: LeaderEpoch
     start_offset: Offset
@@ -253,40 +253,40 @@ class LeadershipStarted:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipEnded:
-    """Produce and fetch are refused from now on."""
+    """Reject produce and fetch requests from now on."""
 
     leader_epoch: LeaderEpoch
 
 
 @dataclass(frozen=True, slots=True)
 class HighWatermarkAdvanced:
-    """Records below `high_watermark` are visible: wake fetches."""
+    """Wake waiting fetches: records below `high_watermark` are visible."""
 
     high_watermark: Offset
 
 
 @dataclass(frozen=True, slots=True)
 class AnnounceLogStart:
-    """Answer the followers' fetches that wait: they take up a new log start."""
+    """Answer waiting fetches of followers, so that they receive the new log start."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaiseLogStart:
-    """Every in-sync replica begins at `offset` or behind: make the log begin there, then report `LogStartRaised`."""
+    """Move the log start to `offset`, as every in-sync replica has done, then report `LogStartRaised`."""
 
     offset: Offset
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Answer a waiting call: its records are committed, or deleted at every in-sync replica."""
+    """Complete a waiting call: its records are committed, or deleted on every in-sync replica."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Answer a waiting call with an error; its outcome is unknown."""
+    """Fail a waiting call; its outcome is unknown."""
 
     token: int
     error: HeadraceError
@@ -294,9 +294,9 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Write `state` over the version at `base_revision`, comparing the registrations of `sessions` (C1).
+    """Replace the version at `base_revision` by `state`, comparing the registrations of `sessions` (C1).
 
-    Answered by one of the three `Proposal...` events with the same number.
+    The driver reports one of the three `Proposal...` events with the same number.
     """
 
     number: int
@@ -307,14 +307,14 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class LimitPause:
-    """Appends stop for a hand-over: report `PauseOver` with the same number in `hand_over.HAND_OVER_MS`."""
+    """Report `PauseOver` with the same number after `hand_over.HAND_OVER_MS`; appends are paused until then."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Fetch from `leader`; in place of whom was followed before."""
+    """Fetch from `leader` instead of any previous leader."""
 
     leader: Replica
     leader_epoch: LeaderEpoch
@@ -322,12 +322,12 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Unfollow:
-    """Fetch no more."""
+    """Stop fetching."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveInSync:
-    """Take this broker out of the key by compare-and-swap, as `partition_state.leave_failed` says."""
+    """Remove this broker from the key by compare-and-swap; see `partition_state.leave_failed`."""
 
     corrupt: bool
 

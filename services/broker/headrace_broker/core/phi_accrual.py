@@ -65,10 +65,10 @@ class ArrivalIntervals:
         self.heard_ms = min(self.heard_ms + by_ms, at_ms)
 
     def phi(self, at_ms: int) -> float:
-        """Return the level of suspicion: finite, at least 0, and never falling while the silence lasts."""
+        """Return the suspicion level: finite, at least 0, and not falling during a silence."""
         count = len(self._intervals)
         mean = self._sum / count
-        # In whole numbers, so that nothing is cancelled away.
+        # In integers, to avoid cancellation.
         variance = (count * self._sum_of_squares - self._sum * self._sum) / (count * count)
         deviation = max(math.sqrt(variance), MIN_DEVIATION_MS)
         return _minus_log10_of_tail((at_ms - self.heard_ms - mean) / deviation)
@@ -84,7 +84,7 @@ class ArrivalIntervals:
 
 
 def _minus_log10_of_tail(z: float) -> float:
-    """-log10 P(X > z) of the standard normal distribution."""
+    """Return -log10 P(X > z) of the standard normal distribution."""
     if z < _FAR:
         return max(0.0, -math.log10(math.erfc(z / math.sqrt(2)) / 2))
     # The tail is density(z) * z / (z^2 + 1), within 2 / z^4 of it and never above (Gordon's inequality).

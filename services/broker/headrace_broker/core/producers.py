@@ -1,4 +1,4 @@
-"""Sequence windows of idempotent producers: which batch is new, which a duplicate, which refused (H48-H51, I20).
+"""Sequence windows of idempotent producers: detection of duplicate and out-of-order batches (H48-H51, I20).
 
 Owned by a `PartitionReplica`; rebuilt from batch headers when a log is opened. Sequences count the records of one
 producer in one partition, modulo 2^31. Source: KIP-98, and KAFKA-5494 for more than one batch in flight.
@@ -23,7 +23,7 @@ from headrace.wire.errors import (
 from headrace.wire.ids import OWN_PRODUCER_IDS, PRODUCER_FAMILY_BITS, Offset
 
 WINDOW_RANGES = 64
-"""Ranges remembered a producer: the client has at most as many batches in flight (H48)."""
+"""Ranges remembered per producer, the maximum number of batches that a client has in flight (H48)."""
 
 RETRY_AFTER_MS = 1_000
 _VERSION = 2
@@ -44,12 +44,12 @@ class SequenceRange:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """The batch was appended before."""
+    """Position of a batch that was appended before."""
 
     base_offset: Offset
-    """Of its first record; -1 where it is forgotten."""
+    """Offset of its first record; `-1` if that is no longer known."""
     end_offset: Offset
-    """The high watermark has passed the batch once it has reached this."""
+    """The batch is committed once the high watermark has reached this offset."""
 
 
 class _Producer:
@@ -60,7 +60,7 @@ class _Producer:
     def __init__(self, epoch: int, first_offset: int) -> None:
         self.epoch = epoch
         self.first_offset = first_offset
-        """Of the first batch of the epoch."""
+        """Base offset of the first batch of the epoch."""
         self.next_sequence = 0
         self.ranges: deque[SequenceRange] = deque()
         self.forgotten_end = 0
@@ -68,10 +68,10 @@ class _Producer:
 
 
 class ProducerWindows:
-    """All producers of one partition; at most `max_producers`, the least recently used forgotten first.
+    """Producers of one partition: at most `max_producers`, of which the least recently used is evicted first.
 
-    `check` decides and changes nothing; `record` is called for what was appended. One that may still send a batch again
-    is never forgotten for another: while all have written within `retry_window_ms`, a new one is refused.
+    `check` changes nothing; `record` is called for each appended batch. A producer that may still retry a batch is not
+    evicted: while all have written within `retry_window_ms`, a new producer is rejected.
     """
 
     def __init__(self, *, max_producers: int, expiry_ms: int, retry_window_ms: int = 0) -> None:
@@ -80,7 +80,7 @@ class ProducerWindows:
         self._retry_window_ms = min(retry_window_ms, expiry_ms)
         self._producers: OrderedDict[int, _Producer] = OrderedDict()  # least recently used first
         self._families: dict[int, set[int]] = {}
-        """Own producer ids by what a family has in common."""
+        """Application-assigned producer ids by the bits that a family shares."""
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -88,13 +88,13 @@ class ProducerWindows:
     def check(
         self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int, at_ms: int = 0
     ) -> Duplicate | None:
-        """None: the batch is the next one and may be appended; `Duplicate`: it was appended before.
+        """Return `None` if the batch is the next one and may be appended, or its `Duplicate` if it was appended before.
 
-        `at_ms` is the time now; only looked at where there is no room for one producer more.
+        `at_ms` is the current time; it is used only if the maximum number of producers is reached.
 
         Raises:
-            UnknownProducerError, FencedProducerError, OutOfOrderSequenceError: definite, nothing may be appended.
-            ThrottledError: there is no room for a new producer now.
+            UnknownProducerError, FencedProducerError, OutOfOrderSequenceError: If the batch is rejected; definite.
+            ThrottledError: If there is no room for a new producer now.
         """
         producer = self._producers.get(producer_id)
         if producer is None:
@@ -124,7 +124,7 @@ class ProducerWindows:
         return _find_duplicate(producer, base_sequence, record_count)
 
     def _check_room(self, at_ms: int) -> None:
-        """Refuse a new producer where the one that would be forgotten for it may still send again (H49)."""
+        """Raise ThrottledError if the producer that would be evicted for a new one may still retry (H49)."""
         if len(self._producers) < self._max_producers:
             return
         silent_ms = at_ms - next(iter(self._producers.values())).last_at_ms
@@ -138,7 +138,7 @@ class ProducerWindows:
             )
 
     def record_batch(self, header: BatchHeader) -> None:
-        """Remember a batch by its header in the log, if a producer numbered it; see `record`."""
+        """Record an appended batch by its header if it has a producer id; see `record`."""
         if header.producer_id >= 0:
             self.record(
                 header.producer_id,
@@ -159,10 +159,10 @@ class ProducerWindows:
         base_offset: int,
         at_ms: int,
     ) -> None:
-        """Remember an appended batch; `at_ms` is its append timestamp.
+        """Record an appended batch; `at_ms` is its append timestamp.
 
         A batch that does not continue the last one starts a new sequence: a leader that had forgotten the producer (its
-        records were deleted, and the broker restarted) took sequence 0 again, and what it took counts everywhere.
+        records were deleted, and the broker restarted) accepted sequence 0 again, and every replica follows the leader.
         """
         producer = self._producers.get(producer_id)
         if producer is None or producer.epoch != producer_epoch or producer.next_sequence != base_sequence:
@@ -178,7 +178,7 @@ class ProducerWindows:
             self._forget(next(iter(self._producers)))
 
     def appended(self, producer_id: int, producer_epoch: int, *, family: bool) -> tuple[int, int] | None:
-        """Return between which offsets a producer, or its family, has appended in an epoch; None: nothing is known."""
+        """Return the range of offsets that a producer or its family has appended in an epoch; `None` if unknown."""
         ids: Iterable[int] = self._families.get(producer_id >> PRODUCER_FAMILY_BITS, ()) if family else (producer_id,)
         known = [self._producers[each] for each in ids if each in self._producers]
         found = [each for each in known if each.epoch == producer_epoch]
@@ -202,7 +202,7 @@ class ProducerWindows:
                 del self._families[producer_id >> PRODUCER_FAMILY_BITS]
 
     def expire(self, at_ms: int) -> int:
-        """Forget producers that have been silent for the expiry time; return how many."""
+        """Evict producers that have not written for the expiry time; return their number."""
         expired = 0
         while self._producers:
             producer_id, producer = next(iter(self._producers.items()))
@@ -213,7 +213,7 @@ class ProducerWindows:
         return expired
 
     def snapshot(self) -> bytes:
-        """Encode everything, for `restore`. Little-endian; see the structs above."""
+        """Return all producers encoded for `restore`. Little-endian; see the structs above."""
         parts = [_HEAD.pack(_VERSION, len(self._producers))]
         for producer_id, producer in self._producers.items():
             parts.append(
@@ -231,7 +231,7 @@ class ProducerWindows:
         return b"".join(parts)
 
     def restore(self, snapshot: bytes) -> bool:
-        """Replace everything by a snapshot; False, and nothing remembered, where this release cannot read it."""
+        """Replace all producers by a snapshot; return `False`, without producers, if this release cannot read it."""
         self._clear()
         try:
             version, count = _HEAD.unpack_from(snapshot, 0)
@@ -260,7 +260,7 @@ class ProducerWindows:
         self._families.clear()
 
     def validate(self) -> None:
-        """Assert what must hold: bounds, and each producer's ranges contiguous and in offset order (I20)."""
+        """Assert the bounds, and that each producer's ranges are contiguous and in offset order (I20)."""
         assert len(self._producers) <= self._max_producers
         for producer_id, producer in self._producers.items():
             ranges = list(producer.ranges)
@@ -272,7 +272,7 @@ class ProducerWindows:
 
 
 def _find_duplicate(producer: _Producer, base_sequence: int, record_count: int) -> Duplicate:
-    """Return the place of a range wholly below the next sequence; newest first, as retries are of recent batches."""
+    """Return the position of a batch wholly below the next sequence; searches newest first, where retries are."""
     for known in reversed(producer.ranges):
         skipped = sequence_distance(known.base_sequence, base_sequence)
         if skipped < 0:
@@ -280,6 +280,6 @@ def _find_duplicate(producer: _Producer, base_sequence: int, record_count: int) 
         if skipped + record_count <= known.record_count:
             base_offset = known.base_offset + skipped
             return Duplicate(Offset(base_offset), Offset(base_offset + record_count))
-        # It spans ranges, which no client of ours sends: applied, its place is the newest record's.
+        # It spans ranges, which no headrace client sends. It was applied; the newest record's end covers it.
         return Duplicate(Offset(-1), Offset(producer.ranges[-1].base_offset + producer.ranges[-1].record_count))
     return Duplicate(Offset(-1), Offset(producer.forgotten_end))

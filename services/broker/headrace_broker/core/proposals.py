@@ -1,7 +1,7 @@
-"""Writes of a partition's key that its leader has sent and whose end it does not know yet (C2, C3, H11, H12).
+"""Writes of a partition's key that its leader has sent and whose outcome is unknown (C2, C3, H11, H12).
 
 Owned by a `Leadership`. All are computed from one version of the key. Until a newer version is seen, each of them
-may still take effect: every replica in one of them counts for the high watermark.
+may still take effect, so every replica in one of them counts for the high watermark.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace_broker.core.messages import Propose
 
 
 class Proposals:
-    """At most one is under way; those without an answer stay until the key has moved on."""
+    """Unresolved proposals. At most one is in progress; unanswered ones stay until a newer version is seen."""
 
     def __init__(self, numbers: Iterator[int]) -> None:
         self._numbers = numbers
@@ -23,7 +23,7 @@ class Proposals:
 
     @property
     def under_way(self) -> bool:
-        """Whether an answer is awaited: then nothing further may be proposed (H23)."""
+        """Whether a proposal awaits its answer, so that no other may be sent (H23)."""
         return self._under_way is not None
 
     @property
@@ -33,32 +33,32 @@ class Proposals:
 
     @property
     def durable(self) -> bool:
-        """Whether one of them sets `durable`: that may be in effect by now."""
+        """Whether an unresolved proposal sets `durable`, which may already be in effect."""
         return any(state.durable for state in self._unresolved.values())
 
     def members(self) -> list[Replica]:
-        """Return all that unresolved proposals have in sync; an entry may come twice."""
+        """Return the in-sync replicas of all unresolved proposals; an entry may occur twice."""
         return [entry for state in self._unresolved.values() for entry in state.in_sync]
 
     def send(self, state: PartitionState, base_revision: int, sessions: tuple[Replica, ...]) -> Propose:
-        """Make the action; from now on `state` counts."""
+        """Return the action that proposes `state`, which counts from now on."""
         assert self._under_way is None, "one proposal a partition at a time (H23)"
         number = self._under_way = next(self._numbers)
         self._unresolved[number] = state
         return Propose(number, state, base_revision, sessions)
 
     def take_answer(self, number: int) -> PartitionState | None:
-        """Return what `number` proposed; None if the key has changed since, so that the answer has no meaning."""
+        """Return the state that `number` proposed, or `None` if the key has changed and the answer is obsolete."""
         if self._under_way != number:
             return None
         self._under_way = None
         return self._unresolved[number]
 
     def discard(self, number: int) -> None:
-        """Drop a proposal that certainly did not happen."""
+        """Discard a proposal that was certainly not applied."""
         self._unresolved.pop(number, None)
 
     def clear(self) -> None:
-        """Forget everything: the key was seen at a newer version."""
+        """Discard all proposals: a newer version of the key was seen."""
         self._under_way = None
         self._unresolved.clear()

@@ -1,12 +1,12 @@
-"""One partition replica as a pure state machine: who may append and read, what is visible, what is acknowledged.
+"""Pure state machine of one partition replica: roles, visibility of records, acknowledgements.
 
 Driven by `headrace_broker.runtime.partition` and by the simulator. `handle(event)` returns the actions to perform; the
-`check_*` methods answer for the hot path and change nothing. Keeps I4, I5, I8, I9, I10, I11, I20 for this replica.
-It is longer than other modules because it is one state machine: all events change the same few offsets and epochs.
+`check_*` methods serve the hot path and change nothing. Keeps I4, I5, I8, I9, I10, I11, I20 for this replica.
+The module is longer than others because all events change the same few offsets and epochs.
 Source: PROTOCOL section 1.2, after Kafka's replication (KIP-101, KIP-320, KIP-497, KIP-841, KIP-903, KIP-966).
 
 Its parts: `roles`, `leadership` (while it leads), `follower_fetches` (while it follows), `producers` (sequences).
-`replica_fetch` holds what passes between a leader and a follower.
+`replica_fetch` is the protocol between a leader and a follower.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.roles import Role, leader_hint, not_leading
 
 JOIN_RETRY_MS = 1_000
-"""After a refused proposal to take a follower in, it is not proposed again for at least so long (H23)."""
+"""Minimum time between a rejected proposal to add a follower to the in-sync set and the next one (H23)."""
 
 
 class PartitionReplica:
-    """See the module. Not for several threads; every state change goes through `handle`."""
+    """State machine of one replica. Not thread-safe; every state change goes through `handle`."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class PartitionReplica:
     ) -> None:
         """Start fenced over an opened log. `high_watermark` is the checkpointed one, within log start .. log end.
 
-        `lag_max_ms`: a follower that has not been caught up for longer leaves the in-sync set. `join_retry_ms`: see
-        `JOIN_RETRY_MS`; a shell spreads its partitions, so that they do not all ask again in one moment.
+        A follower that has not been caught up for more than `lag_max_ms` leaves the in-sync set. `join_retry_ms`: see
+        `JOIN_RETRY_MS`; the driver varies it by partition, so that they do not all retry at once.
         """
         self.broker_id = broker_id
         self.role = Role.FENCED
@@ -98,26 +98,26 @@ class PartitionReplica:
         self.flushed_offset = flushed_offset
         self.high_watermark = high_watermark
         self.last_epoch = last_epoch
-        self.flushes = flushed_only  # the topic's settings: everything appended is flushed
+        self.flushes = flushed_only  # by the topic's settings every append is flushed
         self.producers = producers
         self.lag_max_ms = lag_max_ms
         self.join_retry_ms = join_retry_ms
-        self.stops = False  # the broker is about to end
+        self.stops = False  # the broker is shutting down
         self.offline_reason = ""
         self.leadership: Leadership | None = None  # while the role is LEADING
         self.fetches = FollowerFetches()
         self._corrupt = False
-        self._seen_unflushed = Offset(0)  # the high watermark when unflushed records stopped counting: it never falls
-        self._proposal_numbers = itertools.count(1)  # of all leaderships: an answer to one is not taken for another's
+        self._seen_unflushed = Offset(0)  # the high watermark when unflushed records stopped counting; it never falls
+        self._proposal_numbers = itertools.count(1)  # shared by all leaderships, so that answers cannot be confused
 
     @property
     def me(self) -> Replica:
-        """This broker in its session, as keys name it."""
+        """This broker in its current session, as it appears in keys."""
         return Replica(self.broker_id, self.broker_epoch)
 
     @property
     def flushed_only(self) -> bool:
-        """Whether only flushed records count; of a leader see `Leadership.recount`."""
+        """Whether only flushed records count; for a leader see `Leadership.recount`."""
         if self.leadership is not None:
             return self.leadership.flushed_only
         return self.flushes or (self.state is not None and self.state.durable)
@@ -125,11 +125,11 @@ class PartitionReplica:
     # --- the hot path: questions ---
 
     def check_leading(self, known_epoch: int) -> Leadership:
-        """Raise unless this replica leads and `known_epoch` (-1: not known) is its epoch.
+        """Return the leadership if this replica leads in `known_epoch`; `-1` matches every epoch.
 
         Raises:
             NotLeaderError, LeaderNotAvailableError, FencedLeaderEpochError, UnknownLeaderEpochError,
-            StorageOfflineError, FencedBrokerError, UnknownTopicIdError: all definite.
+            StorageOfflineError, FencedBrokerError, UnknownTopicIdError: Otherwise; all definite.
         """
         leadership = self.leadership
         if leadership is None:
@@ -139,7 +139,7 @@ class PartitionReplica:
         return leadership
 
     def check_serving(self, known_epoch: int) -> None:
-        """As `check_leading`, for readers that take a follower, too (KIP-392)."""
+        """Raise as `check_leading`, but accept a follower as well: for readers (KIP-392)."""
         if self.role not in (Role.LEADING, Role.FOLLOWING):
             raise not_leading(self.role, leader_hint(self.state), self.offline_reason)
         if known_epoch not in (-1, self.leader_epoch):
@@ -153,19 +153,19 @@ class PartitionReplica:
         return UnknownLeaderEpochError(message, leader=hint)
 
     def counts_append(self, leader_epoch: int) -> bool:
-        """Return whether an append of `leader_epoch` under way may be acknowledged: no successor may lack it."""
+        """Return whether an unfinished append of `leader_epoch` may be acknowledged: no successor can lack it."""
         leadership = self.leadership
         return leadership is not None and leadership.leader_epoch == leader_epoch and not leadership.names_successor
 
     def check_read(self, offset: int) -> None:
-        """Raise where a consumer may not read at `offset`.
+        """Raise an error if a consumer cannot read at `offset`.
 
-        At or above the high watermark, up to the log end, there is nothing yet: that is no error (H10).
+        From the high watermark to the log end there is nothing to read yet, which is not an error (H10).
 
         Raises:
-            OffsetNotAvailableError: above the log end while the high watermark is below this epoch's start, or below
-                a log start that `Leadership.check_earliest` refuses; retriable.
-            OffsetOutOfRangeError: outside log start .. log end.
+            OffsetNotAvailableError: If `offset` is above the log end of a follower, or of a leader whose high watermark
+                is below its epoch's start, or below a log start that `Leadership.check_earliest` rejects; retriable.
+            OffsetOutOfRangeError: If `offset` is outside log start .. log end otherwise.
         """
         if self.log_start_offset <= offset <= self.log_end_offset:
             return
@@ -181,7 +181,7 @@ class PartitionReplica:
 
     @property
     def known_log_start(self) -> Offset:
-        """The log start for clients; -1: `Leadership.check_earliest` refuses it."""
+        """Log start for clients; `-1` if `Leadership.check_earliest` rejects it."""
         leadership = self.leadership
         is_known = leadership is None or leadership.replicated_log_start >= self.log_start_offset
         return self.log_start_offset if is_known else Offset(-1)
@@ -189,9 +189,9 @@ class PartitionReplica:
     # --- state changes ---
 
     def handle(self, event: Event) -> list[Action]:
-        """Apply one event and return the actions, in order: a leader's by `LEADER_EVENTS`, the others by `_TABLE`.
+        """Apply one event and return the actions, in order.
 
-        A pair that neither has is a bug.
+        `LEADER_EVENTS` has precedence while this replica leads, then `_TABLE`. A pair that is in neither is a bug.
         """
         if self.leadership is not None and (of_leader := LEADER_EVENTS.get(type(event))) is not None:
             return of_leader(self.leadership, event)
@@ -221,13 +221,13 @@ class PartitionReplica:
         if self.leadership is not None:
             self.leadership.see_key(event.state)
         if self.role is Role.OFFLINE:
-            # It was elected meanwhile: its log cannot be trusted for that (H33).
+            # It was added meanwhile, but its log cannot be trusted (H33).
             named = any(member.broker_id == self.broker_id for member in event.state.members)
             return [LeaveInSync(self._corrupt)] if named else []
         return [] if self.role is Role.FENCED else [*self._take_committed(), *self._follow_key()]
 
     def _take_committed(self) -> list[Action]:
-        """Take the high watermark of a key that names this session: a member has all below it (I3)."""
+        """Adopt the key's high watermark if the key names this session: a member has all records below it (I3)."""
         state = self.state
         if state is None or self.me not in state.members:
             return []
@@ -239,7 +239,7 @@ class PartitionReplica:
 
     @property
     def lacks_committed(self) -> bool:
-        """Whether the key names this session as a member and the log ends below what was committed then (I2, I3)."""
+        """Whether the key names this session as a member but the log ends below the key's high watermark (I2, I3)."""
         state = self.state
         if state is None or self.role in (Role.OFFLINE, Role.DELETED, Role.FENCED):
             return False
@@ -254,7 +254,7 @@ class PartitionReplica:
         return [*self._leave_role(Role.OFFLINE, "the log failed"), LeaveInSync(event.corrupt)]
 
     def _follow_key(self) -> list[Action]:
-        """Assume the role in the key: leader if and only if it names this broker in its current session (I12)."""
+        """Assume the role in the key: leader if and only if the key names this broker in its current session (I12)."""
         state = self.state
         if state is None:
             return []
@@ -279,7 +279,7 @@ class PartitionReplica:
         return [*actions, Follow(leader, self.leader_epoch)]
 
     def _leave_role(self, role: Role, why: str) -> list[Action]:
-        """End what the present role does, for one that neither leads nor follows."""
+        """Change to `role`, which neither leads nor follows, and stop leading or following."""
         actions = self._end_leadership(why)
         if self.role is Role.FOLLOWING:
             self.fetches.stop()
@@ -310,7 +310,7 @@ class PartitionReplica:
         return [] if state is None else self._see_state(StateSeen(state, event.revision))
 
     def _fail_proposal(self, event: ProposalFailed) -> list[Action]:
-        """Apply the stored state; if it is still the one that the write was computed from, a session had ended."""
+        """Apply the stored state; if it is still the base of the write, the write failed because a session ended."""
         proposed = self._proposed(event.number)
         if event.state is not None and event.revision > self.revision:
             return self._see_state(StateSeen(event.state, event.revision))
@@ -321,10 +321,10 @@ class PartitionReplica:
     def _proposed(self, number: int) -> PartitionState | None:
         return None if self.leadership is None else self.leadership.proposals.take_answer(number)
 
-    # --- the log, in any role: it may have changed while the disk was at work ---
+    # --- the log, in any role: the role may have changed during disk I/O ---
 
     def record_append(self, event: Appended) -> list[Action]:
-        """Record a batch that is in the log; where leadership ended during the write, no reader sees it."""
+        """Record an appended batch; if leadership ended during the write, no reader sees the batch."""
         self.log_end_offset = max(self.log_end_offset, event.end_offset)
         if event.producer_id >= 0:
             self.producers.record(
@@ -356,7 +356,7 @@ class PartitionReplica:
         return self.leadership.advance()
 
     def may_cut_committed(self, last_batch_epoch: int) -> bool:
-        """Return whether records below the high watermark may go: an unclean election came after the last batch."""
+        """Return whether committed records may be truncated: the last batch precedes an unclean election."""
         return self.state is not None and last_batch_epoch < self.state.unclean_epoch
 
     def _replicate(self, event: BatchesReplicated) -> list[Action]:
@@ -380,7 +380,7 @@ class PartitionReplica:
         return []
 
     def _report(self, event: LeaderReported) -> list[Action]:
-        """Take the leader's high watermark, as far as the log goes; what was committed once stays so."""
+        """Adopt the leader's high watermark, limited to the log end; it never falls."""
         high_watermark = min(Offset(event.high_watermark), self.log_end_offset)
         if self.role is not Role.FOLLOWING or high_watermark <= self.high_watermark:
             return []
@@ -393,7 +393,7 @@ class PartitionReplica:
         return [Abandon(event.token, self.lost("leadership was lost"))]
 
     def lost(self, why: str) -> HeadraceError:
-        """Return the error of a wait without an outcome: the next leader may commit the records (H52)."""
+        """Return the error for a wait of unknown outcome: the next leader may still commit the records (H52)."""
         return NotLeaderError(
             f"{why} while the acknowledgement was awaited", outcome=Outcome.UNKNOWN, leader=leader_hint(self.state)
         )
@@ -401,7 +401,7 @@ class PartitionReplica:
     # --- invariants ---
 
     def validate_state(self) -> None:
-        """Assert the invariants that one replica can see. Tests and the simulator call it after every event."""
+        """Assert the invariants of a single replica. Tests and the simulator call it after every event."""
         assert 0 <= self.log_start_offset <= self.high_watermark <= self.log_end_offset, "I8"
         assert self.flushed_offset <= self.log_end_offset
         leadership, state = self.leadership, self.state
@@ -421,8 +421,8 @@ _IN_ANY_ROLE: dict[type[Event], _Handler] = {
     SessionLost: PartitionReplica._lose_session,
     StateSeen: PartitionReplica._see_state,
     StateGone: PartitionReplica._see_gone,
-    EpochPersisted: PartitionReplica._ignore,  # of an epoch that is over
-    **dict.fromkeys(LEADER_EVENTS, PartitionReplica._ignore),  # leadership has ended since, and but for these:
+    EpochPersisted: PartitionReplica._ignore,  # of an earlier epoch
+    **dict.fromkeys(LEADER_EVENTS, PartitionReplica._ignore),  # leadership has ended since; the exceptions follow
     Appended: PartitionReplica.record_append,
     AcknowledgementAwaited: PartitionReplica._refuse_wait,
     LogStartAwaited: PartitionReplica._refuse_wait,
@@ -442,7 +442,7 @@ _STAYS: dict[type[Event], _Handler] = dict.fromkeys(
     (SessionStarted, SessionLost, EpochPersisted, StorageFailed), PartitionReplica._ignore
 )
 
-# What each role does with each event. A role's row is the common one with its own cells over it; None: cannot happen.
+# Handlers by role and event: a role's cells override `_IN_ANY_ROLE`; `None` means that the pair cannot occur.
 _CELLS: dict[Role, dict[type[Event], _Handler | None]] = {
     Role.FENCED: {SessionLost: PartitionReplica._ignore},
     Role.IDLE: {SessionStarted: None},

@@ -1,8 +1,8 @@
-"""Replica fetch: what a leader makes of a follower's request, and a follower of the leader's answer.
+"""Replica fetch protocol: the leader validates and compares a follower's fetch, the follower applies the response.
 
-Both replicas' halves of the protocol over a `ReplicaLog`, without I/O of their own: the shell performs the steps and
-reports them to the core. Used by the broker and by the simulator. Source: PROTOCOL section 1.2 "Fetch"; KIP-101 and
-KIP-279 (truncation by epoch), KIP-320 (epochs in fetches), KIP-595 (divergence in the answer).
+Both sides read a `ReplicaLog` and write nothing: the driver performs the returned steps and reports their completion
+to the core. Used by the broker and by the simulator. Source: PROTOCOL section 1.2 "Fetch"; KIP-101 and KIP-279
+(truncation by epoch), KIP-320 (epochs in fetches), KIP-595 (divergence in the response).
 """
 
 from __future__ import annotations
@@ -28,78 +28,78 @@ from headrace_broker.core.roles import Role, leader_hint
 
 
 class ReplicaReader(Protocol):
-    """What the protocol reads of a log; `headrace.log.log_reader.LogReader`."""
+    """Read access to batches, implemented by `headrace.log.log_reader.LogReader`."""
 
     def batch_before(self, offset: int) -> BatchHeader | None:
-        """Return the header of the batch that ends at `offset`, or None."""
+        """Return the header of the batch that ends at `offset`, or `None`."""
         ...
 
     def batch_with(self, offset: int) -> BatchHeader:
-        """Return the header of the batch that holds `offset`."""
+        """Return the header of the batch that contains `offset`."""
         ...
 
     def verify_from(self, offset: int, max_bytes: int) -> tuple[Offset, int]:
-        """Check at least the batch that holds `offset`; raises where it is corrupt."""
+        """Verify at least the batch that contains `offset`; raise if it is corrupt."""
         ...
 
     def first_batch(self) -> tuple[Offset, int]:
-        """Base offset and `previous_crc` of the batch that holds the log start."""
+        """Return base offset and `previous_crc` of the batch that contains the log start."""
         ...
 
 
 class ReplicaLog(Protocol):
-    """What the protocol asks of a log; `headrace.log.log.PartitionLog`."""
+    """Log of one replica, implemented by `headrace.log.log.PartitionLog`."""
 
     @property
     def reader(self) -> ReplicaReader:
-        """What reads its batches."""
+        """Reader of the log's batches."""
         ...
 
     @property
     def log_start_offset(self) -> Offset:
-        """The first offset that may be read."""
+        """First readable offset."""
         ...
 
     @property
     def log_end_offset(self) -> Offset:
-        """The offset that the next record will get."""
+        """Offset of the next record to be appended."""
         ...
 
     @property
     def last_crc(self) -> int:
-        """The `crc` of the last batch."""
+        """`crc` of the last batch."""
         ...
 
     @property
     def last_batch_epoch(self) -> LeaderEpoch:
-        """The leader epoch of the last batch; -1: none."""
+        """Leader epoch of the last batch; `-1` means that the log is empty."""
         ...
 
     def epoch_end(self, leader_epoch: int) -> tuple[LeaderEpoch, Offset]:
-        """Return the largest known epoch <= `leader_epoch` and where it ends; (-1, log start) for none."""
+        """Return the largest known epoch <= `leader_epoch` and its end offset; `(-1, log start)` if there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """One fetch of one partition, as its follower sends it."""
+    """Fetch request of a follower for one partition."""
 
     follower: Replica
     leader_epoch: int
     token: int
-    offset: int  # the follower's log end
-    durable_offset: int  # fsynced there
-    last_epoch: int  # of its last batch; -1: none
-    last_crc: int  # of its last batch
-    high_watermark: int  # as it knows it
-    partition_epoch: int  # of the key as it knows it
-    read_offset: int = 0  # where the answer begins while what lies before is being written; 0: at `offset`
-    log_start_offset: int = 0  # where its log begins
+    offset: int  # log end offset of the follower
+    durable_offset: int  # the follower has fsynced all below it
+    last_epoch: int  # of the follower's last batch; -1 means that its log is empty
+    last_crc: int  # of the follower's last batch
+    high_watermark: int  # of the follower
+    partition_epoch: int  # of the newest version of the key that the follower has seen
+    read_offset: int = 0  # the response begins here if the follower is still writing what lies below; 0 means `offset`
+    log_start_offset: int = 0  # of the follower
 
 
 @dataclass(frozen=True, slots=True)
 class Diverged:
-    """The logs part at `end_offset` of `leader_epoch` or before."""
+    """The logs diverge at or before `end_offset`, the leader's end of `leader_epoch`."""
 
     leader_epoch: int
     end_offset: int
@@ -107,7 +107,7 @@ class Diverged:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """What the follower has lies below the leader's log start: begin at `offset`."""
+    """The follower's log has no part in common with the leader's; the follower must restart at `offset`."""
 
     offset: int
     previous_crc: int
@@ -118,28 +118,29 @@ FetchDecision: TypeAlias = Diverged | Restart
 
 @dataclass(frozen=True, slots=True)
 class FetchAnswer:
-    """What the leader says to one fetch. With a `decision` there is neither data nor high watermark (H7)."""
+    """Response of the leader to one fetch. With a `decision` it has neither data nor high watermark (H7)."""
 
     token: int
     leader_epoch: int
     decision: FetchDecision | None = None
     batches: ReadableBuffer = b""
     high_watermark: int = 0
-    log_start_offset: int = 0  # where the follower's log is to begin; the leader's begins there later
+    log_start_offset: int = 0  # the follower must move its log start here; the leader moves its own later
     more: bool = False  # the leader's log continues after `batches`
-    next_offset: int = 0  # where it does; 0: not said
+    next_offset: int = 0  # where it continues; 0 means unknown
 
 
 # --- the leader's side ---
 
 
 def check_fetch(replica: PartitionReplica, request: FetchRequest) -> None:
-    """Raise where this replica must not answer the fetch.
+    """Raise an error if this replica must not answer the fetch.
 
     Raises:
-        As `PartitionReplica.check_leading`; FencedBrokerError: a newer session of the follower has fetched, or the
-        fetch was sent before the replica's fence in the key, so that it is of another log;
-        InvalidRequestError: the broker holds no replica, the epoch is left open, or the offsets contradict each other.
+        HeadraceError: As `PartitionReplica.check_leading`.
+        FencedBrokerError: If a newer session of the follower has fetched, or if the fetch was sent before the
+            follower's fence in the key and therefore describes an older log.
+        InvalidRequestError: If the follower has no replica, the leader epoch is missing, or offsets are inconsistent.
     """
     if request.leader_epoch < 0:
         raise InvalidRequestError(f"a replica fetch names its leader epoch, not {request.leader_epoch}")
@@ -169,10 +170,10 @@ def check_fetch(replica: PartitionReplica, request: FetchRequest) -> None:
 
 
 def compare_logs(log: ReplicaLog, request: FetchRequest) -> FetchDecision | None:
-    """Compare the follower's log with this one; None: below `offset` it is a copy (H1, H2, H3).
+    """Compare the follower's log with this one; `None` means that they are equal below `offset` (H1, H2, H3).
 
-    May read one batch header. Truncation is by epoch only: the answer names the largest epoch that both may know and
-    where it ends here. Where the epochs agree and the chain does not, the follower goes back one batch.
+    May read one batch header. Truncation is by epoch only: the response contains the largest epoch that both logs may
+    have and its end in this log. If the epochs agree but the CRC chain differs, the follower goes back one batch.
     """
     offset = request.offset
     if offset < log.log_start_offset:
@@ -181,7 +182,7 @@ def compare_logs(log: ReplicaLog, request: FetchRequest) -> FetchDecision | None
             return Restart(start, previous_crc)
     if request.last_epoch >= 0:
         epoch, end_offset = log.epoch_end(request.last_epoch)
-        if epoch < 0:  # All that is left here is of later epochs.
+        if epoch < 0:  # This log has only later epochs left.
             return Restart(*log.reader.first_batch())
         if epoch != request.last_epoch or end_offset < offset:
             return Diverged(epoch, end_offset)
@@ -191,16 +192,16 @@ def compare_logs(log: ReplicaLog, request: FetchRequest) -> FetchDecision | None
         is_copy = (offset, request.last_crc) == log.reader.first_batch()
     elif offset == log.log_end_offset and request.last_crc == log.last_crc:
         is_copy = True
-    else:  # Also where a thread appends concurrently and the end has just moved: what lies before `offset` stays.
+    else:  # Also reached if a concurrent append has just moved the log end; data before `offset` does not change.
         before = log.reader.batch_before(offset)
         is_copy = before is not None and before.crc == request.last_crc
     return None if is_copy else _one_batch_back(log, request)
 
 
 def _one_batch_back(log: ReplicaLog, request: FetchRequest) -> FetchDecision:
-    """The same epoch and another chain: let the follower ask again from the batch before its last one.
+    """Send the follower back by one batch: the epochs agree but the CRC chain differs, so that one log is corrupt.
 
-    One of the two logs is corrupt. Raises where it is this one: a good follower must not be sent back (I17).
+    Raise if the corrupt log is this one: a follower with an intact log must not truncate it (I17).
     """
     if request.offset <= log.log_start_offset:
         return Restart(*log.reader.first_batch())
@@ -214,14 +215,14 @@ def _one_batch_back(log: ReplicaLog, request: FetchRequest) -> FetchDecision:
 
 @dataclass(frozen=True, slots=True)
 class TruncateTo:
-    """Truncate the log to `offset`, rebuild the producers, report `LogTruncated`."""
+    """Truncate the log to `offset`, rebuild the producers, then report `LogTruncated`."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class ResetLog:
-    """Reset the log to `offset`, forget the producers, report `LogRestarted`."""
+    """Reset the log to `offset`, forget the producers, then report `LogRestarted`."""
 
     offset: int
     previous_crc: int
@@ -229,7 +230,7 @@ class ResetLog:
 
 @dataclass(frozen=True, slots=True)
 class AppendBatches:
-    """Append (nothing where empty), report `BatchesReplicated`, then `LeaderReported`; raise the log start."""
+    """Append `batches` (may be empty), report `BatchesReplicated`, then `LeaderReported`, and raise the log start."""
 
     batches: ReadableBuffer
     high_watermark: int
@@ -247,19 +248,19 @@ Step: TypeAlias = TruncateTo | ResetLog | AppendBatches | Refetch
 
 
 def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -> Step | None:
-    """Return what the follower must do with a response; `None`: the response is late or unexpected (H6).
+    """Return the step that the follower must perform, or `None` if the response is late or unexpected (H6).
 
-    The fetch is over then: whatever comes of the step, the next one may be sent.
+    The fetch is then complete: the next one may be sent, whether or not the step succeeds.
 
     Raises:
-        StorageOfflineError: the answer asks to cut records that were committed here, and no unclean election explains
-            it (I18): the replica must not continue.
+        StorageOfflineError: If the response would truncate records that are committed here and there was no unclean
+            election (I18). The replica must stop.
     """
     ahead_offset = replica.fetches.ahead_offset
     if not replica.fetches.take_answer(answer.token, answer.leader_epoch):
         return None
     if ahead_offset and (answer.decision is not None or log.log_end_offset != ahead_offset):
-        return Refetch()  # A decision is on the log as it was before the batches that have been written since.
+        return Refetch()  # The decision is about the log before the batches that have been written since.
     match answer.decision:
         case Diverged(leader_epoch, end_offset):
             target = min(log.epoch_end(leader_epoch)[1], end_offset)
@@ -275,7 +276,7 @@ def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -
 
 
 def _truncated_end(log: ReplicaLog, target: int) -> int:
-    """Return where the log ends when it is cut to `target`: at the batch before it if that lies inside one."""
+    """Return the log end after truncation to `target`: the base offset of the batch if `target` lies inside one."""
     if not log.log_start_offset <= target < log.log_end_offset:
         return target
     return log.reader.batch_with(target).base_offset
@@ -295,14 +296,15 @@ def _check_cut(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer, 
 
 
 def check_reader(replica: PartitionReplica, log: ReplicaLog, offset: int, last_epoch: int) -> Diverged | None:
-    """Where the log that a consumer has read up to `offset`, last in `last_epoch`, parts from this one; None: nowhere.
+    """Return where the log that a consumer has read diverges from this one, or `None` if it does not.
 
-    An epoch that retention has taken cannot be judged, and its records are gone for everybody. A follower judges what
-    it knows to be committed, nothing else: behind that its log may be short, or not the leader's.
+    The consumer has read up to `offset`, its last record in `last_epoch`. Epochs that retention has deleted are not
+    checked: their records are gone on every replica. A follower checks only committed offsets, because above the high
+    watermark its log may be shorter than the leader's or differ from it.
 
     Raises:
-        UnknownLeaderEpochError: the reader has read in an epoch that this replica has not heard of; retriable.
-        OffsetNotAvailableError: a follower that has not `offset` yet; retriable.
+        UnknownLeaderEpochError: If `last_epoch` is newer than the epoch of this replica; retriable.
+        OffsetNotAvailableError: If this replica is a follower and `offset` is above its high watermark; retriable.
     """
     if last_epoch > replica.leader_epoch:
         raise UnknownLeaderEpochError(

@@ -1,4 +1,4 @@
-"""What a replica may do, and the error of a request to one that does not lead."""
+"""Roles of a replica, and the error for a request to a replica that does not lead."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from headrace_server.partition_state import PartitionState
 
 
 class Role(Enum):
-    """What the replica may do."""
+    """Role of a replica in its partition."""
 
     FENCED = auto()  # the broker has no session
-    IDLE = auto()  # it has a session; the key names no leader, was not seen yet, or has no replica here any more
-    FOLLOWING = auto()  # the key names another broker as leader: it is copied
-    STARTING = auto()  # the key names this session; the epoch's start is being made durable
-    LEADING = auto()  # serves
-    OFFLINE = auto()  # its log failed; stays so for the life of the process
-    DELETED = auto()  # its topic is gone; stays so
+    IDLE = auto()  # has a session; the key names no leader or no replica here, or was not seen yet
+    FOLLOWING = auto()  # the key names another broker as leader; this replica fetches from it
+    STARTING = auto()  # the key names this session; the epoch's start is being persisted
+    LEADING = auto()  # serves requests
+    OFFLINE = auto()  # its log failed; final until the process restarts
+    DELETED = auto()  # its topic was deleted; final
 
 
 def leader_hint(state: PartitionState | None) -> LeaderHint:
-    """Return the leader in the key, without its address, which the shell adds."""
+    """Return the leader in the key, without its address, which the driver adds."""
     return LeaderHint(-1, -1) if state is None else LeaderHint(state.leader_id, state.leader_epoch)
 
 
 def not_leading(role: Role, leader: LeaderHint, offline_reason: str) -> HeadraceError:
-    """Return the definite error of a request that only a leader serves."""
+    """Return the definite error for a request that only a leader serves."""
     match role:
         case Role.OFFLINE:
             return StorageOfflineError(offline_reason, outcome=Outcome.NOT_APPLIED)

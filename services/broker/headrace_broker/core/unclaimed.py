@@ -1,7 +1,7 @@
-"""Whether an operator may delete an unclaimed log of an existing topic: one pure function of the partition's key.
+"""Check whether an operator may delete an unclaimed log of an existing topic, as a pure function of the key.
 
-The key was read from etcd after the request came; a log that lost its evidence is no reason to trust a view.
-Called by `runtime.log_deletion`.
+The caller, `runtime.log_deletion`, reads the partition's key from etcd after the request: a cached view is not
+sufficient evidence for a deletion.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from headrace_server.partition_state import PartitionState
 
 
 def reason_to_keep(state: PartitionState, broker_id: int, last_epoch: int) -> str:
-    """Return why the log of `broker_id`, whose last leader epoch is `last_epoch`, must stay; empty: it may go."""
+    """Return why the log of `broker_id`, whose last leader epoch is `last_epoch`, must be kept; empty if it may go."""
     members = {entry.broker_id for entry in state.members}
     if broker_id in {*state.replicas, *state.adding, *members}:
         return "the partition is assigned to this broker"
