@@ -1,1 +1,1 @@
-"""The coordinator: topics, metadata, placement, producer ids, and one of them the controller. All state is in etcd."""
+"""Coordinator: topics, metadata, placement, groups. One coordinator is the controller. All state is in etcd."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 # ruff: noqa: E402
 import gc
 
-gc.disable()  # What is imported stays: looking for garbage meanwhile is an eighth of the imports.
+gc.disable()  # Imported objects are never garbage; collections would take an eighth of the import time.
 
 import asyncio
 import os
@@ -69,7 +69,7 @@ def recover_metadata(
 
 
 def start(config: Path | None, overrides: list[str] | None) -> ProcessExitCode:
-    """Read the settings, run the coordinator, and give the exit code."""
+    """Read the settings, run the coordinator, and return the exit code."""
     try:
         settings = _read_settings(config, overrides)
     except SettingsError as error:

@@ -1,8 +1,7 @@
-"""One coordinator: puts the parts together, starts and stops them in order.
+"""Coordinator application: builds the components, starts and stops them in order.
 
-Order of the start: etcd is reached and the view loaded, the calls are served, the coordinator registers, and only then
-the ready file is written. Order of the stop: no new calls, the lease given back (another one becomes controller at
-once), the rest.
+Start: connect to etcd and load the view, serve calls, register, and finally write the ready file. Stop: reject new
+calls, revoke the lease (another coordinator becomes controller at once), stop the other components.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ log = structlog.get_logger(__name__)
 
 STOP_GRACE_SECONDS = 5.0
 MAX_REQUEST_BYTES = 4 << 20
-"""No call to a coordinator carries records."""
+"""Maximum size of a request. No call to a coordinator carries records."""
 ETCD_LOOK_SECONDS = 1.0
 
 
@@ -66,10 +65,10 @@ async def serve(settings: CoordinatorSettings, stop: StopRequest) -> None:
     """Run a coordinator until `stop` is requested.
 
     Raises:
-        AddressInUseError: see `RpcServer.start`.
-        ForeignMetadataError: etcd holds another format's metadata.
-        InvalidConfigError: etcd is too old, or a registered process is of a release that this one does not go with.
-        MetastoreRolledBackError: etcd was restored or replaced under the running cluster; let an operator look.
+        AddressInUseError: See `RpcServer.start`.
+        ForeignMetadataError: If etcd holds metadata of another format.
+        InvalidConfigError: If etcd is too old, or a registered process has an incompatible release.
+        MetastoreRolledBackError: If etcd was restored or replaced under the running cluster; an operator must act.
     """
     registry = CollectorRegistry()
     metrics = CoordinatorMetrics(registry)
@@ -89,7 +88,7 @@ async def serve(settings: CoordinatorSettings, stop: StopRequest) -> None:
 
 
 class _Coordinator:
-    """The running parts of one coordinator, from the first look at the metadata to the stop."""
+    """Running components of one coordinator, from loading the metadata to the stop."""
 
     def __init__(
         self,
@@ -278,7 +277,7 @@ class _Coordinator:
         )
 
     async def _announce(self, view: ClusterView, session: CoordinatorSession, address: str) -> None:
-        """Report readiness: the view is loaded. The ready file also waits until the view shows the registration."""
+        """Report readiness once the view is loaded, and write the ready file once the view shows the registration."""
         CollectorPacer().install()
         self._process.observability.health.release(HealthCause.STARTING)
         log.info("coordinator_serves", address=address, revision=view.source.revision)

@@ -1,8 +1,8 @@
-"""The coordinator's instruments, all in one place; what only the controller knows is set by it and 0 elsewhere.
+"""Metrics of the coordinator. Metrics that only the controller sets are 0 on other coordinators.
 
-Nothing in `CoordinatorMetrics` grows with topics or partitions. What grows with consumer groups, and is bounded, is
-measured by `runtime.group_lag` on the controller and shown by `LagCollector`; single partitions on `/metrics/detail`.
-The constructor is the list of instruments, and longer than other functions for that.
+The number of series in `CoordinatorMetrics` does not grow with topics or partitions. Series per consumer group are
+bounded, measured by `runtime.group_lag` on the controller and exported by `LagCollector`; those per partition are on
+`/metrics/detail`. The constructor is longer than other functions because it is the list of instruments.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class CoordinatorMetrics:
-    """Instruments on one registry; made once a coordinator, used from its event loop."""
+    """Instruments on one registry, made once per coordinator and used from its event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Register all of them: a table of one statement an instrument, and as long as there are instruments."""
+        """Register all instruments."""
 
         def counter(name: str, documentation: str) -> Counter:
             return Counter(f"{PREFIX}_{name}", documentation, registry=registry)
@@ -119,7 +119,7 @@ class CoordinatorMetrics:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLagSample:
-    """The lag of one group or reader in one partition."""
+    """Lag of one group or reader in one partition."""
 
     partition: int
     offset: int
@@ -129,7 +129,7 @@ class PartitionLagSample:
 
 @dataclass(frozen=True, slots=True)
 class TopicLag:
-    """How far a group is behind in one topic."""
+    """Lag of a group in one topic."""
 
     group: str
     topic: str
@@ -137,48 +137,48 @@ class TopicLag:
 
     @property
     def lag_records(self) -> int:
-        """Of all partitions together."""
+        """Sum of all partitions."""
         return sum(part.lag_records for part in self.partitions)
 
     @property
     def lag_seconds(self) -> float:
-        """Of the partition that is furthest behind."""
+        """Lag of the partition that is furthest behind."""
         return max((part.lag_seconds for part in self.partitions), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSample:
-    """The present state of a group."""
+    """Current state of a group."""
 
     group: str
     members: int
     epoch: int
     rebalancing: bool
     unknown_partitions: int
-    """Those with an offset whose leader did not say how far it is behind."""
+    """Partitions with a committed offset whose leader did not report the lag."""
 
 
 @dataclass(frozen=True, slots=True)
 class LagRound:
-    """What one round has measured."""
+    """Result of one measurement of all groups."""
 
     lags: Sequence[TopicLag] = ()
     groups: Sequence[GroupSample] = ()
     omitted: int = 0
-    """Pairs of group and topic beyond the limit; the furthest behind are shown."""
+    """Pairs of group and topic that are not exported, because only those with the largest lag are."""
     took_seconds: float = 0.0
 
 
 class LagCollector(Collector):
-    """Shows the last round; a round is put in whole, and read from the threads of the endpoint."""
+    """Exports the last round. A round is replaced as a whole and read from the threads of the endpoint."""
 
     def __init__(self) -> None:
         self.round: LagRound | None = None
-        """None: this coordinator does not measure; the controller does."""
+        """`None` on coordinators other than the controller, which do not measure."""
         self.age_seconds: Callable[[], float] = lambda: 0.0
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry of `/metrics`."""
+        """Yield the metric families of `/metrics`."""
         shown = self.round or LagRound()
         lags = shown.lags
         yield _lag_family("lag_records", "Records between committed offsets and the ends of the topic", lags)
@@ -197,7 +197,7 @@ class LagCollector(Collector):
     describe = collect
 
     def detail(self) -> Iterator[Metric]:
-        """Yield the families of `/metrics/detail`."""
+        """Yield the metric families of `/metrics/detail`."""
         shown = self.round or LagRound()
         for name, documentation, read in _PARTITION_GAUGES:
             family = GaugeMetricFamily(

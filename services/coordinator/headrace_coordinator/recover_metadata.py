@@ -1,10 +1,10 @@
 """The command `headrace-coordinator recover-metadata`: rebuilds metadata after etcd was restored from a backup (H81).
 
-It belongs to the coordinator, which knows where etcd is, with which certificates, and how every key is written; the
-brokers' part is `headrace-broker export-log-state`. Everything of the new generation is written below a prefix that no
-process reads yet, and one transaction makes it the cluster's; what broke off before is thrown away by the next run, and
-a run after one that went through begins one more. The old generation's keys stay for a person to look at, and its key
-`superseded` ends every process that still works in it.
+It is a command of the coordinator, whose settings contain the endpoints and certificates of etcd; brokers contribute
+the output of `headrace-broker export-log-state`. The new generation is written below a prefix that no process reads
+yet, and one transaction makes it current. The next run discards the keys of an interrupted run; a run after a
+successful one begins another generation. The old generation's keys are kept for inspection, and its key `superseded`
+stops every process that still uses it.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ from headrace_coordinator.settings import CoordinatorSettings
 
 LOG_STATE_FORMAT = 1
 WAIT_SECONDS = 60.0
-"""Maximum wait for the expiry of stopped processes' registrations: the restore brought their leases back."""
+"""Maximum wait for the registrations of stopped processes to expire: the restore renewed their leases."""
 CHUNK_KEYS, CHUNK_BYTES = 100, 1 << 20
 
 
 class RecoveryRefusedError(InvalidConfigError):
-    """The recovery was refused, and nothing that a process reads was changed. The message states the next step."""
+    """The recovery was refused before any key in use was changed. The message states the next step."""
 
 
 def read_log_state(path: Path) -> tuple[str, BrokerLogState]:
     """Return the cluster id and log state in an output file of `headrace-broker export-log-state`.
 
     Raises:
-        SettingsError: the file cannot be read or has another format.
+        SettingsError: If the file cannot be read or has another format.
     """
     try:
         return parse_log_state(json.loads(path.read_text()))
@@ -82,7 +82,7 @@ def read_log_state(path: Path) -> tuple[str, BrokerLogState]:
 
 
 def parse_log_state(found: dict[str, Any]) -> tuple[str, BrokerLogState]:
-    """As `read_log_state`, for the content of the file. Raises ValueError, KeyError, TypeError."""
+    """Return the cluster id and log state in the content of a file. Raises ValueError, KeyError, TypeError."""
     if found["format"] != LOG_STATE_FORMAT:
         raise ValueError(f"format {found['format']}, expected {LOG_STATE_FORMAT}")
     logs, corrupt = {}, {}
@@ -109,9 +109,9 @@ async def run_recovery(
     """Plan the next generation of the metadata, write it if `apply`, and return the lines of the report.
 
     Raises:
-        SettingsError: a log state file cannot be read.
-        RecoveryRefusedError: a broker is unaccounted for, a process still runs, or etcd is another cluster's.
-        MetastoreUnavailableError: etcd did not answer; run it again.
+        SettingsError: If a log state file cannot be read.
+        RecoveryRefusedError: If a broker is unaccounted for, a process still runs, or etcd belongs to another cluster.
+        MetastoreUnavailableError: If etcd does not answer; run it again.
     """
     read = [read_log_state(path) for path in log_state_files]
     async with _connected(settings) as metastore:
@@ -127,7 +127,7 @@ async def recover_in(
     *,
     apply: bool,
 ) -> Iterator[str]:
-    """As `run_recovery`, with a connected etcd; starting processes take `now_ms` as a seen time (H43)."""
+    """Run the recovery with a connected etcd. `now_ms` becomes a lower bound for clocks of starting processes (H43)."""
     if (await metastore.get(meta_key(cluster))).key_value is None:
         raise RecoveryRefusedError(
             f"there is no cluster {cluster} in this etcd", action="Restore a snapshot of it first."
@@ -170,18 +170,18 @@ def _check_log_state(identity: ClusterIdentity, cluster_id: str, log_state: Brok
 
 @dataclass(frozen=True, slots=True)
 class _Backup:
-    """What the new generation keeps of the old one."""
+    """Parts of the old generation that the new one keeps."""
 
     names: dict[bytes, str]
     states: dict[tuple[bytes, int], PartitionState]
     brokers: frozenset[int]
-    """All that are named anywhere."""
+    """Ids of all brokers that any key names."""
     copied: tuple[tuple[str, bytes], ...]
-    """Keys, of the new generation, and values that stay as they are."""
+    """Keys in the new generation with their unchanged values."""
     groups: tuple[tuple[str, bytes], ...]
-    """Keys and values of groups, of the new generation."""
+    """Keys and values of groups in the new generation."""
     deleted: frozenset[bytes]
-    """Topics that were deleted before: logs of them do not come back."""
+    """Topics that were deleted before the backup, whose logs are not recovered."""
 
 
 async def _read_backup(metastore: Metastore, identity: ClusterIdentity, now_ms: int) -> _Backup:
@@ -212,7 +212,7 @@ async def _read_backup(metastore: Metastore, identity: ClusterIdentity, now_ms: 
             case BrokerSessionKey(broker_id):
                 brokers.add(broker_id)
             case BrokerKey() | CoordinatorKey() | ControllerKey() | ClockKey() | SupersededKey():
-                pass  # Of processes that have ended, or of this generation alone.
+                pass  # Keys of processes that have ended, or of the old generation only.
             case _:
                 raise RecoveryRefusedError(
                     f"the backup holds {key_value.key}, which this release does not know",
@@ -276,7 +276,7 @@ async def _write(
         [], [DeletePrefix(prefix) for prefix in (new.prefix, new.groups_prefix, new.directories_prefix)]
     )
     sessions = [Put(new.broker_session(one.broker_id), _session(one)) for one in log_states]
-    # What the brokers register now continues these sessions, whose epoch is this revision.
+    # The brokers' next registrations continue these sessions, whose epoch is this revision.
     broker_epoch = (await metastore.txn([], sessions)).revision
     plan = plan_partitions(backup.names, backup.states, backup.deleted, log_states, broker_epoch, now_ms)
     topics = [
@@ -286,15 +286,15 @@ async def _write(
     ]
     partitions = [(new.partition(*key), encode(state)) for key, state in plan.states.items()]
     versions = [(new.directory(one.broker_id), _directory_version(one)) for one in log_states]
-    # Without a time that was seen, a broker would believe any clock that it starts with.
+    # Without it a broker would accept any clock reading at start-up.
     clock = new.clock(OPERATOR), believed_clock(now_ms)
     for chunk in _chunks([*partitions, *backup.copied, *topics, *backup.groups, *versions, clock]):
         await metastore.txn([], chunk)
     after = metadata_pb2.ClusterMeta(
         cluster_id=identity.cluster_id, generation=new.generation, format_version=FORMAT_VERSION
     )
-    ended = after.SerializeToString()  # Readable by every client: without the secret.
-    after.secret = secrets.token_bytes(SECRET_BYTES)  # The backup, and so the old one, may have been in many hands.
+    ended = after.SerializeToString()  # Every client can read it, so it is without the secret.
+    after.secret = secrets.token_bytes(SECRET_BYTES)  # The old secret is in the backup, which others may have read.
     result = await metastore.txn(
         [
             ModRevisionIs(meta_key(identity.cluster), meta.mod_revision),
@@ -308,16 +308,14 @@ async def _write(
 
 
 def _session(log_state: BrokerLogState) -> bytes:
-    """Return a session without a process: the directory continues, and its incarnation shows whether all writes are
-    present.
-    """
+    """Return a session without a process, so that the next session of the directory can prove that it is complete."""
     return metadata_pb2.BrokerSession(
         storage_id=log_state.storage_id, storage_incarnation=log_state.storage_incarnation
     ).SerializeToString()
 
 
 def _directory_version(log_state: BrokerLogState) -> bytes:
-    """Return the version of the inspected directory: an older copy of it is refused."""
+    """Return the version of the inspected directory, so that an older copy of it is rejected."""
     return metadata_pb2.DirectoryVersion(
         storage_id=log_state.storage_id, version=log_state.directory_version
     ).SerializeToString()

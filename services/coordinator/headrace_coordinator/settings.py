@@ -1,4 +1,4 @@
-"""What a coordinator is told by its operator; read once, by `__main__` through `headrace_server.settings`."""
+"""Settings of a coordinator process, read once by `__main__` through `headrace_server.settings`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COORDINATOR_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings(ServiceSettings):
-    """The settings of one coordinator process; `docs/reference/settings.md` is made from the descriptions."""
+    """Settings of one coordinator process; `docs/reference/settings.md` is generated from the descriptions."""
 
     coordinator_id: Annotated[
         str,
@@ -136,7 +136,7 @@ class CoordinatorSettings(ServiceSettings):
     ] = 64 << 20
 
     def __post_init__(self) -> None:
-        """Refuse what the types cannot say."""
+        """Check constraints that the types do not express."""
         self.check_tls()
         check_advertised_address(self.listen, self.advertised_address)
         if not _COORDINATOR_ID.match(self.coordinator_id):

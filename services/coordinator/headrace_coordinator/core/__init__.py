@@ -1,5 +1,5 @@
-"""The coordinator's decisions, pure: no clock, randomness, asyncio, grpc, logging or files.
+"""Pure logic of the coordinator: no clock, randomness, asyncio, gRPC, logging or files.
 
-`placement` says where replicas go, `election` who leads, `topics` what creating, deleting and changing a topic writes,
-`controller` what the controller has to do for a given view of the cluster.
+`placement` assigns replicas to brokers, `election` elects leaders, `topics` and `topic_writes` create, change and
+delete topics, `control` computes the controller's writes, `group_transition` the next state of a consumer group.
 """

@@ -1,10 +1,10 @@
-"""The assignors: which member should own which partition of a group's topics. Pure and deterministic.
+"""Assignors: the target assignment of a group's partitions to members. Pure and deterministic.
 
-Called by `group_transition` when members, subscriptions or topics have changed. Every assignor gives each partition of
-a subscribed topic exactly one subscribed member (I28). `uniform` is the default: balanced, and moving
-as little as that allows (KIP-54, KIP-848). `range` is algorithm 1 of the paper (section 3.2), whose remainder, which as
-printed stays unowned, goes to one consumer each. `rack-aware` is `uniform` that prefers members in a rack of a replica
-(KIP-881).
+Called by `group_transition` when members, subscriptions or topics have changed. Every assignor assigns each partition
+of a subscribed topic to exactly one subscribed member (I28). `uniform` is the default: balanced, with as few moves as
+that allows (KIP-54, KIP-848). `range` is algorithm 1 of the paper (section 3.2); the remainder, which the printed
+algorithm leaves unowned, is distributed one partition per consumer. `rack-aware` is `uniform` with a preference for
+members in a rack of a replica (KIP-881).
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 TopicPartition = tuple[bytes, int]
-"""Topic id and number."""
+"""Topic id and partition number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """A member as an assignor sees it."""
+    """Member of a group, as input of an assignor."""
 
     member_id: bytes
     order: str
-    """What members are ordered by: the instance id, or the member id, so that a static member keeps its place."""
+    """Sort key: the instance id if there is one, so that a static member keeps its position, else the member id."""
     topics: frozenset[bytes]
-    """Ids of the topics it subscribes to."""
+    """Ids of the subscribed topics."""
     rack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class AssignableTopic:
-    """A subscribed topic."""
+    """Topic with at least one subscriber."""
 
     topic_id: bytes
     name: str
     partitions: int
     racks: tuple[frozenset[str], ...] = ()
-    """The racks of each partition's replicas; empty: not known."""
+    """Racks of each partition's replicas; empty if unknown."""
 
 
 Assignment = dict[TopicPartition, bytes]
@@ -46,14 +46,14 @@ Assignor = Callable[[Sequence[Subscriber], Sequence[AssignableTopic], Mapping[To
 def assign_uniform(
     subscribers: Sequence[Subscriber], topics: Sequence[AssignableTopic], current: Mapping[TopicPartition, bytes]
 ) -> Assignment:
-    """Balance the number of partitions a member, keeping owners where balance allows it."""
+    """Balance the number of partitions per member, and keep current owners where balance allows it."""
     return _assign_balanced(subscribers, topics, current, prefer_rack=False)
 
 
 def assign_rack_aware(
     subscribers: Sequence[Subscriber], topics: Sequence[AssignableTopic], current: Mapping[TopicPartition, bytes]
 ) -> Assignment:
-    """As `assign_uniform`, and among balanced assignments one that reads from replicas in the members' racks."""
+    """Assign as `assign_uniform`, and prefer balanced assignments to members in the racks of the replicas."""
     return _assign_balanced(subscribers, topics, current, prefer_rack=True)
 
 
@@ -97,7 +97,7 @@ def _assign_balanced(
     *,
     prefer_rack: bool,
 ) -> Assignment:
-    """Keep what is owned, give what is free to who has least, then level out between the fullest and the emptiest."""
+    """Keep owned partitions, assign free ones to the least loaded members, then move partitions until balanced."""
     members = _ordered(subscribers)
     takers = {
         topic.topic_id: {member.member_id: None for member in members if topic.topic_id in member.topics}
@@ -123,16 +123,16 @@ def _assign_balanced(
         balance.give(partition, balance.best_taker(partition))
     balance.level()
     while balance.bring_near() and balance.level():
-        pass  # Each round lowers the sum of squares of the loads.
+        pass  # Terminates: each round lowers the sum of squares of the loads.
     return {partition: member_id for member_id, owned in balance.held.items() for partition in owned}
 
 
 Members = Mapping[bytes, None]
-"""Ids of members in their order, as a set."""
+"""Ordered set of member ids."""
 
 
 def _near(members: Sequence[Subscriber], topics: Sequence[AssignableTopic]) -> dict[TopicPartition, Members]:
-    """The members in a rack of each partition's replicas, where there are any; the same object for the same racks."""
+    """Return the members in a rack of each partition's replicas, if any; equal racks share one object."""
     near: dict[TopicPartition, Members] = {}
     for topic in topics:
         takers = [member for member in members if topic.topic_id in member.topics]
@@ -146,12 +146,12 @@ def _near(members: Sequence[Subscriber], topics: Sequence[AssignableTopic]) -> d
 
 
 class _Balance:
-    """Owners of partitions while an assignment is computed."""
+    """Mutable owners and loads while an assignment is computed."""
 
     def __init__(
         self, members: Sequence[bytes], takers: Mapping[bytes, Members], near: Mapping[TopicPartition, Members]
     ) -> None:
-        """`takers`: who may have partitions of each topic; `near`: who is near to which partition; both in order."""
+        """`takers` are the subscribers of each topic, `near` the members near each partition; both are ordered."""
         self.held: dict[bytes, dict[TopicPartition, None]] = {member_id: {} for member_id in members}
         self._loads = dict.fromkeys(members, 0)
         self._takers = takers
@@ -166,19 +166,19 @@ class _Balance:
         self._loads[member_id] -= 1
 
     def best_taker(self, partition: TopicPartition) -> bytes:
-        """The emptiest of those near to it, or else of those that may have it; of equals the first."""
+        """Return the least loaded near member, or else the least loaded subscriber; ties go to the first."""
         return self._emptiest(self._near.get(partition) or self._takers[partition[0]])
 
     def _emptiest(self, members: Members) -> bytes:
         return min(members, key=self._loads.__getitem__)
 
     def _is_near(self, partition: TopicPartition, member_id: bytes) -> bool:
-        """Whether a member could not be nearer to a partition."""
+        """Return whether the member is near the partition, or no member is."""
         near = self._near.get(partition)
         return near is None or member_id in near
 
     def trim(self, total: int) -> list[TopicPartition]:
-        """Where all subscribe to the same: take what is beyond the shares; the fullest keep the larger shares."""
+        """Remove partitions above each share if all subscriptions are equal; the most loaded keep the larger shares."""
         share, larger = divmod(total, len(self.held))
         excess: list[TopicPartition] = []
         for position, member_id in enumerate(sorted(self.held, key=lambda member_id: -self._loads[member_id])):
@@ -192,9 +192,9 @@ class _Balance:
         return excess
 
     def level(self) -> bool:
-        """Move partitions to members that have at least two fewer, the nearest first, until no member has.
+        """Move partitions to members that have at least two fewer, near members first, until there are none.
 
-        Says whether anything was moved. Each move lowers the sum of squares of the loads, so that it ends.
+        Return whether anything was moved. It terminates because each move lowers the sum of squares of the loads.
         """
         ever, moved = False, True
         while moved:
@@ -207,7 +207,7 @@ class _Balance:
         return ever
 
     def _relieve(self, giver: bytes) -> bool:
-        """Move what levels out from one member, to the emptiest that may have it; whether anything was moved."""
+        """Move partitions from one member to the least loaded subscribers; return whether anything was moved."""
         alike: dict[tuple[bytes, int], list[TopicPartition]] = {}
         for partition in self.held[giver]:
             alike.setdefault((partition[0], id(self._near.get(partition))), []).append(partition)
@@ -232,10 +232,9 @@ class _Balance:
             moved = True
 
     def bring_near(self) -> bool:
-        """Move or exchange partitions where that brings more of them near and leaves the loads as even as they are.
+        """Move or exchange partitions if more of them are then near their owners and the loads stay as even.
 
-        Says whether anything was moved. Each step brings one partition more near, so that it ends, and an assignment
-        that is valid stays as it is.
+        Return whether anything was moved. It terminates because each step increases the number of near partitions.
         """
         ever, moved = False, bool(self._near)
         while moved:

@@ -1,15 +1,15 @@
-"""What the controller must write for the current state of a partition: one pure function, level-triggered.
+"""Reconciliation of one partition by the controller: a pure, level-triggered, stateless function.
 
-It is asked again after every change and remembers nothing. `change_partition` tries the steps of `Step` in their order
-and returns what the first one that applies makes of the key; each step is one write. The leader writes the same key, so
-a write that loses its compare is normal, and the next look decides anew. docs/protocols/metadata.md lists the steps.
+It is evaluated again after every change. `change_partition` tries the steps of `Step` in their order and returns the
+result of the first one that applies; each step is one write. The leader writes the same key, so a failed compare is
+normal, and the next evaluation uses the new value. docs/protocols/metadata.md lists the steps.
 
-Why it comes to rest while brokers and topics stay as they are: the steps only take entries out of the in-sync set or
-replace them by later sessions, a leader is asked to hand over to strictly less burdened members only (`_burden`), the
-preferred leader bears none, and a move is finished once.
+It reaches a fixed point while brokers and topics do not change: steps only remove entries from the in-sync set or
+replace them by later sessions, a hand-over is only requested to strictly less burdened members (`_burden`), the
+preferred leader has no burden, and a move is finished once.
 
-A leader that lives hands over itself: the controller names successors, the leader stops appends and names the next
-leader once that has all of its log (H24).
+A live leader performs a hand-over itself: the controller names successors, the leader pauses appends and names the
+next leader once that one has its whole log (H24).
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from headrace_coordinator.core.election import (
 
 
 class Step(Enum):
-    """What the controller does to a partition, in the order in which it is tried."""
+    """Reconciliation steps, in the order in which they are tried."""
 
     ELECT = "elect"
-    """The leader's session is over: elect another leader, or none."""
+    """The leader's session has ended: elect another leader, or none."""
     SWEEP = "sweep"
-    """The leader lives: members whose session is over go, or get their new session where it resumed all (H16, H17)."""
+    """The leader is live: remove members whose session ended, or update those whose data is complete (H16, H17)."""
     CONFIGURE = "configure"
-    """The topic's min_insync_replicas is carried over, and that it flushes no more (H30)."""
+    """Copy the topic's min_insync_replicas to the key, and clear `durable` if the topic no longer flushes (H30)."""
     LEAVE = "leave"
-    """A stopping broker that does not lead leaves the in-sync set where enough stay (KIP-841)."""
+    """Remove a stopping broker that does not lead from the in-sync set if enough members stay (KIP-841)."""
     RELIEVE = "relieve"
-    """A leader that stops, is drained, or gives the partition away should hand over (H24, H25)."""
+    """Request a hand-over from a leader that is stopping, drained or being removed by a move (H24, H25)."""
     FINISH_MOVE = "finish_move"
-    """All added replicas are in sync: the removed ones go (H25)."""
+    """Remove the old replicas of a move once all added ones are in sync (H25)."""
     PREFER = "prefer"
-    """The leader should hand over to the first replica."""
+    """Request a hand-over to the first replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One write."""
+    """Next value of a key, and the step that computed it."""
 
     step: Step
     after: PartitionState
@@ -61,7 +61,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class PlannedChange:
-    """Write a partition's key, computed from the version at `mod_revision`."""
+    """Write of a partition's key, computed from the version at `mod_revision`."""
 
     topic_id: TopicId
     partition: int
@@ -71,12 +71,12 @@ class PlannedChange:
     step: Step
 
     def sessions(self) -> tuple[Replica, ...]:
-        """Return the members whose registration the write must compare."""
+        """Return the sessions whose registration the write must compare."""
         return new_sessions(self.before, self.after)
 
 
 def new_sessions(before: PartitionState, after: PartitionState) -> tuple[Replica, ...]:
-    """Return the sessions that a write must compare (I12): those that are new in the key, and a new leader's."""
+    """Return the sessions that a write must compare (I12): those new in the key, and that of a new leader."""
     named = set(after.members) - set(before.members)
     if after.leader is not None and after.leader != before.leader:
         named.add(after.leader)
@@ -92,9 +92,9 @@ def change_partition(
 ) -> Decision | None:
     """Return the next value of a visible partition's key; `None` means that it needs no change.
 
-    `live` holds the registered brokers by id, `min_insync_replicas` is the topic's setting (0: the default for the
-    number of replicas). `rebalance`: the preferred leader takes over again, which is asked for now and then only.
-    Raises nothing; I11 is asserted on the result.
+    `live` holds the registered brokers by id. `min_insync_replicas` is the topic's setting; `0` means the default for
+    the number of replicas. `rebalance` includes the step `PREFER`, which runs only periodically. Raises nothing; I11 is
+    asserted on the result.
     """
     minimum = _minimum(state, min_insync_replicas)
     after = elect(state, live)
@@ -126,9 +126,9 @@ def is_under_replicated(state: PartitionState) -> bool:
 
 
 def sweep(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> PartitionState | None:
-    """Take members whose session is over out of the in-sync set, or write their new session where it has all data.
+    """Remove members whose session ended from the in-sync set, or write their new session if its data is complete.
 
-    Who is gone becomes eligible where fewer than `min_insync_replicas` stay; who came back without its data never.
+    A removed member becomes eligible if fewer than `min_insync_replicas` stay, unless it came back without its data.
     """
     in_sync, doubtful = carry_over(state.in_sync, live, durable=state.durable)
     eligible, _ = carry_over(state.eligible_leaders, live, durable=state.durable)
@@ -139,9 +139,9 @@ def sweep(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> Partit
 
 
 def leave_stopping(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> PartitionState | None:
-    """Take stopping brokers that do not lead out of the in-sync set, as many as `min_insync_replicas` allows.
+    """Remove stopping brokers that do not lead from the in-sync set, as many as `min_insync_replicas` allows.
 
-    The last in replica order go first. All members are live: `sweep` comes before.
+    The last in replica order are removed first. All members are live, because `sweep` precedes this step.
     """
     spare = len(state.in_sync) - state.min_insync_replicas
     leaving = [entry for entry in state.in_sync if entry != state.leader and live[entry.broker_id].stopping]
@@ -152,10 +152,10 @@ def leave_stopping(state: PartitionState, live: Mapping[int, RegisteredBroker]) 
 
 
 def relieve(state: PartitionState, live: Mapping[int, RegisteredBroker], *, giving_away: bool) -> PartitionState | None:
-    """Request a hand-over to the least reluctant in-sync members, if they are less reluctant than the leader.
+    """Request a hand-over to the least burdened in-sync members, if they are less burdened than the leader.
 
-    One that bears more than the leader by now is asked for no more. `giving_away`: the move under way waits for nothing
-    but the leader.
+    A requested successor that is now more burdened than the leader is withdrawn. `giving_away` means that the move in
+    progress waits only for the leader.
     """
     assert state.leader is not None, "the caller asks where there is a leader"
     burden = {entry: _burden(entry, state, live, giving_away) for entry in state.in_sync}
@@ -190,7 +190,7 @@ def finish_move(state: PartitionState, min_insync_replicas: int) -> PartitionSta
 
 
 def prefer(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> PartitionState | None:
-    """Move leadership to the first replica, if it is in sync, not reluctant or suspected, and nothing moves."""
+    """Request a hand-over to the first replica, if it is in sync, not reluctant or suspected, and no move is active."""
     first = state.replica_of(state.replicas[0])
     if first is None or first == state.leader or not is_session(first, live):
         return None
@@ -211,5 +211,5 @@ def _burden(
 
 
 def _minimum(state: PartitionState, min_insync_replicas: int) -> int:
-    """Return the effective min_insync_replicas: during a move, that of the replicas there were before it."""
+    """Return the effective min_insync_replicas; during a move it depends on the number of replicas before the move."""
     return effective_min_insync_replicas(min_insync_replicas, max(1, len(state.replicas) - len(state.adding)))

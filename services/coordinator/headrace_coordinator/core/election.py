@@ -1,10 +1,9 @@
-"""Leader election of partitions: PROTOCOL section 1.2, Election, as pure functions of the partition's key and the live
-keys.
+"""Leader election of partitions (PROTOCOL section 1.2, Election): pure functions of partition and broker keys.
 
-Level-triggered: the controller asks for every partition whenever the view has changed and writes what is returned,
-comparing the key's mod_revision, its own controller epoch and the elected broker's registration. `elect` never chooses
-outside in-sync set and eligible leaders (I3, H20); the one exception, a sole replica, marks the state `unclean`
-(docs/decisions/0011-use-compares-for-unclean-elections.md). `elect_uncleanly` is an administrator's act alone (H21).
+Level-triggered: the controller evaluates every partition whenever the view has changed and writes the result,
+comparing the key's mod_revision, its own controller epoch and the elected broker's registration. `elect` only chooses
+from the in-sync set and eligible leaders (I3, H20); the one exception, a sole replica, marks the state `unclean`
+(docs/decisions/0011-use-compares-for-unclean-elections.md). Only an administrator requests `elect_uncleanly` (H21).
 """
 
 from __future__ import annotations
@@ -18,33 +17,30 @@ from headrace_server.partition_state import PartitionState, Replica, change
 
 @dataclass(frozen=True, slots=True)
 class RegisteredBroker:
-    """A broker that is registered now: what the controller needs of `brokers/{broker_id}` and
-    `drained_brokers/{broker_id}`.
-    """
+    """Registered broker, from `brokers/{broker_id}` and `drained_brokers/{broker_id}`."""
 
     broker_epoch: int
-    """The revision of the registration (create_revision of the key)."""
+    """Revision of the registration (create_revision of the key)."""
     resumes: int = 0
-    """The oldest broker epoch since which the data directory is the same; 0: none, it is new."""
+    """Oldest broker epoch since which the data directory is the same; `0` means that it is new."""
     clean: bool = False
-    """All that was written is there: the stop before was clean, or only the process ended."""
+    """All written data is present: the previous shutdown was clean, or only the process ended."""
     storage_since: int = 0
-    """The oldest broker epoch since which the data directory is the same, whole or not; 0: it is new."""
+    """As `resumes`, but also for a directory whose data may be incomplete; `0` means that it is new."""
     stopping: bool = False
-    """The broker is about to end: it leads only as the last candidate, and leaves in-sync sets (KIP-841)."""
+    """The broker is shutting down: it is the last candidate for leadership and leaves in-sync sets (KIP-841)."""
     drained: bool = False
-    """An administrator took it out of service: it leads only as the last candidate, and stays in sync."""
+    """An administrator drained the broker: it is among the last candidates for leadership but stays in sync."""
     suspected_by: int = 0
-    """How many registered brokers miss its replica fetches: asked only to prefer one among equals."""
+    """Number of registered brokers that miss its replica fetches; used only to choose among equal candidates."""
 
 
 def sessions_of(
     brokers: Iterable[tuple[int, int, metadata_pb2.BrokerLive]], drained: Iterable[int]
 ) -> dict[int, RegisteredBroker]:
-    """Return the sessions by broker id, ascending, of registrations (broker id, broker epoch, value).
+    """Return registrations (broker id, broker epoch, value) as sessions by broker id, ascending.
 
-    `drained` are the brokers that an administrator took out of service. A failure report counts while its reporter is
-    registered.
+    `drained` are the brokers that an administrator drained. A failure report counts while its reporter is registered.
     """
     registered = sorted(brokers, key=lambda broker: broker[0])
     out_of_service = frozenset(drained)
@@ -67,7 +63,7 @@ def sessions_of(
 
 
 def elect(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> PartitionState | None:
-    """Return the next value of a partition's key if its leader's session is over; `None`: it needs no change.
+    """Return the next value of a partition's key if its leader's session ended, or `None` if no change is needed.
 
     `live` holds the registered brokers by id. Raises nothing; I11 is asserted on the result.
     """
@@ -98,11 +94,11 @@ def elect(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> Partit
 def elect_uncleanly(
     state: PartitionState, live: Mapping[int, RegisteredBroker], broker_id: int | None = None
 ) -> PartitionState | None:
-    """Elect a replica that may lack committed records, on an administrator's request (H21); `None`: no candidate.
+    """Elect a replica that may lack committed records, on an administrator's request (H21); `None` if there is none.
 
-    `broker_id` is the requested leader; `None`: the preferred live replica. Only if no replica is `electable`: the
-    caller has asked. The other replicas lose their places in both sets: what only they hold is given up, and they cut
-    their logs to the new leader's before they join again.
+    `broker_id` is the requested leader; `None` means the preferred live replica. The caller has checked that no replica
+    is `electable`. The other replicas leave both sets: records that only they hold are lost, and they truncate their
+    logs to the new leader's before they join again.
     """
     assert not electable(state, live), "who can be elected cleanly is"
     wanted = state.replicas if broker_id is None else (broker_id,)
@@ -116,7 +112,7 @@ def elect_uncleanly(
 
 
 def electable(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> list[Replica]:
-    """Return the registered replicas that hold every committed record, in their present sessions, with the leader."""
+    """Return the registered replicas that have every committed record, in their current sessions, with the leader."""
     entries, _ = carry_over(state.members, live, durable=state.durable)
     return [entry for entry in entries if is_session(entry, live)]
 
@@ -124,11 +120,11 @@ def electable(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> li
 def carry_over(
     entries: Sequence[Replica], live: Mapping[int, RegisteredBroker], *, durable: bool
 ) -> tuple[list[Replica], list[int]]:
-    """Rewrite the entries of brokers that came back with all their data to their new session, drop those without.
+    """Move the entries of brokers that came back with all their data to the new session, and drop those without.
 
-    `durable`: the partition's members have all that is committed on stable storage, so that the same directory is
-    enough: what recovery finds missing there takes itself out of the key before it registers.
-    Returns the entries that still count, dead ones included, and the ids of those dropped (H16, H17).
+    With `durable` all committed records of members are on stable storage, so that the same directory is sufficient: a
+    broker whose recovery finds records missing removes itself from the key before it registers.
+    Return the entries that still count, dead ones included, and the ids of those dropped (H16, H17).
     """
     kept: list[Replica] = []
     dropped: list[int] = []
@@ -144,25 +140,25 @@ def carry_over(
 
 
 def is_session(entry: Replica, live: Mapping[int, RegisteredBroker]) -> bool:
-    """Return whether the entry names the broker's present session."""
+    """Return whether the entry names the broker's current session."""
     session = live.get(entry.broker_id)
     return session is not None and session.broker_epoch == entry.broker_epoch
 
 
 def reluctance(session: RegisteredBroker) -> int:
-    """Return how reluctantly a broker should lead: 0 not at all, 1 taken out of service, 2 about to end."""
+    """Return the reluctance of a broker to lead: 0 none, 1 drained, 2 shutting down."""
     return 2 if session.stopping else int(session.drained)
 
 
 def preferred(state: PartitionState, candidates: Sequence[Replica], live: Mapping[int, RegisteredBroker]) -> Replica:
-    """Choose one of several equally entitled ones, at least one: the first `by_preference`."""
+    """Return the first of `candidates` (at least one) in the order of `by_preference`."""
     return by_preference(state, candidates, live)[0]
 
 
 def by_preference(
     state: PartitionState, candidates: Sequence[Replica], live: Mapping[int, RegisteredBroker]
 ) -> tuple[Replica, ...]:
-    """Order equally entitled ones, all live: by reluctance, then by failure reports, then in replica order."""
+    """Return `candidates`, all live, ordered by reluctance, then failure reports, then replica order."""
     rank = {broker_id: index for index, broker_id in enumerate(state.replicas)}
 
     def key(entry: Replica) -> tuple[int, int, int]:
@@ -173,7 +169,7 @@ def by_preference(
 
 
 def _sole_replica(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> Replica | None:
-    """Find the only replica, back with its directory but without the promise that nothing is missing from its end."""
+    """Return the only replica if it is back with its directory but its log may lack records at the end."""
     entries = state.members
     if len(state.replicas) != 1 or len(entries) != 1:
         return None
@@ -184,10 +180,10 @@ def _sole_replica(state: PartitionState, live: Mapping[int, RegisteredBroker]) -
 
 
 def _is_continued(entry: Replica, session: RegisteredBroker) -> bool:
-    """Return whether all that the entry's session wrote is present, where the session is `clean`."""
+    """Return whether `session`, if `clean`, has all data that the entry's session wrote."""
     return 0 < session.resumes <= entry.broker_epoch < session.broker_epoch
 
 
 def _is_same_storage(entry: Replica, session: RegisteredBroker) -> bool:
-    """Return whether the session has the data directory that the entry's session had."""
+    """Return whether `session` has the data directory of the entry's session."""
     return 0 < session.storage_since <= entry.broker_epoch < session.broker_epoch

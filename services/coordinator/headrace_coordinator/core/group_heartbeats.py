@@ -1,6 +1,7 @@
-"""A member's heartbeat, and what it means to the group's state before any transition: who it is, what it changes.
+"""Heartbeats of group members, and checks of them against the group's state that need no transition.
 
-`group_transition` applies it. The rpc and runtime layers ask here whether it needs a transaction, and what it may add.
+`group_transition` applies heartbeats. The rpc and runtime layers use this module to find out whether a heartbeat needs
+a transaction, and whether it adds to the state.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from headrace_coordinator.core.group_state import Group, Member, Ownership
 
 @dataclass(frozen=True, slots=True)
 class MemberHeartbeat:
-    """A member's report about itself."""
+    """Join or heartbeat of a member."""
 
     member: Member
-    """Its requested metadata; of its epochs and times only `lease_id`, the timeouts and `joined_ms` are taken."""
+    """Requested metadata; of its epochs and times only `lease_id`, the timeouts and `joined_ms` are used."""
     member_epoch: int
-    """The member epoch that it has; 0: it joins."""
+    """Current member epoch; `0` means a join."""
     assignor: str = ""
-    """Empty: the group's."""
+    """Requested assignor; empty means the group's."""
     owned: frozenset[TopicPartition] | None = None
-    """What it owns; `None`: as last reported."""
+    """Owned partitions; `None` means as last reported."""
 
 
 def needs_transaction(group: Group, known: Member, heartbeat: MemberHeartbeat) -> bool:
-    """Return whether the heartbeat of a `known` member changes the group, or is refused."""
+    """Return whether the heartbeat of a `known` member changes the group or is rejected."""
     owned = heartbeat.owned
     if heartbeat.member_epoch > known.member_epoch or not wants_the_same(known, heartbeat.member):
         return True
@@ -49,37 +50,37 @@ def released_partitions(
     member_id: bytes,
     owned: Collection[TopicPartition],
 ) -> Iterator[TopicPartition]:
-    """Yield the revoked partitions of a member that are not in `owned`, which it reports."""
+    """Yield the revoked partitions of a member that are not in `owned`, its report."""
     for partition, owner in owners.items():
         if owner.member_id == member_id and target.get(partition) != member_id and partition not in owned:
             yield partition
 
 
 def no_member(members: Mapping[bytes, Member], member_id: bytes, instance_id: str) -> HeadraceError:
-    """Return the error of one that is no member: its session is over, or its instance was replaced (H69)."""
+    """Return the error for a caller that is not a member: its session ended, or its instance was replaced (H69)."""
     if holder_of(members, instance_id) is not None:
         return FencedInstanceError(f"another member has taken the place {instance_id!r}")
     return UnknownMemberError(f"the group has no member {member_id.hex()}: its session is over")
 
 
 def holder_of(members: Mapping[bytes, Member], instance_id: str) -> Member | None:
-    """Return the member that has a static member's place; `None`: there is none, or the member is dynamic."""
+    """Return the member with `instance_id`, or `None` if there is none or `instance_id` is empty."""
     if not instance_id:
         return None
     return next((member for member in members.values() if member.instance_id == instance_id), None)
 
 
 def replaced_member(group: Group, live: Collection[bytes], joining: Member) -> Member | None:
-    """Return the live member whose place a join takes (H69); `None`: the group gets one more member.
+    """Return the live member that a join replaces (H69), or `None` if the group gets one more member.
 
-    Limits of members do not count the join of a replacement: it adds no session.
+    Member limits do not count a replacement, because it adds no session.
     """
     holder = holder_of(group.members, joining.instance_id)
     return holder if holder is not None and holder.member_id in live else None
 
 
 def may_enlarge(group: Group, heartbeat: MemberHeartbeat) -> bool:
-    """Return whether a heartbeat may make the state larger: a new member, or another subscription.
+    """Return whether a heartbeat may enlarge the state: a new member, or another subscription.
 
     The join of a static member counts as a heartbeat of the member that it replaces.
     """

@@ -1,7 +1,7 @@
-"""A consumer group as its etcd keys hold it. Immutable values, and their encoding; decisions are in `group_transition`.
+"""State of a consumer group in etcd: immutable values and their encoding. `group_transition` computes changes.
 
-Source: KIP-848 (member epochs, target and current assignment), PROTOCOL section 1.3; the keys are the paper's
-registries of consumers and ownership (section 3.2).
+Source: KIP-848 (member epochs, target and current assignment), PROTOCOL section 1.3. The keys correspond to the
+paper's consumer and ownership registries (section 3.2).
 """
 
 from __future__ import annotations
@@ -18,52 +18,52 @@ EPOCHS_PER_GENERATION = 2**40
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One consumer of a group, in one life: a restart makes another member."""
+    """Member of a group. A restarted consumer is a new member."""
 
     member_id: bytes
-    """16 bytes that the member has drawn."""
+    """16 random bytes that the member chose."""
     instance_id: str = ""
-    """The place it takes; empty: a dynamic member."""
+    """Instance id of a static member; empty for a dynamic member."""
     client_id: str = ""
     host: str = ""
     rack: str = ""
     topics: tuple[str, ...] = ()
-    """Names that it subscribes to, ascending."""
+    """Names of subscribed topics, ascending."""
     topic_pattern: str = ""
     member_epoch: int = 0
-    """Rises when what it owns changes: the group's assignment epoch at that time."""
+    """The group's assignment epoch when the member's partitions last changed."""
     lease_id: int = 0
     session_timeout_ms: int = 0
     rebalance_timeout_ms: int = 0
     joined_ms: int = 0
     revoking_since_ms: int = 0
-    """Since when it owns partitions that it must revoke, by the writer's wall clock; 0: none. Nothing is counted from
-    it: see `runtime.group_times`."""
+    """Since when it has partitions to release, by the writer's wall clock; `0` means none. Timeouts do not use it: see
+    `runtime.group_times`."""
 
     @property
     def order(self) -> str:
-        """What assignors order members by."""
+        """Sort key of the member for assignors."""
         return self.instance_id or self.member_id.hex()
 
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """A partition granted to a member."""
+    """Current owner of a partition."""
 
     member_id: bytes
     assignment_epoch: int
-    """The member epoch with which it was granted; strictly rises from grant to grant of a partition (I24)."""
+    """Member epoch of the grant; strictly increases from grant to grant of a partition (I24)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupTopic:
-    """A topic of the group as it was when the target was computed."""
+    """Topic of the group when the target was computed."""
 
     topic_id: bytes
     name: str
     partitions: int
     first_partitions: int
-    """How many it had when the group began to read it: the others were added later.
+    """Number of partitions when the group began to read it; the others were added later.
 
     A member with `auto_offset_reset="latest"` reads an added partition from its first record. Otherwise it would skip
     the records from before its assignment.
@@ -72,22 +72,22 @@ class GroupTopic:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The value of `group/{group_id}/state`."""
+    """Value of `group/{group_id}/state`."""
 
     group_epoch: int = 0
     assignment_epoch: int = 0
     assignor: str = DEFAULT_ASSIGNOR
     members: Mapping[bytes, Member] = field(default_factory=dict)
     topics: Mapping[bytes, GroupTopic] = field(default_factory=dict)
-    """By topic id."""
+    """Topics by topic id."""
     target: Mapping[TopicPartition, bytes] = field(default_factory=dict)
-    """The target owner of each partition."""
+    """Target owner of each partition."""
     owners: Mapping[TopicPartition, Ownership] = field(default_factory=dict)
-    """The owner of each partition; absent if there is none."""
+    """Current owner of each partition; absent if there is none."""
     empty_since_ms: int = 0
 
     def owned_by(self, member_id: bytes) -> dict[TopicPartition, int]:
-        """The partitions of a member with their assignment epochs, ascending."""
+        """Return the partitions of a member with their assignment epochs, ascending."""
         return {
             partition: owner.assignment_epoch
             for partition, owner in sorted(self.owners.items())
@@ -96,7 +96,7 @@ class Group:
 
     @property
     def is_stable(self) -> bool:
-        """Whether everybody owns what it is to own."""
+        """Whether every partition is owned by its target member."""
         return (
             self.group_epoch == self.assignment_epoch
             and len(self.owners) == len(self.target)
@@ -108,17 +108,17 @@ class Group:
 
 
 def begin_epochs(group: Group, generation: int, create_revision: int) -> Group:
-    """Return a group that has no epochs yet with its first ones, above those of every earlier group of its name (I28).
+    """Return the group with initial epochs if it has none, above those of every earlier group of its name (I28).
 
-    `create_revision` is that of the group's key. Each epoch of an earlier group took a revision of etcd before the key
-    was deleted; and a restore from a backup, after which revisions repeat, begins another generation.
+    `create_revision` is that of the group's key. Each epoch of an earlier group used an etcd revision before the key
+    was deleted, and a restore from a backup, after which revisions repeat, begins another generation.
     """
     first = (generation - 1) * EPOCHS_PER_GENERATION + create_revision
     return group if group.group_epoch else replace(group, group_epoch=first, assignment_epoch=first)
 
 
 def encode_group(group: Group) -> bytes:
-    """Return the bytes of `group/{group_id}/state`; the same group gives the same bytes."""
+    """Return the value of `group/{group_id}/state`; equal groups have equal encodings."""
     member_ids = sorted(group.members)
     index = {member_id: position for position, member_id in enumerate(member_ids)}
     message = metadata_pb2.GroupState(
@@ -159,7 +159,7 @@ def encode_group(group: Group) -> bytes:
 
 
 def decode_group(value: bytes) -> Group:
-    """Read the bytes of `group/{group_id}/state`; raises `google.protobuf.message.DecodeError` on foreign bytes."""
+    """Decode `group/{group_id}/state`; raise `google.protobuf.message.DecodeError` if `value` is malformed."""
     message = metadata_pb2.GroupState.FromString(value)
     member_ids = [member.member_id for member in message.members]
     target: dict[TopicPartition, bytes] = {}
@@ -207,7 +207,7 @@ def decode_group(value: bytes) -> Group:
 
 
 def assignments_of(group: Group) -> dict[bytes, metadata_pb2.MemberAssignment]:
-    """Return the values of `group/{group_id}/assignments/{member_id}`: functions of the group's state alone."""
+    """Return the values of `group/{group_id}/assignments/{member_id}`, which depend only on the group's state."""
     messages = {
         member_id: metadata_pb2.MemberAssignment(member_epoch=member.member_epoch)
         for member_id, member in group.members.items()

@@ -1,6 +1,6 @@
-"""The topics that a group reads: what its members subscribe to, of what is there as far as this coordinator knows.
+"""Topics of a group: the subscriptions of its members, resolved against the coordinator's view.
 
-A view that is behind takes no topic and no partition from a group. Used by `group_transition`.
+A stale view never removes a topic or partition from a group. Used by `group_transition`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from headrace_coordinator.core.group_state import Group, GroupTopic, Member
 def with_missing_topics(
     group: Group, topics: Mapping[str, AssignableTopic], deleted: Collection[bytes]
 ) -> Mapping[str, AssignableTopic]:
-    """Add the group's topics that the view lacks and that nothing says to be deleted.
+    """Return `topics` and the group's topics that the view lacks without evidence that they were deleted.
 
-    The view is behind, or cannot decode their values (H72).
+    The view is then stale, or cannot decode their values (H72).
     """
     present = {topic.topic_id for topic in topics.values()}
     missing = {
@@ -46,6 +46,6 @@ def subscribed_topics(
         topic = topics[name]
         before = known.get(topic.topic_id)
         if before is not None and before.partitions > topic.partitions:
-            topic = replace(topic, partitions=before.partitions)  # Topics never shrink: this coordinator is behind.
+            topic = replace(topic, partitions=before.partitions)  # Topics never shrink: this view is stale.
         subscribed.append(topic)
     return subscribed

@@ -1,11 +1,10 @@
-"""The next state of a consumer group: one pure function of its state, live members, topics and requests.
+"""Next state of a consumer group: a pure function of its state, live members, topics and requests.
 
-`transition` takes all heartbeats and departures that wait for a group and returns the next state, which the runtime
+`transition` applies all pending heartbeats and departures of a group and returns the next state, which the runtime
 writes in one transaction that compares the version it was computed from (H60, "one heartbeat round, one transaction").
-A partition is granted only when it has no owner, and freed only when its owner reports that it released it, is gone,
-or ran out of time (I24, I25). A member's report counts only for its present assignment: a member that is
-asked to give something up gets a new epoch, so that a heartbeat that was delayed frees nothing. Source: KIP-848;
-PROTOCOL section 1.3.
+A partition is granted only if it has no owner, and freed only if its owner reports the release, is gone, or exceeds
+its time (I24, I25). A member's report counts only for its current assignment: a revocation raises the member's epoch,
+so that a delayed heartbeat frees nothing. Source: KIP-848; PROTOCOL section 1.3.
 """
 
 from __future__ import annotations
@@ -40,28 +39,28 @@ from headrace_coordinator.core.group_subscriptions import matching_names, subscr
 
 MAX_STATE_BYTES = 1 << 20
 MAX_OPERATIONS = 120
-"""Of one transaction, of the 128 that etcd takes, and as many compares; what is left follows in the next one."""
+"""Maximum operations, and compares, of one transaction (etcd accepts 128); the rest follows in the next."""
 MAX_ASSIGNMENT_BYTES = 256 << 10
 """Maximum assignments that one transaction writes with the state; the rest follows in the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """The next state, and what the transaction has to see to."""
+    """Next state of a group, and the other contents of its transaction."""
 
     group: Group
     assignments: Mapping[bytes, bytes]
-    """Assignments to be written, by member."""
+    """Assignments to write, by member."""
     absent: tuple[bytes, ...]
-    """Members that were removed because their lease is gone: the transaction compares that it is."""
+    """Members removed because their lease is gone, which the transaction compares."""
     ended: tuple[bytes, ...]
-    """Members that left, were replaced or had their time: their lease's key is deleted in the transaction."""
+    """Members that left, were replaced or timed out; the transaction deletes the key on their lease."""
     errors: Mapping[bytes, HeadraceError] = field(default_factory=dict)
-    """Heartbeats that are refused, by member; they have changed nothing."""
+    """Errors of rejected heartbeats, by member. A rejected heartbeat changes nothing."""
     deferred: frozenset[bytes] = frozenset()
-    """Members whose heartbeat or departure did not fit any more: they go into the next transaction."""
+    """Members whose heartbeat or departure did not fit and is left for the next transaction."""
     more: bool = False
-    """Assignments are left to be written: ask again at once."""
+    """Work is left: run another transition at once."""
 
     def changes(self, before: Group) -> bool:
         """Return whether anything must be written; `before` is the input of the computation."""
@@ -86,13 +85,19 @@ def transition(
     overdue: Collection[bytes],
     now_ms: int,
 ) -> Transition:
-    """Compute what becomes of the group; level-triggered, so that it may be asked with nothing to report.
+    """Compute the next state of the group. Level-triggered and deterministic; may be called without any requests.
 
-    `live`: members whose lease's key is there. `topics`: all topics by name. `deleted`: ids of topics that are known to
-    be deleted; one of the group's that is in neither is still there. `stored`: the values of the members' assignment
-    keys. `begun`: by id of a topic, below which partition offsets of it are stored. `overdue`: members that did not
-    give up in time, as the asking coordinator counts. `now_ms`: its wall clock, for what the state says of since when;
-    nothing is decided on it. Two coordinators that ask the same get the same.
+    Args:
+        group: current state.
+        heartbeats: pending heartbeats and joins.
+        leaving: members that leave.
+        live: members whose liveness key exists.
+        topics: all topics by name.
+        deleted: ids of deleted topics. A topic of the group that is in neither is treated as existing.
+        stored: values of the members' assignment keys.
+        begun: by topic id, the number of partitions below which offsets are stored.
+        overdue: members that exceeded their rebalance timeout by this coordinator's clock.
+        now_ms: wall clock for informational times in the state; no decision depends on it.
     """
     builder = _TransitionBuilder(group, live, with_missing_topics(group, topics, deleted), now_ms)
     builder.expire_members(overdue)
@@ -110,7 +115,7 @@ def transition(
 
 
 class _TransitionBuilder:
-    """One computation of `transition`: mutable copies, then the result."""
+    """Mutable state of one `transition`."""
 
     def __init__(
         self, group: Group, live: Collection[bytes], topics: Mapping[str, AssignableTopic], now_ms: int
@@ -130,14 +135,14 @@ class _TransitionBuilder:
         self._is_stale = group.group_epoch > group.assignment_epoch
         self._absent: list[bytes] = []
         self._ended: list[bytes] = []
-        self._shrunk: dict[bytes, None] = {}  # members that own less: written before the members that gain
+        self._shrunk: dict[bytes, None] = {}  # members that lost partitions, written before those that gain
         self._deferred: set[bytes] = set()
         self._operations = 1
         self._compares = 1
         self._more = False
         self.errors: dict[bytes, HeadraceError] = {}
 
-    # --- who is a member ---
+    # --- membership ---
 
     def expire_members(self, overdue: Collection[bytes]) -> None:
         """Remove members whose lease is gone, and those that did not release revoked partitions in time."""
@@ -152,7 +157,7 @@ class _TransitionBuilder:
                 self.end(member_id)
 
     def _spend(self, operations: int, compares: int = 0) -> bool:
-        """Return whether that many more operations and compares fit into the transaction; if so, count them."""
+        """Reserve operations and compares of the transaction; return False if they do not fit."""
         if self._operations + operations > MAX_OPERATIONS or self._compares + compares > MAX_OPERATIONS:
             return False
         self._operations += operations
@@ -160,7 +165,7 @@ class _TransitionBuilder:
         return True
 
     def end(self, member_id: bytes) -> None:
-        """Remove a member that leaves or has to."""
+        """Remove a member that leaves or timed out."""
         if member_id not in self._members:
             return
         if not self._spend(2):
@@ -176,10 +181,10 @@ class _TransitionBuilder:
         self._is_stale = True
 
     def apply_heartbeat(self, heartbeat: MemberHeartbeat) -> None:
-        """Apply a join or heartbeat of a member; raises the error that refuses its heartbeat."""
+        """Apply a join or heartbeat of a member; raise the error that rejects it."""
         said = heartbeat.member
         if said.member_id in self._absent or said.member_id in self._ended:
-            self._deferred.add(said.member_id)  # One transaction cannot delete its keys and put them.
+            self._deferred.add(said.member_id)  # One transaction cannot both delete and put a key.
             return
         known = self._members.get(said.member_id)
         if heartbeat.assignor and heartbeat.assignor not in ASSIGNORS:
@@ -241,7 +246,7 @@ class _TransitionBuilder:
                 if self._target.get(partition) == said.member_id:
                     self._owners[partition] = Ownership(said.member_id, self._assignment_epoch)
                 else:
-                    del self._owners[partition]  # The former life was to give it up, and it is over.
+                    del self._owners[partition]  # It was being revoked from the previous incarnation, which is gone.
 
     def _give_up(self, member_id: bytes, owned: frozenset[TopicPartition]) -> None:
         """Free revoked partitions that the member no longer reports as owned."""
@@ -256,7 +261,7 @@ class _TransitionBuilder:
         self._shrunk[member_id] = None
         self._raise_epoch(member_id)
 
-    # --- what is assigned ---
+    # --- assignment ---
 
     def follow_topics(self, begun: Mapping[bytes, int]) -> None:
         """Apply topics and partitions that were added or removed since the target was computed."""
@@ -277,7 +282,7 @@ class _TransitionBuilder:
         }
 
     def _follow(self, topic: AssignableTopic, begun: int) -> GroupTopic:
-        """Return a topic of the group, with the number of partitions that it had when the group began to read it."""
+        """Return the group's entry of a topic, keeping its number of partitions when the group began to read it."""
         known = self._group_topics.get(topic.topic_id)
         first = known.first_partitions if known is not None else begun or topic.partitions
         return GroupTopic(topic.topic_id, topic.name, topic.partitions, min(first, topic.partitions))
@@ -288,7 +293,7 @@ class _TransitionBuilder:
             self._raise_epoch(self._owners.pop(partition).member_id)
 
     def compute_target(self) -> None:
-        """Compute the target again if anything that it rests on has changed."""
+        """Recompute the target assignment if any of its inputs has changed."""
         if not self._is_stale:
             return
         self._epoch += 1
@@ -316,7 +321,7 @@ class _TransitionBuilder:
                 self._raise_epoch(member_id)
 
     def _raise_epoch(self, member_id: bytes) -> None:
-        """Raise the epoch of a member whose partitions have changed to that of the assignment at least."""
+        """Raise the epoch of a member whose partitions have changed to at least the assignment epoch."""
         member = self._members.get(member_id)
         if member is not None:
             self._members[member_id] = replace(member, member_epoch=max(member.member_epoch, self._assignment_epoch))
@@ -324,7 +329,7 @@ class _TransitionBuilder:
     # --- the result ---
 
     def build(self, stored: Mapping[bytes, bytes]) -> Transition:
-        """Build the result: first the assignments that shrank, then the others as far as there is room."""
+        """Build the result: first the assignments that shrank, then as many others as fit."""
         revoking = {
             partition: owner.member_id
             for partition, owner in self._owners.items()
@@ -388,7 +393,7 @@ class _TransitionBuilder:
 
 
 def check_size(group: Group) -> None:
-    """Raise GroupTooLargeError where the state does not fit into one key (H71)."""
+    """Raise GroupTooLargeError if the state does not fit into one key (H71)."""
     size = len(encode_group(group))
     if size > MAX_STATE_BYTES:
         raise GroupTooLargeError(

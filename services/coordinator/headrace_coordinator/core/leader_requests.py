@@ -1,6 +1,6 @@
-"""Elections that an administrator requests: the next value of the key, or the reason for refusing.
+"""Elections requested by an administrator: pure functions that return the next value of the key or raise an error.
 
-Pure; used by the coordinators that answer administrators. The controller's own elections are `election.elect`.
+Used by the coordinator that serves the request. The controller's own elections are `election.elect`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from headrace_coordinator.core.election import RegisteredBroker, elect_uncleanly
 
 
 def elect_preferred(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> PartitionState | None:
-    """Return the key once the leader is asked to hand over to the preferred one of the in-sync replicas.
+    """Return the key with a request that the leader hand over to the preferred in-sync replica.
 
-    None: that one leads, or the leader has been asked.
+    `None` means that the preferred replica leads, or that the hand-over is already requested.
 
     Raises:
-        LeaderNotAvailableError: there is no leader now; the controller elects one as soon as it can.
+        LeaderNotAvailableError: If there is no leader; the controller elects one as soon as it can.
     """
     if state.leader is None or not is_session(state.leader, live):
         raise LeaderNotAvailableError(
@@ -33,12 +33,12 @@ def elect_preferred(state: PartitionState, live: Mapping[int, RegisteredBroker])
 
 
 def elect_unclean(state: PartitionState, live: Mapping[int, RegisteredBroker], broker_id: int | None) -> PartitionState:
-    """Return the key once a replica leads that may lack committed records (H21). `broker_id` None: a live one.
+    """Return the key with a leader that may lack committed records (H21); with `broker_id` `None`, any live replica.
 
     Raises:
-        InvalidRequestError: a replica that lacks nothing is registered, or `broker_id` is no replica.
-        UnknownBrokerError: `broker_id` is not registered.
-        LeaderNotAvailableError: no replica at all is registered.
+        InvalidRequestError: If a replica with all records is registered, or `broker_id` is no replica.
+        UnknownBrokerError: If `broker_id` is not registered.
+        LeaderNotAvailableError: If no replica is registered.
     """
     complete = electable(state, live)
     if complete:
@@ -66,7 +66,7 @@ def elect_unclean(state: PartitionState, live: Mapping[int, RegisteredBroker], b
 def nobody_returned(
     keyspace: Keyspace, state: PartitionState, live: Mapping[int, RegisteredBroker]
 ) -> tuple[Compare, ...]:
-    """Compares that hold while none of the in-sync and eligible replicas has registered since `live` was read."""
+    """Return compares that hold while no in-sync or eligible replica has registered since `live` was read."""
     return tuple(
         CreateRevisionIs(
             keyspace.broker(entry.broker_id), live[entry.broker_id].broker_epoch if entry.broker_id in live else 0

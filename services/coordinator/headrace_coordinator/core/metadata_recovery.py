@@ -1,13 +1,13 @@
-"""The metadata of the next generation, after etcd was restored from a backup (PROTOCOL H81). Pure.
+"""Metadata of the next generation after etcd was restored from a backup (PROTOCOL H81). Pure.
 
-What the brokers' disks hold decides, not what the backup says of who was in sync: since then members may have left,
-and others may have acknowledged more. Of each partition the most complete log, by the epoch of its last batch and its
-end, has everything that was acknowledged, as long as fewer disks are lost than `min_insync_replicas`: on at least that
-many each record with `acks=all` is. Logs that are equal to it are in sync; leader epochs continue far above every epoch
-on any disk, so that nothing of the time since the backup can be mistaken for something newer.
+The logs on the brokers' disks are decisive, not the in-sync sets of the backup, because members may have left since and
+others may have acknowledged more. The most complete log of a partition, by the epoch of its last batch and its end,
+has every acknowledged record if fewer disks are lost than `min_insync_replicas`, since each record with `acks=all` is
+on at least that many. Logs equal to it are in sync. Leader epochs continue far above every epoch on any disk, so that
+no state from after the backup can appear newer.
 
-Topics that the backup does not know come back under a name made of their id. Groups keep the offsets of the backup and
-no member: who still lives joins again.
+Topics that the backup lacks are restored under a name derived from their id. Groups keep the offsets of the backup but
+no members; live members join again.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from headrace_server.topic_configs import effective_min_insync_replicas
 from headrace_coordinator.core.group_state import Group
 
 GROUP_EPOCHS_APART = 1 << 20
-"""How far a group's epochs jump: beyond any that were given out since the backup."""
+"""Increment of a group's epochs, above any that were assigned since the backup."""
 LEADER_EPOCHS_APART = 1 << 16
-"""How far leader epochs jump: clients know of epochs since the backup that no leader lived to write to its disk."""
+"""Increment of leader epochs: clients may have seen later epochs that no leader wrote to its disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The log end of one replica, from its disk."""
+    """Log end of one replica, from its disk."""
 
     last_batch_epoch: int
     log_end_offset: int
     last_crc: int
-    """Of the last batch; with the two above the same, the logs are."""
+    """`crc` of the last batch. Logs with equal epoch, end and CRC are equal."""
     last_epoch: int
-    """The largest leader epoch that the log knows."""
+    """Largest leader epoch in the log."""
 
     @property
     def completeness(self) -> tuple[int, int]:
-        """The larger, the more of what was acknowledged it has."""
+        """Sort key: a larger value has at least the acknowledged records of a smaller one."""
         return self.last_batch_epoch, self.log_end_offset
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerLogState:
-    """The logs on one broker's disk."""
+    """Logs on one broker's disk."""
 
     broker_id: int
     generation: int
@@ -54,14 +54,14 @@ class BrokerLogState:
     storage_incarnation: bytes
     directory_version: int
     logs: Mapping[tuple[bytes, int], LogEnd]
-    """By topic id and partition."""
+    """Log ends by topic id and partition."""
     corrupt: Mapping[tuple[bytes, int], str] = field(default_factory=dict)
-    """Logs that are ignored, with the reason."""
+    """Ignored logs, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """The partitions of the new generation, topics that the backup lacks, and what a person should know."""
+    """Partitions of the new generation, topics that the backup lacks, and notes for the operator."""
 
     states: Mapping[tuple[bytes, int], PartitionState]
     recovered_topics: Sequence[metadata_pb2.Topic]
@@ -76,15 +76,15 @@ def plan_partitions(
     broker_epoch: int,
     now_ms: int,
 ) -> GenerationPlan:
-    """Decide for every partition of the backup, and for every log that is of none.
+    """Compute the state of every partition in the backup, and of every log without one.
 
     Args:
         names: topics of the backup by id.
-        states: their partitions as the backup has them.
-        deleted: ids of topics that were deleted before the backup: their logs stay what they are, to be deleted.
-        log_states: of all brokers whose disks there are.
-        broker_epoch: of the sessions that the new generation begins with, the same for all these brokers.
-        now_ms: for `created_ms` of topics that come back.
+        states: partitions of these topics in the backup.
+        deleted: ids of topics that were deleted before the backup, whose logs are left to be deleted.
+        log_states: of all brokers whose disks are available.
+        broker_epoch: of the initial sessions of the new generation, equal for all these brokers.
+        now_ms: for `created_ms` of restored topics.
     """
     present = {log_state.broker_id for log_state in log_states}
     notes: list[str] = []
@@ -111,7 +111,7 @@ def plan_partitions(
 
 
 def empty_group(group: Group, now_ms: int) -> Group:
-    """The group without members, above every epoch that it may have given out since the backup."""
+    """Return the group without members, with epochs above any that were assigned since the backup."""
     epoch = group.group_epoch + GROUP_EPOCHS_APART
     return Group(group_epoch=epoch, assignment_epoch=epoch, assignor=group.assignor, empty_since_ms=now_ms)
 
@@ -131,7 +131,7 @@ def _decide(
     best = max(ends.values(), key=lambda end: end.completeness, default=None)
     known = [end for broker_id, end in ends.items() if broker_id in state.replicas]
     best_known = max((end.completeness for end in known), default=(-2, -1))
-    # A move that ended after the backup, or a copy that one left: it counts where it has more than all others.
+    # A move that ended after the backup, or an abandoned copy: it counts only if it has more than all others.
     moved = [broker_id for broker_id, end in sorted(ends.items()) if end.completeness > best_known]
     replicas = (*state.replicas, *(broker_id for broker_id in moved if broker_id not in state.replicas))
     lost = [broker_id for broker_id in state.replicas if broker_id not in present]
@@ -155,11 +155,11 @@ def _decide(
         eligible_leaders=(),
         partition_epoch=state.partition_epoch + 1,
         unclean=False,
-        # Logs of brokers that come back later may have more than what is left, and are cut to it.
+        # Logs of brokers that come back later may have more, and are truncated.
         unclean_epoch=epoch if lost else state.unclean_epoch,
         durable=True,
         successors=(),
-        # A member that ends below it would be taken for one that has lost records.
+        # A member whose log ended below it would count as one that lost records.
         high_watermark=min(state.high_watermark, 0 if best is None else best.log_end_offset),
     )
     check_shape(after)

@@ -1,6 +1,6 @@
-"""Remains of topics that a dead coordinator had half created: what they are, and when they may be cleared away.
+"""Orphans: keys of partially created topics that a dead coordinator left. Detection and grace time.
 
-Pure; asked by the controller a few times in each grace time. `topic_writes` describes how topics are written.
+Pure; the controller calls it a few times per grace time. `topic_writes` describes how topics are written.
 """
 
 from __future__ import annotations
@@ -13,26 +13,24 @@ from headrace.wire.ids import TopicId
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """What a dead coordinator left of a topic: `topic_ids/{topic_id}` without a name, or partitions beyond the
-    number.
-    """
+    """Remains of a topic: `topic_ids/{topic_id}` without a name, or partitions beyond the topic's number."""
 
     topic_id: TopicId
     tid_revision: int
-    """mod_revision of `topic_ids/{topic_id}`; 0: the key is absent, and the topic was deleted."""
+    """mod_revision of `topic_ids/{topic_id}`; `0` means that the key is absent because the topic was deleted."""
     visible: bool
-    """The topic is there under its name: only `partitions` are to go."""
+    """The topic exists under its name, so that only `partitions` must be removed."""
     partitions: tuple[int, ...]
-    """Ascending."""
+    """Numbers of the partitions to remove, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicIdEntry:
-    """What `topic_ids/{topic_id}` says."""
+    """Value of `topic_ids/{topic_id}`."""
 
     mod_revision: int
     partitions: int
-    """How many have ever been visible; 0: the topic is still being created."""
+    """Number of partitions ever visible; `0` means that the topic is still being created."""
 
 
 def find_orphans(
@@ -41,12 +39,12 @@ def find_orphans(
     partitions: Iterable[tuple[TopicId, int]],
     deleted: Collection[TopicId],
 ) -> list[Orphan]:
-    """Find what is known to be a remainder, ascending by topic id.
+    """Return all certain orphans, ascending by topic id.
 
-    A topic that lacks its name although its partitions were visible, and partitions of a topic that neither exists nor
-    was deleted, are no remainders: something that should be there is missing, and nothing is made of that.
-    `visible`: number of partitions by topic; `entries`: all `topic_ids/` keys; `partitions`: all keys; `deleted`:
-    topics.
+    A topic without its name whose partitions were visible, and partitions of a topic that neither exists nor was
+    deleted, are not orphans: keys that should exist are missing, which must not cause a deletion.
+    `visible` is the number of partitions by topic, `entries` all `topic_ids/` keys, `partitions` all partition keys,
+    `deleted` the deleted topics.
     """
     beyond: dict[TopicId, list[int]] = {}
     for topic_id, number in partitions:
@@ -68,17 +66,17 @@ def find_orphans(
 
 
 def nameless_topics(visible: Collection[TopicId], entries: Mapping[TopicId, TopicIdEntry]) -> list[TopicId]:
-    """Find topics whose partitions were visible and whose name is missing, ascending."""
+    """Return topics whose partitions were visible and whose name is missing, ascending."""
     return sorted(topic_id for topic_id, entry in entries.items() if entry.partitions and topic_id not in visible)
 
 
 def ripe_orphans(
     found: Iterable[Orphan], first_seen_ms: dict[tuple[TopicId, int], int], now_ms: int, grace_ms: int
 ) -> list[Orphan]:
-    """Return the keys that have not changed for `grace_ms`; update `first_seen_ms`.
+    """Return the orphans whose keys have not changed for `grace_ms`; update `first_seen_ms`.
 
-    An attempt still under way moves `topic_ids/{topic_id}` or ends within its deadline. What is left of a topic that
-    was deleted is ripe at once.
+    A creation that is still in progress rewrites `topic_ids/{topic_id}` or ends within its deadline. Remains of a
+    deleted topic are returned at once.
     """
     orphans = {(orphan.topic_id, orphan.tid_revision): orphan for orphan in found}
     for key in [key for key in first_seen_ms if key not in orphans]:

@@ -1,15 +1,15 @@
-"""Where the replicas of new partitions go: spread over racks, then hosts, then brokers, and balanced over brokers.
+"""Placement of replicas of new partitions: spread over racks, then hosts, then brokers, and balanced over brokers.
 
 Called when a topic is created or gets more partitions. Deterministic: the same brokers, loads and numbers give the same
 placement on every coordinator, so that a dry run shows what the real one would do. The paper leaves placement open;
 spreading over failure domains first is the rule of KIP-36.
 
-1. Replica sets, partition by partition: each replica goes to a broker whose rack, then whose host, holds the fewest
+1. Replica sets, partition by partition: each replica goes to a broker whose rack, then whose host, has the fewest
    replicas of this partition; among those to the one with the fewest replicas of this topic, then with the fewest
-   replicas in all, then to the rack with the fewest replicas of this topic.
-2. Leaders: each partition's is the member with the fewest leaders of this topic; then leadership moves along chains of
-   partitions from a broker with too many to one with too few, until no two differ by more than one where the sets allow
-   it.
+   replicas in total, then to the rack with the fewest replicas of this topic.
+2. Leaders: each partition is led by the member with the fewest leaders of this topic; then leadership moves along
+   chains of partitions from a broker with too many to one with too few, until no two differ by more than one, if the
+   sets allow it.
 
 The topic counts before the total, because the partitions of one topic are busy at the same time: a new, empty broker
 must not get all partitions of the next topic.
@@ -24,35 +24,35 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BrokerLoad:
-    """One broker that may take replicas, and what it holds already."""
+    """Broker that accepts replicas, with its current load."""
 
     broker_id: int
     rack: str = ""
-    """The failure domain; empty: none named."""
+    """Failure domain; empty if none is configured."""
     host: str = ""
-    """The failure domain below the rack; empty: none named, the broker counts as a host of its own."""
+    """Failure domain below the rack; empty means that the broker counts as a host of its own."""
     replicas: int = 0
-    """Replicas it holds of all topics."""
+    """Number of its replicas of all topics."""
     leaders: int = 0
-    """Partitions it leads of all topics."""
+    """Number of partitions that it leads, of all topics."""
     topic_replicas: int = 0
-    """Replicas it holds of the topic that grows; 0 for a new topic."""
+    """Number of its replicas of the topic that gets partitions; `0` for a new topic."""
     topic_leaders: int = 0
-    """Partitions it leads of the topic that grows; 0 for a new topic."""
+    """Number of partitions that it leads of the topic that gets partitions; `0` for a new topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where each new partition goes."""
+    """Assignment of the new partitions."""
 
     assignments: tuple[tuple[int, ...], ...]
-    """Broker ids a partition, in order of preference: the first leads."""
+    """Broker ids per partition, in order of preference; the first leads."""
     warnings: tuple[str, ...]
-    """What could not be spread, for a person."""
+    """Sentences about replicas that could not be spread, for the operator."""
 
 
 def place(brokers: Sequence[BrokerLoad], *, partitions: int, replication_factor: int) -> Placement:
-    """Place `partitions` >= 1 new partitions of one topic, `replication_factor` >= 1 distinct brokers each.
+    """Place `partitions` >= 1 new partitions of one topic on `replication_factor` >= 1 distinct brokers each.
 
     The order of `brokers` does not matter; their ids are distinct and there are at least `replication_factor`.
     """
@@ -67,7 +67,7 @@ def place(brokers: Sequence[BrokerLoad], *, partitions: int, replication_factor:
 
 
 def spread_warnings(brokers: Sequence[BrokerLoad], assignments: Sequence[Sequence[int]]) -> tuple[str, ...]:
-    """Describe in sentences how `assignments` share failure domains; empty if a partition has one replica."""
+    """Return sentences about failure domains that `assignments` share; empty if partitions have one replica."""
     if not assignments or max(len(replicas) for replicas in assignments) == 1:
         return ()
     warnings: list[str] = []
@@ -88,7 +88,7 @@ def spread_warnings(brokers: Sequence[BrokerLoad], assignments: Sequence[Sequenc
 
 
 def _choose_replica_sets(brokers: Sequence[BrokerLoad], partitions: int, replication_factor: int) -> list[list[int]]:
-    """Choose the members of each partition, in the order chosen."""
+    """Return the replicas of each partition, in the order in which they were chosen."""
     rack_of = {broker.broker_id: broker.rack for broker in brokers}
     host_of = {broker.broker_id: _host(broker) for broker in brokers}
     total = {broker.broker_id: broker.replicas for broker in brokers}
@@ -124,7 +124,7 @@ def _choose_replica_sets(brokers: Sequence[BrokerLoad], partitions: int, replica
 
 
 def _choose_leaders(brokers: Sequence[BrokerLoad], replica_sets: Sequence[Sequence[int]]) -> list[int]:
-    """Choose one member of each set, so that leaders of the topic are balanced as well as the sets allow."""
+    """Return one member of each set, so that leaders of the topic are balanced as well as the sets allow."""
     of_topic = {broker.broker_id: broker.topic_leaders for broker in brokers}
     total = {broker.broker_id: broker.leaders for broker in brokers}
     leaders: list[int] = []
@@ -144,9 +144,10 @@ def _choose_leaders(brokers: Sequence[BrokerLoad], replica_sets: Sequence[Sequen
 def _find_chain(
     leader_counts: dict[int, int], replica_sets: Sequence[Sequence[int]], leaders: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Find moves (partition, new leader) that take one leader from a broker to one with at least two fewer.
+    """Return moves (partition, new leader) that shift one leader from a broker to one with at least two fewer.
 
-    Breadth first from the busiest broker down; each step hands a partition to another of its members. Empty: none.
+    Breadth first from the busiest broker down; each step moves a partition to another of its members. Empty if there
+    is no such chain.
     """
     if max(leader_counts.values()) - min(leader_counts.values()) < 2 or len(replica_sets[0]) == 1:
         return []
@@ -179,9 +180,9 @@ def _trace(came_by: dict[int, tuple[int, int]], start: int, end: int) -> list[tu
 
 
 def _order_followers(replica_sets: Sequence[Sequence[int]], leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Put the leader first and the others so that the partitions of one leader have different seconds.
+    """Put the leader first, and order the others so that the partitions of one leader have different second replicas.
 
-    The second leads after a failure: the load of a broker that fails spreads over the others.
+    The second replica leads after a failure, so that the load of a failed broker spreads over the others.
     """
     at_position: Counter[tuple[int, int, int]] = Counter()
     ordered: list[tuple[int, ...]] = []
@@ -199,5 +200,5 @@ def _order_followers(replica_sets: Sequence[Sequence[int]], leaders: Sequence[in
 
 
 def _host(broker: BrokerLoad) -> tuple[str, str]:
-    """Name a broker's host within its rack; one that names none is a host of its own."""
+    """Return rack and host of a broker; a broker without a host is a host of its own."""
     return (broker.rack, broker.host or f"broker {broker.broker_id}")

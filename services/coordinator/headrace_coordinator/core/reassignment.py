@@ -1,9 +1,9 @@
-"""Moving a partition's replicas, at an administrator's word: what the key is to become, checked (PROTOCOL H25).
+"""Reassignment of a partition's replicas on an administrator's request: checks and the next key (PROTOCOL H25).
 
-A move adds first and removes last: `replicas` holds the brokers that are to have the partition, in their order, and
-behind them those that are to go; the leader takes the added ones into the in-sync set as they catch up, and the
-controller finishes the move (`control.finish_move`). A move under way may be changed, given another throttle, or
-cancelled. Pure; used by the coordinators that answer administrators.
+A move adds replicas first and removes them last. `replicas` holds the target brokers in their order, followed by the
+brokers to remove. The leader adds new replicas to the in-sync set as they catch up, and the controller finishes the
+move (`control.finish_move`). A move in progress can be changed, throttled or cancelled. Pure; used by the coordinator
+that serves the request.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from headrace_coordinator.core.topics import MAX_REPLICATION_FACTOR
 
 
 def check_target(state: PartitionState, target: Sequence[int], live: Mapping[int, RegisteredBroker]) -> None:
-    """Check where an administrator wants a partition's replicas.
+    """Check the target brokers of a move.
 
-    Brokers that hold it already need not live: that is one reason to move.
+    Brokers that already have a replica need not be live: a dead broker is one reason to move.
 
     Raises:
-        InvalidRequestError: no broker, or one twice.
-        InvalidReplicationFactorError: too many.
-        UnknownBrokerError: a new one is not registered, or takes no new replicas.
+        InvalidRequestError: If `target` is empty or names a broker twice.
+        InvalidReplicationFactorError: If `target` has too many brokers.
+        UnknownBrokerError: If a new broker is not registered or accepts no new replicas.
     """
     if not target or len(set(target)) != len(target):
         raise InvalidRequestError(
@@ -46,11 +46,11 @@ def check_target(state: PartitionState, target: Sequence[int], live: Mapping[int
 
 
 def plan_move(state: PartitionState, target: Sequence[int], copy_bytes_per_second: int) -> PartitionState | None:
-    """Return the key once the replicas begin to move to `target`; None: they are there, or on their way just so.
+    """Return the key with a move to `target`, or `None` if the replicas are there or already moving there.
 
-    `target` is checked. `copy_bytes_per_second` >= 0 is the throttle, 0: none. Replicas that an earlier move was
-    adding and this one does not want are dropped at once, unless the leader or `min_insync_replicas` needs them: then
-    they go like any other when this one is finished.
+    `target` has passed `check_target`. `copy_bytes_per_second` >= 0 is the throttle; `0` means none. Replicas that an
+    earlier move was adding and that are not in `target` are dropped at once, unless one leads or `min_insync_replicas`
+    needs them; then they are removed when this move finishes.
     """
     dropped = set(state.adding) - set(target)
     stays = [entry for entry in state.in_sync if entry.broker_id not in dropped]
@@ -67,9 +67,9 @@ def plan_move(state: PartitionState, target: Sequence[int], copy_bytes_per_secon
 
 
 def plan_cancel(state: PartitionState) -> PartitionState | None:
-    """Return the key once the move under way goes back to the brokers there were before it; None: nothing moves.
+    """Return the key with a move back to the brokers before the current move, or `None` if there is no move.
 
-    Which brokers they were the key says, not their order: those that were to stay come first, as the move had them.
+    The key does not contain their original order: brokers that were to stay come first, in the order of the move.
     """
     if not state.adding and not state.removing:
         return None

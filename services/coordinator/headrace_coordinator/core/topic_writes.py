@@ -1,14 +1,14 @@
-"""What creating, growing, changing and deleting a topic writes: transactions of at most 128 operations, crash-safe.
+"""Transactions that create, grow, change and delete topics: at most 128 operations each, crash-safe.
 
-A topic is visible if and only if `topics/{name}` is there (docs/decisions/0015-use-name-key-for-visibility.md). What
-fits into one transaction is written by one. What does not:
+A topic is visible if and only if `topics/{name}` exists (docs/decisions/0015-use-name-key-for-visibility.md). A change
+that fits is written by one transaction. A larger one is written in steps:
 
 1. `topic_ids/{topic_id}` is put with `partitions` as they are visible now (0 for a new topic).
 2. Partition keys are put in chunks, each comparing the mod_revision of `topic_ids/{topic_id}`.
 3. `topics/{name}` and `topic_ids/{topic_id}` are put together with the new number of partitions, comparing the same.
 
-The clean-up of a dead coordinator's remains writes or deletes `topic_ids/{topic_id}` first, so that nothing of
-the old attempt can be written any more. Deleting takes one transaction whatever the size: partition keys go by prefix.
+The clean-up after a dead coordinator writes or deletes `topic_ids/{topic_id}` first, so that the old attempt can write
+no more. A deletion is always one transaction, because partition keys are deleted by prefix.
 Every partition put compares the registration of each broker it names (C1, I12).
 """
 
@@ -36,19 +36,19 @@ from headrace_server.partition_state import PartitionState, encode
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One transaction."""
+    """Contents of one transaction."""
 
     compares: tuple[Compare, ...]
     success: tuple[Operation, ...]
     failure: tuple[Operation, ...] = ()
 
     def fits(self) -> bool:
-        """Return whether it fits into one transaction of etcd."""
+        """Return whether etcd accepts it as one transaction."""
         return max(len(self.compares), len(self.success)) <= MAX_TXN_OPERATIONS
 
 
 def create(keyspace: Keyspace, topic: metadata_pb2.Topic, states: Mapping[int, PartitionState]) -> Write:
-    """Create a whole topic. Failure branch: `topics/{name}`, `topic_ids/{topic_id}`."""
+    """Create a complete topic. Failure branch: `topics/{name}`, `topic_ids/{topic_id}`."""
     return Write(
         _is_new(keyspace, topic) + _registered(keyspace, states),
         _put_topic(keyspace, topic) + _put_states(keyspace, topic.topic_id, states),
@@ -57,7 +57,7 @@ def create(keyspace: Keyspace, topic: metadata_pb2.Topic, states: Mapping[int, P
 
 
 def reserve(keyspace: Keyspace, topic: metadata_pb2.Topic) -> Write:
-    """Begin to create a topic: its id, without a visible partition. Failure branch as `create`."""
+    """Write the id of a topic without visible partitions, the first step of a creation. Failure branch as `create`."""
     value = metadata_pb2.Topic()
     value.CopyFrom(topic)
     value.partitions = 0
@@ -66,7 +66,7 @@ def reserve(keyspace: Keyspace, topic: metadata_pb2.Topic) -> Write:
 
 
 def publish(keyspace: Keyspace, topic: metadata_pb2.Topic, tid_revision: int) -> Write:
-    """Make a reserved topic visible, all partitions of it being there. Failure branch as `create`."""
+    """Make a reserved topic visible after all its partitions were put. Failure branch as `create`."""
     compares = (
         VersionIs(keyspace.topic(topic.name), 0),
         ModRevisionIs(keyspace.topic_by_id(topic.topic_id), tid_revision),
@@ -94,7 +94,7 @@ def grow(
     tid_revision: int,
     states: Mapping[int, PartitionState],
 ) -> Write:
-    """Write the new number of partitions, with `states` where they were not put before. Failure branch as `create`."""
+    """Write the new number of partitions, with those in `states` not put before. Failure branch as `create`."""
     return Write(
         (*_unchanged(keyspace, topic, topic_revision, tid_revision), *_registered(keyspace, states)),
         _put_topic(keyspace, topic) + _put_states(keyspace, topic.topic_id, states),
@@ -135,7 +135,7 @@ def delete_unclaimed(keyspace: Keyspace, topic_id: bytes, now_ms: int) -> Write:
 
 
 def remove_deleted(keyspace: Keyspace, revisions: Mapping[bytes, int]) -> Write:
-    """Forget deleted topics (mod_revision by topic id, at most 127), whose logs have had time to go."""
+    """Remove the keys of deleted topics (mod_revision by topic id, at most 127) after their retention time."""
     compares = tuple(ModRevisionIs(keyspace.deleted_topic(topic_id), found) for topic_id, found in revisions.items())
     return Write(compares, tuple(Delete(keyspace.deleted_topic(topic_id)) for topic_id in revisions))
 
@@ -172,7 +172,7 @@ def _get_topic(keyspace: Keyspace, topic: metadata_pb2.Topic) -> tuple[Operation
 
 
 def _chunks(states: Mapping[int, PartitionState]) -> Iterator[dict[int, PartitionState]]:
-    """Cut `states` so that neither the puts nor the brokers compared exceed what a transaction takes."""
+    """Split `states` so that neither puts nor compares exceed the limit of a transaction."""
     chunk: dict[int, PartitionState] = {}
     brokers: set[int] = set()
     for number in sorted(states):
@@ -189,10 +189,11 @@ def _chunks(states: Mapping[int, PartitionState]) -> Iterator[dict[int, Partitio
 def clear_orphan(
     keyspace: Keyspace, topic_id: bytes, tid_revision: int, tid_value: bytes | None, partitions: Sequence[int]
 ) -> Write:
-    """Clear away what was left of a topic's creation or growth.
+    """Remove the remains of an interrupted creation or growth of a topic.
 
-    `tid_value` None: the topic has no name, everything goes. Otherwise it is visible: `topic_ids/{topic_id}` is written
-    anew, so that the attempt that left `partitions` cannot continue, and those are deleted (at most 127 at once).
+    With `tid_value` `None` the topic has no name and all its keys are deleted. Otherwise it is visible:
+    `topic_ids/{topic_id}` is rewritten so that the attempt that left `partitions` cannot continue, and these are
+    deleted (at most 127 at once).
     """
     tid_key = keyspace.topic_by_id(topic_id)
     compare = ModRevisionIs(tid_key, tid_revision)

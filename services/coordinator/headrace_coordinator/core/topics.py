@@ -1,7 +1,7 @@
-"""What may be asked of a topic: creating, deleting, growing and configuring it, checked before anything is written.
+"""Validation of requests to create, delete, grow and configure topics.
 
-Pure; called by the runtime with what the request says and what the view shows. Every error is typed and was raised
-before anything was applied. `topic_writes` builds the writes.
+Pure; the runtime passes the request and the current view. Every error is typed and raised before anything is written.
+`topic_writes` builds the transactions.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from headrace_server.topic_configs import (
 from headrace_coordinator.core.placement import BrokerLoad, Placement, place, spread_warnings
 
 MAX_REPLICATION_FACTOR = 9
-"""More replicas cost every write and survive nothing that nine do not."""
+"""More replicas slow down every write without a practical gain in durability."""
 MAX_CONFIGS = 100
-"""Settings named in one request for one topic."""
+"""Maximum number of settings in one request for one topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicDefaults:
-    """What a request that names no number gets, and what it may name at most."""
+    """Defaults and limits for the numbers in a request."""
 
     partitions: int = 1
     replication_factor: int = 3
-    """Where that many brokers take replicas; else as many as there are."""
+    """Limited to the number of brokers that accept replicas."""
     max_partitions: int = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """One topic as a request asks for it; 0 means the default."""
+    """Requested topic; `0` means the default."""
 
     name: str
     partitions: int = 0
@@ -58,37 +58,37 @@ class TopicSpec:
 
 @dataclass(frozen=True, slots=True)
 class CheckedTopic:
-    """A topic that may be created, all numbers settled."""
+    """Validated topic with all defaults resolved."""
 
     name: str
     partitions: int
     replication_factor: int
     configs: Mapping[str, str]
-    """Canonical, only what differs from the defaults."""
+    """Canonical values of the settings that differ from the defaults."""
     min_insync_replicas: int
-    """The setting; 0: the default for the number of replicas."""
+    """The setting; `0` means the default for the number of replicas."""
     assignments: tuple[tuple[int, ...], ...] = ()
-    """Empty: placement decides."""
+    """Explicit broker ids per partition; empty means that `placement` chooses."""
     warnings: tuple[str, ...] = ()
-    """What a person should know of the numbers."""
+    """Warnings about the numbers, for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A registered broker that is not about to leave: its session and its load."""
+    """Registered broker that accepts replicas: its session and its load."""
 
     broker_epoch: int
     load: BrokerLoad
 
 
 def check_new_topic(spec: TopicSpec, defaults: TopicDefaults, brokers: int) -> CheckedTopic:
-    """Settle the numbers of a new topic and check everything that depends on no broker.
+    """Resolve the defaults of a new topic and check everything that does not depend on single brokers.
 
-    `brokers` are those that take replicas now: the default replication factor is never more.
+    `brokers` is the number that accept replicas now, the upper limit of the default replication factor.
 
     Raises:
         InvalidTopicNameError, InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigError,
-        InvalidRequestError: the request can never succeed as it is.
+        InvalidRequestError: If the request is invalid; a retry cannot succeed.
     """
     check_new_topic_name(spec.name)
     warnings: tuple[str, ...] = ()
@@ -121,8 +121,8 @@ def place_new_topic(topic: CheckedTopic, candidates: Mapping[int, Candidate]) ->
     """Choose brokers for all partitions of a checked topic.
 
     Raises:
-        NotEnoughBrokersError: fewer live brokers than replicas; try again when there are more.
-        UnknownBrokerError: an explicit assignment names a broker that is not there or is draining.
+        NotEnoughBrokersError: If there are fewer live brokers than replicas; retry when there are more.
+        UnknownBrokerError: If an explicit assignment names a broker that is not registered or is draining.
     """
     return _place(candidates, topic.partitions, topic.replication_factor, topic.assignments)
 
@@ -130,11 +130,11 @@ def place_new_topic(topic: CheckedTopic, candidates: Mapping[int, Candidate]) ->
 def check_more_partitions(
     topic: metadata_pb2.Topic, total: int, assignments: Sequence[Sequence[int]], limit: int
 ) -> int:
-    """Return how many partitions to add to have `total`.
+    """Return the number of partitions to add to reach `total`.
 
     Raises:
-        InvalidPartitionsError: `total` is no more than there are, or beyond `limit`.
-        InvalidRequestError: `assignments` does not fit.
+        InvalidPartitionsError: If `total` is not more than the current number, or above `limit`.
+        InvalidRequestError: If `assignments` does not match.
     """
     if total <= topic.partitions:
         raise InvalidPartitionsError(
@@ -155,7 +155,7 @@ def place_more_partitions(
     candidates: Mapping[int, Candidate],
     states: Iterable[PartitionState],
 ) -> Placement:
-    """Choose brokers for `added` further partitions, given those in `states`. Raises as `place_new_topic`."""
+    """Choose brokers for `added` further partitions, given the current `states`. Raises as `place_new_topic`."""
     replicas: dict[int, int] = {}
     leaders: dict[int, int] = {}
     for state in states:
@@ -177,9 +177,9 @@ def place_more_partitions(
 def initial_state(
     replicas: Sequence[int], candidates: Mapping[int, Candidate], min_insync_replicas: int, *, durable: bool
 ) -> PartitionState:
-    """Return the first value of a partition's key: empty logs are all in sync, the first replica leads in epoch 0.
+    """Return the initial value of a partition's key: all replicas are in sync, the first leads in epoch 0.
 
-    `min_insync_replicas` is the topic's setting; `durable`: it acknowledges flushed records only.
+    `min_insync_replicas` is the topic's setting; `durable` means that it acknowledges only flushed records.
     """
     members = tuple(Replica(broker_id, candidates[broker_id].broker_epoch) for broker_id in replicas)
     state = PartitionState(
@@ -195,7 +195,7 @@ def initial_state(
 
 
 def add_load(candidates: Mapping[int, Candidate], assignments: Iterable[Sequence[int]]) -> dict[int, Candidate]:
-    """Count `assignments` into the brokers' loads, so that the next topic of a request takes this one into account."""
+    """Return `candidates` with `assignments` added to their loads, for the next topic of the request."""
     replicas = {broker_id: candidate.load.replicas for broker_id, candidate in candidates.items()}
     leaders = {broker_id: candidate.load.leaders for broker_id, candidate in candidates.items()}
     for members in assignments:
@@ -214,7 +214,7 @@ def altered_configs(topic: metadata_pb2.Topic, changes: Mapping[str, str], unset
     """Return the settings to store after `changes` and `unset`.
 
     Raises:
-        InvalidConfigError: an unknown name, a bad value, a broken relation, nothing or too much to change.
+        InvalidConfigError: If a name is unknown, a value or a relation is invalid, or there are no or too many changes.
     """
     if not changes and not unset:
         raise InvalidRequestError("the request changes no setting", action="Name at least one setting to set or unset.")
@@ -274,7 +274,7 @@ def _check_replication_factor(replication_factor: int) -> None:
 
 
 def _check_configs(configs: Mapping[str, str], replication_factor: int) -> tuple[dict[str, str], int]:
-    """Return the value to store, and the setting min_insync_replicas (0: the default)."""
+    """Return the settings to store, and min_insync_replicas (`0` means the default)."""
     if len(configs) > MAX_CONFIGS:
         raise InvalidConfigError(f"{len(configs)} settings for one topic, more than {MAX_CONFIGS}")
     min_insync_replicas = parse_topic_config(configs).min_insync_replicas
@@ -290,7 +290,7 @@ def _check_configs(configs: Mapping[str, str], replication_factor: int) -> tuple
 def _check_assignments(
     assignments: Sequence[Sequence[int]], partitions: int, replication_factor: int, limit: int
 ) -> tuple[int, int]:
-    """Return the numbers of partitions and of replicas that explicit assignments make; 0 asked for: any."""
+    """Return the numbers of partitions and replicas of explicit assignments; a requested `0` matches any number."""
     _check_partitions(len(assignments), limit)
     if partitions not in (0, len(assignments)):
         raise InvalidRequestError(

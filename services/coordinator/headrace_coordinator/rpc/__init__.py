@@ -1,1 +1,1 @@
-"""`ClusterService` over grpc.aio: requests in, bounded and checked; typed errors out."""
+"""`ClusterService` and `GroupService` over grpc.aio: request validation, and typed errors."""

@@ -1,7 +1,4 @@
-"""What all calls share: deadlines, reading one's own writes, errors next to other results.
-
-Belongs to the event loop.
-"""
+"""Shared parts of all calls: deadlines, read-your-writes, errors of single results. Belongs to the event loop."""
 
 from __future__ import annotations
 
@@ -15,19 +12,19 @@ from headrace_server.metastore.view import PrefixView
 from headrace_coordinator.metrics import CoordinatorMetrics
 
 ANSWER_MARGIN_SECONDS = 0.1
-"""What is left of the caller's time for the answer itself."""
+"""Part of the caller's timeout that is reserved for the response."""
 
 
 class AnswerWithError(Protocol):
-    """A message that has room for an error."""
+    """Result message with a field for an error."""
 
     @property
     def error(self) -> errors_pb2.ErrorDetail:
-        """What went wrong with this one."""
+        """Error of this result."""
 
 
 class Answers:
-    """Helps the classes that answer calls."""
+    """Deadlines, waits and errors of the request classes."""
 
     def __init__(self, prefix_view: PrefixView, metrics: CoordinatorMetrics, *, default_timeout_ms: int) -> None:
         self._prefix_view = prefix_view
@@ -35,10 +32,10 @@ class Answers:
         self._default_timeout_ms = default_timeout_ms
 
     def deadline(self, timeout_ms: int, seconds_left: float) -> float:
-        """When to end, in loop time: the request's own timeout, and in any case before the caller gives up.
+        """Return the deadline in loop time: the request's own timeout, but before the caller's deadline.
 
         Raises:
-            InvalidRequestError: `timeout_ms` is negative.
+            InvalidRequestError: If `timeout_ms` is negative.
         """
         if timeout_ms < 0:
             raise InvalidRequestError(f"timeout_ms = {timeout_ms} is negative")
@@ -47,15 +44,15 @@ class Answers:
         return asyncio.get_running_loop().time() + min(wanted, seconds_left - margin)
 
     async def see(self, revision: int, deadline: float) -> None:
-        """Wait until this coordinator's own view shows what was written (read your writes); 0: nothing was.
+        """Wait until this coordinator's view has reached `revision` (read your writes); `0` means nothing was written.
 
         Raises:
-            TimedOutError: not in time; it is written all the same.
+            TimedOutError: If the view does not reach it in time. The write is applied nevertheless.
         """
         if revision:
             await self._prefix_view.wait_for(revision, max(0.0, deadline - asyncio.get_running_loop().time()))
 
     def put_error(self, answer: AnswerWithError, error: HeadraceError) -> None:
-        """Put an error into one answer among others, and count it."""
+        """Store an error in one result of a response, and count it."""
         answer.error.CopyFrom(to_detail(error))
         self._metrics.answer_errors.labels(error.code.name).inc()

@@ -1,4 +1,4 @@
-"""The calls about brokers: from messages to the broker store and back.
+"""Calls about brokers: conversion between messages and the broker store.
 
 Used by `cluster_service`; belongs to the event loop.
 """
@@ -17,7 +17,7 @@ log = structlog.get_logger(__name__)
 
 
 class BrokerRequests:
-    """Answers the calls about brokers."""
+    """Implementation of the calls about brokers."""
 
     def __init__(self, store: BrokerStore, view: ClusterView, answers: Answers) -> None:
         self._store = store
@@ -27,7 +27,7 @@ class BrokerRequests:
     async def drain(
         self, request: cluster_pb2.DrainBrokerRequest, seconds_left: float
     ) -> cluster_pb2.DrainBrokerResponse:
-        """Take a broker out of service, or give it back its place; the controller moves its leaders."""
+        """Drain a broker or end its drain; the controller moves its leaders."""
         if request.broker_id < 0:
             raise InvalidRequestError(f"broker_id = {request.broker_id} is negative")
         deadline = self._answers.deadline(0, seconds_left)

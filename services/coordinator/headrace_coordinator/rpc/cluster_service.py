@@ -1,7 +1,7 @@
-"""`ClusterService`: every coordinator answers every call.
+"""`ClusterService`: topics, partitions and brokers. Every coordinator serves every call.
 
-Reads come from the view, with its revision and age, also while etcd is away; writes fail then with
-METASTORE_UNAVAILABLE; the error's outcome is whether they may have been applied. Belongs to the event loop.
+Reads are served from the view, with its revision and age, also while etcd is unavailable. Writes then fail with
+METASTORE_UNAVAILABLE, whose outcome states whether they may have been applied. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def DescribeCluster(
         self, request: cluster_pb2.DescribeClusterRequest, context: Any
     ) -> cluster_pb2.DescribeClusterResponse:
-        """Return the summary of the cluster from the view."""
+        """Return a summary of the cluster from the view."""
         self._check(request.client_id, ())
         return self._describe_cluster()
 
@@ -121,7 +121,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def InitProducerId(
         self, request: cluster_pb2.InitProducerIdRequest, context: Any
     ) -> cluster_pb2.InitProducerIdResponse:
-        """Draw a producer id, in epoch 0: of 2^62, so none is drawn twice, whatever etcd or this process lost (H53)."""
+        """Return a random producer id in epoch 0. One of 2^62 is unique without any stored state (H53)."""
         self._check(request.client_id, ())
         return cluster_pb2.InitProducerIdResponse(producer_id=self._draw(OWN_PRODUCER_IDS), producer_epoch=0)
 
@@ -206,10 +206,10 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         )
 
     def _check(self, client_id: str, topics: Sized) -> None:
-        """Refuse what no call may be.
+        """Check the limits that apply to every call.
 
         Raises:
-            InvalidRequestError: the client id is too long, or the request names too many topics.
+            InvalidRequestError: If the client id is too long, or the request names too many topics.
         """
         if len(client_id) > MAX_CLIENT_ID_CHARACTERS:
             raise InvalidRequestError(f"the client id has more than {MAX_CLIENT_ID_CHARACTERS} characters")
@@ -221,7 +221,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
 
 def _dump_prefixes(keyspace: Keyspace, prefix: str) -> list[str]:
-    """The prefix of the keys of a dump: `groups/...` means those of consumer groups, which are separate."""
+    """Return the key prefixes of a dump; `groups/...` selects consumer groups, which have a separate prefix."""
     if prefix.startswith("groups/"):
         return [keyspace.groups_prefix + prefix.removeprefix("groups/")]
     if not prefix:

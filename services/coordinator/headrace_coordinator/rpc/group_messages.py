@@ -1,4 +1,4 @@
-"""Consumer groups between the wire (`groups.proto`) and the coordinator's own values; and what a request may say."""
+"""Conversion between `groups.proto` and the coordinator's group values, and validation of requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace_coordinator.runtime.group_view import GroupEntry
 MAX_GROUP_ID_CHARACTERS = 249
 MAX_TOPICS = 1_000
 MAX_SUBSCRIPTION_BYTES = 64 << 10
-"""Of the names of topics of one member."""
+"""Maximum size of one member's topic names."""
 SESSION_TIMEOUT_MS = (1_000, 600_000)
 REBALANCE_TIMEOUT_MS = (1_000, 86_400_000)
 _GROUP_ID = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
@@ -26,10 +26,10 @@ _PATTERN = re.compile(r"[a-zA-Z0-9._\-*?\[\]!]+", re.ASCII)
 
 
 def check_group_id(group_id: str) -> None:
-    """Refuse what cannot name a group: 1 to 249 of a-z A-Z 0-9 . _ - as topics.
+    """Check that a group id is 1 to 249 of a-z A-Z 0-9 . _ - as topic names are.
 
     Raises:
-        InvalidRequestError: with what is wrong.
+        InvalidRequestError: If it is not.
     """
     if not group_id:
         raise InvalidRequestError("the group id is empty", action="Name a group.")
@@ -45,7 +45,7 @@ def check_group_id(group_id: str) -> None:
 
 
 def check_member_id(member_id: bytes) -> None:
-    """Refuse a member id that is not 16 bytes; raises InvalidRequestError."""
+    """Raise InvalidRequestError if a member id is not 16 bytes."""
     if len(member_id) != 16:
         raise InvalidRequestError(f"a member id has 16 bytes, not {len(member_id)}", action="Draw 16 random bytes.")
 
@@ -54,7 +54,7 @@ def read_member(request: groups_pb2.HeartbeatRequest) -> Member:
     """Return the member that a request describes.
 
     Raises:
-        InvalidRequestError, InvalidTopicNameError: with what is wrong.
+        InvalidRequestError, InvalidTopicNameError: If a field is invalid.
     """
     check_group_id(request.group_id)
     check_member_id(request.member_id)
@@ -100,19 +100,19 @@ def read_member(request: groups_pb2.HeartbeatRequest) -> Member:
 
 
 def subscribed_bytes(member: Member) -> int:
-    """Return the size of the names that a member subscribes to."""
+    """Return the size of a member's topic names and pattern in characters."""
     return sum(map(len, member.topics)) + len(member.topic_pattern)
 
 
 def read_owned(request: groups_pb2.HeartbeatRequest) -> frozenset[TopicPartition] | None:
-    """Return what a member owns; `None` means what it reported last."""
+    """Return the partitions that a member reports as owned; `None` means as last reported."""
     if not request.HasField("owned"):
         return None
     return frozenset((topic.topic_id, number) for topic in request.owned.topics for number in topic.partitions)
 
 
 def write_heartbeat(group: Group, stored: KeyValue, interval_ms: int) -> groups_pb2.HeartbeatResponse:
-    """Return the response to a member: all that `stored`, its assignment, grants, but for what it must give up."""
+    """Return the response to a member: the partitions in `stored`, its assignment, except those being revoked."""
     assignment = metadata_pb2.MemberAssignment.FromString(stored.value)
     response = groups_pb2.HeartbeatResponse(
         revision=stored.mod_revision,
@@ -162,7 +162,7 @@ def write_offsets(entry: GroupEntry, names: Mapping[bytes, str]) -> list[groups_
 def write_requested_offsets(
     entry: GroupEntry, requested: Iterable[groups_pb2.GroupTopicPartitions]
 ) -> list[groups_pb2.TopicOffsets]:
-    """Return the offsets of the partitions requested, in that order; -1 where there is none."""
+    """Return the offsets of the requested partitions, in that order; `-1` means that there is none."""
     topics = []
     for topic in requested:
         answer = groups_pb2.TopicOffsets(topic_id=topic.topic_id, name=topic.name)

@@ -1,4 +1,4 @@
-"""`GroupService`: membership, offsets and administration of consumer groups. Every coordinator answers every call.
+"""`GroupService`: membership, offsets and administration of consumer groups. Every coordinator serves every call.
 
 Belongs to the event loop.
 """
@@ -49,10 +49,10 @@ from headrace_coordinator.runtime.metadata_limits import MetadataLimits
 
 SERVICE_NAME = "headrace.v1.GroupService"
 HEARTBEATS_A_SESSION = 4
-"""Minimum heartbeats in a member's session timeout: it bounds the interval that members get."""
+"""Minimum number of heartbeats per session timeout, which limits the heartbeat interval of members."""
 LONGEST_INTERVAL_MS = 3_000
 BEHIND_SECONDS = 1.0
-"""How long a heartbeat waits for the view to show a member that joined elsewhere."""
+"""Maximum wait of a heartbeat for the view to show a member that joined at another coordinator."""
 
 
 class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
@@ -99,10 +99,10 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             async with asyncio.timeout_at(deadline):
                 await speak(request, member, deadline)
         except (TimeoutError, TimedOutError):
-            raise _silent() from None  # While the caller still listens: it is etcd, not this coordinator.
+            raise _silent() from None  # Before the caller's deadline, so that it can tell etcd from this coordinator.
         self._metrics.heartbeat_seconds.observe(asyncio.get_running_loop().time() - started)
         interval_ms = min(LONGEST_INTERVAL_MS, request.session_timeout_ms // HEARTBEATS_A_SESSION)
-        # From 0.75 to 1 of its wait, by its id: members that joined together do not stay in step.
+        # 0.75 to 1 of the wait, by member id: members that joined together do not stay synchronized.
         share = 1 - int.from_bytes(member.member_id[:2], "big") / (4 << 16)
         wait_until = min(deadline, started + min(request.max_wait_ms, interval_ms) * share / 1000)
 
@@ -119,10 +119,10 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         return write_heartbeat(entry.group, stored, interval_ms)
 
     async def _join(self, request: groups_pb2.HeartbeatRequest, member: Member, deadline: float) -> None:
-        """Let a member in: its lease first, its key with the group's state."""
+        """Add a member: grant its lease, then write its key together with the group's state."""
         entry = self._groups.entry(request.group_id)
         present = entry.live.get(member.member_id)
-        if present is not None:  # The join was done already; its answer was lost.
+        if present is not None:  # An earlier attempt joined; its response was lost.
             if not await self._renew(request.group_id, member.member_id, present.lease_id):
                 raise await self._no_session(request, present.lease_id)
             lease_id = present.lease_id
@@ -144,7 +144,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             raise
         joined = self._groups.entry(request.group_id).group.members.get(member.member_id)
         if joined is not None and joined.lease_id != lease_id:
-            await self._give_back(lease_id)  # It had joined already, at another coordinator.
+            await self._give_back(lease_id)  # An earlier attempt joined at another coordinator.
 
     async def _give_back(self, lease_id: int) -> None:
         try:
@@ -152,10 +152,10 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         except MetastoreRolledBackError:
             raise
         except MetastoreUnavailableError:
-            pass  # It ends by itself.
+            pass  # It expires.
 
     async def _stay(self, request: groups_pb2.HeartbeatRequest, member: Member, deadline: float) -> None:
-        """Renew a member's lease, and run a transaction where the heartbeat changes something."""
+        """Renew a member's lease, and run a transaction if the heartbeat changes the group."""
         if request.known_revision > self._groups.source.revision:
             await self._catch_up(request.known_revision)
         entry = self._groups.entry(request.group_id)
@@ -170,10 +170,10 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         await self._transactions.heartbeat(request.group_id, heartbeat, deadline)
 
     async def _catch_up(self, known_revision: int) -> None:
-        """Wait until this coordinator's view shows what a member received, perhaps from another coordinator.
+        """Wait until this coordinator's view is as new as a member's last response, perhaps from another coordinator.
 
         Raises:
-            MetastoreUnavailableError: it does not show it in time; nothing is known of the member (H73).
+            MetastoreUnavailableError: If it is not in time; the state of the member is unknown (H73).
         """
         try:
             await self._offsets.wait_for(known_revision, asyncio.get_running_loop().time() + BEHIND_SECONDS)
@@ -181,7 +181,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             raise _behind() from None
 
     async def _renew(self, group_id: str, member_id: bytes, lease_id: int) -> bool:
-        """Renew a session; return False if it is over, which this coordinator's view may not show yet (H73, H76)."""
+        """Renew a session; return False if it has ended, which this coordinator's view may not show yet (H73, H76)."""
         key = self._groups.keyspace.group_member(group_id, member_id)
         try:
             left_ms, live = await asyncio.gather(self._metastore.renew_lease(lease_id), self._metastore.get(key))
@@ -190,7 +190,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         return left_ms > 0 and live.key_value is not None and live.key_value.lease_id == lease_id
 
     async def _no_session(self, request: groups_pb2.HeartbeatRequest, lease_id: int) -> HeadraceError:
-        """Return why a session is over; of an instance once this coordinator's view shows whether it was replaced."""
+        """Return why a session ended, for a static member after the view shows whether the member was replaced."""
         if not request.instance_id:
             return no_member({}, request.member_id, "")
 
@@ -205,7 +205,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
 
     @unary
     async def LeaveGroup(self, request: groups_pb2.LeaveGroupRequest, context: Any) -> groups_pb2.LeaveGroupResponse:
-        """See the proto. A member that is gone already has left."""
+        """See the proto. A member that is already gone has left."""
         check_group_id(request.group_id)
         check_member_id(request.member_id)
         present = self._groups.entry(request.group_id).live.get(request.member_id)

@@ -1,4 +1,4 @@
-"""`CommitOffsets`: each partition of a request is checked and answered on its own; the others are stored.
+"""`CommitOffsets`: each partition of a request is checked separately, and has its own result.
 
 Belongs to the event loop.
 """
@@ -23,7 +23,7 @@ MAX_METADATA_BYTES = 4_096
 
 
 class OffsetCommits:
-    """Owned by the servicer of groups."""
+    """Implementation of `CommitOffsets`, owned by the group servicer."""
 
     def __init__(
         self, view: ClusterView, groups: GroupView, offsets: GroupOffsets, answers: Answers, limits: MetadataLimits
@@ -83,7 +83,7 @@ class OffsetCommits:
         commits: dict[TopicPartition, Commit],
         places: Mapping[TopicPartition, groups_pb2.PartitionOffset],
     ) -> None:
-        """Take out of `commits` what there is no room for, and say so in its place; other partitions are stored."""
+        """Remove commits that exceed the metadata limits from `commits`, and store the error in their results."""
         for partition, commit in list(commits.items()):
             stored = entry.offsets.get(partition)
             before = None if stored is None else len(stored.message.metadata.encode())
@@ -104,7 +104,7 @@ class OffsetCommits:
                 raise UnknownTopicError(f"there is no topic named {topic.name[:249]!r}")
             topic_id = found.topic_id
         known = self._view.topic_by_id(topic_id)
-        if not by_member:  # What a member owns is there, though this coordinator may not have heard of it yet.
+        if not by_member:  # A partition owned by a member exists, even if this view does not show it yet.
             if known is None:
                 raise _no_topic(topic_id)
             if not 0 <= asked.partition < known.partitions:

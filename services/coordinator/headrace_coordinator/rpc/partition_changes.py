@@ -1,4 +1,4 @@
-"""Changes to many partitions of one request, each with an answer and an error of its own.
+"""Changes to many partitions by one request, each with its own result and error.
 
 Used by `partition_requests`; belongs to the event loop.
 """
@@ -35,7 +35,7 @@ READS_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class AskedPartition:
-    """One partition of a request, with the place for its answer."""
+    """Partition of a request, with its result message."""
 
     reference: topics_pb2.TopicRef
     partition: int
@@ -46,14 +46,14 @@ class AskedPartition:
 
 @dataclass(frozen=True, slots=True)
 class FoundTopic:
-    """A topic that a request names, as etcd has it."""
+    """Topic of a request, as stored in etcd."""
 
     message: metadata_pb2.Topic
     partitions: Mapping[int, StoredPartition]
 
 
 class PartitionChanges:
-    """Reads the topics that a request names, and changes their partitions."""
+    """Reads the topics of a request and changes their partitions."""
 
     def __init__(self, store: PartitionStore, topics: TopicStore, view: ClusterView, answers: Answers) -> None:
         self._store = store
@@ -64,7 +64,7 @@ class PartitionChanges:
     async def find(
         self, references: Iterable[topics_pb2.TopicRef], deadline: float
     ) -> dict[str, FoundTopic | HeadraceError]:
-        """Read the topics named, each once, with all their partitions."""
+        """Read the referenced topics, each once, with all their partitions."""
         permits = asyncio.Semaphore(READS_AT_ONCE)
         found: dict[str, FoundTopic | HeadraceError] = {}
 
@@ -89,7 +89,7 @@ class PartitionChanges:
         *,
         validate_only: bool,
     ) -> list[tuple[AskedPartition, ChangedPartition]]:
-        """Change each partition that can be, fill the answers, and wait until the view shows it."""
+        """Change the partitions, fill in their results, and wait until the view shows the changes."""
         changed: list[tuple[AskedPartition, ChangedPartition]] = []
 
         async def change_one(one: AskedPartition, topic: FoundTopic) -> None:
@@ -115,16 +115,16 @@ class PartitionChanges:
                     continue
                 seen.add((topic.message.topic_id, one.partition))
                 tasks.create_task(change_one(one, topic))
-        with contextlib.suppress(TimedOutError):  # Written it is, and the answers say what.
+        with contextlib.suppress(TimedOutError):  # It is written, and the results are complete.
             await self._answers.see(max((outcome.revision for _, outcome in changed), default=0), deadline)
         return changed
 
     async def await_hand_overs(
         self, changed: Iterable[tuple[AskedPartition, ChangedPartition]], deadline: float, *, validate_only: bool
     ) -> None:
-        """Wait until the leaders that were asked have handed over, or lead on, and fill the answers with what became.
+        """Wait until the leaders have handed over or kept leading, and fill in the results.
 
-        `validate_only`: with what would.
+        With `validate_only` there is no wait, and the results are those that are expected.
         """
         asked = [(one, outcome) for one, outcome in changed if outcome.after.successors]
         if validate_only:
@@ -182,5 +182,5 @@ def _fill(answer: cluster_pb2.PartitionChangeResult, outcome: ChangedPartition) 
 
 
 def topic_key(reference: topics_pb2.TopicRef) -> str:
-    """Return the identity of a reference in the result of `PartitionChanges.find`."""
+    """Return the key of a reference in the result of `PartitionChanges.find`."""
     return f"name {reference.name}" if reference.HasField("name") else f"id {reference.topic_id.hex()}"

@@ -1,8 +1,8 @@
-"""The calls that move partitions and their leaders: from messages to the partition store and back.
+"""Calls that reassign partitions and elect leaders: conversion between messages and the partition store.
 
-One error a partition, in its own result; an error of the call only where the call as a whole is wrong. What is decided
-on is read from etcd, so that an administrator who asks another coordinator finds what was done before. Used by
-`cluster_service`; belongs to the event loop.
+Each partition has its own result and error; the call fails only if the whole request is invalid. State is read from
+etcd, so that an administrator's next request sees earlier changes on every coordinator. Used by `cluster_service`;
+belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 
 class PartitionRequests:
-    """Answers the calls about moves and leaders."""
+    """Implementation of the calls about reassignments and leaders."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class PartitionRequests:
     async def reassign(
         self, request: cluster_pb2.ReassignPartitionsRequest, seconds_left: float
     ) -> cluster_pb2.ReassignPartitionsResponse:
-        """Begin, change or cancel moves; copying continues after the response."""
+        """Start, change or cancel reassignments; copying continues after the response."""
         deadline = self._answers.deadline(0, seconds_left)
         if len(request.partitions) > self._settings.max_request_partitions:
             raise InvalidRequestError(
@@ -96,10 +96,10 @@ class PartitionRequests:
     def list_reassignments(
         self, request: cluster_pb2.ListReassignmentsRequest
     ) -> cluster_pb2.ListReassignmentsResponse:
-        """Return the moves under way, from the view, by topic name and partition.
+        """Return the reassignments in progress from the view, by topic name and partition.
 
         Raises:
-            UnknownTopicError, UnknownTopicIdError, InvalidRequestError: the request names what is not there.
+            UnknownTopicError, UnknownTopicIdError, InvalidRequestError: If the request names an unknown topic.
         """
         topics = [self._view.resolve(reference) for reference in request.topics] or self._all_topics()
         response = cluster_pb2.ListReassignmentsResponse()
@@ -123,7 +123,7 @@ class PartitionRequests:
     async def elect(
         self, request: cluster_pb2.ElectLeadersRequest, seconds_left: float
     ) -> cluster_pb2.ElectLeadersResponse:
-        """Let preferred replicas lead, or, explicitly, a replica that may lack records."""
+        """Elect the preferred replicas, or, on explicit request, replicas that may lack records."""
         deadline = self._answers.deadline(0, seconds_left)
         is_unclean = request.type == cluster_pb2.ELECTION_TYPE_UNCLEAN
         _check_election(request)
@@ -171,7 +171,7 @@ class PartitionRequests:
         changed: Iterable[tuple[AskedPartition, ChangedPartition]],
         deadline: float,
     ) -> None:
-        """Let the topic say how many replicas its partitions have, once all are to have equally many."""
+        """Record the topic's replication factor once all its partitions have the same number of target replicas."""
         states: dict[bytes, dict[int, PartitionState]] = {}
         for one, outcome in changed:
             states.setdefault(one.answer.topic_id, {})[one.partition] = outcome.after
@@ -192,7 +192,7 @@ class PartitionRequests:
         return [topic for _, topic in sorted(self._view.topics.items())]
 
     def _seen(self, topic: Topic) -> FoundTopic:
-        """Return a topic as the view shows it; a write on it still compares."""
+        """Return a topic from the view; a write still compares its version in etcd."""
         message = metadata_pb2.Topic(name=topic.name, topic_id=topic.topic_id, partitions=topic.partitions)
         return FoundTopic(
             message, {partition.partition: _stored(partition) for partition in self._view.partitions(topic.topic_id)}
@@ -201,7 +201,7 @@ class PartitionRequests:
     def _added_live(
         self, before: PartitionState, after: PartitionState, live: Mapping[int, RegisteredBroker]
     ) -> tuple[Compare, ...]:
-        """Who is added is registered in the session that was checked."""
+        """Return compares that the added brokers are registered in the sessions that were checked."""
         return tuple(
             CreateRevisionIs(self._view.keyspace.broker(broker_id), live[broker_id].broker_epoch)
             for broker_id in after.adding
@@ -250,7 +250,7 @@ def _asked_elections(
     decide: Decide,
     guard: Guard | None,
 ) -> Iterable[AskedPartition]:
-    """Name each partition that a request means; a topic that is not there gets one answer."""
+    """Yield each partition that a request selects; a topic that does not exist gets one result."""
     for entry in request.topics:
         topic = found[topic_key(entry.topic)]
         numbers: Iterable[int] = entry.partitions

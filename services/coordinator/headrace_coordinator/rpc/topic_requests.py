@@ -1,7 +1,7 @@
-"""The calls that create, delete, grow and configure topics: from messages to the topic store and back.
+"""Calls that create, delete, grow and configure topics: conversion between messages and the topic store.
 
-One error a topic, in its own result; an error of the call only where the call as a whole is wrong. Every wait ends
-before the caller's deadline. Used by `cluster_service`; belongs to the event loop.
+Each topic has its own result and error; the call fails only if the whole request is invalid. Every wait ends before
+the caller's deadline. Used by `cluster_service`; belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from headrace_coordinator.runtime.waiting import wait_until
 from headrace_coordinator.settings import CoordinatorSettings
 
 TOPICS_PER_TURN = 25
-"""Topics placed, or begun to be written, in one turn of some milliseconds on the event loop."""
+"""Topics that are placed, or whose write starts, before yielding to the event loop: a few milliseconds."""
 NO_LEADER_YET = "not every partition has a leader yet"
 
 
 class TopicRequests:
-    """Answers the calls about topics."""
+    """Implementation of the calls about topics."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class TopicRequests:
     async def create(
         self, request: cluster_pb2.CreateTopicsRequest, seconds_left: float
     ) -> cluster_pb2.CreateTopicsResponse:
-        """Create each topic that can be, and answer when they have leaders or the time is up."""
+        """Create topics, and return when they have leaders or the timeout has passed."""
         self._limits.check_reserve("the creation of a topic")
         deadline = self._answers.deadline(request.timeout_ms, seconds_left)
         await self._store.check_reachable(deadline)
@@ -83,7 +83,7 @@ class TopicRequests:
     async def delete(
         self, request: cluster_pb2.DeleteTopicsRequest, seconds_left: float
     ) -> cluster_pb2.DeleteTopicsResponse:
-        """Delete each topic that is there; or, `unclaimed`, let brokers delete logs of ids that no topic has."""
+        """Delete topics, or with `unclaimed` allow brokers to delete logs of ids without a topic."""
         deadline = self._answers.deadline(0, seconds_left)
         await self._store.check_reachable(deadline)
         answers = [_result(reference) for reference in request.topics]
@@ -112,7 +112,7 @@ class TopicRequests:
     async def grow(
         self, request: cluster_pb2.CreatePartitionsRequest, seconds_left: float
     ) -> cluster_pb2.CreatePartitionsResponse:
-        """Add partitions to a topic and answer when they have leaders or the time is up."""
+        """Add partitions to a topic, and return when they have leaders or the timeout has passed."""
         deadline = self._answers.deadline(0, seconds_left)
         answer = cluster_pb2.CreatePartitionsResponse(result=_result(request.topic))
         assignments = [tuple(replicas.broker_ids) for replicas in request.assignments]
@@ -181,7 +181,7 @@ class TopicRequests:
     async def _plan_creation(
         self, request: cluster_pb2.CreateTopicsRequest, answers: list[cluster_pb2.CreateTopicResult]
     ) -> dict[int, tuple[CheckedTopic, Placement]]:
-        """Check and place the topics in order, each with regard to those before it; errors go into the results."""
+        """Check and place the topics in order, each after those before it; errors go into the results."""
         candidates = self._store.candidates()
         plans: dict[int, tuple[CheckedTopic, Placement]] = {}
         names: set[str] = set()
@@ -235,7 +235,7 @@ class TopicRequests:
             self._answers.put_error(answer, error)
 
     async def _have_leaders(self, topic_id: bytes, partitions: int, deadline: float) -> bool:
-        """Wait until all partitions are led, or the topic is gone; False: not in time."""
+        """Wait until all partitions have leaders or the topic is gone; return False at the deadline."""
 
         def shown() -> bool:
             if self._view.topic_by_id(topic_id) is None:

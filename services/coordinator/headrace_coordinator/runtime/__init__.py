@@ -1,1 +1,1 @@
-"""The shells around `core`: registration, controller, writing topics, producer ids. All belong to the event loop."""
+"""I/O layer around `core`: registration, controller, groups, topic writes. All belong to the event loop."""

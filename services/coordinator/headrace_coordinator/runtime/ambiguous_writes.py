@@ -1,8 +1,8 @@
-"""Writes to etcd that are attempted until it is known what became of them, within a deadline.
+"""Writes to etcd that are retried until their outcome is known, within a deadline.
 
-Any coordinator writes for clients and administrators: the compares decide every race. A write whose answer was lost is
-neither done nor failed: it is sent again on the same compares until one attempt is answered (PROTOCOL C2, C3). Used by
-the stores of topics, partitions and brokers; belongs to the event loop. Deadlines are the event loop's time, seconds.
+Any coordinator may write for clients and administrators; compares resolve every race. A write without a response may
+or may not be applied: it is sent again with the same compares until one attempt gets a response (PROTOCOL C2, C3). Used
+by the stores of topics, partitions and brokers; belongs to the event loop. Deadlines are in loop time, seconds.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ T = TypeVar("T")
 
 
 class WriteTracker:
-    """What became of the writes of one call so far."""
+    """Outcome of the writes of one call so far."""
 
     def __init__(self) -> None:
         self.pending = False
-        """A write was sent and not answered yet."""
+        """A write was sent and has no response yet."""
         self.unanswered: MetastoreUnavailableError | None = None
-        """How an earlier write went unanswered."""
+        """Error of an earlier write without a response."""
 
 
 class AmbiguousWriteResolver:
-    """Reads and writes with the rule of the module; at most `max_inflight` transactions at once."""
+    """Reads and retried writes of etcd, with at most `max_inflight` transactions at once."""
 
     def __init__(self, metastore: Metastore, metrics: CoordinatorMetrics, *, max_inflight: int) -> None:
         self._metastore = metastore
@@ -56,19 +56,19 @@ class AmbiguousWriteResolver:
         self._permits = asyncio.Semaphore(max_inflight)
 
     async def read(self, key: str, deadline: float) -> KeyValue | None:
-        """Read a key.
+        """Return a key from etcd, or `None` if it does not exist.
 
         Raises:
-            MetastoreUnavailableError: no answer; nothing was written.
+            MetastoreUnavailableError: If etcd does not respond; nothing was written.
         """
         return (await self._answered(self._metastore.get(key), deadline)).key_value
 
     async def read_prefix(self, prefix: str, deadline: float) -> RangeResult:
-        """Read all keys of a prefix. Raises as `read`."""
+        """Return all keys of a prefix. Raises as `read`."""
         return await self._answered(self._metastore.range(prefix), deadline)
 
     async def send(self, tracker: WriteTracker, write: Write) -> TxnResult:
-        """Send one transaction once, as a part of an attempt."""
+        """Send one transaction once, as part of an attempt."""
         async with self._permits:
             tracker.pending = True
             result = await self._metastore.txn(write.compares, write.success, write.failure)
@@ -76,13 +76,13 @@ class AmbiguousWriteResolver:
             return result
 
     async def resolve(self, attempt: Callable[[WriteTracker], Awaitable[T | None]], deadline: float, what: str) -> T:
-        """Attempt until it settles: a result or a typed error. None and lost answers mean: again.
+        """Call `attempt` until it returns a result or raises a typed error; retry after `None` and lost responses.
 
-        An error that ends it says UNKNOWN as soon as one write went unanswered.
+        Once a write got no response, the final error has outcome UNKNOWN.
 
         Raises:
-            MetastoreUnavailableError: no answer in time, with the outcome.
-            TimedOutError: no attempt came through in time; nothing was applied.
+            MetastoreUnavailableError: If there is no response in time; has the outcome.
+            TimedOutError: If no attempt succeeds in time; nothing was applied.
         """
         tracker = WriteTracker()
         try:
@@ -126,7 +126,7 @@ class AmbiguousWriteResolver:
             raise
 
     async def _answered(self, read: Awaitable[T], deadline: float) -> T:
-        """Wait for a read; where it fails nothing was written."""
+        """Wait for a read, whose failure means that nothing was written."""
         try:
             async with asyncio.timeout_at(deadline):
                 return await read

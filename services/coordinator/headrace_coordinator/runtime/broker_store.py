@@ -1,4 +1,4 @@
-"""An administrator's word about a broker: `drained_brokers/{broker_id}`, written by any coordinator.
+"""Drain requests of administrators: `drained_brokers/{broker_id}`, written by any coordinator.
 
 Belongs to the event loop.
 """
@@ -16,7 +16,7 @@ from headrace_coordinator.runtime.ambiguous_writes import AmbiguousWriteResolver
 
 
 class BrokerStore:
-    """Takes brokers out of service and back, each call within its deadline (event loop time, seconds)."""
+    """Drains brokers and ends drains, each call within its deadline (loop time, seconds)."""
 
     def __init__(self, writes: AmbiguousWriteResolver, keyspace: Keyspace, clock: Clock) -> None:
         self._writes = writes
@@ -24,19 +24,19 @@ class BrokerStore:
         self._clock = clock
 
     async def drain(self, broker_id: int, drain: bool, deadline: float) -> tuple[int, bool]:
-        """Take a broker out of service, or give it back its place; the revision, and whether anything changed.
+        """Drain a broker or end its drain; return the revision, and whether anything changed.
 
-        A broker that was ever registered can be drained, live or not; undraining needs no registration.
+        A broker that was ever registered can be drained, live or not; ending a drain needs no registration.
 
         Raises:
-            UnknownBrokerError: no broker of this id was ever registered.
-            MetastoreUnavailableError, TimedOutError: with the outcome.
+            UnknownBrokerError: If no broker with this id was ever registered.
+            MetastoreUnavailableError, TimedOutError: If etcd does not respond in time; has the outcome.
         """
         key = self._keyspace.drained_broker(broker_id)
 
         async def attempt(tracker: WriteTracker) -> tuple[int, bool] | None:
             found = await self._writes.read(key, deadline)
-            # A key on a lease is of a broker that is being stopped, and goes with it: an administrator asks for more.
+            # A key on a lease belongs to a broker that is shutting down and is deleted with it; a drain must persist.
             persistent = found is not None and not found.lease_id
             if persistent if drain else found is None:
                 return 0, tracker.unanswered is not None

@@ -1,11 +1,11 @@
-"""The controller: one coordinator, elected by creating `controller` on its lease, that keeps partitions led and keys
-tidy.
+"""Controller: the coordinator that elects leaders and cleans up keys. It is elected by creating `controller`.
 
-Its epoch is the create_revision of `controller`, compared in every write, so that nothing of a controller succeeds once
-another one exists (I14). The loop is level-triggered: it passes the present view to `core.control` and writes the
-answers, each by compare-and-swap on the version it was computed from, many at once (`max_inflight`). A write whose
-answer was lost is neither done nor failed: the partition is looked at again after a moment, and the same version is
-written again, or the view has moved past it (C2, C3). Belongs to the event loop; `run` is a task of the app.
+Its epoch is the create_revision of `controller`, which is on its lease and compared in every write, so that no write of
+a controller succeeds once another one exists (I14). The loop is level-triggered: it passes the current view to
+`core.control` and writes the results, each by compare-and-swap on the version it was computed from, up to
+`max_inflight` at once. After a write without a response the partition is examined again a moment later: either the
+same version is written again, or the view has moved past it (C2, C3). Belongs to the event loop; `run` is a task of
+the app.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ RETRY_SECONDS = 0.3
 
 
 class Controller:
-    """Takes part in the election and, while elected, does the controller's work."""
+    """Candidate in the election of the controller, which reconciles the cluster while elected."""
 
     def __init__(
         self,
@@ -76,10 +76,10 @@ class Controller:
         self._rebalance_ms = 0
         self._wake = asyncio.Event()
         self.epoch = 0
-        """The controller epoch while elected; `0` if another coordinator is elected, or none."""
+        """Controller epoch while elected; `0` while not elected."""
 
     async def run(self) -> None:
-        """Stand for election and serve, again and again, until cancelled."""
+        """Take part in elections, and serve while elected, until cancelled."""
         unsubscribe = self._view.subscribe(self._on_change)
         self._session.subscribe(self._wake.set)
         try:
@@ -90,19 +90,19 @@ class Controller:
             unsubscribe()
 
     def _on_change(self, revision: int, keys: Sequence[str]) -> None:
-        """Wake where there is something to look at; offsets and groups change far more often and are ignored."""
+        """Wake the loop for relevant keys; offsets and groups change far more often and are ignored."""
         if self._partitions.note(keys) or self._keyspace.has_any(keys, TopicIdKey, ControllerKey):
             self._wake.set()
 
     async def _win(self) -> tuple[int, int]:
-        """Wait until this coordinator is the controller; its lease and the controller epoch."""
+        """Wait until this coordinator is the controller; return its lease and the controller epoch."""
         key = self._keyspace.controller()
         while True:
             self._wake.clear()
             lease_id = self._session.lease_id
             present = self._view.source.get(key)
             if lease_id and present is not None and present.lease_id == lease_id:
-                return lease_id, present.create_revision  # An earlier attempt won; its answer was lost.
+                return lease_id, present.create_revision  # An earlier attempt won; its response was lost.
             if lease_id == 0 or present is not None:
                 await self._wake.wait()
                 continue
@@ -122,10 +122,10 @@ class Controller:
                 continue
             if result.succeeded:
                 return lease_id, result.revision
-            await self._pause()  # The view is behind: it will show who won.
+            await self._pause()  # The view is stale and will show the winner.
 
     async def _serve(self, lease_id: int, epoch: int) -> None:
-        """Do the controller's work until the lease or the key is lost."""
+        """Reconcile the cluster until the lease or the key is lost."""
         self.epoch = epoch
         self._metrics.is_controller.set(1)
         log.info("controller_elected", controller_epoch=epoch)
@@ -157,7 +157,7 @@ class Controller:
             log.info("controller_steps_down", controller_epoch=epoch)
 
     def _is_elected(self, lease_id: int, epoch: int) -> bool:
-        """Whether nothing says otherwise; the compares of each write decide."""
+        """Return whether the lease and the view still agree; the compares of each write are decisive."""
         if self._session.lease_id != lease_id:
             return False
         if self._view.source.revision < epoch:
@@ -165,7 +165,7 @@ class Controller:
         return self._view.controller is not None and self._view.controller.create_revision == epoch
 
     async def _wait_for_work(self) -> None:
-        """Return when something changed, or when it is time to look for orphans or to rebalance leaders."""
+        """Wait for a change, or until the next search for orphans or rebalance of leaders is due."""
         wait_ms = self._orphans.interval_ms
         if self._rebalance_interval_ms:
             wait_ms = min(wait_ms, max(0, self._rebalance_ms - self._clock.monotonic_ms()))
@@ -185,7 +185,7 @@ class Controller:
     async def _write_partition(
         self, key: str, change: PlannedChange, epoch: int, working: dict[str, asyncio.Task[None]]
     ) -> None:
-        """Write one partition's key once. Whatever comes of it, the view is asked again."""
+        """Write one partition's key once; the partition is then examined again, whatever the outcome."""
         compares: list[Compare] = [
             ModRevisionIs(key, change.mod_revision),
             CreateRevisionIs(self._keyspace.controller(), epoch),
@@ -216,7 +216,7 @@ class Controller:
             self._wake.set()
 
     async def _clear(self, key: str, orphan: Orphan, epoch: int, working: dict[str, asyncio.Task[None]]) -> None:
-        """Clear away one orphan once."""
+        """Try once to remove one orphan."""
         try:
             async with self._permits:
                 await self._orphans.clear(orphan, epoch)
@@ -230,7 +230,7 @@ class Controller:
     async def _forget(
         self, key: str, expired: Mapping[bytes, int], epoch: int, working: dict[str, asyncio.Task[None]]
     ) -> None:
-        """Forget deleted topics once; `key` identifies the work."""
+        """Try once to remove the keys of deleted topics; `key` identifies the work."""
         try:
             async with self._permits:
                 await self._deleted.remove(expired, epoch)
@@ -242,7 +242,7 @@ class Controller:
             working.pop(key, None)
 
     async def _see(self, revision: int) -> None:
-        """Wait until the view shows what a write lost against, or for a moment."""
+        """Wait until the view has reached `revision`, at most `RETRY_SECONDS`."""
         deadline = asyncio.get_running_loop().time() + RETRY_SECONDS
         await wait_until(self._view, lambda: self._view.source.revision >= revision, deadline)
 

@@ -1,9 +1,9 @@
-"""Forgets deleted topics when brokers have had time to delete their logs: the controller's slow side work.
+"""Expiry of `deleted_topics/{topic_id}` keys after brokers have had time to delete their logs.
 
-`deleted_topics/{topic_id}` is the evidence that brokers delete logs on. A broker that was away for longer keeps its log
-of the topic as unclaimed, so that forgetting too early costs disk space and no record. So the oldest are forgotten
-early where there are more than `MAX_DELETED_TOPICS`: constant creation and deletion of topics does not fill etcd.
-Belongs to the event loop; used by the controller alone.
+Brokers delete a log only if this key exists. A broker that was offline for longer keeps its log of the topic as
+unclaimed, so that expiry too early costs disk space but no records. Therefore the oldest keys expire early if there
+are more than `MAX_DELETED_TOPICS`, and frequent creation and deletion of topics does not fill etcd.
+Belongs to the event loop; used only by the controller.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from headrace_coordinator.core import topic_writes
 log = structlog.get_logger(__name__)
 
 INTERVAL_MS = 60_000
-"""Between two looks at the times of all deleted topics."""
+"""Interval between checks of all deleted topics."""
 MAX_DELETED_TOPICS = 50_000
-"""Deleted topics that are remembered, some 10 MiB of etcd, but for those of the last `MIN_RETENTION_MS`."""
+"""Maximum number of keys, about 10 MiB of etcd, not counting those of the last `MIN_RETENTION_MS`."""
 MIN_RETENTION_MS = 600_000
-"""A broker that runs has seen a deletion, and has begun with its logs, after this long."""
+"""Minimum retention, in which every running broker sees the deletion and starts to delete its logs."""
 
 
 class DeletedTopics:
-    """See the module."""
+    """Keys of deleted topics, and when they expire."""
 
     def __init__(self, metastore: Metastore, view: ClusterView, clock: Clock, *, retention_ms: int) -> None:
         self._metastore = metastore
@@ -42,7 +42,7 @@ class DeletedTopics:
         self._due: deque[TopicId] = deque()
 
     def expired(self) -> dict[bytes, int]:
-        """Return as many as one transaction takes, with the mod_revision of their keys; the oldest first."""
+        """Return the oldest expired topics that fit into one transaction, with the mod_revision of their keys."""
         if self._view.undecodable:
             return {}
         now_ms = self._clock.monotonic_ms()
@@ -73,10 +73,10 @@ class DeletedTopics:
         return self._clock.now_ms() - message.deleted_ms >= retention_ms + delay_ms
 
     async def remove(self, revisions: Mapping[bytes, int], controller_epoch: int) -> None:
-        """Remove their keys, where they are as they were seen.
+        """Remove the keys that still have these revisions.
 
         Raises:
-            MetastoreUnavailableError: etcd did not answer; the next look finds what is left.
+            MetastoreUnavailableError: If etcd does not respond; the next check finds the remaining keys.
         """
         keyspace = self._view.keyspace
         write = topic_writes.remove_deleted(keyspace, revisions)

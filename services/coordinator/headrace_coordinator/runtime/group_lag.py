@@ -1,10 +1,9 @@
-"""How far each consumer group is behind: measured by the controller.
+"""Lag of consumer groups, measured by the controller.
 
-Committed offsets are in this coordinator's view; the ends of the logs, and since when a record lies there, only their
-leaders know. So every `interval_ms` the controller asks each leader once, for all partitions that are read
-(`ListOffsets`: the latest offset, and the first record from each committed offset on). Nothing is decided on it. A
-leader that does not answer makes its partitions unknown, not zero. Belongs to the event loop; `run` is a task of the
-app.
+Committed offsets are in this coordinator's view; log ends and append times are only at the leaders. Every `interval_ms`
+the controller sends one `ListOffsets` request to each leader for all partitions with committed offsets: the latest
+offset, and the first record at or after each committed offset. The lag is only exported as metrics. If a leader does
+not respond, the lag of its partitions is unknown, not zero. Belongs to the event loop; `run` is a task of the app.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
 log = structlog.get_logger(__name__)
 
 MAX_LAGS = 2_000
-"""Pairs of group and topic that are shown; beyond, those furthest behind."""
+"""Maximum number of exported pairs of group and topic; those with the largest lag are kept."""
 MAX_CHANNELS = 256
 ASK_SECONDS = 5.0
 ASK_PARTITIONS = 4_000
-"""Entries of one request; brokers take 10,000."""
+"""Maximum entries of one request; brokers accept 10,000."""
 CLIENT_ID = "headrace-controller-lag"
 
 _QUESTIONS = (broker_pb2.OFFSET_SPEC_RECORD, broker_pb2.OFFSET_SPEC_LATEST)
@@ -43,15 +42,15 @@ Ask = Callable[[str, broker_pb2.ListOffsetsRequest], Awaitable[broker_pb2.ListOf
 
 @dataclass(slots=True)
 class _Answers:
-    """The responses of the leaders."""
+    """Collected responses of the leaders."""
 
     ends: dict[TopicPartition, int] = field(default_factory=dict)
-    """High watermarks."""
+    """High watermarks by partition."""
     records: dict[tuple[TopicPartition, int], tuple[int, int]] = field(default_factory=dict)
-    """By partition and offset asked for: the offset of the first record from there on, and when it was appended."""
+    """Offset and append time of the first record at or after an offset, by partition and requested offset."""
 
     def lag(self, partition: TopicPartition, offset: int, now_ms: int) -> PartitionLagSample | None:
-        """How far `offset` is behind; None: not known."""
+        """Return the lag of `offset`, or `None` if unknown."""
         end, found = self.ends.get(partition), self.records.get((partition, offset))
         if end is None or found is None:
             return None
@@ -63,7 +62,7 @@ class _Answers:
 
 
 class GroupLag:
-    """See the module."""
+    """Periodic measurement of all groups' lag."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class GroupLag:
         is_controller: Callable[[], bool],
         ask: Ask,
     ) -> None:
-        """`ask` sends a request to a broker's address; raises grpc.aio.AioRpcError."""
+        """`ask` sends a request to a broker's address and raises grpc.aio.AioRpcError on failure."""
         self._view = view
         self._groups = groups
         self._lags = metrics.lags
@@ -130,7 +129,7 @@ class GroupLag:
         )
 
     def _committed(self) -> Iterator[tuple[str, Mapping[TopicPartition, int]]]:
-        """Yield the groups with their offsets in topics that exist."""
+        """Yield each group with its offsets in existing topics."""
         for group_id, entry in self._groups.groups.items():
             offsets = {part: stored.message.offset for part, stored in entry.offsets.items() if self._knows(part)}
             yield group_id, offsets
@@ -139,7 +138,7 @@ class GroupLag:
         return self._view.partition(*partition) is not None
 
     async def _ask_leaders(self, committed: Mapping[str, Mapping[TopicPartition, int]]) -> _Answers:
-        """Request the offsets of all partitions that have committed offsets, from each leader."""
+        """Request the offsets of all partitions with committed offsets from their leaders."""
         wanted: dict[TopicPartition, set[int]] = {}
         for offsets in committed.values():
             for partition, offset in offsets.items():
@@ -169,7 +168,7 @@ class GroupLag:
 
 
 def _request(asked: Sequence[tuple[TopicPartition, int]]) -> broker_pb2.ListOffsetsRequest:
-    """Both questions for each entry, in the order of `asked`, which is sorted: brokers refuse a topic named twice."""
+    """Return the request for both offsets of each entry of `asked`, sorted because brokers reject a repeated topic."""
     request = broker_pb2.ListOffsetsRequest(client_id=CLIENT_ID)
     for topic_id, entries in groupby(asked, key=lambda entry: entry[0][0]):
         topic = request.topics.add(topic=topics_pb2.TopicRef(topic_id=topic_id))
@@ -197,10 +196,10 @@ def _sample(group_id: str, entry: GroupEntry, unknown_partitions: int) -> GroupS
 
 
 class BrokerChannels:
-    """Channels to brokers, made when first needed, and made anew with new certificates. Owned by the app."""
+    """Channels to brokers, made on first use and replaced when certificates change. Owned by the app."""
 
     def __init__(self, tls: TlsIdentity | None = None) -> None:
-        """`tls`: what brokers are shown; None: they are spoken to in plain text."""
+        """`tls` is the client identity; `None` means plain text."""
         self._tls = tls
         self._certificates = None if tls is None else tls.current
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -208,7 +207,7 @@ class BrokerChannels:
     async def list_offsets(
         self, address: str, request: broker_pb2.ListOffsetsRequest
     ) -> broker_pb2.ListOffsetsResponse:
-        """For `GroupLag`."""
+        """Send a request to a broker; the `ask` of `GroupLag`."""
         if self._tls is not None and self._certificates is not self._tls.current:
             self._certificates = self._tls.current
             await self.close()
@@ -223,7 +222,7 @@ class BrokerChannels:
         return answer
 
     async def close(self) -> None:
-        """Close them."""
+        """Close all channels."""
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()

@@ -1,7 +1,7 @@
-"""Periodic work on groups: dead members removed, topics followed, times kept, old groups removed.
+"""Periodic maintenance of groups: removal of dead members and expired groups, topic changes, timeouts.
 
-Every coordinator may do it, since each write compares what it rests on. To save conflicts one of them, by the
-rendezvous hash of the group's id, acts at once and the others after a moment (H60, H70, H72). Belongs to the event
+Every coordinator may do it, because each write compares its inputs. To avoid conflicts one coordinator, chosen by
+rendezvous hashing of the group id, acts at once and the others after a delay (H60, H70, H72). Belongs to the event
 loop; `run` is a task of the app.
 """
 
@@ -32,19 +32,19 @@ ROUND_SECONDS = 1.0
 OTHERS_WAIT_SECONDS = 1.0
 EXPIRY_ROUND_SECONDS = 60.0
 SEEN_EMPTY_MS = 3_600_000
-"""So long, or the whole retention where it is shorter, the coordinator that removes a group has itself seen it without
-members: a wall clock that is wrong for less than that removes nothing."""
+"""Minimum time, or the retention if that is shorter, for which the coordinator that removes a group has itself seen it
+without members: a wall clock that is wrong for less time than that removes nothing."""
 DELETE_SECONDS = 30.0
 
 
 class AssignableTopics:
-    """All topics as assignors see them, made anew when topics, replicas or brokers have changed."""
+    """All topics as input of assignors, rebuilt after topics, replicas or brokers have changed."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
         self._topics: dict[str, AssignableTopic] | None = None
         self.version = 0
-        """Counts the changes."""
+        """Number of changes so far."""
         view.subscribe(self._on_change)
 
     def _on_change(self, revision: int, keys: Sequence[str]) -> None:
@@ -54,11 +54,11 @@ class AssignableTopics:
 
     @property
     def deleted(self) -> Collection[bytes]:
-        """Ids of topics that are known to be deleted."""
+        """Ids of deleted topics."""
         return self._view.deleted.keys()
 
     def get(self) -> Mapping[str, AssignableTopic]:
-        """By name."""
+        """Return all topics by name."""
         if self._topics is None:
             self._topics = {name: self._describe(name) for name in self._view.topics}
         return self._topics
@@ -73,7 +73,7 @@ class AssignableTopics:
 
 
 class GroupMaintenance:
-    """See the module."""
+    """Maintenance of all groups by one coordinator."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class GroupMaintenance:
         offsets_retention_ms: int,
         clock_doubt: Callable[[], str] = lambda: "",
     ) -> None:
-        """`clock_doubt`: why the wall clock cannot be believed now; empty: it can."""
+        """`clock_doubt` returns why the wall clock cannot be trusted now, or an empty string if it can."""
         self._view = view
         self._groups = groups
         self._transactions = transactions
@@ -102,7 +102,7 @@ class GroupMaintenance:
         self._clock_doubt = clock_doubt
         self._noticed: dict[str, None] = {}
         self._settled: dict[str, tuple[int, int]] = {}
-        """The version of each group's state, and of the topics, at which there was nothing to do for it."""
+        """Versions of the group's state and of the topics at which a group needed nothing, by group id."""
         self._wake = asyncio.Event()
         groups.on_members(self._on_members)
         view.subscribe(self._on_change)
@@ -113,7 +113,7 @@ class GroupMaintenance:
             self._wake.set()
 
     def _on_change(self, revision: int, keys: Sequence[str]) -> None:
-        """Topics came, went or grew: every group may have to follow."""
+        """Examine every group after topics were created, deleted or grown."""
         if self._view.keyspace.has_any(keys, TopicKey):
             for group_id, entry in self._groups.groups.items():
                 if entry.group.members:
@@ -163,7 +163,7 @@ class GroupMaintenance:
             self._transactions.look(group_id)
 
     def _needs_a_transaction(self, group_id: str) -> bool:
-        """Whether a transaction would change the group: also what a coordinator that has died has left half done."""
+        """Return whether a transaction would change the group, also to complete the work of a dead coordinator."""
         entry = self._groups.entry(group_id)
         if self._is_pressing(group_id, entry):
             return True
@@ -188,7 +188,7 @@ class GroupMaintenance:
         return False
 
     def _is_pressing(self, group_id: str, entry: GroupEntry) -> bool:
-        """Whether a member is out of time, or dead; cheap, and asked at every change, so that times begin at once."""
+        """Return whether a member is overdue or dead. Cheap; called at every change, so that timers start at once."""
         overdue = self._transactions.times.overdue(group_id, entry.group)
         return bool(overdue) or any(member_id not in entry.live for member_id in entry.group.members)
 
@@ -197,7 +197,7 @@ class GroupMaintenance:
         return max(ids, key=lambda name: (zlib.crc32(f"{name}/{group_id}".encode()), name)) == self._coordinator_id
 
     async def expire(self) -> None:
-        """Remove groups that have had no members for the retention time (H70), and offsets of topics that are gone."""
+        """Remove groups that have had no members for the retention time (H70), and offsets of deleted topics."""
         for group_id, entry in list(self._groups.groups.items()):
             if not self._is_home(group_id):
                 continue
@@ -215,10 +215,10 @@ class GroupMaintenance:
                 log.info("group_not_expired", group=group_id, cause=str(error))
 
     def _is_expired(self, group_id: str, group: Group) -> bool:
-        """Whether a group has had no members for the retention time, by the wall clocks of those who say so and ask.
+        """Return whether a group has had no members for the retention time, by the wall clocks of writer and reader.
 
-        They may differ; so this coordinator has to have seen it empty for `SEEN_EMPTY_MS`, too. While its own clock is
-        in doubt no group expires (H43).
+        Because these may differ, this coordinator must also have seen the group empty for `SEEN_EMPTY_MS`. While its
+        own clock is in doubt no group expires (H43).
         """
         if not group.empty_since_ms or group.members:
             return False
@@ -229,5 +229,5 @@ class GroupMaintenance:
         return not self._clock_doubt()
 
     def _gone(self, entry: GroupEntry) -> set[bytes]:
-        """Topics that have offsets in a group and that are known to be deleted: one that is only absent is not."""
+        """Return topics with offsets in the group that are known to be deleted, not those that are only absent."""
         return {topic_id for topic_id, _ in entry.offsets if topic_id in self._view.deleted}

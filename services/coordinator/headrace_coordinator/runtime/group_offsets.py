@@ -1,11 +1,11 @@
-"""Committed offsets in etcd, fenced by who owns the partition (KIP-1251; I26, I27, H62 to H65).
+"""Committed offsets in etcd, fenced by partition ownership (KIP-1251; I26, I27, H62 to H65).
 
 A commit of a member is one transaction for up to `MAX_OFFSETS` partitions. It compares the version of the member's
-assignment, so that nothing of a former owner succeeds, and of each offset, so that a delayed commit of the same member
-does not take it back: each commit of a member has a number, and what a later one has stored stays (H64). What lost its
-compare is checked again, and nothing is refused on a view that may be behind (H63); what was not answered is sent again
-until it is (C3). Offsets without a member keep the group's key, which says since when it is empty. Belongs to the event
-loop.
+assignment, so that commits of a former owner fail, and of each offset, so that a delayed commit of the same member does
+not overwrite a later one: commits of a member are numbered, and the highest number wins (H64). After a failed compare
+the commit is checked again, and no commit is rejected because of a possibly stale view (H63). A commit without a
+response is sent again until there is one (C3). Offsets in a group without members keep the group's key, which records
+since when it is empty. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ log = structlog.get_logger(__name__)
 
 MAX_OFFSETS = 60
 MAX_FORGOTTEN = 40
-"""Offsets of deleted topics that one transaction removes: each may need three compares."""
+"""Maximum offsets of deleted topics that one transaction removes: each may need three compares."""
 RETRY_SECONDS = 0.05
 VIEW_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One partition's offset to be stored; `offset` -1 removes it (administrators)."""
+    """Offset to store for one partition; `-1` removes it (administrators only)."""
 
     partition: TopicPartition
     offset: int
@@ -69,16 +69,16 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class CommitOutcome:
-    """What became of a commit."""
+    """Result of a commit."""
 
     refused: dict[TopicPartition, HeadraceError]
     revision: int
-    """A view as new as this shows what is stored; 0: nothing is."""
+    """A view at this revision shows the stored offsets; `0` means that nothing was stored."""
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """What is left to be stored of one transaction's offsets."""
+    """Offsets of one transaction that are not stored yet."""
 
     group_id: str
     member_id: bytes
@@ -87,10 +87,10 @@ class _Attempt:
     commits: dict[TopicPartition, Commit]
     expected_group_epoch: int | None = None
     revision: int = 0
-    """The position in the log of what is stored of it, at the latest."""
+    """Highest revision at which an offset of the attempt was stored."""
 
     def drop_overtaken(self, entry: GroupEntry) -> None:
-        """Forget offsets that are stored already, or were overtaken by a later commit of the same member."""
+        """Drop offsets that are stored already or overtaken by a later commit of the same member."""
         for partition in [partition for partition in self.commits if partition in entry.offsets]:
             stored = entry.offsets[partition].message
             if self.member_id and stored.member_id == self.member_id and stored.commit_number >= self.commit_number > 0:
@@ -99,7 +99,7 @@ class _Attempt:
 
 
 class GroupOffsets:
-    """See the module."""
+    """Reads and writes of committed offsets."""
 
     def __init__(
         self,
@@ -126,14 +126,14 @@ class GroupOffsets:
         commit_number: int = 0,
         expected_group_epoch: int | None = None,
     ) -> CommitOutcome:
-        """Store offsets; some partitions may be refused. Empty `member_id`: an administrator.
+        """Store offsets; single partitions may be rejected. An empty `member_id` means an administrator.
 
-        An administrator may say at which epoch he saw the group: any member that came or went since has raised it.
+        An administrator may pass `expected_group_epoch`, which every change of membership since then has raised.
 
         Raises:
-            UnknownMemberError, FencedMemberEpochError, GroupNotEmptyError, ConflictError: nothing was stored of the
-                `MAX_OFFSETS` partitions at hand, nor of those behind them.
-            MetastoreUnavailableError, TimedOutError: with the outcome.
+            UnknownMemberError, FencedMemberEpochError, GroupNotEmptyError, ConflictError: If the commit is rejected.
+                None of the current `MAX_OFFSETS` partitions is stored, nor of those after them.
+            MetastoreUnavailableError, TimedOutError: If etcd does not respond in time; has the outcome.
         """
         refused: dict[TopicPartition, HeadraceError] = {}
         revision = 0
@@ -149,7 +149,7 @@ class GroupOffsets:
         return CommitOutcome(refused, revision)
 
     async def _store(self, attempt: _Attempt) -> dict[TopicPartition, HeadraceError]:
-        """Store the offsets of one transaction, however often it takes."""
+        """Store the offsets of one transaction, with retries; return the rejected partitions."""
         unanswered = False
         while True:
             entry = self._view.entry(attempt.group_id)
@@ -180,20 +180,20 @@ class GroupOffsets:
             if result.succeeded:
                 self._metrics.group_commits.inc()
                 attempt.revision = result.revision
-                with contextlib.suppress(TimedOutError):  # It is stored, whether this view shows it or not.
+                with contextlib.suppress(TimedOutError):  # It is stored, even if this view does not show it yet.
                     await self._source.wait_for(result.revision, VIEW_SECONDS)
                 return refused
             self._metrics.group_conflicts.inc()
             await asyncio.sleep(RETRY_SECONDS)
 
     def _check(self, attempt: _Attempt, entry: GroupEntry) -> tuple[Compare, dict[TopicPartition, HeadraceError]]:
-        """Return what the transaction compares of the group, and the partitions that are refused."""
+        """Return the compare that fences the transaction, and the rejected partitions."""
         if attempt.member_id:
             return _check_owner(self._view, attempt, entry)
         return _check_empty(self._view, attempt.group_id, entry, attempt.expected_group_epoch), {}
 
     async def _is_behind(self, attempt: _Attempt) -> bool:
-        """Return, when it is worth another look, whether the view may have been behind in what a refusal rests on."""
+        """Wait for a newer view; return whether the rejection may have been caused by a stale one."""
         keyspace = self._view.keyspace
         if attempt.member_id:
             key = keyspace.group_assignment(attempt.group_id, attempt.member_id)
@@ -214,7 +214,7 @@ class GroupOffsets:
     def _transaction(
         self, attempt: _Attempt, entry: GroupEntry, allowed: Sequence[Commit]
     ) -> tuple[list[Compare], list[Operation]]:
-        """Return what a transaction compares and writes of each offset."""
+        """Return the compares and writes of a transaction for each offset."""
         keyspace, now_ms = self._view.keyspace, self._clock.now_ms()
         compares: list[Compare] = []
         operations: list[Operation] = []
@@ -229,7 +229,7 @@ class GroupOffsets:
         return compares, operations
 
     async def wait_for(self, revision: int, deadline: float) -> None:
-        """Return once the view is at least as new as `revision`, which an assignment was written at (I27)."""
+        """Wait until the view has reached `revision`, at which an assignment was written (I27)."""
         left = deadline - asyncio.get_running_loop().time()
         await self._source.wait_for(revision, max(0.0, left))
 
@@ -241,11 +241,11 @@ class GroupOffsets:
         empty_since_ms: int | None = None,
         expected_group_epoch: int | None = None,
     ) -> None:
-        """Delete a group without members, with its offsets; of what is given only if that still holds.
+        """Delete a group without members, with its offsets, if the given preconditions still hold.
 
         Raises:
-            GroupNotEmptyError: it has members, or had some since.
-            ConflictError: its epoch is another one.
+            GroupNotEmptyError: If it has members, or had some since `empty_since_ms`.
+            ConflictError: If its epoch is not `expected_group_epoch`.
         """
         try:
             async with asyncio.timeout_at(deadline):
@@ -253,7 +253,7 @@ class GroupOffsets:
                     is_as_it_was = empty_since_ms in (None, entry.group.empty_since_ms) or not entry.mod_revision
                     if not is_as_it_was:
                         raise GroupNotEmptyError(f"group {group_id} is in use again")
-                    # What is left without a state is left of a deletion under way.
+                    # Keys without a state remain from an unfinished deletion.
                     expected = expected_group_epoch if entry.mod_revision else None
                     fence = _check_empty(self._view, group_id, entry, expected)
                     await self._delete_once(fence, self._left_of(group_id, entry))
@@ -261,7 +261,7 @@ class GroupOffsets:
             raise TimedOutError("the group was not deleted in time", outcome=Outcome.UNKNOWN) from None
 
     def _left_of(self, group_id: str, entry: GroupEntry) -> list[Operation]:
-        """Return the deletions of one transaction for a group without members: its state last, so that none is left."""
+        """Return the deletions of one transaction for a group without members; the state is deleted last."""
         keyspace = self._view.keyspace
         keys = [keyspace.group_offset(group_id, *partition) for partition in sorted(entry.offsets)]
         keys += [keyspace.group_assignment(group_id, member_id) for member_id in sorted(entry.assignments)]
@@ -271,9 +271,9 @@ class GroupOffsets:
         return [Delete(key) for key in keys[:MAX_OFFSETS]]
 
     async def forget_topics(self, group_id: str, topic_ids: Collection[bytes]) -> int:
-        """Delete offsets of topics that were deleted, `MAX_FORGOTTEN` at most; returns how many were tried.
+        """Delete at most `MAX_FORGOTTEN` offsets of deleted topics; return the number attempted.
 
-        The transaction compares that etcd says so, and has no such topic.
+        The transaction compares that the topics are recorded as deleted and do not exist.
         """
         entry, keyspace = self._view.entry(group_id), self._view.keyspace
         partitions = [partition for partition in sorted(entry.offsets) if partition[0] in topic_ids][:MAX_FORGOTTEN]
@@ -308,7 +308,7 @@ class GroupOffsets:
 def _check_owner(
     view: GroupView, attempt: _Attempt, entry: GroupEntry
 ) -> tuple[Compare, dict[TopicPartition, HeadraceError]]:
-    """Return what a member's commit compares, and the partitions that it does not own at that epoch (I26)."""
+    """Return the compare of a member's commit, and the partitions that it does not own at that epoch (I26)."""
     member_id, member_epoch = attempt.member_id, attempt.member_epoch
     stored = entry.assignments.get(member_id)
     if stored is None:
@@ -334,7 +334,7 @@ def _check_owner(
 
 
 def _check_empty(view: GroupView, group_id: str, entry: GroupEntry, expected_group_epoch: int | None = None) -> Compare:
-    """Return what a write without a member compares: that the group has none, nor had any since that epoch."""
+    """Return the compare of an administrator's write: the group has no members, and had none since that epoch."""
     if entry.group.members:
         raise GroupNotEmptyError(f"group {group_id} has {len(entry.group.members)} members")
     if expected_group_epoch not in (None, entry.group.group_epoch):

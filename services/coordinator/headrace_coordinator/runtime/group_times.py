@@ -1,9 +1,8 @@
-"""How long something of a group has lasted, by this coordinator's own count.
+"""Durations of group states, measured by this coordinator's monotonic clock.
 
-The group's state says since when, by the wall clock of its writer: that is for people, and tells one occasion
-from another. Time is counted from when this coordinator saw it first, on its monotonic clock. So a coordinator that
-takes over, or starts anew, grants more time and never less, however far apart the clocks of coordinators are. Belongs
-to the event loop.
+The start times in the group's state are wall-clock times of the writer: they are informational and identify the
+occurrence. A duration counts from when this coordinator first saw it. A coordinator that takes over or restarts
+therefore allows more time and never less, however far coordinators' clocks differ. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from headrace_coordinator.core.group_state import Group
 
 
 class GroupTimes:
-    """See the module; asked at every change of a group, so that nothing is seen late."""
+    """Durations of revocations and empty groups; call it at every change of a group, so that times start at once."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._revoking: dict[str, dict[bytes, tuple[int, int]]] = {}
-        """By group and member: since when it is to give up something as the state says, and first seen at."""
+        """`revoking_since_ms` of the state, and when it was first seen, by group and member."""
         self._empty: dict[str, tuple[int, int]] = {}
-        """By group: since when it has no members as the state says, and first seen at."""
+        """`empty_since_ms` of the state, and when it was first seen, by group."""
 
     def overdue(self, group_id: str, group: Group) -> frozenset[bytes]:
-        """Members that did not give up in their rebalance timeout what they were to give up."""
+        """Return members that did not release revoked partitions within their rebalance timeout."""
         revoking = [member for member in group.members.values() if member.revoking_since_ms]
         if not revoking:
             self._revoking.pop(group_id, None)
@@ -45,7 +44,7 @@ class GroupTimes:
         return frozenset(overdue)
 
     def empty_ms(self, group_id: str, group: Group) -> int:
-        """How long the group has had no members, and no offset was set of it; 0: it has some."""
+        """Return for how long the group has had no members and no commits; `0` if it has members."""
         if group.members or not group.empty_since_ms:
             self._empty.pop(group_id, None)
             return 0
@@ -57,7 +56,7 @@ class GroupTimes:
         return now_ms - first_ms
 
     def forget(self, groups: Container[str]) -> None:
-        """Drop what is remembered of groups that are not in `groups`."""
+        """Drop the times of groups that are not in `groups`."""
         for times in (self._revoking, self._empty):
             for group_id in [group_id for group_id in times if group_id not in groups]:
                 del times[group_id]

@@ -1,10 +1,9 @@
-"""Transactions of a group: all heartbeats and departures that wait become one transition and one transaction (H60,
-H68).
+"""Group transactions: all pending heartbeats and departures become one transition and one transaction (H60, H68).
 
-One transaction a group at a time in this coordinator; another coordinator's are told apart by the compare on the
-state's key. A transaction that loses its compare, or whose answer is lost, is computed again on the then current state:
-a join that took effect unnoticed is found as a member, a departure as gone. A heartbeat whose caller has gone
-is not taken into a transaction. Belongs to the event loop.
+This coordinator runs one transaction per group at a time; the compare on the state's key detects those of other
+coordinators. After a failed compare or a lost response the transition is computed again from the current state, in
+which an applied join is a member and an applied departure is gone. Heartbeats whose caller has gone are dropped.
+Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -50,16 +49,16 @@ from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
 log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = (0.05, 1.0)
-"""The first and the longest pause before a transaction is tried again."""
+"""First and maximum back-off before a transaction is retried."""
 TRANSACTION_SECONDS = 0.1
-"""Rounds of a group that change it begin at least this far apart: what comes meanwhile shares the next one (H68)."""
+"""Minimum interval between transactions that change a group; requests in between share the next one (H68)."""
 VIEW_SECONDS = 2.0
-"""How long a transaction waits until the view shows its own write, or a faster one of another coordinator."""
+"""Maximum wait for the view to show a transaction's write, or the write that it lost against."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """What one group has to do."""
+    """Pending requests of one group."""
 
     heartbeats: dict[bytes, tuple[MemberHeartbeat, asyncio.Future[None]]] = field(default_factory=dict)
     leaving: dict[bytes, asyncio.Future[None]] = field(default_factory=dict)
@@ -68,18 +67,18 @@ class _Waiting:
 
 
 class Topics(Protocol):
-    """The topics of the cluster."""
+    """Topics of the cluster, as input of transitions."""
 
     @property
     def deleted(self) -> Collection[bytes]:
-        """Ids of topics that are known to be deleted."""
+        """Ids of deleted topics."""
 
     def get(self) -> Mapping[str, AssignableTopic]:
         """Return all topics by name."""
 
 
 class GroupTransactions:
-    """See the module."""
+    """Pending requests and running transactions of all groups."""
 
     def __init__(
         self,
@@ -105,13 +104,13 @@ class GroupTransactions:
         self._violated = asyncio.Event()
 
     async def run(self) -> None:
-        """End with the violation of an invariant that a transaction has met, and the coordinator with it."""
+        """Raise the first invariant violation of a transaction, which stops the coordinator."""
         await self._violated.wait()
         assert self._violation is not None
         raise self._violation
 
     async def heartbeat(self, group_id: str, heartbeat: MemberHeartbeat, deadline: float) -> None:
-        """Apply a heartbeat; raise the error that refuses it, or TimedOutError (unknown) at `deadline`."""
+        """Apply a heartbeat; raise the error that rejects it, or TimedOutError (outcome unknown) at `deadline`."""
         waiting = self._enter(group_id)
         before = waiting.heartbeats.get(heartbeat.member.member_id)
         future = asyncio.get_running_loop().create_future() if before is None else before[1]
@@ -120,17 +119,17 @@ class GroupTransactions:
             await self._await(group_id, future, deadline)
         finally:
             if waiting.heartbeats.get(heartbeat.member.member_id, (None,))[0] is heartbeat:
-                del waiting.heartbeats[heartbeat.member.member_id]  # Its caller has gone: a join would be a ghost.
+                del waiting.heartbeats[heartbeat.member.member_id]  # Its caller is gone; a join would add a ghost.
 
     async def leave(self, group_id: str, member_id: bytes, deadline: float) -> None:
-        """Let a member go; a member that is gone already has left."""
+        """Remove a member; no error if it is already gone."""
         waiting = self._enter(group_id)
         future = waiting.leaving.get(member_id) or asyncio.get_running_loop().create_future()
         waiting.leaving[member_id] = future
         await self._await(group_id, future, deadline)
 
     def look(self, group_id: str) -> None:
-        """See that the group is as its members' leases and the topics want it."""
+        """Run a transaction that updates the group to its members' leases and the topics."""
         self._enter(group_id).look = True
         self._start(group_id)
 
@@ -146,7 +145,7 @@ class GroupTransactions:
             raise TimedOutError("the group did not change in time", outcome=Outcome.UNKNOWN) from None
 
     async def stop(self) -> None:
-        """End what is under way; callers get an error with an unknown outcome."""
+        """Cancel running transactions; callers get an error with an unknown outcome."""
         tasks = [waiting.task for waiting in self._waiting.values() if waiting.task is not None]
         for task in tasks:
             task.cancel()
@@ -158,7 +157,7 @@ class GroupTransactions:
             waiting.task = asyncio.create_task(self._run(group_id, waiting), name=f"group-{group_id}")
 
     async def _run(self, group_id: str, waiting: _Waiting) -> None:
-        """Run transactions while anything waits."""
+        """Run transactions while requests are pending."""
         loop = asyncio.get_running_loop()
         first, longest = RETRY_SECONDS
         pause = first
@@ -170,7 +169,7 @@ class GroupTransactions:
                     has_written = await self._run_transaction(group_id, waiting)
                 except MetastoreRolledBackError as error:
                     _fail_all(waiting, error)
-                    return  # The view has met it too, and ends the service.
+                    return  # The view fails on it too, and stops the service.
                 except LeaseNotFoundError:
                     waiting.look = True
                     await self._refuse_joins_without_lease(group_id, waiting)
@@ -198,9 +197,7 @@ class GroupTransactions:
                 del self._waiting[group_id]
 
     async def _refuse_joins_without_lease(self, group_id: str, waiting: _Waiting) -> None:
-        """A lease that was granted for a join has ended before the transaction: find which, and let the others go
-        on.
-        """
+        """Reject the joins whose lease expired before the transaction, so that the others can proceed."""
         known = self._view.entry(group_id).group.members
         for member_id, (beat, future) in list(waiting.heartbeats.items()):
             if member_id in known or beat.member_epoch != 0:
@@ -218,7 +215,7 @@ class GroupTransactions:
                 _settle(future, UnknownMemberError("the session ended before the member had joined"))
 
     async def _run_transaction(self, group_id: str, waiting: _Waiting) -> bool:
-        """Run one transaction; return whether it has changed the group."""
+        """Run one transaction; return whether it changed the group."""
         entry = self._view.entry(group_id)
         heartbeats = {member_id: beat for member_id, (beat, _) in waiting.heartbeats.items()}
         leaving = tuple(waiting.leaving)
@@ -244,13 +241,13 @@ class GroupTransactions:
         return result.changes(before)
 
     def _with_epochs(self, entry: GroupEntry) -> Group:
-        """Return the group with its first epochs where its key is there and has none yet."""
+        """Return the group with initial epochs if its key exists and has none yet."""
         if not entry.mod_revision:
             return entry.group
         return begin_epochs(entry.group, self._view.keyspace.generation, entry.create_revision)
 
     async def _create(self, group_id: str) -> None:
-        """Create the key of a group that has none, or whose earlier one was deleted: its revision begins the epochs."""
+        """Create the key of a new or previously deleted group; its create_revision determines the initial epochs."""
         key = self._view.keyspace.group(group_id)
         group = Group(empty_since_ms=self._clock.now_ms())
         try:
@@ -297,10 +294,10 @@ class GroupTransactions:
         return result
 
     async def _write(self, group_id: str, entry: GroupEntry, result: Transition) -> bool:
-        """Write one transaction; return False if another coordinator was faster or the outcome is unknown. Returns once
-        the view shows it."""
+        """Write one transaction and wait until the view shows it; return False if a compare failed or the outcome is
+        unknown."""
         keyspace = self._view.keyspace
-        before, revision = entry.group, entry.mod_revision  # The view changes its entry as soon as it shows the write.
+        before, revision = entry.group, entry.mod_revision  # The view mutates `entry` when it shows the write.
         compares: list[Compare] = [
             ModRevisionIs(keyspace.group(group_id), entry.mod_revision),
             *(VersionIs(keyspace.group_member(group_id, member_id), 0) for member_id in result.absent),
@@ -320,7 +317,7 @@ class GroupTransactions:
             self._metrics.ambiguous_writes.inc()
             raise
         self._metrics.group_transactions.inc()
-        # The revision of a transaction that wrote nothing may be above all that this prefix has seen.
+        # The revision of a transaction without writes may be above any that the view of this prefix reaches.
         if written.succeeded:
             await self._source.wait_for(written.revision, VIEW_SECONDS)
             self._report(group_id, before, result)
@@ -329,7 +326,7 @@ class GroupTransactions:
         return written.succeeded
 
     async def _lost_compare(self, group_id: str, revision: int) -> None:
-        """Wait a moment for the view to show a state that is not of `revision`, which the compare has met."""
+        """Wait at most the first back-off for the view to show another state than `revision`, whose compare failed."""
         self._metrics.group_conflicts.inc()
         deadline = asyncio.get_running_loop().time() + RETRY_SECONDS[0]
         await self._view.wait_until(group_id, lambda: self._view.entry(group_id).mod_revision != revision, deadline)

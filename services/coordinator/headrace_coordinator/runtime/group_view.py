@@ -1,4 +1,4 @@
-"""All consumer groups as etcd has them, decoded as they change. Behind by nature, as every view (PROTOCOL I19).
+"""View of all consumer groups in etcd, decoded as they change. Like every view it may be stale (PROTOCOL I19).
 
 Built on a `PrefixView` over `Keyspace.groups_prefix`. Belongs to the event loop.
 """
@@ -35,7 +35,7 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class StoredOffset:
-    """A committed offset and the version that the next commit compares."""
+    """Committed offset, and the version that the next commit compares."""
 
     message: metadata_pb2.CommittedOffset
     mod_revision: int
@@ -43,20 +43,20 @@ class StoredOffset:
 
 @dataclass(slots=True)
 class GroupEntry:
-    """The keys of one group. Only `GroupView` changes it."""
+    """Keys of one group. Only `GroupView` changes it."""
 
     group: Group = field(default_factory=Group)
     mod_revision: int = 0
-    """Of the state's key; 0: there is none."""
+    """mod_revision of the state's key; `0` if there is none."""
     create_revision: int = 0
-    """Of the state's key in this life of the group; 0: there is none."""
+    """create_revision of the state's key; `0` if there is none."""
     assignments: dict[bytes, KeyValue] = field(default_factory=dict)
     live: dict[bytes, KeyValue] = field(default_factory=dict)
     offsets: dict[TopicPartition, StoredOffset] = field(default_factory=dict)
 
     @property
     def begun(self) -> dict[bytes, int]:
-        """By id of a topic: below which partition there are offsets of it."""
+        """Number of partitions below which there are committed offsets, by topic id."""
         found: dict[bytes, int] = {}
         for topic_id, number in self.offsets:
             found[topic_id] = max(found.get(topic_id, 0), number + 1)
@@ -64,21 +64,21 @@ class GroupEntry:
 
     @property
     def is_gone(self) -> bool:
-        """Whether no key is left."""
+        """Whether the group has no keys."""
         return not (self.mod_revision or self.assignments or self.live or self.offsets)
 
 
 class GroupView:
-    """See the module."""
+    """Groups by id, kept up to date from a key source."""
 
     def __init__(self, keyspace: Keyspace, source: KeySource) -> None:
         self.keyspace = keyspace
         self.source = source
         self.groups: dict[str, GroupEntry] = {}
         self.members = 0
-        """Of all groups, by their liveness keys."""
+        """Number of members of all groups, by their liveness keys."""
         self.key_bytes = 0
-        """Of all keys and values."""
+        """Size of all keys and values."""
         self._key_bytes: dict[str, int] = {}
         self._watchers: dict[str, dict[asyncio.Event, bytes | None]] = {}
         self._callbacks: list[Callable[[str], None]] = []
@@ -87,11 +87,11 @@ class GroupView:
         self._unsubscribe = source.subscribe(self._on_change)
 
     def close(self) -> None:
-        """Stop following the source."""
+        """Unsubscribe from the source."""
         self._unsubscribe()
 
     def entry(self, group_id: str) -> GroupEntry:
-        """Return the group's keys; an empty entry where it has none."""
+        """Return the keys of a group; an empty entry if it has none."""
         return self.groups.get(group_id) or GroupEntry()
 
     def on_members(self, callback: Callable[[str], None]) -> None:
@@ -99,15 +99,15 @@ class GroupView:
         self._callbacks.append(callback)
 
     def end_on_members(self, callback: Callable[[str], None]) -> None:
-        """Call it no more."""
+        """Remove a callback of `on_members`."""
         self._callbacks.remove(callback)
 
     async def wait_until(
         self, group_id: str, shows: Callable[[], bool], deadline: float | None, member_id: bytes | None = None
     ) -> bool:
-        """Return True once `shows()` holds, False at `deadline` in loop time; `None` disables the limit.
+        """Wait until `shows()` holds; return False at `deadline` in loop time. `None` disables the deadline.
 
-        It is called after each change of the group's membership or assignments, or of `member_id`'s assignment alone.
+        `shows` is called after changes of the group's membership or assignments, or only of `member_id`'s assignment.
         """
         changed = asyncio.Event()
         watchers = self._watchers.setdefault(group_id, {})
@@ -133,7 +133,7 @@ class GroupView:
                 callback(group_id)
 
     def _apply(self, key: str, key_value: KeyValue | None) -> tuple[str, bytes | None]:
-        """Apply one key; return the group whose members it concerns, or "", and the member whose assignment it is."""
+        """Apply one key; return the group if its membership changed, else "", and the member of an assignment key."""
         parsed = self.keyspace.parse(key)
         self._count(key, key_value, is_member=isinstance(parsed, GroupMemberKey))
         if not isinstance(parsed, GroupKey | GroupAssignmentKey | GroupMemberKey | GroupOffsetKey):

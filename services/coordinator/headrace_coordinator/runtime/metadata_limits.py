@@ -1,9 +1,9 @@
-"""How much metadata public calls may make: groups, members and bytes of them, and a reserve of etcd's quota.
+"""Limits of the metadata that public calls may add: groups, members, their bytes, and a reserve of etcd's quota.
 
-What a coordinator's calls write stays in etcd, and every coordinator keeps a copy. When etcd is full it takes no write
-at all, and then no leader is elected. So calls that add something are refused in time; elections, registrations, moves
-and deletions never are. What is counted is a moment old: calls that are under way at once may pass a limit together.
-Belongs to the event loop.
+Metadata written by calls stays in etcd, and every coordinator has a copy. A full etcd rejects all writes, so that no
+leader can be elected. Calls that add metadata are therefore rejected earlier; elections, registrations, moves and
+deletions are not. The counts lag slightly behind, so that concurrent calls may exceed a limit together. Belongs to the
+event loop.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from headrace_server.metastore.etcd_status import MemberStatus, effective_quota_
 from headrace_coordinator.runtime.group_view import GroupView
 
 RESERVE_FROM = 0.7
-"""The used share of etcd's quota from which calls that add something are refused."""
+"""Used share of etcd's quota above which calls that add metadata are rejected."""
 
 REPLACED_BYTES = 64
-"""What is no longer than this may take the place of something shorter: an offset's metadata."""
+"""A value up to this size, such as an offset's metadata, may replace a shorter one at any time."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupBounds:
-    """What all groups of a cluster may have together."""
+    """Limits of all groups of the cluster together."""
 
     groups: int
     members: int
     key_bytes: int
-    """Keys and values of groups, members and offsets in etcd."""
+    """Maximum size of the keys and values of groups, members and offsets in etcd."""
 
 
 class MetadataLimits:
-    """See the module."""
+    """Checks of calls against the limits."""
 
     def __init__(self, bounds: GroupBounds, groups: GroupView | None = None) -> None:
         self._bounds = bounds
@@ -43,25 +43,25 @@ class MetadataLimits:
         self._quota_bytes = 0
 
     def follow(self, groups: GroupView) -> None:
-        """Count what this view holds."""
+        """Use the counts of this view."""
         self._groups = groups
 
     def look_at(self, members: Sequence[MemberStatus]) -> None:
-        """Record the fill level of the etcd members that answered; without any, the last one stays."""
+        """Record the fill level of the etcd members that responded; keep the last one if none did."""
         if members:
             self._used_bytes = max(member.used_bytes or member.database_bytes for member in members)
             self._quota_bytes = effective_quota_bytes(members)
 
     @property
     def is_reserve(self) -> bool:
-        """Whether what is left of etcd's quota is kept for elections, registrations and deletions."""
+        """Whether the rest of etcd's quota is reserved for elections, registrations and deletions."""
         return bool(self._quota_bytes) and self._used_bytes >= RESERVE_FROM * self._quota_bytes
 
     def check_reserve(self, what: str) -> None:
-        """Refuse a call that adds metadata while etcd is nearly full.
+        """Check that etcd has room for a call that adds metadata.
 
         Raises:
-            MetadataLimitError: retriable, since compaction and deletions give space back.
+            MetadataLimitError: If etcd is nearly full; retriable, because compaction and deletions free space.
         """
         if self.is_reserve:
             raise MetadataLimitError(
@@ -72,10 +72,10 @@ class MetadataLimits:
             )
 
     def check_group(self, group_id: str) -> None:
-        """Refuse a group that would be one too many; known ones pass.
+        """Check the number of groups; existing ones pass.
 
         Raises:
-            MetadataLimitError: with the limit; or as for `check_reserve`.
+            MetadataLimitError: If there are too many groups, or as `check_reserve`.
         """
         self.check_reserve("a change of a group")
         groups = self._known
@@ -89,7 +89,7 @@ class MetadataLimits:
             )
 
     def check_member(self, group_id: str) -> None:
-        """Refuse a member that would be one too many; raises as `check_group` and `check_growth`."""
+        """Check the number of members; raises as `check_group` and `check_growth`."""
         self.check_group(group_id)
         self.check_growth("a further member", None, 0)
         if self._known.members >= self._bounds.members:
@@ -99,14 +99,14 @@ class MetadataLimits:
             )
 
     def check_growth(self, what: str, before: int | None, after: int) -> None:
-        """Refuse what adds to the bytes of groups while all groups together have their share.
+        """Check the bytes of all groups against a change of one value.
 
-        `before` and `after` are the bytes of the part that a caller chooses; None: nothing is stored yet. What takes
-        the place of something no shorter passes, so that existing groups continue where another caller has filled
-        the share.
+        `before` and `after` are the bytes of the part that a caller chooses; `None` means that nothing is stored yet. A
+        value that is not longer than the one it replaces passes, so that existing groups continue after another caller
+        has used up the limit.
 
         Raises:
-            MetadataLimitError: with the limit.
+            MetadataLimitError: If the limit is exceeded.
         """
         if before is not None and after <= max(before, REPLACED_BYTES):
             return

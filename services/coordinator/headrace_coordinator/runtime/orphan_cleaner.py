@@ -1,6 +1,6 @@
-"""Clears away what a dead coordinator left of half-created topics: the controller's slow side work.
+"""Removal of orphans, the keys of partially created topics that a dead coordinator left; see `core.orphans`.
 
-Belongs to the event loop; used by the controller alone.
+Belongs to the event loop; used only by the controller.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from headrace_coordinator.metrics import CoordinatorMetrics
 log = structlog.get_logger(__name__)
 
 LOOKS_PER_GRACE = 4
-"""Looks for orphans in one grace time."""
+"""Searches for orphans per grace time."""
 NEXT_STEP = "Its key topic/NAME is missing; put it back with the value of tid/TOPIC_ID, or restore etcd from a backup."
 
 
 class OrphanCleaner:
-    """Looks for orphans a few times in each grace time: a look reads every key of the view."""
+    """Searches for orphans. A search reads every key of the view, so it runs only a few times per grace time."""
 
     def __init__(
         self, metastore: Metastore, view: ClusterView, metrics: CoordinatorMetrics, clock: Clock, *, grace_ms: int
@@ -43,22 +43,22 @@ class OrphanCleaner:
 
     @property
     def interval_ms(self) -> int:
-        """Milliseconds between two looks."""
+        """Milliseconds between two searches."""
         return self._grace_ms // LOOKS_PER_GRACE
 
     def begin(self) -> None:
-        """Forget what an earlier controllership of this coordinator saw."""
+        """Reset at the start of a controller epoch."""
         self._seen.clear()
         self._look_ms = self._clock.monotonic_ms()
 
     async def ripe(self) -> dict[str, Orphan]:
-        """Return the orphans that may be cleared now, by the key that identifies each.
+        """Return the orphans that may be removed now, by the key that identifies each.
 
-        All of it is of one revision of the view, however often others have the event loop in between.
+        All are of one revision of the view, although the search yields to the event loop.
         """
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._look_ms or self._view.undecodable:
-            return {}  # A topic that this release cannot read is no orphan.
+            return {}  # A topic that this release cannot decode is not an orphan.
         self._look_ms = now_ms + self.interval_ms
         source, keyspace = self._view.source, self._keyspace
         visible = {topic.topic_id: topic.partitions for topic in self._view.topics.values()}
@@ -90,15 +90,15 @@ class OrphanCleaner:
         }
 
     async def clear(self, orphan: Orphan, controller_epoch: int) -> None:
-        """Clear away one orphan, comparing what the look saw; what is left the next look finds again.
+        """Remove one orphan, comparing the versions that the search saw.
 
         Raises:
-            MetastoreUnavailableError: etcd did not answer; the next look finds what is left.
+            MetastoreUnavailableError: If etcd does not respond; the next search finds the remaining keys.
         """
         key = self._keyspace.topic_by_id(orphan.topic_id)
         value = self._view.source.get(key) if orphan.visible else None
         if orphan.visible and value is None:
-            return  # The topic was deleted after the look.
+            return  # The topic was deleted after the search.
         write = topic_writes.clear_orphan(
             self._keyspace,
             orphan.topic_id,

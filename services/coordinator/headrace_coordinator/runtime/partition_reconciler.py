@@ -1,7 +1,7 @@
-"""The partitions that the controller must examine, and the changes that they need.
+"""Partitions that the controller must examine, and the changes that they need.
 
-A change of a broker, a topic or an administrator's word makes it look at every partition, a change of a partition's key
-at that partition. Decides nothing: `core.control` does. Belongs to the event loop; used by the controller alone.
+A change of a broker, a topic or a drain marks every partition dirty, a change of a partition's key that partition.
+`core.control` computes the changes. Belongs to the event loop; used only by the controller.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from headrace_coordinator.metrics import CoordinatorMetrics
 log = structlog.get_logger(__name__)
 
 URGENT = (Step.ELECT, Step.RELIEVE)
-"""Changes that a caller waits for: a producer without a leader, a broker that stops."""
+"""Changes that are written first: a producer waits for a leader, or a broker for its shutdown."""
 
 
 def registered_sessions(view: ClusterView) -> dict[int, RegisteredBroker]:
-    """Return the brokers that the view shows, as the pure functions want them."""
+    """Return the registered brokers of the view, as input of `core`."""
     return sessions_of(
         ((broker_id, broker.broker_epoch, broker.live) for broker_id, broker in view.brokers.items()), view.drained
     )
@@ -51,15 +51,15 @@ class PartitionReconciler:
         self._held: Counter[int] = Counter()
         self._missing: tuple[int, ...] = ()
         self.live: dict[int, RegisteredBroker] = {}
-        """The registered brokers as of the last look at everything."""
+        """Registered brokers when all partitions were last marked dirty."""
 
     def begin(self) -> None:
-        """Start anew, as a controller that was just elected: every partition is dirty, nothing was written."""
+        """Reset after an election: every partition is dirty, nothing was written."""
         self._look_at_all = True
         self._written.clear()
 
     def end(self) -> None:
-        """Clear the gauges: another controller counts from now on."""
+        """Clear the gauges, which the next controller sets."""
         self._missing = ()
         for gauge in (
             self._metrics.partitions,
@@ -71,7 +71,7 @@ class PartitionReconciler:
             gauge.set(0)
 
     def note(self, keys: Sequence[str]) -> bool:
-        """Note what changed; False: it concerns no partition."""
+        """Mark the partitions affected by changed keys; return False if there are none."""
         noted = False
         for key in keys:
             match self._keyspace.parse(key):
@@ -83,14 +83,14 @@ class PartitionReconciler:
         return noted
 
     def note_again(self, change: PlannedChange, *, written: bool) -> None:
-        """Note that a write has ended; `written`: it was made, and the view will show it."""
+        """Mark a partition again after its write ended; `written` means that it succeeded and the view will show it."""
         key = self._keyspace.partition(change.topic_id, change.partition)
         self._look_at[key] = (change.topic_id, change.partition)
         if written:
             self._written[key] = change.mod_revision
 
     def note_rebalance(self) -> None:
-        """Let the preferred leaders of all partitions lead again where they can, once."""
+        """Include the step `PREFER` for all partitions once."""
         self._look_at_all = True
         self._rebalance = dict.fromkeys(
             self._keyspace.partition(topic.topic_id, number)
@@ -99,10 +99,10 @@ class PartitionReconciler:
         )
 
     async def changes(self) -> list[tuple[str, PlannedChange]]:
-        """Return the next values of dirty partitions, by key; those without a leader come first.
+        """Return the next values of dirty partitions, by key; urgent ones come first.
 
-        A partition whose last write the view does not show yet waits until it does. Others have the event loop in
-        between: what is noted meanwhile is for the next look, and a write compares the version that was looked at.
+        A partition whose last write the view does not show yet stays dirty. The method yields to the event loop:
+        partitions marked meanwhile are left for the next call, and a write compares the version that was examined.
         """
         if self._look_at_all:
             self._look_at_everything()
@@ -120,7 +120,7 @@ class PartitionReconciler:
         return found
 
     def _change(self, key: str, topic_id: TopicId, number: int) -> PlannedChange | None:
-        """Return the next value of one partition, and update the gauges."""
+        """Return the next value of one partition, or `None`, and update the gauges."""
         topic = self._view.topic_by_id(topic_id)
         partition = self._view.partition(topic_id, number)
         if topic is None or partition is None:
@@ -144,7 +144,7 @@ class PartitionReconciler:
         return PlannedChange(topic_id, number, partition.mod_revision, state, decision.after, decision.step)
 
     def _look_at_everything(self) -> None:
-        """Take the brokers anew and note every partition, by topic name and number."""
+        """Reload the brokers and mark every partition, by topic name and number."""
         self._look_at_all = False
         self.live = registered_sessions(self._view)
         for counted in (self._offline, self._under_replicated, self._moving):
@@ -159,7 +159,7 @@ class PartitionReconciler:
         self._metrics.partitions.set(len(self._look_at))
 
     def _count(self, key: str, state: PartitionState | None) -> None:
-        """Keep what the gauges count; None: the partition is gone."""
+        """Update the counts of the gauges; `None` means that the partition is gone."""
         for counted, counts in (
             (self._offline, state is not None and state.leader is None),
             (self._under_replicated, state is not None and is_under_replicated(state)),
@@ -175,7 +175,7 @@ class PartitionReconciler:
             self._held.update(state.replicas)
 
     def _look_for_missing(self) -> None:
-        """Count the brokers that hold replicas and are not registered, and name them once."""
+        """Count brokers with replicas that are not registered, and log each once."""
         missing = tuple(sorted(each for each, count in self._held.items() if count > 0 and each not in self.live))
         if missing and missing != self._missing:
             log.warning("brokers_missing", broker_ids=missing)

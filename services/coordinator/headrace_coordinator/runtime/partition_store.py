@@ -1,7 +1,7 @@
-"""Writes of single partitions that an administrator asked for, by compare-and-swap, by any coordinator.
+"""Writes of single partitions for administrators, by compare-and-swap, by any coordinator.
 
-The controller and the leader write the same keys: a write that loses against one of them is decided anew on what the
-key says now. Belongs to the event loop.
+The controller and the leader write the same keys. A write that loses against one of them is computed again from the
+current value. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace_coordinator.runtime.partition_reconciler import registered_session
 
 @dataclass(frozen=True, slots=True)
 class StoredPartition:
-    """A partition as etcd has it, with what a compare-and-swap names."""
+    """Partition in etcd, with the version for a compare-and-swap."""
 
     state: PartitionState
     mod_revision: int
@@ -33,24 +33,24 @@ class StoredPartition:
 
 @dataclass(frozen=True, slots=True)
 class ChangedPartition:
-    """What became of a partition."""
+    """Result of a change."""
 
     before: PartitionState
     after: PartitionState
     revision: int
-    """Of the write; 0: there was nothing to change."""
+    """Revision of the write; `0` means that no change was needed."""
     unchanged: bool
-    """There was nothing to change, and no write of ours had changed it."""
+    """No change was needed, and no earlier attempt of this call had changed it."""
 
 
 Decide = Callable[[PartitionState, Mapping[int, RegisteredBroker]], PartitionState | None]
 """Returns the new state, or `None` for no change, or raises the administrator's error."""
 Guard = Callable[[PartitionState, PartitionState, Mapping[int, RegisteredBroker]], tuple[Compare, ...]]
-"""Returns the compares, beyond those of every write, that a decision (before, after, live) depends on."""
+"""Returns further compares that a decision (before, after, live) depends on."""
 
 
 class PartitionStore:
-    """Reads and writes partitions, each call within the deadline that it is given (event loop time, seconds)."""
+    """Reads and writes partitions, each call within its deadline (loop time, seconds)."""
 
     def __init__(self, writes: AmbiguousWriteResolver, view: ClusterView) -> None:
         self._writes = writes
@@ -61,7 +61,7 @@ class PartitionStore:
         """Read all partitions of a topic by number.
 
         Raises:
-            MetastoreUnavailableError: no answer; nothing was written.
+            MetastoreUnavailableError: If etcd does not respond; nothing was written.
         """
         found = await self._writes.read_prefix(self._keyspace.partition_prefix(topic_id), deadline)
         partitions: dict[int, StoredPartition] = {}
@@ -82,11 +82,12 @@ class PartitionStore:
         *,
         guard: Guard | None = None,
     ) -> ChangedPartition:
-        """Write what `decide` makes of a partition that was read as `found`; decided anew where the write loses.
+        """Write the result of `decide` for a partition read as `found`; call `decide` again after a failed compare.
 
         Raises:
-            UnknownPartitionError: the partition, with its topic, was deleted meanwhile.
-            What `decide` raises; MetastoreUnavailableError, TimedOutError with the outcome.
+            UnknownPartitionError: If the partition was deleted meanwhile with its topic.
+            HeadraceError: As `decide`.
+            MetastoreUnavailableError, TimedOutError: If etcd does not respond in time; has the outcome.
         """
         key = self._keyspace.partition(topic_id, partition)
         current = found
@@ -96,7 +97,7 @@ class PartitionStore:
             nonlocal current
             if tried:
                 current = await self._read(key, deadline)
-            if current.state in tried:  # The answer was lost, the write was not.
+            if current.state in tried:  # An earlier write was applied; only its response was lost.
                 return ChangedPartition(tried[current.state], current.state, current.mod_revision, False)
             live = registered_sessions(self._view)
             after = decide(current.state, live)

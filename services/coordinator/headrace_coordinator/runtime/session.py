@@ -1,6 +1,6 @@
-"""The coordinator's registration: `coordinators/{coordinator_id}` on a lease, made anew when it is lost.
+"""Registration of the coordinator: `coordinators/{coordinator_id}` on a lease, renewed after the lease is lost.
 
-The controller's key hangs on the same lease. Belongs to the event loop; `run` is a task of the app.
+The controller's key is on the same lease. Belongs to the event loop; `run` is a task of the app.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RETRY_SECONDS = 0.5
 
 
 class CoordinatorSession:
-    """Keeps one coordinator registered for as long as `run` runs."""
+    """Keeps one coordinator registered while `run` runs."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class CoordinatorSession:
         clock: Clock,
         make_renewer: Callable[[], LeaseRenewer],
     ) -> None:
-        """`live` is what is published."""
+        """`live` is the value of the registration."""
         self.live = live
         self._metastore = metastore
         self._keyspace = keyspace
@@ -58,11 +58,11 @@ class CoordinatorSession:
 
     @property
     def lease_id(self) -> int:
-        """The lease of the current registration; 0: there is none."""
+        """Lease of the current registration; `0` if there is none."""
         return 0 if self._keeper is None else self._keeper.lease_id
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever `lease_id` has changed."""
+        """Call `callback` after every change of `lease_id`."""
         self._callbacks.append(callback)
 
     async def run(self) -> None:
@@ -118,13 +118,13 @@ class CoordinatorSession:
         self._tell()
 
     async def _wait_until_free(self, key: str) -> int:
-        """Return the revision of the registration that may be replaced, 0 where there is none.
+        """Return the mod_revision of a registration that may be replaced, or `0` if there is none.
 
-        One with this process's own address is that of a process which is dead: its address could be bound. Another one
-        is waited for, three times as long as a dead process would keep it.
+        A registration with this process's address belongs to a dead process, because the address could be bound. For
+        any other one, wait three times the expiry of a dead process.
 
         Raises:
-            InvalidConfigError: another process keeps the id.
+            InvalidConfigError: If another process still uses the id.
         """
         waiting = LogInterval(self._clock.monotonic_ms)
         given_up_at_ms = self._clock.monotonic_ms() + 3 * self._lease_ttl_ms

@@ -1,7 +1,7 @@
-"""Writes topics: executes what `core.topics` decided and `core.topic_writes` laid out, by `ambiguous_writes`.
+"""Reads and writes of topics: executes the transactions of `core.topic_writes` through `ambiguous_writes`.
 
-Any coordinator writes any topic: the compares decide every race. Each attempt to create draws its own topic id, so that
-the topic found under the name tells whether it is ours, and a late attempt brings back nothing that was deleted
+Any coordinator may write any topic; compares resolve every race. Each attempt to create a topic uses its own topic id,
+so that the id shows whether the topic is of this call, and a late attempt cannot restore a topic that was deleted
 meanwhile. Belongs to the event loop.
 """
 
@@ -45,7 +45,7 @@ from headrace_coordinator.runtime.ambiguous_writes import AmbiguousWriteResolver
 
 @dataclass(frozen=True, slots=True)
 class StoredTopic:
-    """A topic as etcd has it now, with what a compare-and-swap names."""
+    """Topic in etcd, with the versions for a compare-and-swap."""
 
     message: metadata_pb2.Topic
     topic_revision: int
@@ -54,7 +54,7 @@ class StoredTopic:
 
 @dataclass(frozen=True, slots=True)
 class CreatedTopic:
-    """A topic that is in etcd."""
+    """Created topic."""
 
     topic_id: TopicId
     revision: int
@@ -62,7 +62,7 @@ class CreatedTopic:
 
 
 class TopicStore:
-    """Reads and writes topics, each call within the deadline that it is given (event loop time, seconds)."""
+    """Reads and writes topics, each call within its deadline (loop time, seconds)."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class TopicStore:
         self._clock = clock
 
     def candidates(self) -> dict[int, Candidate]:
-        """The brokers that may take replicas, with what they hold, as the view shows them."""
+        """Return the brokers that accept replicas, with their loads, from the view."""
         replicas: dict[int, int] = {}
         leaders: dict[int, int] = {}
         for topic in self._view.topics.values():
@@ -103,18 +103,18 @@ class TopicStore:
         }
 
     async def exists(self, name: str, deadline: float) -> bool:
-        """Return from etcd itself whether a topic has this name.
+        """Return whether etcd has a topic of this name.
 
         Raises:
-            MetastoreUnavailableError: no answer; nothing was written.
+            MetastoreUnavailableError: If etcd does not respond; nothing was written.
         """
         return (await self._writes.read(self._keyspace.topic(name), deadline)) is not None
 
     async def check_reachable(self, deadline: float) -> None:
-        """Probe etcd, so that an outage is reported before anything is sent.
+        """Probe etcd, so that an outage is reported before any write.
 
         Raises:
-            MetastoreUnavailableError: no answer; nothing was written.
+            MetastoreUnavailableError: If etcd does not respond; nothing was written.
         """
         await self._writes.read(self._keyspace.controller(), deadline)
 
@@ -122,9 +122,9 @@ class TopicStore:
         """Read a topic from etcd by name or by id.
 
         Raises:
-            InvalidRequestError, InvalidTopicNameError: the reference names nothing.
-            UnknownTopicError, UnknownTopicIdError: there is none.
-            MetastoreUnavailableError: no answer; nothing was written.
+            InvalidRequestError, InvalidTopicNameError: If the reference is invalid.
+            UnknownTopicError, UnknownTopicIdError: If there is no such topic.
+            MetastoreUnavailableError: If etcd does not respond; nothing was written.
         """
         missing: UnknownTopicError | UnknownTopicIdError
         match reference.WhichOneof("topic"):
@@ -148,16 +148,16 @@ class TopicStore:
             raise missing
         message = metadata_pb2.Topic.FromString(by_name.value)
         if message != metadata_pb2.Topic.FromString(by_id.value):
-            raise missing  # Deleted and created anew between the reads, or another one under this name.
+            raise missing  # Deleted and recreated between the reads, or another topic has this name.
         return StoredTopic(message, by_name.mod_revision, by_id.mod_revision)
 
     async def create(self, topic: CheckedTopic, placement: Placement, deadline: float) -> CreatedTopic:
-        """Create a topic; `placement` is where the first attempt puts it.
+        """Create a topic; the first attempt uses `placement`.
 
         Raises:
-            TopicAlreadyExistsError: the name is taken, and not by an attempt of this call.
-            NotEnoughBrokersError: the brokers that were there are gone.
-            MetastoreUnavailableError, TimedOutError: with the outcome.
+            TopicAlreadyExistsError: If the name is taken, not by an attempt of this call.
+            NotEnoughBrokersError: If brokers are no longer registered.
+            MetastoreUnavailableError, TimedOutError: If etcd does not respond in time; has the outcome.
         """
         attempted: set[bytes] = set()
 
@@ -201,11 +201,10 @@ class TopicStore:
         placement: Placement,
         deadline: float,
     ) -> tuple[int, Placement]:
-        """Add partitions up to `total`; the revision of the write, and where they went.
+        """Add partitions up to `total`; return the revision of the write and the placement. Raises also as `create`.
 
         Raises:
-            ConflictError: the topic was changed concurrently; nothing was applied.
-            Otherwise as `create`.
+            ConflictError: If the topic was changed concurrently; nothing was applied.
         """
         sent = False
         added = total - found.message.partitions
@@ -249,7 +248,7 @@ class TopicStore:
         decide: Callable[[metadata_pb2.Topic], Mapping[str, str]],
         deadline: float,
     ) -> tuple[metadata_pb2.Topic, int]:
-        """Store what `decide` makes of the topic's settings; the topic and the revision (0: nothing changed)."""
+        """Store the settings that `decide` returns; return the topic and the revision (`0` if nothing changed)."""
 
         def rewrite(message: metadata_pb2.Topic) -> None:
             configs = decide(message)
@@ -261,7 +260,7 @@ class TopicStore:
     async def set_replication_factor(
         self, reference: topics_pb2.TopicRef, replication_factor: int, deadline: float
     ) -> None:
-        """Record how many replicas each partition has; further partitions get as many."""
+        """Record the number of replicas per partition, which is used for further partitions."""
 
         def rewrite(message: metadata_pb2.Topic) -> None:
             message.replication_factor = replication_factor
@@ -285,7 +284,7 @@ class TopicStore:
         return await self._writes.resolve(attempt, deadline, "changing a topic's settings")
 
     async def delete(self, reference: topics_pb2.TopicRef, deadline: float) -> tuple[metadata_pb2.Topic, int]:
-        """Delete a topic with all its partitions; the topic and the revision of its end."""
+        """Delete a topic with all its partitions; return the topic and the revision (`0` if it was already gone)."""
         last: StoredTopic | None = None
 
         async def attempt(tracker: WriteTracker) -> tuple[metadata_pb2.Topic, int] | None:
@@ -297,7 +296,7 @@ class TopicStore:
             except (UnknownTopicError, UnknownTopicIdError):
                 if last is None:
                     raise
-                return last.message, 0  # It is gone: by an attempt of ours whose answer was lost, or by another's.
+                return last.message, 0  # Deleted by another caller, or by an attempt whose response was lost.
             last = found
             result = await self._writes.send(
                 tracker, topic_writes.delete(self._keyspace, found.message, found.topic_revision, self._clock.now_ms())
@@ -310,12 +309,12 @@ class TopicStore:
         return await self._writes.resolve(attempt, deadline, "deleting a topic")
 
     async def delete_unclaimed(self, reference: topics_pb2.TopicRef, deadline: float, *, validate_only: bool) -> int:
-        """Record that logs of an id without a topic may be deleted; return the revision, 0 if nothing was written.
+        """Record that logs of an id without a topic may be deleted; return the revision, `0` if nothing was written.
 
         Raises:
-            InvalidRequestError: the reference is no id of 16 bytes.
-            ConflictError: a topic has the id.
-            Otherwise as `create`.
+            InvalidRequestError: If the reference is not an id of 16 bytes.
+            ConflictError: If a topic has the id.
+            MetastoreUnavailableError, TimedOutError: If etcd does not respond in time; has the outcome.
         """
         topic_id = reference.topic_id
         if len(topic_id) != 16:
@@ -341,13 +340,13 @@ class TopicStore:
         return await self._writes.resolve(attempt, deadline, "deleting unclaimed logs")
 
     def states(self, topic_id: bytes) -> list[PartitionState]:
-        """The states of a topic's partitions, as the view shows them."""
+        """Return the states of a topic's partitions from the view."""
         return [partition.state for partition in self._view.partitions(topic_id)]
 
     async def _write_new(
         self, tracker: WriteTracker, message: metadata_pb2.Topic, states: Mapping[int, PartitionState]
     ) -> TxnResult | None:
-        """Write a new topic in one transaction, or in several; the last result, or None: begin again."""
+        """Write a new topic in one or several transactions; return the last result, or `None` to start again."""
         whole = topic_writes.create(self._keyspace, message, states)
         if whole.fits():
             return await self._writes.send(tracker, whole)
@@ -361,7 +360,7 @@ class TopicStore:
     async def _write_growth(
         self, tracker: WriteTracker, found: StoredTopic, total: int, states: Mapping[int, PartitionState]
     ) -> TxnResult | None:
-        """Write further partitions in one transaction, or in several; None: begin again."""
+        """Write further partitions in one or several transactions; return the last result, or `None` to start again."""
         message = metadata_pb2.Topic()
         message.CopyFrom(found.message)
         message.partitions = total
@@ -377,7 +376,7 @@ class TopicStore:
     async def _put_partitions(
         self, tracker: WriteTracker, topic_id: bytes, tid_revision: int, states: Mapping[int, PartitionState]
     ) -> bool:
-        """Put invisible partitions; False: the topic or a broker changed meanwhile."""
+        """Put invisible partitions; return False if the topic or a broker changed meanwhile."""
         for write in topic_writes.put_partitions(self._keyspace, topic_id, tid_revision, states):
             if not (await self._writes.send(tracker, write)).succeeded:
                 return False

@@ -1,4 +1,4 @@
-"""Waits for a view to show something, woken by its changes: no polling. Belongs to the event loop."""
+"""Waits for conditions on a view, without polling. Belongs to the event loop."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from headrace_server.metadata_view import ClusterView
 
 
 async def wait_until(view: ClusterView, shows: Callable[[], bool], deadline: float | None) -> bool:
-    """Return True once `shows()` holds, which is asked after every change of the view; False at `deadline`.
+    """Wait until `shows()` holds, checked after every change of the view; return False at `deadline`.
 
-    The deadline is the event loop's time; None: wait as long as it takes.
+    The deadline is in loop time; `None` disables it.
     """
     if shows():
         return True
@@ -24,7 +24,7 @@ async def wait_until(view: ClusterView, shows: Callable[[], bool], deadline: flo
 
 
 async def wait_for_changes(changed: asyncio.Event, shows: Callable[[], bool], deadline: float | None) -> bool:
-    """Return True once `shows()` holds, which is asked now and whenever `changed` is set; False at `deadline`."""
+    """Wait until `shows()` holds, checked now and whenever `changed` is set; return False at `deadline`."""
     try:
         async with asyncio.timeout_at(deadline):
             while not shows():
