@@ -1,15 +1,15 @@
-"""Which calls are taken, before their requests are read, parsed and given to a servicer.
+"""Admission control of gRPC calls, before their requests are read, parsed and passed to a servicer.
 
-`Admission` is the one handler that gRPC asks for every call of a server, at the call's headers. Of a call it checks, in
-this order: the certificate where names are demanded (`allowed_names`), a free place of its pool and of its caller's
-share (`Places`), that its request arrives (`Arrivals`), and the request itself (`requests`). Only then the servicer's
-method runs. A caller is a peer's address for now; users, tokens and rights of users will be looked at here, too.
+`Admission` is the only handler of a server; gRPC calls it for every call at the call's headers. It checks, in this
+order: the certificate if names are required (`allowed_names`), a free slot in its pool and in its caller's share
+(`Places`), that its request arrives (`Arrivals`), and the request itself (`requests`). Only then the servicer's method
+runs. A caller is a peer's address; users, tokens and their rights would be checked here, too.
 
-A call that ends unread counts as wasted (`wasted_calls`), and so does one of a method that this server does not have.
+A call that ends unread counts as wasted (`wasted_calls`), and so does a call of an unknown method.
 
-Every method is registered as one that takes a stream of bytes: only to such a one does grpc.aio give its context, and
-with it the peer, before the request is there. A method that answers once still answers by one batch of operations, so
-this costs a call 2 % (docs/decisions/0031-use-admission-at-the-headers.md). Belongs to the event loop of its server.
+Every method is registered with a stream of bytes as its request: only then grpc.aio passes the context, and with it the
+peer, before the request has arrived. A unary response is still sent by one batch of operations, so that this costs a
+call 2 % (docs/decisions/0031-use-admission-at-the-headers.md). Belongs to the event loop of its server.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from headrace_server.wasted_calls import WastedCalls
 log = structlog.get_logger(__name__)
 
 LOG_SECONDS = 10.0
-"""How seldom the log says that a method's requests cannot be read; the metric counts each."""
+"""Minimum interval of log lines about unreadable requests of a method; the metric counts each."""
 
 Handler = Any
 """A `grpc.RpcMethodHandler`."""
 
 
 class UnlistedMethodError(Exception):
-    """A servicer has a method without a row in `methods.METHODS`. Add one."""
+    """A servicer has a method without a row in `methods.METHODS`. Add the row."""
 
 
 @dataclass(slots=True)
 class _Served:
-    """A method of this server."""
+    """Method of this server."""
 
     name: str
     row: Method
@@ -59,13 +59,13 @@ class _Served:
 
 
 class Admission(grpc.GenericRpcHandler):
-    """See the module. Owned by `RpcServer`, which adds methods before it starts."""
+    """Handler of all calls of a server, owned by `RpcServer`, which adds methods before it starts."""
 
     def __init__(
         self, limits: PlaceLimits, *, allowed_names: Sequence[str] = (), call_errors: Counter | None = None
     ) -> None:
-        """`allowed_names`: of certificates, exactly as they are there; none: any caller. `call_errors` counts whom
-        the certificate shuts out.
+        """`allowed_names` are certificate names, matched exactly; empty admits any caller. `call_errors` counts calls
+        that the certificate check rejects.
         """
         self._places = Places(limits)
         self._arrivals = Arrivals()
@@ -77,19 +77,19 @@ class Admission(grpc.GenericRpcHandler):
         self._handlers: dict[str, Handler] = {}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
-        """For gRPC: the handler of a method, or one that refuses it."""
+        """Return the handler of a method, or one that rejects the call; called by gRPC."""
         path = handler_call_details.method
         return self._handlers.get(path) or grpc.stream_stream_rpc_method_handler(self._unserved(path))
 
     def refuse_internal(self, service_name: str, call_errors: Counter) -> None:
-        """Answer calls of an internal service, on a server for clients, with what to do instead."""
+        """Reject calls of an internal service on a server for clients, with the next step in the error."""
         self._internal = f"/{service_name}", call_errors
 
     def add(self, path: str, handler: Handler, request_type: Any, call_errors: Counter | None) -> None:
-        """Serve a method; `path` is as gRPC has it, `handler` as generated code makes it.
+        """Serve a method, by its gRPC `path` and the `handler` of the generated code.
 
         Raises:
-            UnlistedMethodError: it has no row in `METHODS`.
+            UnlistedMethodError: If it has no row in `METHODS`.
         """
         row = METHODS.get(path)
         if row is None:
@@ -143,7 +143,7 @@ class Admission(grpc.GenericRpcHandler):
         return answer
 
     async def _read_all(self, served: _Served, first: Any, context: Any) -> AsyncIterator[Any]:
-        """The requests of a stream; how long it may be silent after the first one is its servicer's to say."""
+        """Yield the requests of a stream; the servicer limits how long it may be silent after the first one."""
         yield first
         while (data := await context.read()) is not grpc.aio.EOF:
             try:
@@ -193,7 +193,7 @@ class Admission(grpc.GenericRpcHandler):
             try:
                 return served.reader.read(data, peer)
             except ThrottledError as refused:
-                refused.__traceback__ = None  # It holds the request.
+                refused.__traceback__ = None  # It references the request.
                 error = refused
             del data
             await asyncio.sleep(PENALTY_SECONDS)

@@ -1,11 +1,11 @@
-"""Requests that are on their way: a call whose headers came and whose message did not.
+"""Requests in transit: calls whose headers have arrived but not their message.
 
-gRPC counts a call when its headers are there, and the deadline is the caller's, so a call may stay half open for years.
-Here it has one second. gRPC does not say how much of a message has come; so a method that takes large messages, whose
-honest callers may need longer on a slow network, releases its place after that second and continues without one, for
-`LATE_SECONDS` at most and while there is memory for it: each counts as the largest message of its method, and together
-they have `LATE_BYTES`, those of one peer `LATE_BYTES_OF_PEER`. Time is counted in rounds of this event loop, not
-by the clock: a stall of the loop makes no request late. Belongs to the event loop.
+gRPC starts a call when its headers arrive, and the caller chooses the deadline, so that a call could stay half open for
+years. Here the message must arrive within one second. gRPC does not report how much of a message has arrived. A method
+with large messages, which may take longer on a slow network, therefore releases its slot after that second and
+continues without one for at most `LATE_SECONDS`, if there is memory: each counts as the largest message of its method,
+against `LATE_BYTES` in total and `LATE_BYTES_OF_PEER` per peer. Time is counted in turns of this event loop, not by the
+clock, so that a stall of the loop makes no request late. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ ROUND_SECONDS = 0.2
 ARRIVAL_ROUNDS = 5
 LATE_SECONDS = 30.0
 LATE_BYTES = 256 << 20
-"""Eight Produce requests: what comes of them stays in gRPC's memory, outside of the broker's budget."""
+"""Eight Produce requests. Their data is in gRPC's memory, outside of the broker's budget."""
 LATE_BYTES_OF_PEER = 64 << 20
 
 
 class NotArrivedError(Exception):
-    """The request did not come in time."""
+    """The request did not arrive in time."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -40,25 +40,25 @@ class _Arrival:
         self.late_bytes = late_bytes
         self.rounds = 0
         self.is_late = False
-        self.seconds = 0.0  # how long it had, once it is over
+        self.seconds = 0.0  # time that it had, once it has ended
 
 
 class Arrivals:
-    """The calls of one server whose request is on its way."""
+    """Calls of one server whose request is in transit."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[Pool, str], dict[_Arrival, None]] = {}  # by pool and peer, the oldest first
+        self._waiting: dict[tuple[Pool, str], dict[_Arrival, None]] = {}  # by pool and peer, oldest first
         self._late: dict[str, int] = {}  # bytes, by peer
         self._is_sweeping = False
 
     async def read(self, context: Any, place: Place, pool: Pool, *, late_bytes: int) -> Any:
-        """Read the message of a call whose `context` has none yet; holds `place` again when it returns.
+        """Wait for the message of a call and return it; the call holds `place` again on return.
 
-        `late_bytes`: what it may have when it is late; 0: it may not be.
+        `late_bytes` is the memory counted for a late message; `0` means that it must not be late.
 
         Raises:
-            NotArrivedError: it did not come.
-            ThrottledError: it came late, and there is no place any more.
+            NotArrivedError: If the message does not arrive in time.
+            ThrottledError: If it arrives late and no slot is free.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -85,7 +85,7 @@ class Arrivals:
         return message
 
     def end_oldest(self, pool: Pool, peer: str) -> bool:
-        """Free the place of the peer's call whose request has been awaited longest; False: it has none in this pool."""
+        """Free the slot of the peer's oldest call in transit; return False if it has none in this pool."""
         waiting = self._waiting.get((pool, peer), {})
         oldest = next((arrival for arrival in waiting if not arrival.is_late), None)
         if oldest is not None:

@@ -1,9 +1,8 @@
-"""Callers have turns, where one of them can ask for much at once: a queue, and slices of the event loop.
+"""Fair scheduling between callers: a round-robin queue, and time slices of the event loop for large requests.
 
-A call of another one needs some ten turns of the loop, each of which lasts as long as all that is done in it. So of all
-that is done in slices one slice is done at a time, and the next one is another caller's; while others make calls that
-need no slices, slices have half of the time. A caller is an address (`places.caller`) or, for work without a caller,
-whatever divides it.
+A small call needs some ten turns of the loop, each of which lasts as long as all work done in it. Therefore only one
+slice of large requests runs at a time, and the next one is another caller's. While there are small calls, slices get
+half of the time. A caller is an address (`places.caller`) or, for work without a caller, any key that divides it.
 """
 
 from __future__ import annotations
@@ -19,30 +18,30 @@ from headrace_server.calls import CALLER
 ItemT = TypeVar("ItemT")
 
 SHORTEST_PAUSE_SECONDS = 0.001
-"""The event loop's timers are no finer."""
+"""Resolution of the event loop's timers."""
 SMALL_SECONDS = 0.25
-"""A caller of small calls is there for so long after one."""
+"""A caller of small calls counts as active for this time after a call."""
 LARGE_SECONDS = 1.0
-"""Calls of a caller that had a slice so lately are not taken for small ones."""
+"""Calls of a caller that had a slice within this time do not count as small."""
 MAX_LARGE = 1_000
 
 
 class CallerQueue(Generic[ItemT]):
-    """Items in the order in which each caller put them, each once; of the callers one item after the other."""
+    """Round-robin queue: each caller's items in order and without duplicates, one item per caller in turn."""
 
     def __init__(self) -> None:
         self._queues: OrderedDict[str, OrderedDict[ItemT, None]] = OrderedDict()
 
     def __bool__(self) -> bool:
-        """Whether there is an item."""
+        """Return whether there are items."""
         return bool(self._queues)
 
     def put(self, caller: str, item: ItemT) -> None:
-        """Add an item of a caller, who has it once."""
+        """Add an item of a caller, unless it is already queued."""
         self._queues.setdefault(caller, OrderedDict())[item] = None
 
     def pop(self) -> tuple[str, ItemT]:
-        """Take the first item of the caller whose turn it is. Raises KeyError where there is none."""
+        """Remove and return the first item of the next caller. Raises KeyError if the queue is empty."""
         caller, queue = self._queues.popitem(last=False)
         item, _ = queue.popitem(last=False)
         if queue:
@@ -51,26 +50,26 @@ class CallerQueue(Generic[ItemT]):
 
 
 class _Turns:
-    """Slices of one event loop, one at a time.
+    """Time slices of one event loop, one at a time.
 
-    While a caller of small calls is there, the loop is left to others after each millisecond of slices for as long.
-    They need the interpreter in threads, too, in which a loop that goes from slice to slice leaves them little.
+    While a caller of small calls is active, each millisecond of slices is followed by a pause of the same length.
+    Threads that serve small calls need it, too: a loop that runs slices without a pause rarely releases the GIL.
     """
 
     def __init__(self) -> None:
         self._waiting: CallerQueue[asyncio.Future[None]] = CallerQueue()
-        self._is_given = False  # a slice is being done, or its pause
+        self._is_given = False  # a slice, or the pause after it, is in progress
         self._owed_seconds = 0.0
-        self._large: dict[str, float] = {}  # when a caller had its last slice
-        self._small, self._small_at = "", -math.inf  # who made a call without a recent slice, and when
+        self._large: dict[str, float] = {}  # time of each caller's last slice
+        self._small, self._small_at = "", -math.inf  # last caller without a recent slice, and time of its call
 
     def note_call(self, caller: str, now: float) -> None:
-        """Note a call that may be small."""
+        """Record a call that may be small."""
         if now - self._large.get(caller, -math.inf) > LARGE_SECONDS:
             self._small, self._small_at = caller, now
 
     def wait(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """Return what is done once the next slice of the task's caller may be done."""
+        """Return a future that completes when the next slice of the task's caller may run."""
         if not self._is_given:
             self._is_given = True
             loop.call_soon(self._give, loop)
@@ -87,7 +86,7 @@ class _Turns:
             loop.call_soon(self._give, loop)
             return
         turn.set_result(None)
-        loop.call_soon(self._pause, loop, caller, loop.time())  # Behind the slice, which its result has put there.
+        loop.call_soon(self._pause, loop, caller, loop.time())  # Runs after the slice, which the result has scheduled.
 
     def _pause(self, loop: asyncio.AbstractEventLoop, caller: str, started: float) -> None:
         now = loop.time()
@@ -116,12 +115,12 @@ def _turns_of(loop: asyncio.AbstractEventLoop) -> _Turns:
 
 
 def note_call(caller: str) -> None:
-    """Note a call of a caller, whom slices of others leave the event loop to."""
+    """Record a call of a caller, for which other callers' slices leave time."""
     loop = asyncio.get_running_loop()
     _turns_of(loop).note_call(caller, loop.time())
 
 
 async def next_turn() -> None:
-    """Wait until the next slice of the task's caller may be done."""
+    """Wait until the next slice of the task's caller may run."""
     loop = asyncio.get_running_loop()
     await _turns_of(loop).wait(loop)

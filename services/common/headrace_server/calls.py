@@ -1,8 +1,7 @@
-"""The call that the running task answers: whose it is, and whether calls are written to the log.
+"""Context of the call that the running task serves: request id, principal, logging of calls.
 
-Clients name each operation by a request id in the call's metadata, the same one for every try and for what they look up
-on the way. Finding it costs something, so a call only leaves its context here; it is evaluated for a log line or an
-error.
+Clients send a request id for each operation in the call's metadata, the same one for every attempt and for lookups that
+the operation needs. Reading it is not free, so a call only stores its context here; log lines and errors evaluate it.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ log = structlog.get_logger(__name__)
 MAX_REQUEST_ID_CHARACTERS = 64
 
 CURRENT_CALL: ContextVar[Any] = ContextVar("CURRENT_CALL", default=None)
-"""The context of the call; set by `rpc.unary` and `rpc.server_streaming`, whose calls have a task each."""
+"""Context of the call, set by `rpc.unary` and `rpc.server_streaming`; each call has its own task."""
 
 CALLER: ContextVar[str] = ContextVar("CALLER", default="")
-"""Whose call the task serves, as `places.caller` has it; set where `CURRENT_CALL` is, and by the native protocol."""
+"""Caller of the task's call, as by `places.caller`; set together with `CURRENT_CALL`, and by the native protocol."""
 
 _traced = False
 
 
 def request_id() -> str:
-    """What the caller named the operation that is being served; empty: none is, or it has no name."""
+    """Return the request id of the current call; empty if there is no call or it has none."""
     context = CURRENT_CALL.get()
     if context is None:
         return ""
@@ -47,16 +46,16 @@ def request_id() -> str:
 
 
 def principal(context: Any = None) -> str:
-    """Who calls, by the certificate that was shown: its common name, or its first subject alternative name.
+    """Return the caller's certificate name: the common name, or the first subject alternative name.
 
-    Of the call that is being served, where no other one is given; empty: there is no certificate.
+    `context` defaults to the current call. The result is empty without a certificate.
     """
     names = certified_names(CURRENT_CALL.get() if context is None else context)
     return names[0] if names else ""
 
 
 def certified_names(context: Any) -> list[str]:
-    """Every name that the caller's certificate bears, the common name first. gRPC has checked the certificate."""
+    """Return all names in the caller's certificate, which gRPC has verified; the common name is first."""
     if context is None:
         return []
     found = context.auth_context()
@@ -65,18 +64,18 @@ def certified_names(context: Any) -> list[str]:
 
 
 def calls_are_traced() -> bool:
-    """Whether every call is logged."""
+    """Return whether every call is logged."""
     return _traced
 
 
 def trace_calls(traced: bool) -> None:
-    """Make every call a line of the log, or none."""
+    """Enable or disable a log line for every call."""
     global _traced  # noqa: PLW0603
     _traced = traced
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: HeadraceError) -> None:
-    """End the call with the status and the typed detail of `error`; never returns."""
+    """Abort the call with the status and the typed detail of `error`; never returns."""
     trailers: list[tuple[str, str | bytes]] = [(STATUS_DETAILS_KEY, to_status_bytes(error))]
     if identifier := request_id():
         trailers.append((REQUEST_ID_KEY, identifier))
@@ -86,11 +85,11 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: HeadraceErro
 
 
 async def refuse(context: Any, method: str, error: HeadraceError, counter: Counter | None) -> None:
-    """Count what a call of `method` failed with, write a line at log level `debug`, and abort; never returns.
+    """Count the error of a call of `method`, log it at level `debug`, and abort the call; never returns.
 
-    gRPC's exception for the abort is in a cycle with the call, and holds what its caller's frames hold: of the error
-    nothing but its text is left, and callers drop the request before. Else refused requests fill the memory until
-    Python looks for cycles.
+    gRPC's exception for the abort is in a reference cycle with the call and keeps the caller's frames alive. Therefore
+    only the text of the error is kept, and callers drop the request before. Otherwise rejected requests would fill the
+    memory until the next garbage collection.
     """
     error.__traceback__ = error.__cause__ = error.__context__ = None
     code = error.code or ErrorCode.INTERNAL

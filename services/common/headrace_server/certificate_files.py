@@ -1,7 +1,7 @@
-"""Certificates in files, read and checked before anybody depends on them: `tls` puts them in force.
+"""Reads and validates certificate files; `tls` activates them.
 
-What a handshake would fail at later is found here: a key of another certificate, a passphrase, a certificate that has
-expired, one that its own authorities did not sign or that may not be used as server and as client.
+Validation detects what would make a later handshake fail: a key of another certificate, a passphrase, a certificate
+that has expired, is not signed by its own authorities, or does not allow use as server and as client.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ Stamp = tuple[int, int, int]
 
 
 class TlsFilesError(SettingsError):
-    """Certificates cannot be used; the message names the file and says why. Put right ones there."""
+    """The certificates are invalid; the message names the file and the reason. Replace the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """What was read, in PEM; None: there is no such part."""
+    """Contents of the files in PEM; `None` means that the part is not configured."""
 
     chain: bytes | None
     key: bytes | None
     authorities: bytes | None
     expires_at: datetime
-    """The first end in the own chain; where there is none, the last one of the authorities."""
+    """Earliest expiry in the own chain; without one, the latest expiry of the authorities."""
     own: tuple[CertificateFacts, ...] = ()
-    """The chain's, the own one first."""
+    """Certificates of the chain, the own one first."""
     trusted: tuple[CertificateFacts, ...] = ()
-    """The authorities'."""
+    """Certificates of the authorities."""
 
 
 def stamps_of(paths: Sequence[str]) -> tuple[Stamp | None, ...]:
-    """What changes when a file does; None: it is not to be had."""
+    """Return for each file a value that changes with the file, or `None` if it is not accessible."""
     return tuple(map(_stamp, paths))
 
 
@@ -59,10 +59,10 @@ def _stamp(path: str) -> Stamp | None:
 
 
 def read_certificates(files: TlsFiles, *, mutual: bool = False) -> Certificates:
-    """Read and check. `mutual`: these authorities must sign both sides of a connection.
+    """Read and validate the files. `mutual` means that these authorities sign both sides of a connection.
 
     Raises:
-        TlsFilesError: they cannot be used.
+        TlsFilesError: If they are invalid.
     """
     chain, key, authorities = (_read(path) for path in (files.cert_file, files.key_file, files.ca_file))
     own, trusted = _facts(files.cert_file, chain), _facts(files.ca_file, authorities)
@@ -84,7 +84,7 @@ def read_certificates(files: TlsFiles, *, mutual: bool = False) -> Certificates:
 
 
 def _warn_of_readers(path: str) -> None:
-    """Warn where every account of the machine can read a private key."""
+    """Log a warning if every account of the machine can read a private key."""
     mode = os.stat(path).st_mode
     if mode & stat.S_IROTH:
         log.warning(
@@ -144,7 +144,7 @@ def _refuse_passphrase(path: str) -> str:
 
 
 def _shake_hands(files: TlsFiles) -> None:
-    """Let the identity speak to itself, in memory: what its peers would refuse is refused here."""
+    """Do an in-memory handshake of the identity with itself, which fails as that of its peers would."""
     sides = []
     inbound, outbound = ssl.MemoryBIO(), ssl.MemoryBIO()
     for protocol, come, go in (
@@ -169,5 +169,5 @@ def _shake_hands(files: TlsFiles) -> None:
 
 
 def _go_on(side: ssl.SSLObject) -> None:
-    with contextlib.suppress(ssl.SSLWantReadError):  # Then it is the other side's turn.
+    with contextlib.suppress(ssl.SSLWantReadError):  # The other side continues.
         side.do_handshake()

@@ -1,7 +1,7 @@
-"""Time as an argument: the three clocks that services use, so that tests and simulations bring their own.
+"""Clock interface with the three clocks that services use; tests and simulations pass their own.
 
-Wall time is only for what people and retention read; intervals and deadlines use the monotonic clock; the lease
-deadline uses boot time, which advances while the machine sleeps (PROTOCOL H77).
+Wall time is only for people and retention. Intervals and deadlines use the monotonic clock. The lease deadline uses
+boot time, which advances while the machine sleeps (PROTOCOL H77).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where a component reads the time. All answers are whole milliseconds."""
+    """Source of time of a component, in whole milliseconds."""
 
     def now_ms(self) -> int:
-        """Wall time, milliseconds since 1970 UTC; may jump either way."""
+        """Return wall time, milliseconds since 1970 UTC; may jump in both directions."""
 
     def monotonic_ms(self) -> int:
-        """Monotonic milliseconds; may stop while the machine sleeps."""
+        """Return monotonic milliseconds; may stop while the machine sleeps."""
 
     def boottime_ms(self) -> int:
-        """Monotonic milliseconds that include the time that the machine slept."""
+        """Return monotonic milliseconds that include sleep of the machine."""
 
 
 class SystemClock:
@@ -41,7 +41,7 @@ class SystemClock:
 
 
 def read_boot_id() -> str:
-    """Name the machine's present boot: another one after each start of the kernel. Empty where the system has none."""
+    """Return an id of the current boot of the machine; empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -1,20 +1,21 @@
-"""Whether the wall clock of this process can be believed: what deletes by age asks before it deletes (PROTOCOL H43).
+"""Plausibility check of this process's wall clock, which is required before any deletion by age (PROTOCOL H43).
 
 A clock is in doubt
 
-- when it has jumped against the machine's boot time since the process started, until it is back;
-- when, at the start, it is further from the last time that was seen than it may be: the newest record on the disk, and
-  the clocks that processes have written to etcd;
-- when more than half of the other processes, those that do not doubt themselves, have another time.
+- after it has jumped relative to the machine's boot time since the process started, until it is back;
+- if, at the start, it differs too much from the last time seen: that of the newest record on the disk, and the clocks
+  that processes have written to etcd;
+- if more than half of the other processes, not counting those in doubt themselves, have a different time.
 
-Doubt ends where as many others agree, or where an operator says what time it is (`headrace-broker trust-clock`), and
-not by waiting. A clock that others disprove, all of a jump at once, stays in doubt. A wrong clock costs disk space.
+The doubt ends when as many others agree, or when an operator confirms the time (`headrace-broker trust-clock`), but
+not by waiting. A clock that others contradict, all of a jump at once, stays in doubt. A clock in doubt costs only disk
+space.
 
-Meanwhile records are stamped with the time that is most likely right, `ClockWatch.now_ms`: they are deleted by their
-stamp when the doubt is over.
+Meanwhile records are stamped with the most likely time, `ClockWatch.now_ms`, because they are later deleted by their
+timestamp.
 
-`ClockWatch` decides: no I/O, time by its `Clock`. `ClockExchange` writes `clocks/{process}` to etcd and reads those of
-others.
+`ClockWatch` is the logic, without I/O and with time from its `Clock`. `ClockExchange` writes `clocks/{process}` to
+etcd and reads those of others.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ from headrace_server.metastore.api import Metastore, MetastoreRolledBackError, P
 log = structlog.get_logger(__name__)
 
 LIMIT_MS = 24 * 3_600_000
-"""Clocks that are further apart disagree; a clock that moved further has jumped."""
+"""Clocks that differ by more disagree; a clock that moved by more has jumped."""
 DRIFT_PPM = 500
-"""What adjusting a clock may add to it or take from it, as NTP's limit is."""
+"""Maximum rate at which an adjustment may slew a clock, NTP's limit."""
 INTERVAL_SECONDS = 120.0
 OPERATOR = "operator"
-"""The process name under which `trust-clock` writes."""
+"""Process name under which `trust-clock` writes."""
 
 
 class _Reading(NamedTuple):
     wall_ms: int
-    read_ms: int  # boot time of this machine when it came
+    read_ms: int  # boot time of this machine at its arrival
     doubtful: bool
 
 
 class ClockWatch:
-    """Belongs to the event loop."""
+    """Plausibility of the wall clock. Belongs to the event loop."""
 
     def __init__(self, clock: Clock, *, limit_ms: int = LIMIT_MS) -> None:
         self._clock = clock
@@ -59,17 +60,17 @@ class ClockWatch:
         self._difference_ms = float(clock.now_ms() - clock.boottime_ms())
         self._followed_ms = self._started_ms = clock.boottime_ms()
         self._last_seen_ms = 0
-        self._confirmed = False  # another process has had the same time since the start
+        self._confirmed = False  # another process has agreed since the start
         self._readings: dict[str, _Reading] = {}
-        self._is_believed = False  # as `doubt` has found it, and nothing was taken in since
+        self._is_believed = False  # cached result of `doubt`, valid until the next input
 
     def note_seen(self, wall_ms: int) -> None:
-        """Record a time that was seen before this process started: of a record, or of a process in etcd."""
+        """Record a time from before the start of this process: of a record, or of a process in etcd."""
         self._last_seen_ms = max(self._last_seen_ms, wall_ms)
         self._is_believed = False
 
     def note(self, process: str, wall_ms: int, *, doubtful: bool) -> None:
-        """Record the time that another process has just written; `operator`'s is trusted."""
+        """Record the time that another process has just written; that of `operator` is trusted."""
         reading = _Reading(wall_ms, self._clock.boottime_ms(), doubtful)
         self._is_believed = False
         if process != OPERATOR:
@@ -78,21 +79,21 @@ class ClockWatch:
             self._believe()
 
     def forget(self, process: str) -> None:
-        """A process is no longer registered: its time says nothing."""
+        """Remove the time of a process that is no longer registered."""
         self._readings.pop(process, None)
         self._is_believed = False
 
     @property
     def processes(self) -> set[str]:
-        """The processes whose times count."""
+        """Processes whose times count."""
         return set(self._readings)
 
     def now_ms(self) -> int:
-        """The time to stamp records with: the wall clock's where it can be believed.
+        """Return the time for timestamps of records: the wall clock's, unless it is in doubt.
 
-        Else what the other processes have (the median), or what the clock would show had it not jumped. A process that
-        has doubted its clock since its start and hears of no other has the later of the clock and the last time that
-        was seen: a record that is stamped too late is kept too long, and one that is stamped too early goes too early.
+        In doubt, it is the median of the other processes' times, or the clock without its jump. A process whose clock
+        has been in doubt since the start and that has no other times uses the later of the clock and the last time
+        seen: a late timestamp keeps a record too long, an early one deletes it too early.
         """
         if (self._is_believed and not self._has_jumped()) or not self.doubt():
             return self._clock.now_ms()
@@ -107,7 +108,7 @@ class ClockWatch:
         return boottime_ms + round(self._difference_ms)
 
     def doubt(self) -> str:
-        """Why the clock cannot be believed, in a sentence; empty: it can."""
+        """Return a sentence that says why the clock is in doubt; empty if it is not."""
         found = self._find_doubt()
         self._is_believed = not found
         return found
@@ -141,7 +142,7 @@ class ClockWatch:
         return self._clock.now_ms() - self._clock.boottime_ms()
 
     def _follow_drift(self) -> None:
-        """Follow what a clock may legally do: be slewed."""
+        """Track slewing of the clock, which is legitimate."""
         now_ms = self._clock.boottime_ms()
         allowed_ms = (now_ms - self._followed_ms) * DRIFT_PPM / 1_000_000
         self._followed_ms = now_ms
@@ -162,12 +163,12 @@ class ClockWatch:
 
 
 class ClockExchange:
-    """Writes the own clock to etcd and gives the watch what the others write. Owned by a service's app."""
+    """Writes the own clock to etcd and passes the others' clocks to the watch. Owned by a service's app."""
 
     def __init__(
         self, watch: ClockWatch, name: str, view: ClusterView, metastore: Metastore, clock: Clock, gauge: Gauge
     ) -> None:
-        """`name`: as `broker-1`. `gauge` is 1 while the clock is in doubt. The view is loaded."""
+        """`name` is such as `broker-1`; `gauge` is 1 while the clock is in doubt. The view is loaded."""
         self.watch = watch
         self._name = name
         self._view = view
@@ -185,7 +186,7 @@ class ClockExchange:
     def note_newest_record(self, append_ms: int) -> None:
         """Record the append time of the newest record on the disk, unless etcd has a trusted time.
 
-        A record may be of a time in which the clock was in doubt.
+        The record may have been written while the clock was in doubt.
         """
         if not self._seen_ms:
             self.watch.note_seen(append_ms)
@@ -200,7 +201,7 @@ class ClockExchange:
                         self.watch.note(process, reading.wall_ms, doubtful=reading.in_doubt)
 
     def look(self) -> str:
-        """As `ClockWatch.doubt`; a change is logged."""
+        """Return `ClockWatch.doubt`, and log its changes."""
         doubt = self.watch.doubt()
         self._gauge.set(bool(doubt))
         if bool(doubt) != bool(self._told):
@@ -212,7 +213,7 @@ class ClockExchange:
         return doubt
 
     async def run(self) -> None:
-        """Write and look each `INTERVAL_SECONDS`, until cancelled."""
+        """Write the clock and check the doubt every `INTERVAL_SECONDS`, until cancelled."""
         unsubscribe: Callable[[], None] = self._view.subscribe(self._on_change)
         try:
             while True:
@@ -250,7 +251,7 @@ async def trust_clock(metastore: Metastore, key: str, clock: Clock) -> int:
 
 
 def believed_clock(now_ms: int) -> bytes:
-    """Return what etcd keeps of a clock that shows `now_ms` (milliseconds since 1970) and that an operator believes."""
+    """Return the etcd value of a clock that an operator has confirmed at `now_ms` (milliseconds since 1970)."""
     return metadata_pb2.ProcessClock(wall_ms=now_ms, believed_ms=now_ms).SerializeToString()
 
 

@@ -1,7 +1,7 @@
-"""Who the cluster is: its id, generation and format, made once in etcd and read before anything else.
+"""Identity of the cluster: id, generation and format version, created once in etcd and read before anything else.
 
-Every process calls `read_or_create` at its start; the first one creates the key, by a transaction that holds only
-while it is absent.
+Every process calls `read_or_create` at its start. The first one creates the key, by a transaction that succeeds only
+if the key is absent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace_server.keys import Keyspace, meta_key
 from headrace_server.metastore.api import Get, Metastore, Put, VersionIs
 
 FORMAT_VERSION = 1
-"""Of the keyspace and its values. A release reads its own version and says so when it meets another."""
+"""Format version of the keyspace and its values. A release supports only this version."""
 
 SECRET_BYTES = 32
 
@@ -28,31 +28,31 @@ class ForeignMetadataError(InvalidConfigError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterIdentity:
-    """The cluster's identity in one generation."""
+    """Identity of the cluster in one generation."""
 
     cluster: str
-    """Its name in the settings, part of every key."""
+    """Name in the settings, part of every key."""
     cluster_id: str
-    """Drawn when it was made; data directories carry it."""
+    """Random id from the creation of the cluster, also stored in data directories."""
     generation: int
-    """Rises when etcd is restored from a backup (PROTOCOL H81)."""
+    """Number of the generation, which rises after a restore of etcd from a backup (PROTOCOL H81)."""
     secret: bytes = field(repr=False)
-    """What only the cluster's own processes and etcd have; see `cluster_secret`."""
+    """Secret of the cluster's processes, stored only in etcd; see `cluster_secret`."""
 
     @property
     def keyspace(self) -> Keyspace:
-        """The keyspace of its keys."""
+        """Keyspace of this generation."""
         return Keyspace(self.cluster, self.generation)
 
 
 async def read_or_create(metastore: Metastore, cluster: str, new_cluster_id: str) -> ClusterIdentity:
-    """Return the identity of `cluster`, making it with `new_cluster_id` where there is none yet.
+    """Return the identity of `cluster`; create it with `new_cluster_id` if there is none.
 
-    Sent again after an unknown outcome it finds what the first attempt made, so a caller may simply try again.
+    After an unknown outcome the caller may retry: the retry finds the identity of an earlier attempt.
 
     Raises:
-        ForeignMetadataError: another format version, or a value that is none of ours.
-        MetastoreUnavailableError: etcd did not answer.
+        ForeignMetadataError: If the format version is another one, or the value cannot be decoded.
+        MetastoreUnavailableError: If etcd does not respond.
     """
     key = meta_key(cluster)
     found = (await metastore.get(key)).key_value

@@ -1,9 +1,9 @@
-"""How a follower proves to a leader that it is the broker of the cluster it says it is, with and without TLS.
+"""Challenge-response authentication of a follower to a leader by the cluster's secret, with and without TLS.
 
-Cluster id, broker ids and broker epochs are no secrets: every client reads them. The cluster's secret is in etcd, which
-brokers and coordinators alone reach. The leader begins a stream with a challenge, random bytes that it uses once; the
-follower answers with an HMAC-SHA-256 (RFC 2104) over the challenge and over both brokers, so that an answer is good for
-no other stream, follower or leader. Pure, but for the random bytes.
+Cluster id, broker ids and broker epochs are not secret: every client can read them. The cluster's secret is in etcd,
+which only brokers and coordinators can access. The leader starts a stream with a challenge of random bytes that it uses
+once. The follower responds with an HMAC-SHA-256 (RFC 2104) over the challenge and both brokers, so that the proof is
+not valid for another stream, follower or leader. Pure, except for the random bytes.
 """
 
 from __future__ import annotations
@@ -35,5 +35,5 @@ def prove(identity: ClusterIdentity, follower: Replica, leader_id: int, challeng
 
 
 def is_proven(identity: ClusterIdentity, follower: Replica, leader_id: int, challenge: bytes, proof: bytes) -> bool:
-    """Return whether `proof` is the follower's for this challenge, in time that does not depend on where it differs."""
+    """Return whether `proof` is the follower's for this challenge, compared in constant time."""
     return hmac.compare_digest(prove(identity, follower, leader_id, challenge), proof)

@@ -1,9 +1,9 @@
-"""The garbage collector of a service: long-lived objects are visited once an hour, not in every full collection.
+"""Garbage collection of a service: long-lived objects are visited once an hour, not in every full collection.
 
 A full collection of CPython visits every object and stops the process meanwhile: 100 to 150 ms for a broker with 10,000
-partitions. The survivors of a long one are frozen (`gc.freeze`); every `WHOLE_SECONDS` a collection visits them too, so
-garbage in cycles among them stays up to an hour. Without a collector such cycles would stay for ever, higher
-thresholds only make the pause rarer, and a thread of its own would hold the interpreter all the same.
+partitions. The survivors of a long collection are frozen (`gc.freeze`); every `WHOLE_SECONDS` a collection visits them,
+too, so that cyclic garbage among them stays for up to an hour. Without a collector such cycles would stay for ever,
+higher thresholds would only make the pause rarer, and a separate thread would hold the GIL as long.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 
 LONG_SECONDS = 0.010
-"""Processor time of a full collection above which its survivors are frozen."""
+"""CPU time of a full collection above which its survivors are frozen."""
 WHOLE_SECONDS = 3_600.0
 
 
 class CollectorPacer:
-    """Callback of the garbage collector, which calls it in the thread that triggered the collection; see the module."""
+    """Callback of the garbage collector, called in the thread that triggered the collection; see the module."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -26,7 +26,7 @@ class CollectorPacer:
         self._started = 0.0
 
     def install(self) -> None:
-        """Freeze the present objects and register for the life of the process; a second call does nothing."""
+        """Freeze the current objects and register for the life of the process; a second call does nothing."""
         if any(isinstance(each, CollectorPacer) for each in gc.callbacks):
             return
         gc.collect()

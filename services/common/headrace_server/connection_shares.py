@@ -1,8 +1,8 @@
-"""Shares of a gRPC listener's connections: its core accepts them without asking whose they are.
+"""Fair shares of a gRPC listener's connections, because gRPC's core accepts them without regard to the caller.
 
-Every few seconds this looks at the sockets of the process. While more than half of the listener's connections are
-taken and `n` addresses have some, no address keeps more than one part in `n + 1` of all; beyond it the ones with the
-highest descriptors, mostly the newest, are ended.
+The sockets of the process are examined every few seconds. While more than half of the listener's connections are in
+use and `n` addresses have some, no address keeps more than `1 / (n + 1)` of the maximum; beyond that its connections
+with the highest descriptors, mostly the newest, are closed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ async def keep_shares(port: int, max_connections: int) -> None:
         await asyncio.sleep(LOOK_SECONDS)
         try:
             await asyncio.to_thread(end_beyond_shares, port, max_connections)
-        except OSError as error:  # For example no descriptor left, which is when the next look matters most.
+        except OSError as error:  # For example out of file descriptors, when the next check matters most.
             log.warning("connections_not_checked", cause=str(error))
 
 
 def end_beyond_shares(port: int, max_connections: int) -> None:
-    """End what callers of this process's listener at `port` have beyond their shares; may be called in any thread."""
+    """Close connections of this process's listener at `port` beyond the callers' shares. Thread-safe."""
     if 2 * len(os.listdir("/dev/fd")) <= max_connections:
         return
     peers: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)

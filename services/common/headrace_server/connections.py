@@ -1,4 +1,4 @@
-"""The sockets of this process at a listener of gRPC's, which gRPC for Python does not hand out."""
+"""Access to the sockets of a gRPC listener in this process, which gRPC for Python does not expose."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 from headrace_server.places import caller
 
 SO_ATTACH_REUSEPORT_CBPF = 51
-"""Linux's; Python has no name for it."""
+"""Linux socket option; Python has no constant for it."""
 LOAD_BYTE, LOAD_WORD, AND, JUMP, JUMP_IF_EQUAL, RETURN = 0x30, 0x20, 0x54, 0x05, 0x15, 0x06
 IP_HEADER = 0xFFF00000
-"""Where a classic BPF program finds it (SKF_NET_OFF in linux/filter.h)."""
+"""Offset of the IP header in a classic BPF program (SKF_NET_OFF in linux/filter.h)."""
 WORD = 0xFFFFFFFF
 GRPCS, OURS = 0, 1
 
@@ -26,13 +26,13 @@ Instruction = tuple[int, int, int, int]
 
 
 def sockets(port: int) -> Iterator[tuple[socket.socket, Any]]:
-    """Each socket at the local `port`, as a duplicate until the next one is asked for, and its peer; None: it listens.
+    """Yield a duplicate of each socket at the local `port`, closed at the next step, and its peer (`None`: listening).
 
     Raises:
-        OSError: there is no descriptor left to look with.
+        OSError: If there are no free descriptors.
     """
     for descriptor in sorted(map(int, os.listdir("/dev/fd"))):
-        with contextlib.suppress(OSError):  # It is closed by now, or not connected.
+        with contextlib.suppress(OSError):  # Already closed, or not connected.
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 with socket.fromfd(descriptor, socket.AF_INET6, socket.SOCK_STREAM) as found:
                     name = found.getsockname()
@@ -42,12 +42,12 @@ def sockets(port: int) -> Iterator[tuple[socket.socket, Any]]:
 
 
 def end(port: int, ending: Collection[tuple[str, int]]) -> None:
-    """Shut down the connections of these callers and ports of theirs: gRPC sees ones that their clients have closed.
+    """Shut down the connections of these callers and remote ports; gRPC handles them as closed by the client.
 
-    May be called in any thread.
+    Thread-safe.
 
     Raises:
-        OSError: there is no descriptor left to look with.
+        OSError: If there are no free descriptors.
     """
     for connection, peer in sockets(port):
         if peer is not None and (caller(peer[0]), peer[1]) in ending:
@@ -56,11 +56,11 @@ def end(port: int, ending: Collection[tuple[str, int]]) -> None:
 
 
 class Diversion:
-    """Sockets next to the listener's that never accept: connections of blocked callers are diverted to them.
+    """Listening sockets that never accept, to which the kernel diverts connections of blocked callers.
 
-    gRPC listens with SO_REUSEPORT, so a socket of ours may listen there, too, and a program of ours tells the kernel
-    which of the two a connection is for. That needs no privilege. Of ours the kernel fills the queue and drops what
-    comes then.
+    gRPC listens with SO_REUSEPORT, so that another socket can listen at the same port, and a BPF program selects
+    the socket of each connection. That needs no privilege. The kernel fills the queue of the other socket and drops
+    further connections.
     """
 
     def __init__(self, port: int) -> None:
@@ -68,10 +68,10 @@ class Diversion:
         self._decoys: list[socket.socket] = []
 
     def keep_out(self, callers: Collection[str]) -> None:
-        """Divert new connections of these callers only; one thread at a time.
+        """Divert new connections of exactly these callers. Not thread-safe.
 
         Raises:
-            OSError: the system has nothing of the kind (it is Linux's), or there is no descriptor left.
+            OSError: If the system is not Linux, or there are no free descriptors.
         """
         code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in program_of(callers)))
         for listener, peer in sockets(self._port):
@@ -83,7 +83,7 @@ class Diversion:
                     self._decoys.append(_listen_beside(listener))
 
     def close(self) -> None:
-        """Stop diverting: without our sockets the program has no effect."""
+        """Stop diverting: without the sockets the program has no effect."""
         while self._decoys:
             self._decoys.pop().close()
 
@@ -92,7 +92,7 @@ def _listen_beside(listener: socket.socket) -> socket.socket:
     name = listener.getsockname()
     decoy = socket.socket(socket.AF_INET if len(name) == 2 else socket.AF_INET6)
     try:
-        decoy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Next to others that are bound and do not listen.
+        decoy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Sockets may be bound there without listening.
         decoy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if decoy.family == socket.AF_INET6:
             only_6 = listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
@@ -106,7 +106,7 @@ def _listen_beside(listener: socket.socket) -> socket.socket:
 
 
 def program_of(callers: Collection[str]) -> list[Instruction]:
-    """Build the program that says 1, our socket, of these callers' connections, and 0, gRPC's, of all others."""
+    """Return the program that selects socket 1 (the diversion) for these callers, and 0 (gRPC's) for all others."""
     version_4: list[Instruction] = [(LOAD_WORD, 0, 0, IP_HEADER + 12)]
     version_6: list[Instruction] = []
     for network in map(ip_network, callers):

@@ -1,8 +1,8 @@
-"""The limit of open files: raised at the start, and shared out so that a flood of connections leaves the log its files.
+"""Limit of open files: raised at the start, and divided so that a flood of connections cannot exhaust log files.
 
-gRPC accepts connections in its own C core, where a reserve of descriptors that this process opened could not be handed
-to the storage, the lease or etcd: whatever it gave up the listener would take. So the listeners are bounded instead,
-and what they leave is kept back.
+gRPC accepts connections in its own C core. A reserve of open descriptors would not help the storage, the lease or etcd,
+because the listener would take each one that is released. Therefore the listeners are limited, and the rest is
+reserved.
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ MaxConnections = Annotated[
         "closed, and one address keeps at most half. 0: 10,000, or that quarter.",
     ),
 ]
-"""The setting that both services have."""
+"""Type of the setting that both services have."""
 
 MOST = 1 << 20
-"""The limit is raised to this at most, and shared out as if it were this where there is none."""
+"""Maximum to which the limit is raised, also used if there is no limit."""
 KEPT = 192
-"""For etcd, the lease, peers, certificates, HTTP, logs, files that are open for a moment, and segment files that exceed
-their share.
-"""
+"""Reserve for etcd, the lease, peers, certificates, HTTP, logs, short-lived files, and excess segment files."""
 MOST_CLIENTS, MOST_PEERS, MOST_SEGMENT_FILES = 10_000, 1_024, 65_536
 LOW = 4_096
-"""Below this a broker opens and closes segment files often; production wants 65,536."""
+"""Below this limit a broker opens and closes segment files often; 65,536 is recommended for production."""
 
 
 class DescriptorShares(NamedTuple):
-    """What a process may open at once."""
+    """Maximum number of open descriptors by use."""
 
     clients: int
     """Connections to the gRPC listener for clients."""
@@ -47,11 +45,11 @@ class DescriptorShares(NamedTuple):
     peers: int
     """Connections to the listener for brokers and coordinators."""
     segment_files: int
-    """Files of segments, whatever the number of partitions."""
+    """Segment files, independent of the number of partitions."""
 
 
 def raise_limit() -> int:
-    """Raise the soft limit of open files to the hard one; the limit now, `MOST` where there is none."""
+    """Raise the soft limit of open files to the hard one; return the new limit, at most `MOST`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -61,7 +59,7 @@ def raise_limit() -> int:
 
 
 def share_out(limit: int, *, max_connections: int = 0, native_connections: int = 0) -> DescriptorShares:
-    """Share `limit` descriptors out. `max_connections` replaces the share of clients; 0 keeps it."""
+    """Divide `limit` descriptors. `max_connections` replaces the share of clients; `0` keeps the default."""
     clients = min(max_connections or MOST_CLIENTS, limit // 4)
     natives = min(native_connections, limit // 4)
     peers = min(MOST_PEERS, limit // 16)

@@ -1,8 +1,7 @@
 """Liveness of the event loop: a sampler of its lag, and a watchdog that reports a stall.
 
-`LoopLagSampler` is a task; `EventLoopWatchdog` a thread, since nothing on the loop can report that the loop is blocked.
-It takes liveness away from the process and logs where every thread is, so that an operator who investigates a restart
-finds the reason.
+`LoopLagSampler` is a task. `EventLoopWatchdog` is a thread, because code on a blocked loop cannot report the block. It
+fails the liveness probe and logs the stack of every thread, so that an operator finds the reason of a restart.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from headrace_server.instruments import CommonMetrics
 log = structlog.get_logger(__name__)
 
 MAX_STACK_CHARACTERS = 16_384
-"""A dump of all threads is cut there."""
+"""Maximum length of a dump of all threads."""
 
 
 class LoopLagSampler:
-    """Measures how late the event loop is, and shows others that it lives.
+    """Measures the lag of the event loop, and counts its turns as a sign of progress.
 
-    `run` is a task of the loop; `count` may be read from any thread: a keep-alive thread stops where the count is stuck
-    (PROTOCOL H89).
+    `run` is a task of the loop; `count` may be read from any thread: a keep-alive thread stops if the count does not
+    change (PROTOCOL H89).
     """
 
     INTERVAL_SECONDS = 0.25
@@ -54,13 +53,13 @@ class LoopLagSampler:
 
 
 class EventLoopWatchdog:
-    """Fails liveness while a `LoopLagSampler` makes no progress. Made on the loop's thread; `stop` it there, too."""
+    """Fails liveness while a `LoopLagSampler` makes no progress. Create and stop it on the loop's thread."""
 
     def __init__(self, sampler: LoopLagSampler, health: Health, metrics: CommonMetrics, *, stall_ms: int) -> None:
         """Check about ten times in `stall_ms`.
 
-        A look that comes late itself says nothing of the loop (a paused process, a machine that slept), so looks are
-        counted and not time.
+        Checks are counted instead of time, because a late check (paused process, sleeping machine) proves nothing
+        about the loop.
         """
         self._sampler = sampler
         self._health = health
@@ -99,7 +98,7 @@ class EventLoopWatchdog:
                 self._health.hold(HealthCause.EVENT_LOOP_BLOCKED)
 
     def _stacks(self) -> str:
-        """Where every thread is, the event loop's first."""
+        """Return the stacks of all threads, the event loop's first."""
         frames = sys._current_frames()
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         names[self._loop_thread] = "event loop"

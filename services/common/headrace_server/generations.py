@@ -1,7 +1,7 @@
-"""The end of a generation: after a restore of etcd an operator begins the next one, and every process leaves this one.
+"""Detection of the end of a generation, after an operator began the next one because etcd was restored.
 
-A generation has its own prefix in etcd, so a process that has missed the change reads and writes keys that no other
-process reads. The key `superseded` below that prefix ends such a process (PROTOCOL H81).
+A generation has its own prefix in etcd, so that a process that missed the change reads and writes keys that no other
+process uses. The key `superseded` below that prefix stops such a process (PROTOCOL H81).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ async def watch_generation(view: ClusterView) -> None:
     """Wait for the end of the view's generation, until cancelled.
 
     Raises:
-        MetastoreRolledBackError: it has ended; the next start works in the one that followed.
+        MetastoreRolledBackError: When it has ended; after a restart the process uses the next generation.
     """
     changed = asyncio.Event()
     unsubscribe = view.subscribe(lambda _revision, _keys: changed.set())

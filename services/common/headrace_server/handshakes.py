@@ -1,6 +1,6 @@
-"""The handshake of a service: what it announces, and which peers it refuses, by the rules of `headrace.wire.releases`.
+"""Handshake of a service: its announcement, and rejection of incompatible peers by `headrace.wire.releases`.
 
-A service that starts looks at who is registered: it would rather not start than misread what others write.
+A starting service also checks the registered processes, and does not start if it could not read their data.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 def own_handshake() -> handshake_pb2.Handshake:
-    """The announcement of this process."""
+    """Return the announcement of this process."""
     return handshake_pb2.Handshake(release=RELEASE, capabilities=CAPABILITIES)
 
 
 def check_handshake(who: str, said: handshake_pb2.Handshake, needs: Collection[str] = CLIENT_NEEDS) -> None:
-    """Refuse an incompatible peer; raises as `check_peer`."""
+    """Check the compatibility of a peer; raise as `check_peer`."""
     check_peer(who, said.release, said.capabilities, needs)
 
 
 def check_registered(view: ClusterView, own_name: str) -> None:
-    """Refuse to work with registered brokers and coordinators of an incompatible release.
+    """Check the compatibility of registered brokers and coordinators.
 
-    What is registered under the own name, as `broker-1`, is of a process that has ended.
+    A registration under the own name, such as `broker-1`, is that of an ended process and is ignored.
 
     Raises:
-        InvalidConfigError: names the first.
+        InvalidConfigError: If one has an incompatible release; names the first.
     """
     registered: list[tuple[str, metadata_pb2.BrokerLive | metadata_pb2.CoordinatorLive]] = [
         *((f"coordinator-{name}", found.live) for name, found in sorted(view.coordinators.items())),

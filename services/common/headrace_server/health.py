@@ -1,11 +1,11 @@
 """Health of a process for three probes, each failure with its cause and the next step.
 
-- `startup`: it has started and recovered its logs; until then every other probe is meaningless.
-- `liveness`: its event loop beats. Nothing else: killing this process repairs neither etcd nor a peer that is down.
-- `readiness`: it serves: recovered, registered, and neither stopping nor draining.
+- `startup`: the process has started and recovered its logs; until then every other probe is meaningless.
+- `liveness`: its event loop runs. Nothing else, because killing the process repairs neither etcd nor a dead peer.
+- `readiness`: the process serves: it is recovered, registered, and neither stopping nor draining.
 
-`Health` holds the causes; the gRPC health service (`HealthServicer`), the HTTP endpoint and `DescribeProcess` answer
-from it. Any thread may read and change it.
+`Health` has the causes; the gRPC health service (`HealthServicer`), the HTTP endpoint and `DescribeProcess` read it.
+Any thread may read and change it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Health:
             return tuple(cause for cause in self._causes if name in cause.probes)
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after every change, on the thread that made it; returns what ends that."""
+        """Call `callback` after every change, on the thread that made it; return a function that unsubscribes."""
         with self._lock:
             self._callbacks[callback] = None
         return lambda: self._unsubscribe(callback)
@@ -108,7 +108,7 @@ class Health:
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # has no types
     """`grpc.health.v1.Health` over a `Health`; the empty name follows readiness. Belongs to the event loop.
 
-    The library's own servicer keeps a state of its own, which would have to follow this one from other threads.
+    The library's servicer has its own state, which would have to be updated from other threads.
     """
 
     def __init__(self, health: Health) -> None:
@@ -117,7 +117,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # h
         self._watches: dict[asyncio.Event, None] = {}
 
     def close(self) -> None:
-        """End the watches: each sends the current status a last time."""
+        """End all watches after a last message with the current status."""
         self._closed = True
         for changed in self._watches:
             changed.set()

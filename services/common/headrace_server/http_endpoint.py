@@ -1,14 +1,14 @@
-"""What a service answers over HTTP, from a thread and an event loop of its own: scrapes and a supervisor's questions.
+"""HTTP endpoint of a service for metrics and health probes, on its own thread and event loop.
 
-`/metrics` has a fixed number of series; `/metrics/detail` one or more a partition. `/health/startup`,
-`/health/liveness` and `/health/readiness` answer 200 or 503 and say why in a line of JSON, from the first moment of the
-process on, also while the service's event loop is blocked. A scrape costs the service only what it holds the
-interpreter's lock for (docs/decisions/0043-use-own-threads-for-health-and-metrics.md).
+`/metrics` has a fixed number of series, `/metrics/detail` one or more per partition. `/health/startup`,
+`/health/liveness` and `/health/readiness` return 200 or 503 with the reason in a line of JSON, from the start of the
+process on, also while the service's event loop is blocked. A scrape costs the service only the time for which it holds
+the GIL (docs/decisions/0043-use-own-threads-for-health-and-metrics.md).
 
-The port authenticates no caller, and the probes on it decide about restarts. So a connection has `HEAD_SECONDS` for its
-whole request head, not for each byte; connections without one are bounded in number, of a peer and in all, and a new
-one takes the place of the oldest; health is answered at once, on the loop, and pages of metrics by a few threads, which
-health never waits for.
+The port does not authenticate callers, and supervisors restart the process by its probes. Therefore a connection must
+send its whole request head within `HEAD_SECONDS`; the number of connections without a complete head is limited per
+peer and in total, and a new one replaces the oldest. Health is answered on the loop, pages of metrics by a few
+threads, so that health never waits for them.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ from headrace_server.rpc import AddressInUseError, split_address
 log = structlog.get_logger(__name__)
 
 HEAD_SECONDS = 5.0
-"""For the whole head of a request."""
+"""Timeout of a whole request head."""
 HEAD_BYTES = 16 << 10
 MAX_HEADS = 256
-"""Connections whose head is on its way; a new one takes the place of the oldest."""
+"""Maximum connections with an incomplete head; a new one replaces the oldest."""
 MAX_HEADS_OF_PEER = 16
 MAX_PAGES = 16
-"""Pages of metrics that are made or sent at once; more are answered 503."""
+"""Maximum pages of metrics that are rendered or sent at once; further requests get 503."""
 MAX_PAGES_OF_PEER = 4
 PAGE_THREADS = 2
 SEND_SECONDS = 10.0
-"""For the whole answer."""
+"""Timeout of a whole response."""
 
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class DetailCollector(Collector):
-    """What `/metrics/detail` says; `source` can be put in once there is something to say. Any thread."""
+    """Families of `/metrics/detail`, from `source`, which may be set later. Thread-safe."""
 
     def __init__(self) -> None:
         self.source: Callable[[], Iterator[Metric]] | None = None
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry."""
+        """Yield the families, for the registry."""
         if self.source is not None:
             yield from self.source()
 
 
 @dataclass(slots=True)
 class _Answer:
-    """What goes back."""
+    """HTTP response."""
 
     status: str
     headers: list[tuple[str, str]]
@@ -79,11 +79,11 @@ class _Answer:
 
 
 class _BadHeadError(Exception):
-    """The head is no HTTP request that is answered here."""
+    """The head is not a supported HTTP request."""
 
 
 def _read_head(head: bytes) -> dict[str, Any]:
-    """The WSGI environment of a request's head, as far as the pages look at it."""
+    """Return the WSGI environment of a request head, with the keys that the pages use."""
     request, *lines = head.decode("latin-1").split("\r\n")
     try:
         method, target, _ = request.split(" ")
@@ -99,7 +99,7 @@ def _read_head(head: bytes) -> dict[str, Any]:
 
 
 class _Server:
-    """The connections of the endpoint. Belongs to the endpoint's event loop."""
+    """Connections of the endpoint. Belongs to the endpoint's event loop."""
 
     def __init__(self, pages: dict[str, WsgiApp], health: Health) -> None:
         self._pages = pages
@@ -112,13 +112,13 @@ class _Server:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take a connection: for `asyncio.start_server`."""
+        """Serve a connection; callback of `asyncio.start_server`."""
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -137,14 +137,14 @@ class _Server:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError, _BadHeadError):
-            pass  # A caller that went away, is too slow, or sends no HTTP.
+            pass  # The caller disconnected, is too slow, or does not send HTTP.
         except Exception:
             log.exception("http_request_failed")
         finally:
             writer.transport.abort()
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str) -> dict[str, Any]:
-        """Read a request's head, among a bounded number of those."""
+        """Read a request head; the number of connections that do so is limited."""
         if self._heads_of[peer] >= MAX_HEADS_OF_PEER:
             self._end_oldest(peer)
         elif len(self._heads) >= MAX_HEADS:
@@ -191,10 +191,10 @@ class _Server:
 
 @dataclass(frozen=True, slots=True)
 class HttpEndpoint:
-    """The endpoint while it runs."""
+    """Running endpoint."""
 
     address: str
-    """host:port as bound."""
+    """Bound host:port."""
     _loop: asyncio.AbstractEventLoop
     _stopping: asyncio.Event
     _thread: threading.Thread
@@ -206,10 +206,10 @@ class HttpEndpoint:
 
 
 def serve_http(listen: str, *, registry: CollectorRegistry, detail: Collector, health: Health) -> HttpEndpoint:
-    """Answer on `host:port` (port 0: the kernel chooses), as the module says.
+    """Serve HTTP on `host:port` (port 0: the kernel chooses); see the module.
 
     Raises:
-        AddressInUseError: the address is taken, not ours, or malformed.
+        AddressInUseError: If the address is in use, not local, or malformed.
     """
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     host, port = split_address(listen)

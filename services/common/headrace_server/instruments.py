@@ -1,9 +1,9 @@
-"""Instruments that cost the event loop next to nothing, and those that every service has.
+"""Instruments with minimal cost for the event loop, and the metrics that every service has.
 
-The library's counters and histograms lock at every step, for 0.5 to 0.7 microseconds: six of them in a call of a
-hundred microseconds are the three per cent that metrics may cost. What is counted once a call or once a batch is
-counted by `LoopCounter` and `LoopHistogram` instead: one thread writes, the event loop's, and a scrape reads from
-another one. Anything rarer uses the library's own. Each service lists its instruments in its own `metrics.py`.
+The library's counters and histograms take a lock at every update, for 0.5 to 0.7 microseconds: six of them in a call of
+a hundred microseconds are the three per cent that metrics may cost. Values that are updated per call or per batch use
+`LoopCounter` and `LoopHistogram` instead: one thread writes, the event loop's, and a scrape reads from another one.
+Rarer updates use the library's classes. Each service lists its instruments in its own `metrics.py`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ LOOP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 
 
 class LoopCounter(Collector):
-    """A counter that one thread raises."""
+    """Counter with one writing thread."""
 
     __slots__ = ("_documentation", "_name", "value")
 
     def __init__(self, name: str, documentation: str, registry: CollectorRegistry) -> None:
-        """`name` without `_total`."""
+        """`name` is without `_total`."""
         self._name, self._documentation = name, documentation
         self.value = 0.0
         registry.register(self)
 
     def inc(self, amount: float = 1) -> None:
-        """Raise it."""
+        """Increment the counter."""
         self.value += amount
 
     def collect(self) -> Iterator[Metric]:
@@ -44,14 +44,14 @@ class LoopCounter(Collector):
 
 
 class LoopTimes:
-    """The observations of one series of a `LoopHistogram`."""
+    """Observations of one series of a `LoopHistogram`."""
 
     __slots__ = ("_bounds", "counts", "sum_seconds")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """How many fell into each bucket alone, the last one without a bound."""
+        """Number of observations per bucket, not cumulative; the last bucket has no bound."""
         self.sum_seconds = 0.0
 
     def observe(self, seconds: float) -> None:
@@ -61,7 +61,7 @@ class LoopTimes:
 
 
 class LoopHistogram(Collector):
-    """A histogram that one thread observes, of one series or of one for each of a few values of a label."""
+    """Histogram with one writing thread, of one series or of one per value of a label."""
 
     def __init__(
         self,
@@ -73,13 +73,13 @@ class LoopHistogram(Collector):
         label: str = "",
         values: Sequence[str] = ("",),
     ) -> None:
-        """`bounds`: ascending upper limits of the buckets, in seconds. `values` are all the label's values."""
+        """`bounds` are the ascending upper limits of the buckets in seconds, `values` all values of the label."""
         self._name, self._documentation = name, documentation
         self._bounds = tuple(bounds)
         self._labelnames = (label,) if label else ()
         self._series = {value: LoopTimes(self._bounds) for value in values}
         self.observe = self._series[values[0]].observe
-        """Of the only series."""
+        """`observe` of the only series."""
         registry.register(self)
 
     def series(self, value: str) -> LoopTimes:
@@ -102,7 +102,7 @@ class LoopHistogram(Collector):
 
 
 class CommonMetrics:
-    """What every service says of itself. Belongs to its metrics; `prefix` is `headrace_broker` or the like."""
+    """Metrics that every service has, part of its own metrics; `prefix` is such as `headrace_broker`."""
 
     def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
         self.info = Gauge(
@@ -166,7 +166,7 @@ class CommonMetrics:
 
 
 def add_process_metrics(registry: CollectorRegistry) -> None:
-    """Add the library's metrics of the process to a registry: memory, files, processor, garbage, Python."""
+    """Add the library's process metrics to a registry: memory, files, CPU, garbage collection, Python."""
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)

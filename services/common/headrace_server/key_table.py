@@ -1,7 +1,7 @@
-"""The table of all keys in etcd: who writes each, what its value is and how long it lives (PROTOCOL section 1.1).
+"""Table of all keys in etcd: writer, value and lifetime of each (PROTOCOL section 1.1).
 
-`keys.Keyspace` builds and parses keys by this table, and no pattern is written anywhere else. The administrators' dump
-and docs/reference/etcd-keys.md come from it, too. `python -m headrace_server.key_table` prints the page's table.
+`keys.Keyspace` builds and parses keys by this table, which has the only copy of each pattern. The administrators' dump
+and docs/reference/etcd-keys.md use it, too. `python -m headrace_server.key_table` prints the table of that page.
 """
 
 from __future__ import annotations
@@ -156,12 +156,12 @@ ParsedKey = (
 
 @dataclass(frozen=True, slots=True)
 class KeyFamily:
-    """One row of the table: keys that share a pattern."""
+    """Row of the table: keys that share a pattern."""
 
     key: Callable[..., ParsedKey]
-    """What a key of the family is parsed into; its fields are those of the pattern, in that order."""
+    """Class of parsed keys; its fields are those of the pattern, in that order."""
     pattern: str
-    """Below `/headrace/{cluster}/{generation}/`, or absolute if it starts with a slash."""
+    """Pattern below `/headrace/{cluster}/{generation}/`, or absolute if it starts with a slash."""
     writer: str
     value: type[Message]
     lifetime: str
@@ -310,7 +310,7 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
 
 
 def describe_keys() -> str:
-    """docs/reference/etcd-keys.md as markdown."""
+    """Return docs/reference/etcd-keys.md as markdown."""
     lines = [
         "# Keys in etcd",
         "",

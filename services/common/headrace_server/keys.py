@@ -1,6 +1,6 @@
-"""The keyspace in etcd of one cluster: builds and parses keys by `key_table.KEY_TABLE`.
+"""Keyspace of one cluster in etcd: builds and parses keys by `key_table.KEY_TABLE`.
 
-Brokers and coordinators build keys here and nowhere else.
+All keys of brokers and coordinators are built here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def meta_key(cluster: str) -> str:
     """Return the key of the cluster's identity, outside any generation.
 
     Raises:
-        InvalidConfigError: `cluster` is not 1 to 63 of letters, digits, dot, underscore and dash.
+        InvalidConfigError: If `cluster` is not 1 to 63 letters, digits, dots, underscores and dashes.
     """
     if not _CLUSTER_NAME.match(cluster):
         raise InvalidConfigError(
@@ -70,17 +70,17 @@ class Keyspace:
 
     @property
     def prefix(self) -> str:
-        """The prefix of every key of this generation, with a slash at its end."""
+        """Prefix of every key of this generation, with a trailing slash."""
         return self._scope(_GENERATION)
 
     @property
     def groups_prefix(self) -> str:
-        """The prefix of every key of consumer groups, with a slash at its end. Brokers do not watch it."""
+        """Prefix of every key of consumer groups, with a trailing slash. Brokers do not watch it."""
         return self._scope(_GROUPS)
 
     @property
     def directories_prefix(self) -> str:
-        """The prefix of every key of a data directory's version, with a slash at its end. No process watches it."""
+        """Prefix of the versions of data directories, with a trailing slash. No process watches it."""
         return self._scope(_DIRECTORIES)
 
     def directory(self, broker_id: int) -> str:
@@ -120,7 +120,7 @@ class Keyspace:
         return self._key(BrokerSessionKey, broker_id)
 
     def drained_broker(self, broker_id: int) -> str:
-        """Return the key that takes a broker out of service."""
+        """Return the key that drains a broker."""
         return self._key(DrainedBrokerKey, broker_id)
 
     def superseded(self) -> str:
@@ -181,24 +181,24 @@ class Keyspace:
         return every if topic_id is None else f"{every}{_segment(topic_id)}/"
 
     def has_any(self, keys: Iterable[str], *families: Callable[..., ParsedKey]) -> bool:
-        """Return whether one of `keys` is of one of `families`, as `TopicKey`; cheaper than to parse each."""
+        """Return whether any of `keys` is of one of `families`, such as `TopicKey`; cheaper than parsing each."""
         prefixes = tuple(map(self._prefix, families))
         return any(key.startswith(prefixes) for key in keys)
 
     def parse(self, key: str) -> ParsedKey | None:
-        """Parse a key; `None` means that it is outside this generation or of a family unknown to this release."""
+        """Return a parsed key, or `None` if it is outside this generation or of a family unknown to this release."""
         found = self._find(key)
         return None if found is None else found[1]
 
     def family(self, key: str) -> KeyFamily | None:
-        """Return the row of `KEY_TABLE` that a key belongs to; `None` means that this release does not know it."""
+        """Return the row of `KEY_TABLE` of a key, or `None` if this release does not know it."""
         if key == meta_key(self.cluster):
             return _META
         found = self._find(key)
         return None if found is None else found[0]
 
     def decode_value(self, key: str, value: bytes) -> Message | None:
-        """Return the typed value of a key; `None` means an unknown key or a value that is no message of its type."""
+        """Return the decoded value of a key, or `None` if the key is unknown or the value malformed."""
         family = self.family(key)
         if family is None:
             return None
@@ -217,7 +217,7 @@ class Keyspace:
         return self._scope(pattern.scope) + pattern.tail % tuple(map(_segment, values))
 
     def _prefix(self, key: Callable[..., ParsedKey]) -> str:
-        """Return the prefix of all keys of a family; the key itself if the family has one key."""
+        """Return the prefix of all keys of a family, or the key itself if the family has only one."""
         pattern = _PATTERNS[key]
         return self._scope(pattern.scope) + pattern.tail.partition("%s")[0]
 
@@ -233,7 +233,7 @@ class Keyspace:
 
 
 def value_json(keyspace: Keyspace, key: str, value: bytes) -> str:
-    """Return a key's value as JSON for `DumpMetadata`, field names as in the .proto; unreadable ones as hexadecimal.
+    """Return a key's value as JSON for `DumpMetadata`, field names as in the .proto; hexadecimal if malformed.
 
     The cluster's secret is never included.
     """
@@ -246,7 +246,7 @@ def value_json(keyspace: Keyspace, key: str, value: bytes) -> str:
 
 
 def _segment(value: int | str | bytes) -> str:
-    """Return a field's value as it is in a key."""
+    """Return the text of a field's value in a key."""
     if isinstance(value, bytes):
         assert len(value) == 16, value
         return value.hex()
@@ -277,11 +277,11 @@ _READ: dict[str, Callable[[str], int | str | bytes | None]] = {
     "topic_id": _read_id,
     "member_id": _read_id,
 }
-"""How a field is read from a key; the others are names."""
+"""Parsers of fields; other fields are names."""
 
 
 class _Pattern:
-    """A row of the table, compiled."""
+    """Compiled row of the table."""
 
     def __init__(self, family: KeyFamily, scope: str, tail: str) -> None:
         self.family, self.scope = family, scope
@@ -294,7 +294,7 @@ class _Pattern:
         ]
 
     def parse(self, segments: Sequence[str]) -> ParsedKey | None:
-        """Parse a key of as many segments; `None` means that it is not of this family."""
+        """Return the key with these segments, or `None` if it is not of this family."""
         values = []
         for read, expected, segment in zip(self._readers, self.segments, segments, strict=True):
             if read is not None:

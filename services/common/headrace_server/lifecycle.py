@@ -1,8 +1,7 @@
-"""From process start to exit code: signals, an orderly stop with a deadline, and one line about what went wrong.
+"""Lifecycle of a process: signals, clean shutdown with a deadline, exit codes, and error output.
 
-A service is an async function that is given a `StopRequest`: it starts, serves until `stop.requested()` returns, ends
-cleanly and returns. Its tasks live in a TaskGroup of its own, so that one that fails ends the service; nothing
-continues half dead.
+A service is an async function with a `StopRequest` as its argument: it starts, serves until `stop.requested()` returns,
+shuts down and returns. Its tasks are in its own TaskGroup, so that the failure of one task ends the service.
 """
 
 from __future__ import annotations
@@ -26,26 +25,26 @@ from headrace_server.settings import SettingsError
 log = structlog.get_logger(__name__)
 
 SWITCH_SECONDS = 0.0005
-"""A thread that waits for the interpreter has it after so long: one that ends an fsync, or brings a call, needs it
-several times. Python's own 5 ms are what each of them waits for a busy event loop."""
+"""Switch interval of the interpreter. A thread that completes an fsync or delivers a call needs the GIL several times,
+and would wait Python's default of 5 ms for a busy event loop each time."""
 
 
 class ProcessExitCode(IntEnum):
-    """What the process reports to its parent."""
+    """Exit code of the process."""
 
     OK = 0
     FAILED = 1
-    """Something failed while it ran; the log says what."""
+    """The process failed while running; see the log."""
     BAD_SETTINGS = 2
-    """It cannot start like this: settings, an address in use, a directory of another cluster."""
+    """It cannot start: invalid settings, an address in use, a directory of another cluster."""
     STOP_TIMED_OUT = 3
-    """The orderly stop took longer than it may; the next start recovers."""
+    """The clean shutdown exceeded its timeout; the next start recovers."""
     FORCED = 130
-    """A second signal asked not to wait."""
+    """A second signal forced the exit."""
 
 
 class StopRequest:
-    """A request to stop the service. Set by a signal or by the service itself; belongs to the event loop."""
+    """Request to stop the service, set by a signal or by the service itself; belongs to the event loop."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -58,21 +57,20 @@ class StopRequest:
             self._event.set()
 
     def is_set(self) -> bool:
-        """Whether the stop was asked for."""
+        """Return whether the stop was requested."""
         return self._event.is_set()
 
     async def requested(self) -> str:
-        """Wait until the stop is asked for and return the reason."""
+        """Wait until the stop is requested; return the reason."""
         await self._event.wait()
         return self.reason
 
 
 def run(serve: Callable[[StopRequest], Awaitable[None]], *, stop_timeout_seconds: float) -> ProcessExitCode:
-    """Run a service until it ends, by itself or by SIGTERM or SIGINT, and return the exit code.
+    """Run a service until it returns or SIGTERM or SIGINT stops it, and return the exit code.
 
-    The soft limit of open files is raised to the hard one first. After the first signal the service has
-    `stop_timeout_seconds`; then, or at a second signal, the process ends at once. Nothing is lost by that which the
-    service's crash recovery would not find again.
+    The soft limit of open files is first raised to the hard one. After the first signal the service has
+    `stop_timeout_seconds`; then, or at a second signal, the process exits at once, as after a crash.
     """
     code = ProcessExitCode.OK
     raise_limit()
@@ -100,7 +98,7 @@ async def _run(serve: Callable[[StopRequest], Awaitable[None]], stop_timeout_sec
             log.warning("stop_forced", signal=name)
             _exit_now(ProcessExitCode.FORCED)
         log.info("stop_requested", signal=name)
-        # A thread and not a task: it must end the process also where the loop is stuck.
+        # A thread, not a task: it must end the process even if the loop is blocked.
         timer = threading.Timer(stop_timeout_seconds, _stop_timed_out, [stop_timeout_seconds])
         timer.daemon = True
         timer.start()
@@ -137,7 +135,7 @@ def _print_errors(group: BaseExceptionGroup[HeadraceError]) -> None:
 
 
 def write_ready_file(path: Path, content: Mapping[str, object]) -> None:
-    """Write `content` as JSON to `path`, atomically: a process that waits for the file never reads a part of it."""
+    """Write `content` as JSON to `path`, atomically, so that a waiting process never reads a partial file."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(json.dumps({"pid": os.getpid(), **content}) + "\n")
     partial.replace(path)

@@ -1,9 +1,8 @@
-"""The cluster as the metadata in etcd describes it: brokers, topics, partitions, decoded once and kept up to date.
+"""View of the cluster's metadata in etcd: brokers, topics, partitions, decoded once and kept up to date.
 
-Brokers and coordinators both hold one `ClusterView`, so that `GetMetadata` has one answer and one code path (PROTOCOL
-I19). It reads from a `KeySource`, which is `metastore.view.PrefixView` over the generation's prefix, which
-reports the changed keys after each whole revision. It belongs to the event loop. It decides nothing: safety rests on
-compare-and-swap alone.
+Brokers and coordinators both have one `ClusterView`, so that `GetMetadata` has one code path (PROTOCOL I19). It reads
+from a `KeySource`, a `metastore.view.PrefixView` over the generation's prefix, which reports the changed keys after
+each whole revision. Belongs to the event loop. The view may be stale: safety depends only on compare-and-swap.
 """
 
 from __future__ import annotations
@@ -53,39 +52,39 @@ ChangeCallback = Callable[[int, Sequence[str]], None]
 
 
 class KeySource(Protocol):
-    """The view of etcd's keys that a `ClusterView` reads."""
+    """View of etcd's keys that a `ClusterView` reads."""
 
     @property
     def revision(self) -> int:
-        """The revision of the view."""
+        """Revision of the view."""
 
     def age_ms(self) -> int:
-        """Return how long ago etcd last confirmed it, in milliseconds."""
+        """Return the milliseconds since etcd last confirmed the view."""
 
     def get(self, key: str) -> KeyValue | None:
-        """Return one key, or None."""
+        """Return one key, or `None`."""
 
     def items(self, prefix: str) -> Sequence[KeyValue]:
         """Return all keys of a prefix, ascending."""
 
     def subscribe(self, callback: ChangeCallback) -> Callable[[], None]:
-        """Call `callback(revision, changed keys)` after each revision; return a function that ends that."""
+        """Call `callback(revision, changed keys)` after each revision; return a function that unsubscribes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A registered broker in its current session."""
+    """Registered broker in its current session."""
 
     broker_id: BrokerId
     broker_epoch: int
-    """The create_revision of its key."""
+    """create_revision of its key."""
     live: metadata_pb2.BrokerLive
     lease_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A visible topic."""
+    """Visible topic."""
 
     name: str
     topic_id: TopicId
@@ -93,13 +92,13 @@ class Topic:
     replication_factor: int
     config: TopicConfig
     overrides: Mapping[str, str]
-    """Only what differs from the defaults, as stored in etcd."""
+    """Settings that differ from the defaults, as stored in etcd."""
     mod_revision: int
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionEntry:
-    """A partition's state and the revision that a compare-and-swap on it names."""
+    """State of a partition, and the revision for a compare-and-swap."""
 
     topic_id: TopicId
     partition: int
@@ -109,7 +108,7 @@ class PartitionEntry:
 
 @dataclass(frozen=True, slots=True)
 class DeletedTopic:
-    """A topic that was deleted; see `key_table.KEY_TABLE`."""
+    """Deleted topic; see `key_table.KEY_TABLE`."""
 
     message: metadata_pb2.DeletedTopic
     mod_revision: int
@@ -117,7 +116,7 @@ class DeletedTopic:
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """A registered coordinator, or the elected controller with its epoch."""
+    """Registered coordinator, or the elected controller with its epoch."""
 
     live: metadata_pb2.CoordinatorLive
     create_revision: int
@@ -126,9 +125,9 @@ class Coordinator:
 class ClusterView:
     """Decoded metadata. All attributes are read-only for callers.
 
-    A value that cannot be decoded (a newer release's, a stranger's) is left out, logged and listed in `undecodable`;
-    the rest continues. What is absent here is no evidence that it does not exist: delete nothing because of it, and
-    nothing at all while `undecodable` is not empty (H26).
+    A value that cannot be decoded, for example of a newer release, is omitted, logged and listed in `undecodable`. An
+    absent key is no proof that it does not exist: do not delete anything because of it, and delete nothing at all
+    while `undecodable` is not empty (H26).
     """
 
     def __init__(self, identity: ClusterIdentity, source: KeySource) -> None:
@@ -144,33 +143,33 @@ class ClusterView:
         self._topics: dict[str, Topic] = {}
         self._names: dict[TopicId, str] = {}
         self._partitions: dict[TopicId, dict[int, PartitionEntry]] = {}
-        self._described: dict[TopicId, cluster_pb2.TopicMetadata] = {}  # as clients get it; forgotten at a change
+        self._described: dict[TopicId, cluster_pb2.TopicMetadata] = {}  # cached messages for clients
         self._callbacks: list[ChangeCallback] = []
         for key_value in source.items(self.keyspace.prefix):
             self._apply(key_value.key, key_value)
         self._unsubscribe = source.subscribe(self._on_change)
 
     def close(self) -> None:
-        """Stop following the source."""
+        """Unsubscribe from the source."""
         self._unsubscribe()
 
     def subscribe(self, callback: ChangeCallback) -> Callable[[], None]:
-        """Call `callback(revision, changed keys)` after this view applied a revision; return what ends it."""
+        """Call `callback(revision, changed keys)` after each applied revision; return a function that unsubscribes."""
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
 
     @property
     def topics(self) -> Mapping[str, Topic]:
-        """Visible topics by name, in no particular order."""
+        """Visible topics by name, unordered."""
         return MappingProxyType(self._topics)
 
     def topic_by_id(self, topic_id: bytes) -> Topic | None:
-        """Return the visible topic of that id, or None."""
+        """Return the visible topic with that id, or `None`."""
         name = self._names.get(TopicId(topic_id))
         return self._topics.get(name) if name is not None else None
 
     def partition(self, topic_id: bytes, partition: int) -> PartitionEntry | None:
-        """Return a partition of a visible topic, or None."""
+        """Return a partition of a visible topic, or `None`."""
         topic = self.topic_by_id(topic_id)
         if topic is None or not 0 <= partition < topic.partitions:
             return None
@@ -185,13 +184,14 @@ class ClusterView:
         return [states[number] for number in range(topic.partitions) if number in states]
 
     def resolve(self, reference: topics_pb2.TopicRef) -> Topic:
-        """Find the topic that a request names.
+        """Return the topic that a request names.
 
         Raises:
-            InvalidRequestError: neither name nor id, or an id that is not 16 bytes.
-            UnknownTopicError: no topic of that name.
-            UnknownTopicIdError: no topic of that id, perhaps deleted and made anew: refresh, never send again by name.
-            MetastoreUnavailableError: it may be a topic whose value in etcd cannot be read here: that is no absence.
+            InvalidRequestError: If it has neither name nor id, or the id is not 16 bytes.
+            UnknownTopicError: If there is no topic with that name.
+            UnknownTopicIdError: If there is no topic with that id; it was deleted, and perhaps recreated. Refresh the
+                metadata; do not retry by name.
+            MetastoreUnavailableError: If it may be a topic whose value this release cannot decode.
         """
         match reference.WhichOneof("topic"):
             case "topic_id":
@@ -213,10 +213,10 @@ class ClusterView:
         raise InvalidRequestError("the request names a topic neither by name nor by id")
 
     def metadata(self, request: cluster_pb2.GetMetadataRequest, answered_by: str) -> cluster_pb2.GetMetadataResponse:
-        """Answer `GetMetadata`; an unknown topic is an error in its own result, not of the call.
+        """Return the response to `GetMetadata`; an unknown topic is an error in its own result, not of the call.
 
         Raises:
-            UnsupportedVersionError: the client is of a release that does not go with this one.
+            UnsupportedVersionError: If the client's release is incompatible.
         """
         check_handshake(f"client {request.client_id[:64]!r}", request.handshake)
         response = cluster_pb2.GetMetadataResponse(
@@ -261,12 +261,12 @@ class ClusterView:
         ]
 
     def is_draining(self, broker_id: int) -> bool:
-        """Return whether a broker should have no leadership: it stops, or an administrator drained it."""
+        """Return whether a broker should not lead, because it is shutting down or drained by an administrator."""
         broker = self.brokers.get(BrokerId(broker_id))
         return BrokerId(broker_id) in self.drained or (broker is not None and broker.live.draining)
 
     def _unreadable_topics(self) -> list[str]:
-        """Return the names of the topics that are in etcd with values that cannot be read."""
+        """Return the names of topics whose values in etcd cannot be decoded."""
         parsed = map(self.keyspace.parse, self.undecodable)
         return [key.name for key in parsed if isinstance(key, TopicKey)]
 
@@ -331,7 +331,7 @@ class ClusterView:
 
 
 def _unreadable(name: str) -> HeadraceError:
-    """Return the error for a topic that is there, and about which nothing can be said."""
+    """Return the error for a topic that exists but whose value cannot be decoded."""
     return MetastoreUnavailableError(
         f"topic {name} is in etcd with a value that this release cannot read",
         outcome=Outcome.NOT_APPLIED,

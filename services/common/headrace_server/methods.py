@@ -1,11 +1,11 @@
-"""Every method that a process of this project serves, and what one call of it may carry.
+"""Table of all served methods with their request limits.
 
-One row for each method of each service, over gRPC and the native protocol alike. `RpcServer` refuses to start with a
-method that has no row, so that every new call states its size limit; a test walks every descriptor. Which right a call
-needs will be in the same rows. Pure.
+It has one row for each method of each service, for gRPC and the native protocol. `RpcServer` does not start with a
+method that has no row, so that every new method needs a size limit; a test checks every descriptor. Required rights
+would be in the same rows. Pure.
 
-The bounds follow from two goals: no single call costs more than 100 ms of an event loop, nor more than 64 MiB of
-memory. Parsing 1 MiB of empty sub-messages, the worst that protobuf can be given, took 20 ms and 28 MiB.
+The limits follow from two goals: no single call costs more than 100 ms of an event loop, nor more than 64 MiB of
+memory. Parsing 1 MiB of empty sub-messages, the worst case of protobuf, took 20 ms and 28 MiB.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 class Pool(Enum):
-    """Whose places a call takes. Pools are apart, so that none can use up what another one needs."""
+    """Concurrency pool of a call. Pools are separate, so that none can exhaust the slots of another."""
 
     CLIENTS = auto()
     ADMINISTRATORS = auto()
@@ -28,23 +28,23 @@ class Pool(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The row of one method."""
+    """Row of one method."""
 
     max_bytes: int
-    """Of one request message."""
+    """Maximum size of one request message."""
     max_items: int
-    """Elements of all its repeated fields together, at every depth."""
+    """Maximum number of elements in all its repeated fields together, at every depth."""
     pool: Pool = Pool.CLIENTS
     is_large: bool = False
     """Whether its message may take longer than a second to arrive over a slow network."""
     answer_bytes_per_second: int = 0
-    """What one peer may have answered in the long run, of a method whose answer is dear to make; 0: it is not."""
+    """Rate limit of response bytes per peer, for methods with expensive responses; `0` means no limit."""
     calls_per_minute: int = 0
-    """Of one peer; 0: any number."""
+    """Rate limit of calls per peer; `0` means no limit."""
 
     @property
     def late_bytes(self) -> int:
-        """What a request that is late may hold of memory; 0: it may not be late."""
+        """Memory counted for a late request; `0` means that it must not be late."""
         return self.max_bytes if self.is_large else 0
 
 

@@ -1,8 +1,7 @@
-"""A service as those see it who run it: its health, its metrics, its event loop's lag, from its first moment to its
-last.
+"""Observability of a service from start to end: health, metrics, and lag of its event loop.
 
-The app of a service enters `serve_observability` before it does anything else, so that probes are answered while it
-waits for etcd or recovers its logs.
+The app of a service enters `serve_observability` first, so that probes are answered while it waits for etcd or recovers
+its logs.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Observability:
-    """What a service shows of itself. Belongs to its app."""
+    """Running observability of a service, owned by its app."""
 
     health: Health
     detail: DetailCollector
     sampler: LoopLagSampler
     metrics_address: str
-    """host:port of the HTTP endpoint; empty: there is none."""
+    """host:port of the HTTP endpoint; empty if there is none."""
 
 
 def _is_well(health: Health, name: str) -> float:
@@ -43,10 +42,10 @@ def _is_well(health: Health, name: str) -> float:
 async def serve_observability(
     metrics: CommonMetrics, registry: CollectorRegistry, *, listen: str, loop_stall_ms: int
 ) -> AsyncIterator[Observability]:
-    """Answer on `listen` (empty: nowhere) and watch the running event loop until the block ends.
+    """Serve HTTP on `listen` (empty disables it) and watch the running event loop until the block ends.
 
     Raises:
-        AddressInUseError: see `serve_http`.
+        AddressInUseError: See `serve_http`.
     """
     add_process_metrics(registry)
     health, detail = Health(), DetailCollector()

@@ -1,8 +1,8 @@
-"""The state of one partition as its etcd key holds it, and the one function that changes its members.
+"""State of one partition in its etcd key, and the only function that changes its members.
 
-Lives in the common package because two writers share it: the controller (elections, clean-up) and the partition's
-leader (shrink and expand). Pure: no clock, no I/O. Keeps I11 (key shape) and the eligible-leader part of I4; the rules
-are those of `docs/protocols` and KIP-966 (eligible leader replicas).
+It is in the common package because it has two writers: the controller (elections, clean-up) and the partition's leader
+(shrink and expand). Pure: no clock, no I/O. Keeps I11 (key shape) and the eligible-leader part of I4; the rules are
+those of `docs/protocols` and KIP-966 (eligible leader replicas).
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from headrace_server.internal_v1 import metadata_pb2
 
 @dataclass(frozen=True, slots=True, order=True)
 class Replica:
-    """A broker in one session: every mention of a broker in a partition key is this pair (H16)."""
+    """Broker in one session; partition keys refer to brokers by this pair (H16)."""
 
     broker_id: int
-    #: The revision of the session's registration; strictly rises per broker.
+    #: Revision of the session's registration; strictly increases per broker.
     broker_epoch: int
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class FetchFence:
-    """A broker's log may be another one since that version of the key, in the same session (H17)."""
+    """Version of the key since which a broker may have another log in the same session (H17)."""
 
     broker_id: int
-    #: Fetches as of an earlier `partition_epoch` do not count.
+    #: Fetches with an earlier `partition_epoch` do not count.
     partition_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """One value of `partitions/{topic_id}/{partition}`. Immutable; a change makes a new one by the functions below."""
+    """Value of `partitions/{topic_id}/{partition}`. Immutable; the functions below return changed copies."""
 
     #: Broker ids in order of preference; the first is the preferred leader.
     replicas: tuple[int, ...]
-    #: None: no leader; then `leader_epoch` is the epoch in which leadership ended.
+    #: `None` means no leader; then `leader_epoch` is the epoch in which leadership ended.
     leader: Replica | None
-    #: Rises by one whenever `leader` changes, also to None and also for the same broker in a new session.
+    #: Rises by one whenever `leader` changes, also to `None` and for the same broker in a new session.
     leader_epoch: int
-    #: Replicas that hold every committed record and on which the high watermark waits.
+    #: Replicas that have every committed record and on which the high watermark depends.
     in_sync: tuple[Replica, ...]
-    #: Replicas that left `in_sync` while it was below `min_insync_replicas`: they hold every committed record too.
+    #: Replicas that left `in_sync` while it was below `min_insync_replicas`; they also have every committed record.
     eligible_leaders: tuple[Replica, ...] = ()
-    #: Fewest members of `in_sync` with which the high watermark moves.
+    #: Minimum members of `in_sync` with which the high watermark advances.
     min_insync_replicas: int = 1
-    #: Counts the writes of this key.
+    #: Number of writes of this key.
     partition_epoch: int = 0
     #: Brokers being added by a reassignment.
     adding: tuple[int, ...] = ()
@@ -55,40 +55,40 @@ class PartitionState:
     removing: tuple[int, ...] = ()
     #: The election that made this leader may have lost records.
     unclean: bool = False
-    #: The last leader epoch that began so; 0: none. Logs that end before it may be cut below their high watermark.
+    #: Last unclean leader epoch; 0: none. Logs that end before it may be truncated below their high watermark.
     unclean_epoch: int = 0
-    #: How fast a replica in `adding` may copy, in bytes a second; 0: as fast as it can.
+    #: Throttle of a replica in `adding`, in bytes per second; 0 means none.
     copy_bytes_per_second: int = 0
-    #: Every committed record is on stable storage of every member: no member loses membership by a crash (H30).
+    #: Every committed record is on stable storage of every member, so that a crash ends no membership (H30).
     durable: bool = False
-    #: Ascending by broker, at most one a replica.
+    #: Ascending by broker, at most one per replica.
     fetch_fences: tuple[FetchFence, ...] = ()
-    #: Whom the leader should hand over to, in order of preference: the first of them that has all of its log (H24).
+    #: Requested successors in order of preference; the leader hands over to the first that has its whole log (H24).
     successors: tuple[Replica, ...] = ()
-    #: What was committed at least, and so is in the log of every member; 0 after an unclean election.
+    #: Lower bound of the high watermark, which the log of every member contains; 0 after an unclean election.
     high_watermark: int = 0
 
     @property
     def leader_id(self) -> int:
-        """The broker id of the leader; -1: none."""
+        """Broker id of the leader; `-1` if there is none."""
         return -1 if self.leader is None else self.leader.broker_id
 
     @property
     def members(self) -> tuple[Replica, ...]:
-        """The replicas that hold every committed record: `in_sync`, then `eligible_leaders`."""
+        """Replicas that have every committed record: `in_sync`, then `eligible_leaders`."""
         return self.in_sync + self.eligible_leaders
 
     def fetches_count_from(self, broker_id: int) -> int:
-        """Return the least `partition_epoch` of a broker's fetches that count."""
+        """Return the minimum `partition_epoch` of valid fetches of a broker."""
         return next((fence.partition_epoch for fence in self.fetch_fences if fence.broker_id == broker_id), 0)
 
     def replica_of(self, broker_id: int) -> Replica | None:
-        """Return the entry of a broker in `in_sync`, or None."""
+        """Return the entry of a broker in `in_sync`, or `None`."""
         return next((entry for entry in self.in_sync if entry.broker_id == broker_id), None)
 
 
 def from_proto(message: metadata_pb2.PartitionState) -> PartitionState:
-    """Decode one value; raises nothing: a state of wrong shape is found by `check_shape`."""
+    """Convert a message to a state, without validation; see `check_shape`."""
     return PartitionState(
         replicas=tuple(message.replicas),
         leader=_replica(message.leader) if message.HasField("leader") else None,
@@ -110,7 +110,7 @@ def from_proto(message: metadata_pb2.PartitionState) -> PartitionState:
 
 
 def to_proto(state: PartitionState) -> metadata_pb2.PartitionState:
-    """Encode one value."""
+    """Convert a state to a message."""
     message = metadata_pb2.PartitionState(
         replicas=state.replicas,
         adding=state.adding,
@@ -142,7 +142,7 @@ def encode(state: PartitionState) -> bytes:
 
 
 def decode(value: bytes) -> PartitionState:
-    """Decode a value from etcd; raises `google.protobuf.message.DecodeError` on foreign bytes."""
+    """Decode a value from etcd; raise `google.protobuf.message.DecodeError` if it is malformed."""
     return from_proto(metadata_pb2.PartitionState.FromString(value))
 
 
@@ -160,17 +160,17 @@ def change(
     replaced: Iterable[int] = (),
     successors: Sequence[Replica] | None = None,
 ) -> PartitionState:
-    """Compute the next value of a partition key: every write of a key goes through here (H15).
+    """Return the next value of a partition key. Every write of a key uses this function (H15).
 
-    `in_sync` is the new in-sync set. Members of the old one that are not in it become eligible leaders, with the
-    session they had, iff the new set is smaller than `min_insync_replicas` and they are not `doubtful` (broker ids
-    whose data may be incomplete). `eligible_leaders` are the entries to keep from before (default: all of them); they
-    stay under the same condition. With enough in-sync members the eligible set is empty (I4). `leader_epoch` rises by
-    one iff `leader` changes, `partition_epoch` always. `unclean` (default: False where the leader changes, else as it
-    was) says that the election may lose records. `move` replaces the replicas; who is not among them leaves all sets.
-    `durable` (default: as it was): set by the leader once it holds, cleared by it before it counts anything unflushed.
-    `replaced` are brokers whose logs may be other ones from now on: they get a fence, as replicas that `move` adds do.
-    `successors` (default: as they were) stay while the leader does and they are in sync.
+    `in_sync` is the new in-sync set. Members of the old one that are not in it become eligible leaders, with their
+    session, iff the new set is smaller than `min_insync_replicas` and they are not `doubtful` (broker ids whose data
+    may be incomplete). `eligible_leaders` are the previous entries to keep (default: all), under the same condition.
+    With enough in-sync members the eligible set is empty (I4). `leader_epoch` rises by one iff `leader` changes,
+    `partition_epoch` always. `unclean` (default: False if the leader changes, else unchanged) marks an election that
+    may lose records. `move` replaces the replicas; brokers that are no longer replicas leave all sets. `durable`
+    (default: unchanged) is set by the leader once it holds, and cleared before it counts unflushed records.
+    `replaced` are brokers that may have another log from now on; they get a fence, as replicas that `move` adds do.
+    `successors` (default: unchanged) stay while the leader does not change and they are in sync.
     """
     minimum = state.min_insync_replicas if min_insync_replicas is None else min_insync_replicas
     if move is None:
@@ -225,7 +225,7 @@ def _successors(
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Where a partition's replicas are and are going."""
+    """Replicas of a partition, with those being added and removed."""
 
     replicas: Sequence[int]
     adding: Sequence[int] = ()
@@ -234,14 +234,15 @@ class Move:
 
 
 def ask_hand_over(state: PartitionState, successors: Sequence[Replica]) -> PartitionState:
-    """Request a hand-over to one of `successors`; none: cancel it (by the controller or an administrator)."""
+    """Request a hand-over to one of `successors`, or cancel it if empty (by the controller or an administrator)."""
     return change(state, leader=state.leader, in_sync=state.in_sync, successors=successors)
 
 
 def hand_over(state: PartitionState, successor: Replica, *, leaves: bool = False) -> PartitionState:
-    """Let a successor lead that has all of the leader's log (the leader).
+    """Make a successor that has the leader's whole log the new leader (by the leader).
 
-    `leaves`: the leader is about to end, and leaves the in-sync set too where `min_insync_replicas` stay (KIP-841).
+    `leaves` means that the leader is shutting down: it also leaves the in-sync set if `min_insync_replicas` stay
+    (KIP-841).
     """
     in_sync = state.in_sync
     if leaves and len(in_sync) > state.min_insync_replicas:
@@ -250,7 +251,7 @@ def hand_over(state: PartitionState, successor: Replica, *, leaves: bool = False
 
 
 def join(state: PartitionState, replica: Replica) -> PartitionState:
-    """Take a replica into the in-sync set, in place of an earlier session of its broker (the leader: expand)."""
+    """Add a replica to the in-sync set, in place of an earlier session of its broker (expand, by the leader)."""
     others = [entry for entry in state.in_sync if entry.broker_id != replica.broker_id]
     return change(state, leader=state.leader, in_sync=[*others, replica])
 
@@ -258,9 +259,9 @@ def join(state: PartitionState, replica: Replica) -> PartitionState:
 def leave(
     state: PartitionState, broker_ids: Iterable[int], *, doubtful: bool = False, replaced: Iterable[int] = ()
 ) -> PartitionState:
-    """Take brokers out of the in-sync set (shrink); `doubtful`: out of the eligible leaders too, and out of the lead.
+    """Remove brokers from the in-sync set (shrink); with `doubtful` also from the eligible leaders and leadership.
 
-    A leader that leaves leads no more; who follows it is the controller's decision. `replaced`: as for `change`.
+    If the leader is removed, the controller elects the next one. `replaced` is as for `change`.
     """
     gone = set(broker_ids)
     leader = None if state.leader is None or state.leader.broker_id in gone else state.leader
@@ -276,17 +277,17 @@ def leave(
 
 
 def note_committed(state: PartitionState, high_watermark: int) -> PartitionState:
-    """Return what a leader proposes with the high watermark that it has reached."""
+    """Return the state with a high watermark of at least `high_watermark`, for a leader's proposal."""
     return replace(state, high_watermark=max(state.high_watermark, high_watermark))
 
 
 def leave_failed(state: PartitionState, broker_id: int, *, corrupt: bool) -> PartitionState | None:
-    """Take out a replica whose log failed, with all it is counted for; None: the key stays as it is.
+    """Remove a replica whose log failed from all sets; return `None` if the key does not change.
 
-    `corrupt`: it lacks records that it reported (H33), so it must not count, and another log replaces it.
-    Also a replica that is not named leaves then: the write ends every one that was computed before and would name it,
-    and the fence all that the corrupt log has fetched. After an I/O error (H34) a restart finds what was flushed: where
-    no other replica is in sync this one stays in the set, so that its clean return is elected.
+    `corrupt` means that it lacks records that it reported (H33): it must not count, and another log replaces it. Then
+    a replica outside the sets is written, too: the write invalidates earlier proposals that would add it, and the
+    fence invalidates fetches of the corrupt log. After an I/O error (H34) a restart recovers flushed records: if no
+    other replica is in sync this one stays in the set, so that it can be elected after a clean return.
     """
     if corrupt:
         return leave(state, [broker_id], doubtful=True, replaced=[broker_id]) if broker_id in state.replicas else None
@@ -296,7 +297,7 @@ def leave_failed(state: PartitionState, broker_id: int, *, corrupt: bool) -> Par
 
 
 def check_shape(state: PartitionState) -> None:
-    """Assert I11 on one value: who leads is in sync, sets are disjoint and drawn from the replicas, ids distinct."""
+    """Assert I11 on one value: the leader is in sync, sets are disjoint subsets of the replicas, ids are distinct."""
     in_sync = {entry.broker_id for entry in state.in_sync}
     eligible = {entry.broker_id for entry in state.eligible_leaders}
     assert state.replicas, "a partition has at least one replica"
@@ -319,7 +320,7 @@ def check_shape(state: PartitionState) -> None:
 
 
 def check_step(before: PartitionState, after: PartitionState) -> None:
-    """Assert I11 on one write: epochs rise as they must."""
+    """Assert I11 on one write: the epochs rise correctly."""
     assert after.partition_epoch == before.partition_epoch + 1, "each write raises partition_epoch by 1"
     expected = before.leader_epoch + (before.leader != after.leader)
     assert after.leader_epoch == expected, "leader_epoch rises by 1 exactly when the leader changes"

@@ -1,7 +1,7 @@
-"""Places for open calls, and how much of the dear methods one caller may have. Pure; belong to an event loop.
+"""Concurrency limits of calls, and rate limits of expensive methods per caller. Pure; belong to an event loop.
 
-Pools are apart (see `methods.Pool`), and in each one a peer has a share: neither health nor administrators nor brokers
-wait behind clients, and no client behind another one's calls.
+The limits of each pool (see `methods.Pool`) are separate, and each peer has a share of a pool: health checks,
+administrators and brokers do not wait behind clients, and no client waits behind another client's calls.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from headrace_server.methods import Pool
 
 RETRY_AFTER_MS = 100
 BURST_SECONDS = 8
-"""A caller may have as many seconds' worth at once."""
+"""Burst size of a rate limit, in seconds of the rate."""
 MAX_DEBT_SECONDS = 30
 MAX_RATED_PEERS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceLimits:
-    """How many calls of each pool are open at once: in all, and of one peer."""
+    """Maximum open calls of each pool: in total, and of one peer."""
 
     clients: tuple[int, int] = (4_096, 512)
     administrators: tuple[int, int] = (256, 16)
@@ -36,7 +36,7 @@ class PlaceLimits:
 
 
 class Place:
-    """What one open call holds; `release` more than once is once."""
+    """Slot of one open call. Repeated calls of `release` have no effect."""
 
     __slots__ = ("_held", "_pool", "peer")
 
@@ -46,16 +46,16 @@ class Place:
         self._held = True
 
     def release(self, _context: object = None) -> None:
-        """Release it; fits `add_done_callback` of a call's context."""
+        """Release the slot. Can be passed to `add_done_callback` of a call's context."""
         if self._held:
             self._held = False
             self._pool.leave(self.peer)
 
     def retake(self) -> None:
-        """Hold one again after `release`, by one more call to it.
+        """Acquire a slot again after `release`.
 
         Raises:
-            ThrottledError: none is free.
+            ThrottledError: If none is free.
         """
         assert not self._held
         self._pool.enter(self.peer)
@@ -88,7 +88,7 @@ class _PlacePool:
 
 
 class Places:
-    """The pools of one server."""
+    """Slot pools of one server."""
 
     def __init__(self, limits: PlaceLimits) -> None:
         self._pools = {
@@ -99,10 +99,10 @@ class Places:
         }
 
     def take(self, pool: Pool, peer: str) -> Place:
-        """Take a place for a call.
+        """Acquire a slot for a call.
 
         Raises:
-            ThrottledError: none is free, or the peer holds its share; nothing was done, try again.
+            ThrottledError: If none is free, or the peer has its share; retriable.
         """
         found = self._pools[pool]
         found.enter(peer)
@@ -110,20 +110,20 @@ class Places:
 
 
 class Rates:
-    """What each peer recently used of expensive methods: bytes of answers, or calls."""
+    """Recent use of expensive methods by each peer, in response bytes or calls."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic, **per_second: float) -> None:
-        """`per_second`: what `check` is not asked for."""
+        """`per_second` are the rates of methods that are charged without `check`."""
         self._monotonic = monotonic
-        # (peer, method) -> when it will have paid for what it had; the least recently used first
+        # (peer, method) -> time at which its use is paid off; least recently used first
         self._paid_at: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._rates = per_second
 
     def check(self, peer: str, method: str, per_second: float, unit: str) -> None:
-        """Refuse a call of a peer that had its share.
+        """Check a call against the peer's rate.
 
         Raises:
-            ThrottledError: with when to try again.
+            ThrottledError: If the peer exceeds the rate; contains the retry delay.
         """
         self._rates[method] = per_second
         over_seconds = self.debt_seconds(peer, method) - BURST_SECONDS
@@ -136,11 +136,11 @@ class Rates:
             )
 
     def debt_seconds(self, peer: str, method: str) -> float:
-        """Return how long the peer will have paid for what it had; up to 0: it has."""
+        """Return the time in seconds until the peer's use is paid off; `0` or less means that it is."""
         return self._paid_at.get((peer, method), 0.0) - self._monotonic()
 
     def charge(self, peer: str, method: str, amount: int) -> None:
-        """Count what a peer had, after `check`."""
+        """Record use by a peer, after `check`."""
         now = self._monotonic()
         paid_at = max(self._paid_at.pop((peer, method), 0.0), now) + amount / self._rates[method]
         self._paid_at[(peer, method)] = min(paid_at, now + BURST_SECONDS + MAX_DEBT_SECONDS)
@@ -149,13 +149,13 @@ class Rates:
 
 
 def share_of(places: int, callers: int) -> int:
-    """Return how many of `places` each of `callers` may hold: one part in `callers + 1`, so the next finds some."""
+    """Return the share of each of `callers`: `places / (callers + 1)`, so that a new caller finds free ones."""
     return max(1, places // (callers + 1))
 
 
 @lru_cache(MAX_RATED_PEERS)
 def caller(host: str) -> str:
-    """Whose an address is: IPv4's own, of IPv6 the first 64 bits, which are given to one site (RFC 6177)."""
+    """Return the caller of an address: the IPv4 address, or the first 64 bits of IPv6, one site (RFC 6177)."""
     try:
         address = ip_address(host)
     except ValueError:
@@ -166,7 +166,7 @@ def caller(host: str) -> str:
 
 
 def peer_host(peer: str) -> str:
-    """The `caller` of a gRPC peer: of `ipv4:10.0.0.1:5000` and `ipv6:%5B::1%5D:5000`."""
+    """Return the `caller` of a gRPC peer such as `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`."""
     return caller(unquote(peer.partition(":")[2].rpartition(":")[0]).strip("[]"))
 
 

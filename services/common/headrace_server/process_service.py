@@ -1,6 +1,6 @@
-"""`headrace.v1.ProcessService`: what every server process says of itself, and the level of its log.
+"""`headrace.v1.ProcessService`: description and log level of a server process.
 
-Added to the server of brokers and coordinators alike. Belongs to the event loop.
+Served by brokers and coordinators. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ MEASURE_MS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class ProcessParts:
-    """What a process has to tell of."""
+    """Parts of a process that the service describes."""
 
     name: str
-    """As `broker-1`."""
+    """Name of the process, such as `broker-1`."""
     version: str
     clock: Clock
     health: Health
     call_errors: Counter
     describe_etcd: Callable[[], Awaitable[Sequence[MemberStatus]]]
     describe_disk: Callable[[bool], Awaitable[process_pb2.DiskDescription]] | None = None
-    """Of a process that has a disk; True: measure it."""
+    """Describes the disk of a process that has one; the argument requests a measurement."""
     tls: ServiceTls = field(default_factory=ServiceTls)
-    """Whose certificates are told of."""
+    """Identities whose certificates are described."""
 
 
 class ProcessServicer(process_pb2_grpc.ProcessServiceServicer):
-    """The servicer."""
+    """Servicer of one process."""
 
     def __init__(self, parts: ProcessParts) -> None:
         self._parts = parts
@@ -88,14 +88,14 @@ class ProcessServicer(process_pb2_grpc.ProcessServiceServicer):
         )
         if parts.describe_disk is not None:
             response.disk.CopyFrom(await self._describe_disk(parts.describe_disk, request.measure_disk))
-        # Last, so that who asked can tell the clocks apart: the answer leaves now.
+        # Last, so that the caller can compare clocks.
         response.now_ms = parts.clock.now_ms()
         return response
 
     async def _describe_disk(
         self, describe: Callable[[bool], Awaitable[process_pb2.DiskDescription]], measure: bool
     ) -> process_pb2.DiskDescription:
-        """Describe the disk; a measurement is a write and an fsync on it, and serves all who ask within a while."""
+        """Describe the disk. A measurement is a write and an fsync; its result is cached for a while."""
         if not measure:
             return await describe(False)
         async with self._measuring:
@@ -134,7 +134,7 @@ class ProcessServicer(process_pb2_grpc.ProcessServiceServicer):
         return process_pb2.SetLogLevelResponse(previous_level=before, name=name)
 
     def _end_level(self) -> None:
-        """The time of a level is over: the one of the settings holds again."""
+        """Restore the log level of the settings after the requested time."""
         before = log_level()
         self._fall_back, self._level_until_ms = None, 0
         set_log_level(self._configured)
@@ -142,7 +142,7 @@ class ProcessServicer(process_pb2_grpc.ProcessServiceServicer):
 
 
 def add_process_service(server: RpcServer, parts: ProcessParts) -> None:
-    """Serve it."""
+    """Add the service to a server."""
     server.add(process_pb2_grpc.add_ProcessServiceServicer_to_server, ProcessServicer(parts), SERVICE_NAME)
 
 
@@ -176,7 +176,7 @@ def _certificate(found: CertificateInForce) -> process_pb2.CertificateDescriptio
 
 
 def _open_files() -> int:
-    """-1: the system does not say."""
+    """Return the number of open files; `-1` means unknown."""
     try:
         return sum(1 for _ in Path("/proc/self/fd").iterdir())
     except OSError:

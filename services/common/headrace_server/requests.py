@@ -1,9 +1,9 @@
-"""From the bytes of a request to its message, within the limits of its row in `methods.METHODS`.
+"""Parsing of requests within the limits of their row in `methods.METHODS`.
 
-Bytes are limited before anything is parsed; then the elements of all repeated fields are counted, which protobuf does
-in C, before anybody walks over them in Python; and no topic may be named twice where a handler does something for each
-name. Parsing itself costs up to 20 ms a mebibyte: a caller whose large requests are refused has `REFUSED_BYTES` of them
-a second, and further large ones are not parsed. Used by `admission` and by the native protocol.
+The size is checked before parsing. Then the elements of all repeated fields are counted, which protobuf does in C,
+before Python code iterates over them. A topic must not be named twice if the handler does work per name. Parsing costs
+up to 20 ms per MiB: a caller may have `REFUSED_BYTES` per second of large requests rejected, and further large ones
+are not parsed. Used by `admission` and by the native protocol.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from headrace_server.methods import MIB, Method
 from headrace_server.places import Rates
 
 LARGE_BYTES = MIB // 16
-"""Up to this a request is parsed in about a millisecond, whatever it holds."""
+"""Maximum size of a request that is parsed in about a millisecond in any case."""
 REFUSED_BYTES = MIB // 4
 PENALTY_SECONDS = 0.5
-"""How long the refusal of a request that was not parsed is held back: who sends again at once sends less."""
+"""Delay of the error for a request that was not parsed, which slows down a caller that retries at once."""
 
 Counter = Callable[[Any, int], int]
-"""Returns how many elements the repeated fields of a message have in all; stops counting above the second argument."""
+"""Returns the total number of elements in repeated fields of a message; stops above the second argument."""
 
 
 class RequestReader:
-    """Reads the requests of one method."""
+    """Parser of the requests of one method."""
 
     def __init__(self, name: str, method: Method, parse: Callable[[bytes], Any], request_type: Any) -> None:
         """`parse` returns a message of `request_type`, or a `SplicedMessage` around one."""
@@ -46,8 +46,8 @@ class RequestReader:
         """Parse one request of `peer`.
 
         Raises:
-            InvalidRequestError: it is too large, names too much or a topic twice, or is no such message.
-            ThrottledError: it is large, and too much of what the peer sent before was refused.
+            InvalidRequestError: If it is too large, has too many elements, names a topic twice, or is malformed.
+            ThrottledError: If it is large, and too many bytes of the peer's earlier requests were rejected.
         """
         method = self._method
         if len(data) > method.max_bytes:
@@ -86,7 +86,7 @@ class RequestReader:
 
 
 def item_counter(message_type: Descriptor) -> Counter:
-    """Build what counts the elements of all repeated fields of a message, at every depth."""
+    """Return a counter of the elements of all repeated fields of a message, at every depth."""
     return _build_counter(message_type, {}) or _count_nothing
 
 
@@ -95,7 +95,7 @@ def _count_nothing(_message: Any, _limit: int) -> int:
 
 
 def _build_counter(message_type: Descriptor, known: dict[str, Counter]) -> Counter | None:
-    """None: the message has no repeated field. `known` are the counters of types that lie around this one."""
+    """Return a counter, or `None` without repeated fields. `known` are the counters of the enclosing types."""
     if message_type.full_name in known:
         return known[message_type.full_name]
 
@@ -135,12 +135,12 @@ def _build_counter(message_type: Descriptor, known: dict[str, Counter]) -> Count
 def _inner_counter(field: FieldDescriptor, known: dict[str, Counter]) -> Counter | None:
     assert field.message_type is not None
     if field.message_type.GetOptions().map_entry:
-        return None  # Its entries are counted as elements; our maps hold nothing but scalars.
+        return None  # Its entries are counted as elements; the maps of this project contain only scalars.
     return _build_counter(field.message_type, known)
 
 
 def _topic_names(message_type: Descriptor) -> Callable[[Any], None] | None:
-    """Build what refuses topics that are named twice; None: the message names no topics."""
+    """Return a check that no topic is named twice, or `None` if the message names no topics."""
     field = message_type.fields_by_name.get("topics")
     if field is None or field.message_type is None:
         return None
@@ -149,7 +149,7 @@ def _topic_names(message_type: Descriptor) -> Callable[[Any], None] | None:
         return lambda topics: _check_once(topics, lambda topic: topic.topic_id or topic.name)
     if "topic" in names:
         return lambda topics: _check_once(topics, lambda each: each.topic.topic_id or each.topic.name)
-    return None  # Groups' requests may, partition by partition: there nothing is done for a topic.
+    return None  # Requests of groups may name it repeatedly, because they do no work per topic.
 
 
 def _check_once(topics: Any, key: Callable[[Any], bytes | str]) -> None:

@@ -1,12 +1,12 @@
-"""The gRPC server of a service: limits, health, reflection, typed errors, deadlines.
+"""gRPC server of a service: limits, health, reflection, typed errors, deadlines.
 
-A servicer marks each of its methods with `unary` or `server_streaming`; these turn a `HeadraceError` into the gRPC
-status and the `grpc-status-details-bin` trailer of the call, refuse a call without a deadline, and log and hide
-everything unexpected. Before them `admission` has taken the call and read its request.
+A servicer decorates its methods with `unary` or `server_streaming`. These convert a `HeadraceError` to the gRPC status
+and the `grpc-status-details-bin` trailer of the call, reject a call without a deadline, and log and hide unexpected
+errors. Before that, `admission` has admitted the call and read its request.
 
-Such a method also leaves its call for `calls.request_id`; at log level `debug` it writes a line for it. A servicer that
-has `call_errors`, a counter by method and code, counts there what it refuses; one that has `call_seconds`, a histogram
-for each method, times its calls there.
+The decorators also set the context of `calls.request_id`, and log each call at level `debug`. Errors are counted in
+the servicer's `call_errors` (by method and code) and calls timed in `call_seconds` (a histogram per method), if it has
+these attributes.
 
 `RpcServer` is used by one event loop. Health has four names: `startup`, `liveness`, `readiness`, and the empty one,
 which follows readiness.
@@ -50,34 +50,34 @@ AnswerT = TypeVar("AnswerT")
 ITEMS_PER_TURN = 10
 """Items that a handler processes in about a millisecond of the event loop, at 20 to 150 us each."""
 LIGHT_ITEMS_PER_TURN = 50
-"""The same, at 5 to 20 us each: a turn takes four rounds of the event loop, which cost as much as some ten of them."""
+"""The same at 5 to 20 us each: a turn takes four iterations of the event loop, which cost as much as ten items."""
 
 
 @dataclass(frozen=True, slots=True)
 class RpcLimits:
-    """What one server takes at once."""
+    """Limits of one server."""
 
     max_request_bytes: int = 32 << 20
-    """The largest message that gRPC takes in; `methods.METHODS` says less for most methods."""
+    """Maximum message size of gRPC; `methods.METHODS` has lower limits for most methods."""
     max_answer_bytes: int = 32 << 20
     places: PlaceLimits = field(default_factory=PlaceLimits)
-    """Calls beyond are refused by `admission` with RESOURCE_EXHAUSTED."""
+    """Maximum concurrent calls; `admission` rejects further ones with RESOURCE_EXHAUSTED."""
     max_concurrent_streams: int = 100
-    """Calls at once on one connection, as few as RFC 9113 (6.5.2) recommends; a client holds back those beyond. gRPC
-    hands calls over in the order in which they came: who comes behind those of one connection waits some 50 ms.
+    """Maximum concurrent calls on one connection, the minimum that RFC 9113 (6.5.2) recommends; a client queues further
+    ones. gRPC delivers calls in order of arrival: a call behind those of one connection waits about 50 ms.
     """
     max_connections: int = 0
-    """At once, shared between callers (`connection_shares`); further ones are closed; 0: no limit."""
+    """Maximum connections, shared between callers (`connection_shares`); further ones are closed; `0`: no limit."""
     max_metadata_bytes: int = 8192
-    """The headers of one call."""
+    """Maximum size of the headers of one call."""
 
 
 class AddressInUseError(SettingsError):
-    """The address to listen on is not to be had. Choose another one, or stop what holds it."""
+    """The listen address is in use or invalid. Choose another one, or stop the process that uses it."""
 
 
 def _time(servicer: object, method: Callable[..., Any], started: float) -> None:
-    """Observe how long a call took, where its servicer wants that."""
+    """Observe the duration of a call if its servicer has a timer for it."""
     timers = getattr(servicer, "call_seconds", None)
     if timers is not None and method.__name__ in timers:
         timers[method.__name__].observe(time.perf_counter() - started)
@@ -96,7 +96,7 @@ def _trace(method: Callable[..., Any], started: float, context: Any) -> None:
 def unary(
     method: Callable[[ServicerT, RequestT, Any], Awaitable[AnswerT]],
 ) -> Callable[[ServicerT, RequestT, Any], Awaitable[AnswerT]]:
-    """Guard a unary method of a servicer, as the module says."""
+    """Decorate a unary method of a servicer; see the module."""
 
     @functools.wraps(method)
     async def guarded(self: ServicerT, request: RequestT, context: Any) -> AnswerT:
@@ -128,7 +128,7 @@ def unary(
 def server_streaming(
     method: Callable[[ServicerT, RequestT, Any], AsyncIterator[AnswerT]],
 ) -> Callable[[ServicerT, RequestT, Any], AsyncIterator[AnswerT]]:
-    """Guard a server-streaming method of a servicer, as the module says."""
+    """Decorate a server-streaming method of a servicer; see the module."""
 
     @functools.wraps(method)
     async def guarded(self: ServicerT, request: RequestT, context: Any) -> AsyncIterator[AnswerT]:
@@ -164,17 +164,17 @@ def _enter(context: Any) -> None:
 
 
 def require_deadline(context: Any) -> None:
-    """Refuse a call that could wait for ever.
+    """Check that a call has a deadline.
 
     Raises:
-        DeadlineRequiredError: the caller set no deadline.
+        DeadlineRequiredError: If the caller set none.
     """
     if context.time_remaining() is None:
         raise DeadlineRequiredError("the call has no deadline")
 
 
 async def let_others_run(index: int, every: int = ITEMS_PER_TURN) -> None:
-    """Await this in a loop over what a request names: at each `every`th `index` other calls have a turn."""
+    """Yield to other calls at each `every`th `index` of a loop over the items of a request."""
     if index % every == every - 1:
         await next_turn()
 
@@ -188,7 +188,7 @@ def _unexpected(error: Exception) -> InternalError:
 class RpcServer:
     """A grpc.aio server with health and reflection on one address.
 
-    Life: construct, `add` servicers, `start`, `stop`. It answers for `health` and says that it stops.
+    Lifecycle: construct, `add` servicers, `start`, `stop`. It serves `health`, and updates it when it stops.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class RpcServer:
         """Register `servicer` by the generated `add_..._to_server`; `service_name` is its full protobuf name.
 
         Raises:
-            UnlistedMethodError: a method of it has no row in `methods.METHODS`.
+            UnlistedMethodError: If one of its methods has no row in `methods.METHODS`.
         """
         registered = _Registered()
         register(servicer, registered)
@@ -230,16 +230,16 @@ class RpcServer:
         self._service_names.append(service_name)
 
     def refuse_internal(self, service_name: str, call_errors: Counter) -> None:
-        """Refuse this internal service on a server for clients, with the next step in the error."""
+        """Reject calls of this internal service on a server for clients, with the next step in the error."""
         self._admission.refuse_internal(service_name, call_errors)
 
     async def start(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> str:
-        """Listen on `host:port` (port 0: the kernel chooses), serve, and return the address bound.
+        """Listen on `host:port` (port 0: the kernel chooses), serve, and return the bound address.
 
-        Without `credentials` it speaks plain text, with them TLS alone.
+        With `credentials` it accepts only TLS, without them only plain text.
 
         Raises:
-            AddressInUseError: the address is taken, not ours, or malformed.
+            AddressInUseError: If the address is in use, not local, or malformed.
         """
         servicer = reflection.aio.ReflectionServicer([*self._service_names, reflection.SERVICE_NAME])
         self.add(reflection_pb2_grpc.add_ServerReflectionServicer_to_server, servicer, reflection.SERVICE_NAME)
@@ -262,7 +262,7 @@ class RpcServer:
         return self.address
 
     async def stop(self, grace_seconds: float) -> None:
-        """Take no new calls, let those at work end within `grace_seconds`, then cancel them."""
+        """Accept no new calls, wait at most `grace_seconds` for calls in progress, then cancel them."""
         self.health.hold(HealthCause.STOPPING)
         self._health_servicer.close()
         self._admission.wasted.stop()
@@ -272,7 +272,7 @@ class RpcServer:
 
 
 class _Registered:
-    """Replacement for the server that collects the handlers while generated code registers a servicer."""
+    """Stand-in for the server that collects the handlers which generated code registers."""
 
     def __init__(self) -> None:
         self._handlers: list[grpc.GenericRpcHandler] = []
@@ -281,7 +281,7 @@ class _Registered:
         self._handlers.extend(handlers)
 
     def add_registered_method_handlers(self, service_name: str, handlers: Any) -> None:
-        """The same handlers once more, which gRPC would look for first."""
+        """Ignore the same handlers in the form that gRPC would look up first."""
 
     def find(self, path: str) -> Any:
         details = _Details(path)
@@ -298,7 +298,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Split `host:port`; an IPv6 host is in brackets and keeps them.
 
     Raises:
-        SettingsError: it is not of that form.
+        SettingsError: If the address is malformed.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
@@ -307,10 +307,10 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_free(listen: str) -> None:
-    """Bind for a moment, because gRPC does not say why it cannot.
+    """Bind the address briefly, because gRPC does not report why it cannot.
 
     Raises:
-        AddressInUseError: the address is taken, not ours, or malformed.
+        AddressInUseError: If the address is in use, not local, or malformed.
     """
     host, port = split_address(listen)
     try:
@@ -331,19 +331,18 @@ def _channel_options(limits: RpcLimits) -> Sequence[tuple[str, int]]:
         *connections,
         ("grpc.max_send_message_length", limits.max_answer_bytes),
         ("grpc.max_receive_message_length", limits.max_request_bytes),
-        # Batches have a compression of their own; a message that gRPC inflates is a thousand times what was sent.
+        # Batches have their own compression, and gRPC's would allow messages a thousand times the size sent.
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.max_concurrent_streams", limits.max_concurrent_streams),
-        # Calls whose headers came and that `admission` has not seen yet: above 1,000 gRPC would end some by chance.
+        # Calls not yet seen by `admission`; above the default of 1,000 gRPC drops some at random.
         ("grpc.server.max_pending_requests", 6_144),
         ("grpc.server.max_pending_requests_hard_limit", 8_192),
         ("grpc.max_metadata_size", limits.max_metadata_bytes),
-        # For `connections.Diversion`. `check_free` asks without it, so that no second process listens here.
+        # For `connections.Diversion`. `check_free` binds without it, so that no second process listens here.
         ("grpc.so_reuseport", 1),
-        # Who connects and does not finish the handshake is cut off.
+        # Timeout of the handshake of a new connection.
         ("grpc.server_handshake_timeout_ms", 10_000),
-        # Clients ping every 20 s or slower, also between calls; without these a server calls that abuse after two
-        # pings.
+        # Clients ping every 20 s or less often, also between calls, which a server would reject by default.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", 60_000),

@@ -1,7 +1,7 @@
-"""What every service process has, started and stopped in one order.
+"""Common components of a service process, and the order in which they start and stop.
 
-Start: logging, observability, TLS, the client of etcd; then the service's own parts. Stop: the reverse. Probes are
-answered, and certificates reloaded, from before etcd is reached until after the last own part has ended.
+Start: logging, observability, TLS, the client of etcd, then the service's own components. Stop: the reverse. Probes
+are answered and certificates reloaded from before etcd is reached until the last component has stopped.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class ServiceProcess:
-    """The parts that every service has. Belongs to the event loop."""
+    """Components that every service has. Belongs to the event loop."""
 
     name: str
-    """As `broker-1`."""
+    """Name of the process, such as `broker-1`."""
     settings: ServiceSettings
     metrics: CommonMetrics
     observability: Observability
@@ -63,10 +63,10 @@ class ServiceProcess:
     async def reach_etcd(
         self, read: Callable[[ClusterIdentity], Awaitable[ResultT]], stop: StopRequest
     ) -> tuple[ClusterIdentity, ResultT] | None:
-        """Return the identity of the cluster and what `read` returns; wait for etcd without a limit.
+        """Return the identity of the cluster and the result of `read`; wait for etcd without a limit.
 
-        `None`: `stop` was requested first. Raises as `check_etcd`, `read_or_create` and `read`, but for
-        MetastoreUnavailableError; MetastoreRolledBackError ends the wait, too.
+        `None` means that `stop` was requested first. Raises as `check_etcd`, `read_or_create` and `read`, including
+        MetastoreRolledBackError; other MetastoreUnavailableErrors are retried.
         """
         reaching = asyncio.create_task(self._reach_etcd(read))
         stopping = asyncio.create_task(stop.requested())
@@ -99,7 +99,7 @@ class ServiceProcess:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def load(self, *sources: PrefixView, stop: StopRequest | None = None) -> None:
-        """Read the metadata; wait for etcd without a limit, or until `stop` is requested."""
+        """Load the views; wait for etcd without a limit, or until `stop` is requested."""
         while stop is None or not stop.is_set():
             try:
                 for source in sources:
@@ -118,12 +118,12 @@ class ServiceProcess:
         return view
 
     def make_clock_exchange(self, view: ClusterView) -> ClockExchange:
-        """Return the exchange of clocks with the other processes. The caller runs it."""
+        """Return the clock exchange with the other processes. The caller runs it."""
         watch = ClockWatch(self.clock)
         return ClockExchange(watch, self.name, view, self.metastore, self.clock, self.metrics.clock_in_doubt)
 
     def make_renewer(self) -> EtcdLeaseRenewer:
-        """Return a new renewer of a lease, with a connection of its own."""
+        """Return a new lease renewer with its own connection."""
         return EtcdLeaseRenewer(self.settings.etcd_endpoints, self.tls.etcd)
 
     def add_process_service(
@@ -131,7 +131,7 @@ class ServiceProcess:
         server: RpcServer,
         describe_disk: Callable[[bool], Awaitable[process_pb2.DiskDescription]] | None = None,
     ) -> None:
-        """Serve `ProcessService`; `describe_disk` as in `ProcessParts`."""
+        """Add `ProcessService` to a server; `describe_disk` is as in `ProcessParts`."""
         add_process_service(
             server,
             ProcessParts(
@@ -147,7 +147,7 @@ class ServiceProcess:
         )
 
     def client_credentials(self) -> grpc.ServerCredentials | None:
-        """Return the credentials of the listener for clients. `None` means plain text."""
+        """Return the credentials of the client listener; `None` means plain text."""
         clients = self.tls.clients
         return None if clients is None else clients.server_credentials(self.settings.tls_client_auth)
 
@@ -173,15 +173,15 @@ async def run_process(
     bound: Mapping[str, object],
     observe_etcd: Callable[[str, float, bool], None] | None = None,
 ) -> AsyncIterator[ServiceProcess]:
-    """Start the parts that every service has, and stop them when the block ends.
+    """Start the components that every service has, and stop them when the block ends.
 
     Args:
-        bound: keys and values of every log line.
+        bound: keys and values that are added to every log line.
         observe_etcd: `observe` of `EtcdMetastore`.
 
     Raises:
-        AddressInUseError: see `serve_observability`.
-        TlsFilesError: see `watched_tls`.
+        AddressInUseError: See `serve_observability`.
+        TlsFilesError: See `watched_tls`.
     """
     metrics.info.labels(RELEASE, settings.cluster).set(1)
     configure_logging(

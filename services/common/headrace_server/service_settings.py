@@ -1,4 +1,4 @@
-"""The settings that every service has, and that `service_process` reads."""
+"""Settings that every service has, read by `service_process`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace_server.tls_settings import TlsSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings(TlsSettings):
-    """The settings that every service has; a service's own settings inherit them."""
+    """Common settings; the settings of each service inherit from them."""
 
     cluster: Annotated[str, Field(min_length=1, description="The cluster's name, part of every key in etcd.")] = (
         "headrace"

@@ -1,4 +1,4 @@
-"""Settings of a process: one frozen dataclass, filled from a TOML file, the environment and the command line.
+"""Settings of a process: a frozen dataclass, filled from a TOML file, the environment and the command line.
 
 A service describes its settings as a frozen, slotted, keyword-only dataclass whose fields are `Annotated` with
 pydantic's `Field`: `description` (one sentence), range (`ge`, `le`, ...), and a default where there is one. The unit is
@@ -9,9 +9,9 @@ the last part of the name. Relations between fields are checked in `__post_init_
         broker_id: Annotated[int, Field(ge=0, description="The broker's id, unique in the cluster.")]
         lease_ttl_ms: Annotated[int, Field(ge=2_000, description="...")] = 10_000
 
-`load_settings` is the one place that reads files and the environment; nothing else in a service does. pydantic converts
-text, checks ranges and reports all invalid values at once. pydantic-settings is not used: it ignores unknown variables,
-and an unknown setting must be an error that names the nearest known one.
+Only `load_settings` reads settings files and the environment. pydantic converts text, checks ranges and reports all
+invalid values at once. pydantic-settings is not used because it ignores unknown variables; an unknown setting must be
+an error that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def _split_commas(value: object) -> object:
 
 
 CommaList = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
-"""A list setting: an array in TOML, `a,b,c` in the environment and on the command line."""
+"""List setting: an array in TOML, `a,b,c` in the environment and on the command line."""
 
 
 class SettingsError(InvalidConfigError):
-    """The settings cannot be used; the message names each culprit and where it was set. Correct them; start again."""
+    """The settings are invalid; the message names each one and its source. Correct them and restart."""
 
 
 def load_settings(
@@ -54,18 +54,18 @@ def load_settings(
     environ_prefix: str = "",
     overrides: Mapping[str, object] | Sequence[str] = (),
 ) -> SettingsT:
-    """Fill `cls` from, in rising order of precedence: defaults, file, environment, overrides.
+    """Return an instance of `cls` from, in ascending precedence: defaults, file, environment, overrides.
 
     Args:
-        cls: a frozen dataclass as the module describes.
-        config_file: a TOML file with one key a setting at its top level; None: no file.
-        environ: usually `os.environ`; None: no environment.
-        environ_prefix: as `HEADRACE_BROKER_`; each variable that starts with it must name a setting in upper case.
-        overrides: a mapping, or `name=value` strings as `--set` takes them.
+        cls: a frozen dataclass as described in the module.
+        config_file: a TOML file with one top-level key per setting; `None` means no file.
+        environ: usually `os.environ`; `None` means no environment.
+        environ_prefix: such as `HEADRACE_BROKER_`; each variable with it must name a setting in upper case.
+        overrides: a mapping, or `name=value` strings as for `--set`.
 
     Raises:
-        SettingsError: an unknown name (the nearest known one is named), a value of the wrong type or out of range, a
-            missing setting, a broken relation, an unreadable file.
+        SettingsError: If a name is unknown (the message has the nearest one), a value has the wrong type or is out of
+            range, a setting is missing, a relation is violated, or the file is unreadable.
     """
     known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     values: dict[str, object] = {}
@@ -94,10 +94,10 @@ def load_settings(
 
 
 def describe_settings(cls: type[Any]) -> str:
-    """A markdown table of all settings of `cls`: name, type, default, range, documentation."""
+    """Return a markdown table of all settings of `cls`: name, type, default, range, documentation."""
     lines = ["| setting | type | default | range | what it does |", "| --- | --- | --- | --- | --- |"]
     hints = typing.get_type_hints(cls, include_extras=True)
-    # A class's own settings come before those that it shares with others.
+    # A class's own settings precede the inherited ones.
     for field in sorted(dataclasses.fields(cls), key=lambda field: field.name not in cls.__annotations__):
         base, infos = _unwrap(hints[field.name])
         description = " ".join(info.description for info in infos if info.description)
@@ -114,7 +114,7 @@ def describe_settings(cls: type[Any]) -> str:
 
 
 def nearest_name(name: str, known: Sequence[str]) -> str | None:
-    """The known name that is most like `name`, or None where none is."""
+    """Return the known name that is most similar to `name`, or `None`."""
     matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return matches[0] if matches else None
 
@@ -160,16 +160,16 @@ def _read_overrides(overrides: Mapping[str, object] | Sequence[str]) -> dict[str
 
 
 def check_advertised_address(listen: str, advertised_address: str) -> None:
-    """Refuse to publish an address that clients cannot connect to; `__post_init__` of a service's settings calls it.
+    """Check that clients can connect to the published address; called by `__post_init__` of a service's settings.
 
     Raises:
-        ValueError: `listen` is every address of the machine (0.0.0.0, [::]), and `advertised_address` is empty.
+        ValueError: If `listen` is the wildcard address (0.0.0.0, [::]) and `advertised_address` is empty.
     """
     host = listen.rpartition(":")[0].strip("[]")
     try:
         everywhere = ipaddress.ip_address(host).is_unspecified
     except ValueError:
-        return  # A name, or malformed: then binding it fails.
+        return  # A host name, or malformed, so that binding fails.
     if everywhere and not advertised_address:
         raise ValueError(
             f"listen is {listen}, to which no client can connect, and advertised_address is empty: set "
@@ -180,7 +180,7 @@ def check_advertised_address(listen: str, advertised_address: str) -> None:
 def _describe_error(detail: Mapping[str, Any], origins: Mapping[str, str], environ_prefix: str) -> str:
     location = [str(part) for part in detail["loc"]]
     message = str(detail["msg"]).removeprefix("Value error, ")
-    if not message[:2].isupper():  # A word in capitals stays one.
+    if not message[:2].isupper():  # Keep an acronym in capitals.
         message = message[:1].lower() + message[1:]
     if not location:
         return message
@@ -191,7 +191,7 @@ def _describe_error(detail: Mapping[str, Any], origins: Mapping[str, str], envir
 
 
 def _unwrap(hint: object) -> tuple[object, list[FieldInfo]]:
-    """Split an annotation into its bare type and pydantic's field infos, outermost last."""
+    """Return the bare type of an annotation and pydantic's field infos, outermost last."""
     infos: list[FieldInfo] = []
     while typing.get_origin(hint) is Annotated:
         hint, *metadata = typing.get_args(hint)

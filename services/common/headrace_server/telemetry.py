@@ -1,7 +1,7 @@
-"""Logs of a service: structured lines on standard error, whose level can be changed while it runs.
+"""Logging of a service: structured lines on standard error, with a level that can be changed at run time.
 
-`console` is for people, `json` for collectors. A line written inside a call carries the caller's `request_id`
-(`calls.request_id`), by which it can be found again in the logs of clients, brokers and coordinators.
+The format `console` is for people, `json` for collectors. A line written during a call has the caller's `request_id`
+(`calls.request_id`), which identifies the operation in the logs of clients, brokers and coordinators.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def configure_logging(
     stream: TextIO | None = None,
     count: Callable[[str], None] | None = None,
 ) -> None:
-    """Send structured logs of `level` and above to `stream` (standard error).
+    """Send structured logs of `level` and above to `stream` (default: standard error).
 
-    Every line has the keys of `bound`, of whichever thread or task it is; `count` is told the level of each warning
-    and error.
+    Every line of every thread and task has the keys of `bound`. `count` is called with the level of each warning and
+    error.
     """
     target = stream or sys.stderr
     keys = dict(bound or {})
@@ -68,12 +68,12 @@ def configure_logging(
 
 
 def log_level() -> LogLevel:
-    """The level in force."""
+    """Return the current log level."""
     return _level
 
 
 def set_log_level(level: LogLevel) -> None:
-    """Let the next lines be of `level` and above; at `debug` every call that is answered is a line, too."""
+    """Set the log level; at `debug` every call is logged, too."""
     global _level  # noqa: PLW0603
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())))
     _level = level
@@ -82,9 +82,9 @@ def set_log_level(level: LogLevel) -> None:
 
 
 class LogInterval:
-    """When to repeat the log line of a lasting condition: at once, then after 1, 2, 4, ... and at most 60 seconds.
+    """Back-off of repeated log lines about a lasting condition: at once, then after 1, 2, 4, ... up to 60 seconds.
 
-    A process that waits for hours for another one writes a line a minute. Owned by one task.
+    A process that waits for hours writes one line per minute. Owned by one task.
     """
 
     MAX_MS = 60_000
@@ -101,7 +101,7 @@ class LogInterval:
         return 0 if self._since_ms is None else (self._monotonic_ms() - self._since_ms) // 1_000
 
     def is_due(self) -> bool:
-        """Return whether to log now; then the next line waits for twice as long."""
+        """Return whether to log now; if so, double the interval."""
         now_ms = self._monotonic_ms()
         if self._since_ms is None:
             self._since_ms, self._next_ms, self._interval_ms = now_ms, now_ms, 1_000
@@ -112,5 +112,5 @@ class LogInterval:
         return True
 
     def end(self) -> None:
-        """Note that it is over: the next line is a first one."""
+        """Reset the interval after the condition has ended."""
         self._since_ms = None

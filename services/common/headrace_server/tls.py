@@ -1,13 +1,14 @@
-"""Certificates of a service: read, checked, watched, and put in force again when their files change.
+"""TLS certificates of a service, which are reloaded when their files change.
 
-A service has up to three identities, each a certificate and key, the authorities that sign its peers' certificates, or
-both: `clients` (its client listener), `internal` (brokers and coordinators among each other, always mutual), `etcd`
-(towards etcd). What is read is checked whole before it is used: at the start a fault ends the process, later the old
-certificates stay in force, `certificate_refused` says so, and a line of the log says why. Established connections are
-left alone; every new one uses what is in force then. gRPC takes TLS 1.2 and later, and there is no way back to plain
-text.
+A service has up to three identities, each with a certificate and key, the authorities that sign its peers'
+certificates, or both: `clients` (its client listener), `internal` (between brokers and coordinators, always mutual),
+`etcd` (client of etcd). Files are fully validated before use. An invalid file ends the process at the start; later
+the old certificates stay active, the metric `certificate_refused` is set, and the reason is logged. Established
+connections are not affected; every new one uses the active certificates. gRPC accepts TLS 1.2 and later, without a
+fallback to plain text.
 
-Belongs to the event loop, but for what gRPC calls at a new connection from threads of its own: that reads `current`.
+Belongs to the event loop, except callbacks that gRPC runs in its own threads for new connections: these read
+`current`.
 """
 
 from __future__ import annotations
@@ -31,30 +32,30 @@ from headrace_server.tls_settings import ClientAuth, TlsFiles, TlsSettings
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 2.0
-"""Interval between two `stat` of the files. A file watch misses how Kubernetes replaces a secret: it renames a link."""
+"""Interval of `stat` calls. A file watch misses updates of Kubernetes secrets, which rename a symbolic link."""
 
 ChannelOptions = Sequence[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateInForce:
-    """One certificate that a process uses now."""
+    """Certificate that a process currently uses."""
 
     setting: str
-    """The setting that names it, or would if it had a file of its own."""
+    """Setting that names its file, or that would if it had a separate file."""
     path: str
     subject: str
     not_after: datetime
 
 
 class TlsIdentity:
-    """The certificates of one use, as they are in force. Made and looked after by the event loop; see the module."""
+    """Active certificates of one use. Belongs to the event loop; see the module."""
 
     def __init__(self, use: str, files: TlsFiles, *, mutual: bool = False) -> None:
-        """Read the files. `mutual`: both sides of its connections are of this identity's authorities.
+        """Read the files. `mutual` means that these authorities sign the certificates of both sides.
 
         Raises:
-            TlsFilesError: they cannot be used.
+            TlsFilesError: If they are invalid.
         """
         self.use = use
         self._files = files
@@ -64,19 +65,19 @@ class TlsIdentity:
         self.current = read_certificates(files, mutual=mutual)
         self._context: tuple[Certificates, ssl.SSLContext] | None = None
         self.refused = False
-        """Whether the files have changed since into something that cannot be used."""
+        """Whether the files have since changed and are now invalid."""
 
     def keep_apart(self, other: TlsIdentity) -> None:
-        """Refuse authorities that `other` trusts, too, now and when files change.
+        """Require that this identity and `other` have no authority in common, now and after changes of files.
 
         Raises:
-            TlsFilesError: both trust one authority now.
+            TlsFilesError: If they have one in common now.
         """
         _check_apart(self.current, other.current, self._files.ca_file)
         self._apart_from, other._apart_from = other, self
 
     def look(self) -> None:
-        """Put changed files in force, if they are good."""
+        """Activate changed files if they are valid."""
         stamps = stamps_of(self._files.paths)
         if stamps == self._stamps:
             return
@@ -86,7 +87,7 @@ class TlsIdentity:
                 _check_apart(found, self._apart_from.current, self._files.ca_file)
         except TlsFilesError as error:
             if stamps_of(self._files.paths) != stamps:
-                return  # They were just being replaced.
+                return  # The files are being replaced.
             log.error("certificates_refused", use=self.use, reason=error.message, in_force_until=self._end())
             self.refused = True
         else:
@@ -99,7 +100,7 @@ class TlsIdentity:
         self._stamps = stamps
 
     def server_credentials(self, client_auth: ClientAuth) -> grpc.ServerCredentials:
-        """For a listener; every new connection gets what is in force then."""
+        """Return credentials for a listener, whose new connections use the certificates active at the time."""
         given = self.current
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
@@ -113,18 +114,18 @@ class TlsIdentity:
         return grpc.dynamic_ssl_server_credentials(_server_configuration(given), fetch, required)  # type: ignore[arg-type]
 
     def server_context(self, client_auth: ClientAuth) -> ssl.SSLContext:
-        """For one new connection of the native protocol: TLS 1.2 and later, with what is in force now."""
+        """Return the context of a new connection of the native protocol: TLS 1.2 and later, active certificates."""
         if self._context is None or self._context[0] is not self.current:
             self._context = self.current, _server_context(self.current, client_auth)
         return self._context[1]
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For one new channel."""
+        """Return credentials for one new channel."""
         now = self.current
         return grpc.ssl_channel_credentials(now.authorities, now.key, now.chain)
 
     def describe(self) -> Iterator[CertificateInForce]:
-        """What is in force: the own certificate, as it ends with the first of its chain, and the authorities."""
+        """Yield the own certificate, with the earliest expiry of its chain, and the authorities."""
         now, files = self.current, self._files
         if now.own:
             yield CertificateInForce(
@@ -143,7 +144,7 @@ class TlsIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ServiceTls:
-    """The identities of one service; None: no TLS there."""
+    """Identities of one service; `None` means no TLS for that use."""
 
     clients: TlsIdentity | None = None
     internal: TlsIdentity | None = None
@@ -151,11 +152,11 @@ class ServiceTls:
 
     @property
     def identities(self) -> list[TlsIdentity]:
-        """Those that are there."""
+        """Configured identities."""
         return [identity for identity in (self.clients, self.internal, self.etcd) if identity is not None]
 
     def describe(self) -> list[CertificateInForce]:
-        """Every certificate in force, each once where two uses share it."""
+        """Return every active certificate once, even if two uses share it."""
         found: dict[tuple[str, str], CertificateInForce] = {}
         for identity in self.identities:
             for certificate in identity.describe():
@@ -164,10 +165,10 @@ class ServiceTls:
 
 
 def read_tls(settings: TlsSettings) -> ServiceTls:
-    """Read what the settings name.
+    """Read the identities in the settings.
 
     Raises:
-        TlsFilesError: something of it cannot be used.
+        TlsFilesError: If a file is invalid.
     """
     clients, internal, etcd = settings.clients_files, settings.internal_files, settings.etcd_files
     tls = ServiceTls(
@@ -193,10 +194,10 @@ def _check_apart(found: Certificates, other: Certificates, path: str) -> None:
 
 @contextlib.asynccontextmanager
 async def watched_tls(settings: TlsSettings, metrics: CommonMetrics) -> AsyncIterator[ServiceTls]:
-    """Read the identities, show them in the metrics, and look at their files until the block ends.
+    """Read the identities, export them as metrics, and reload changed files until the block ends.
 
     Raises:
-        TlsFilesError: see `read_tls`.
+        TlsFilesError: See `read_tls`.
     """
     tls = read_tls(settings)
     for identity in tls.identities:
@@ -225,14 +226,14 @@ async def _watch(tls: ServiceTls) -> None:
 
 
 def open_channel(address: str, options: ChannelOptions, identity: TlsIdentity | None) -> grpc.aio.Channel:
-    """A new asyncio channel: of the identity, or plain where there is none."""
+    """Return a new asyncio channel with TLS, or in plain text if `identity` is `None`."""
     if identity is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, identity.channel_credentials(), options=options)
 
 
 def open_blocking_channel(address: str, options: ChannelOptions, identity: TlsIdentity | None) -> grpc.Channel:
-    """A new blocking channel: of the identity, or plain where there is none."""
+    """Return a new blocking channel with TLS, or in plain text if `identity` is `None`."""
     if identity is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, identity.channel_credentials(), options=options)

@@ -1,4 +1,4 @@
-"""The settings of TLS that both services have, and which files they come to; `tls` reads those."""
+"""TLS settings of both services, and the files that result from them, which `tls` reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ClientAuth = Literal["none", "required"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsSettings:
-    """The settings that both services have; a service's own settings inherit them."""
+    """TLS settings; the settings of each service inherit from them."""
 
     tls_cert_file: Annotated[
         str, Field(description="This process's certificate, PEM, with the chain below it; empty: no TLS.")
@@ -43,7 +43,7 @@ class TlsSettings:
     etcd_tls_key_file: Annotated[str, Field(description="Its private key.")] = ""
 
     def check_tls(self) -> None:
-        """Refuse settings that belong together and are not; `__post_init__` of a service's settings calls it."""
+        """Check that related settings are set together; called by `__post_init__` of a service's settings."""
         for prefix in ("", "internal_", "etcd_"):
             names = [f"{prefix}tls_{what}_file" for what in ("cert", "key")]
             given = [name for name in names if getattr(self, name)]
@@ -62,19 +62,19 @@ class TlsSettings:
 
     @property
     def trusts_internal_authority(self) -> bool:
-        """Whether every certificate that the internal authority has signed is taken for a broker's or coordinator's."""
+        """Whether every certificate signed by the internal authority is accepted as a broker's or coordinator's."""
         return False
 
     @property
     def clients_files(self) -> TlsFiles | None:
-        """For the client listener; None: no TLS there."""
+        """Files of the client listener; `None` without TLS."""
         if not self.tls_cert_file:
             return None
         return TlsFiles(self.tls_cert_file, self.tls_key_file, self.tls_ca_file)
 
     @property
     def internal_files(self) -> TlsFiles | None:
-        """Among brokers and coordinators; None: no TLS there."""
+        """Files for brokers and coordinators among each other; `None` without TLS."""
         cert_file = self.internal_tls_cert_file or self.tls_cert_file
         if not cert_file:
             return None
@@ -83,7 +83,7 @@ class TlsSettings:
 
     @property
     def etcd_files(self) -> TlsFiles | None:
-        """Towards etcd; None: no TLS there."""
+        """Files for connections to etcd; `None` without TLS."""
         if not self.etcd_tls_ca_file:
             return None
         return TlsFiles(self.etcd_tls_cert_file, self.etcd_tls_key_file, self.etcd_tls_ca_file)
@@ -91,7 +91,7 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where an identity lies; an empty path: it has no such part."""
+    """Paths of an identity's files; an empty path means that there is no such file."""
 
     cert_file: str
     key_file: str
@@ -99,5 +99,5 @@ class TlsFiles:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Those that are there."""
+        """Paths that are set."""
         return tuple(path for path in (self.cert_file, self.key_file, self.ca_file) if path)

@@ -1,8 +1,8 @@
-"""The settings of a topic: one table, its parser, and the typed value that a broker applies.
+"""Settings of a topic: table, parser, and the typed value that a broker applies.
 
 The coordinator validates and describes them, the broker applies them (`TopicConfig`). In etcd and in RPCs they are
-strings by name, and only what differs from the defaults is stored. `python -m headrace_server.topic_configs` prints
-the reference page.
+strings by name, and only values that differ from the defaults are stored. `python -m headrace_server.topic_configs`
+prints the reference page.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Validation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConfigDefinition:
-    """One row of the table."""
+    """Row of the table."""
 
     name: str
     kind: str
-    """`integer`, `choice`, or `choices`: some of them, separated by commas."""
+    """`integer`, `choice`, or `choices` (several, separated by commas)."""
     default: int | str
     minimum: int = 0
     maximum: int = INT64_MAX
@@ -52,10 +52,10 @@ class ConfigDefinition:
     documentation: str = ""
 
     def parse(self, text: str) -> int | str:
-        """Read a value.
+        """Parse a value.
 
         Raises:
-            InvalidConfigError: not of the kind, or out of range; says what would be right.
+            InvalidConfigError: If it is not of the kind or out of range; the message has the allowed values.
         """
         if self.kind == "choice":
             if text not in self.choices:
@@ -75,7 +75,7 @@ class ConfigDefinition:
         return value
 
     def range_text(self) -> str:
-        """The range as a person reads it."""
+        """Return the allowed values as text."""
         if self.kind == "choice":
             return ", ".join(self.choices)
         if self.kind == "choices":
@@ -169,7 +169,7 @@ CONFIGS: dict[str, ConfigDefinition] = {definition.name: definition for definiti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig:
-    """All settings of a topic, typed; the meaning of each is in `CONFIG_TABLE`."""
+    """Typed settings of a topic; `CONFIG_TABLE` describes each."""
 
     retention_ms: int = 7 * DAY_MS
     retention_bytes: int = -1
@@ -189,18 +189,18 @@ class TopicConfig:
 
     @property
     def counts_flushed(self) -> bool:
-        """True where only flushed records are acknowledged and visible."""
+        """Whether only flushed records are acknowledged and visible."""
         return self.durability is Durability.FSYNC or self.flushes_by_policy
 
     @property
     def flushes_by_policy(self) -> bool:
-        """True where `flush_messages` or `flush_ms` bounds the loss window: consumers then see flushed records only."""
+        """Whether `flush_messages` or `flush_ms` bounds the loss window, so that consumers see only flushed records."""
         return self.durability is Durability.ASYNC and min(self.flush_messages, self.flush_ms) < INT64_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfigValue:
-    """One setting of a topic as `DescribeConfigs` shows it."""
+    """Setting of a topic in `DescribeConfigs`."""
 
     name: str
     value: str
@@ -210,10 +210,11 @@ class TopicConfigValue:
 
 
 def parse_topic_config(configs: Mapping[str, str]) -> TopicConfig:
-    """Check a topic's settings, relations too, and give them types; those not named have their defaults.
+    """Validate a topic's settings and their relations and return them typed, with defaults for the others.
 
     Raises:
-        InvalidConfigError: an unknown name (it names the nearest known one), a bad value, two that exclude each other.
+        InvalidConfigError: If a name is unknown (the message has the nearest known one), a value is invalid, or two
+            settings exclude each other.
     """
     values: dict[str, Any] = {}
     for name in sorted(configs):
@@ -228,14 +229,14 @@ def parse_topic_config(configs: Mapping[str, str]) -> TopicConfig:
 
 
 RETENTION = ("retention_ms", "retention_bytes")
-"""Settings that remove records; -1: they do not."""
+"""Settings that delete records; `-1` disables them."""
 
 
 def read_stored_topic_config(configs: Mapping[str, str]) -> tuple[TopicConfig, tuple[str, ...]]:
-    """What a broker applies: the settings that this release understands, and the names that it does not.
+    """Return the settings that a broker applies, and the names that this release cannot read.
 
-    For values out of etcd, which a newer release may have written: one setting that cannot be used must not stop a
-    partition. A setting left out has its default, but retention: where that cannot be read nothing is removed by it.
+    For values from etcd, which a newer release may have written: one unreadable setting must not stop a partition. An
+    unreadable setting has its default, except retention settings, which are disabled.
     """
     usable: dict[str, str] = {}
     skipped: list[str] = []
@@ -254,17 +255,17 @@ def read_stored_topic_config(configs: Mapping[str, str]) -> tuple[TopicConfig, t
 
 
 def normalise_topic_configs(configs: Mapping[str, str]) -> dict[str, str]:
-    """Check `configs` as `parse_topic_config` does and return the value to store: canonical text, no defaults."""
+    """Validate `configs` as `parse_topic_config` and return the value to store: canonical text, no defaults."""
     parse_topic_config(configs)
     parsed = {name: str(config_definition(name).parse(configs[name])) for name in sorted(configs)}
     return {name: text for name, text in parsed.items() if text != str(CONFIGS[name].default)}
 
 
 def alter_topic_configs(current: Mapping[str, str], changes: Mapping[str, str], unset: Iterable[str]) -> dict[str, str]:
-    """The value to store after `AlterConfigs`: `changes` set, `unset` back to their defaults, the rest as it was.
+    """Return the value to store after `AlterConfigs`: `changes` set, `unset` reset to defaults, the rest unchanged.
 
     Raises:
-        InvalidConfigError: as `parse_topic_config`, or a name both set and unset.
+        InvalidConfigError: As `parse_topic_config`, or if a name is both set and unset.
     """
     removed = list(unset)
     for name in removed:
@@ -276,9 +277,9 @@ def alter_topic_configs(current: Mapping[str, str], changes: Mapping[str, str], 
 
 
 def describe_topic_config(configs: Mapping[str, str], replication_factor: int) -> list[TopicConfigValue]:
-    """Every setting with its value in a topic whose stored settings are `configs`, in the order of the table.
+    """Return every setting with its value in a topic with the stored settings `configs`, in the order of the table.
 
-    A default that depends on the number of replicas is shown as what it means for `replication_factor` >= 1 of them.
+    A default that depends on the number of replicas is shown as its value for `replication_factor` >= 1.
     """
     defaults = {row.name: str(row.default) for row in CONFIG_TABLE}
     defaults["min_insync_replicas"] = str(effective_min_insync_replicas(0, replication_factor))
@@ -305,10 +306,10 @@ def effective_min_insync_replicas(setting: int, replicas: int) -> int:
 
 
 def config_definition(name: str) -> ConfigDefinition:
-    """The row of a setting.
+    """Return the row of a setting.
 
     Raises:
-        InvalidConfigError: there is none; names the nearest.
+        InvalidConfigError: If the name is unknown; the message has the nearest known one.
     """
     definition = CONFIGS.get(name)
     if definition is None:
@@ -321,7 +322,7 @@ def config_definition(name: str) -> ConfigDefinition:
 
 
 def describe_topic_configs() -> str:
-    """docs/reference/topic-configs.md as markdown."""
+    """Return docs/reference/topic-configs.md as markdown."""
     lines = [
         "# Settings of a topic",
         "",

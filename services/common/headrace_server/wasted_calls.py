@@ -1,10 +1,10 @@
-"""Callers who waste calls: they send headers, and their requests are never read.
+"""Protection against callers that send call headers without a request, or cancel calls before they are read.
 
-grpc.aio spends 100 to 150 us of the event loop on a call before `admission` has it, also on one that its caller took
-back, and on one that waited in gRPC's core while its connection closed. So what has come is paid for, and only what has
-not come yet can be kept away. A caller may waste `CALLS_PER_SECOND`, and `CALLS_AT_ONCE`. Who wastes more is shut out
-until all are paid for: it can open no connection, and of those that it has each one is ended that wastes
-`CALLS_OF_CONNECTION` meanwhile.
+grpc.aio spends 100 to 150 us of the event loop on a call before `admission` sees it, even if the caller has cancelled
+it or its connection closed while it was queued in gRPC's core. That cost cannot be avoided once the call has arrived,
+so the protection blocks connections. A caller may waste `CALLS_PER_SECOND`, with a burst of `CALLS_AT_ONCE`. A caller
+above that limit is blocked until its debt is zero: it cannot open connections, and each of its connections that wastes
+`CALLS_OF_CONNECTION` more calls is closed.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ log = structlog.get_logger(__name__)
 
 CALLS_PER_SECOND = 100
 CALLS_AT_ONCE = 1_000
-"""A fifth of a second of the event loop."""
+"""Burst limit, about 0.15 s of the event loop."""
 CALLS_OF_CONNECTION = 10
-"""A well-behaved client at the caller's address may have a few whose deadlines passed."""
+"""Tolerance per connection: a correct client at the same address may have a few calls whose deadlines passed."""
 MAX_SHUT_OUT = 256
-"""Callers at once: the kernel takes a program of 20 kB (net.core.optmem_max)."""
+"""Maximum number of blocked callers: the kernel accepts a filter program of 20 kB (net.core.optmem_max)."""
 PASS_SECONDS = 0.1
 
 
 class WastedCalls:
-    """Calls that the callers of one listener recently wasted. Belongs to an event loop; does nothing before `start`."""
+    """Recently wasted calls by caller, for one listener. Belongs to an event loop; inactive until `start`."""
 
     def __init__(self) -> None:
         self._rates = Rates(calls=CALLS_PER_SECOND)
         self._port = 0
-        self._shut_out: dict[str, Counter[int]] = {}  # by caller: what its connections wasted since, by their ports
+        self._shut_out: dict[str, Counter[int]] = {}  # by caller: calls wasted since then, by port of the connection
         self._ending: set[tuple[str, int]] = set()
         self._keeping: asyncio.Task[None] | None = None
 
     def start(self, port: int) -> None:
-        """Guard the listener of this process at `port`."""
+        """Protect the listener of this process at `port`."""
         self._port = port
 
     def stop(self) -> None:
-        """Leave the listener alone; it closes."""
+        """Stop protecting the listener, which is closing."""
         self._port = 0
         if self._keeping is not None:
             self._keeping.cancel()
 
     def is_shut_out(self, caller: str) -> bool:
-        """Whether the caller wasted too much, and has not paid yet."""
+        """Return whether the caller is blocked."""
         return caller in self._shut_out
 
     def count(self, peer: str, *, of_connection: bool) -> None:
-        """Count a call of a gRPC peer that ended unread; `of_connection`: which is not for want of a place."""
+        """Count a call of a gRPC peer that ended unread; not `of_connection` if it lacked only an admission slot."""
         caller = peer_host(peer)
         self._rates.charge(caller, "calls", 1)
         if caller not in self._shut_out:
@@ -73,7 +73,7 @@ class WastedCalls:
                 self._ending.add((caller, port))
 
     async def _keep_out(self, diversion: Diversion) -> None:
-        """Run passes until no caller is shut out."""
+        """Update the filter and close connections periodically until no caller is blocked."""
         kept_out, told = [""], [""]
         try:
             while self._shut_out:
@@ -85,7 +85,7 @@ class WastedCalls:
                     if callers != kept_out:
                         await asyncio.to_thread(diversion.keep_out, callers)
                         kept_out = callers
-                except OSError as error:  # For example no descriptor left: it is tried again.
+                except OSError as error:  # For example out of file descriptors; the next pass retries.
                     self._ending |= ending
                     if callers != told:
                         log.warning("callers_not_blocked", peers=callers, cause=str(error))

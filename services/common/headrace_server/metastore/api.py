@@ -1,13 +1,13 @@
-"""What headrace asks of etcd: typed reads, compare-and-swap transactions, leases and watches.
+"""Interface to etcd: typed reads, compare-and-swap transactions, leases and watches.
 
-Called by brokers and coordinators; implemented by `etcd.EtcdMetastore` and `memory.MemoryMetastore`, which pass the
-same contract tests (tests/contract). The rules kept here (PROTOCOL C1-C4, H78-H82):
+Used by brokers and coordinators; implemented by `etcd.EtcdMetastore` and `memory.MemoryMetastore`, which pass the same
+contract tests (tests/contract). Guarantees (PROTOCOL C1-C4, H78-H82):
 
-- A write has two answers only: "succeeded" and "compare failed". Whatever else happens (a deadline, UNAVAILABLE, a
-  change of etcd's leader, NOSPACE, a cancelled call) raises `MetastoreUnknownOutcomeError`: it may have happened, or
-  may yet. No write is sent twice by this layer.
+- A write has two results: "succeeded" and "compare failed". Everything else (a deadline, UNAVAILABLE, a change of
+  etcd's leader, NOSPACE, a cancelled call) raises `MetastoreUnknownOutcomeError`: the write may have been applied, or
+  may be applied later. This layer never sends a write twice.
 - Every read is linearizable. Every call has a deadline.
-- A request beyond etcd's limits is refused before it is sent.
+- A request beyond etcd's limits is rejected before it is sent.
 
 Keys are `str` (UTF-8 in etcd, so that their order is that of the bytes), values `bytes`.
 """
@@ -21,30 +21,30 @@ from typing import Any, Protocol
 from headrace.wire.errors import InvalidRequestError, MetastoreUnavailableError, Outcome
 
 MAX_TXN_OPERATIONS = 128
-"""Most operations in either branch of a transaction, and most compares (etcd's `--max-txn-ops`)."""
+"""Maximum operations in either branch of a transaction, and maximum compares (etcd's `--max-txn-ops`)."""
 MAX_REQUEST_BYTES = 1_572_864
-"""Most bytes of keys and values in one request (etcd's `--max-request-bytes`, 1.5 MiB)."""
+"""Maximum bytes of keys and values in one request (etcd's `--max-request-bytes`, 1.5 MiB)."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """One key as it stood at some revision."""
+    """Key and value at some revision."""
 
     key: str
     value: bytes
     create_revision: int
-    """The revision of the write that made the key: the epoch of a registration."""
+    """Revision of the write that created the key; the epoch of a registration."""
     mod_revision: int
-    """The revision of the last write."""
+    """Revision of the last write."""
     version: int
-    """How many writes since it was made, from 1."""
+    """Number of writes since its creation, from 1."""
     lease_id: int
-    """The lease it dies with, or 0."""
+    """Lease whose end deletes the key; `0` means none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModRevisionIs:
-    """True where the key's last write was at `revision`; 0: the key is absent."""
+    """Condition that the key's last write was at `revision`; `0` means that the key is absent."""
 
     key: str
     revision: int
@@ -52,7 +52,7 @@ class ModRevisionIs:
 
 @dataclass(frozen=True, slots=True)
 class CreateRevisionIs:
-    """True where the key was made at `revision`; 0: the key is absent."""
+    """Condition that the key was created at `revision`; `0` means that the key is absent."""
 
     key: str
     revision: int
@@ -60,7 +60,7 @@ class CreateRevisionIs:
 
 @dataclass(frozen=True, slots=True)
 class VersionIs:
-    """True where the key has been written `version` times since it was made; 0: the key is absent."""
+    """Condition that the key was written `version` times since its creation; `0` means that the key is absent."""
 
     key: str
     version: int
@@ -68,7 +68,7 @@ class VersionIs:
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """True where the key is there, whatever its version."""
+    """Condition that the key exists, in any version."""
 
     key: str
 
@@ -78,31 +78,31 @@ Compare = ModRevisionIs | CreateRevisionIs | VersionIs | Exists
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a key."""
+    """Write of a key."""
 
     key: str
     value: bytes
     lease_id: int = 0
-    """The lease it dies with; 0: it stays."""
+    """Lease whose end deletes the key; `0` means none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete a key, where it is there."""
+    """Deletion of a key, if it exists."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class DeletePrefix:
-    """Delete every key that starts with `prefix`, which is not empty."""
+    """Deletion of every key that starts with `prefix`, which is not empty."""
 
     prefix: str
 
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Read a key inside the transaction."""
+    """Read of a key in a transaction."""
 
     key: str
 
@@ -112,20 +112,20 @@ Operation = Put | Delete | DeletePrefix | Get
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """How a transaction ended."""
+    """Result of a transaction."""
 
     succeeded: bool
-    """True: every compare held and `success` was done. False: one did not and `failure` was done."""
+    """True if every compare held and `success` was executed, False if `failure` was executed."""
     revision: int
-    """etcd's revision after the transaction; of the write itself where the branch done wrote anything."""
+    """etcd's revision after the transaction; that of the write if the executed branch wrote anything."""
     responses: tuple[tuple[KeyValue, ...], ...]
-    """One a operation of the branch done: Get, the key if there; Delete and DeletePrefix, what was deleted; Put, ()."""
+    """One per executed operation: the key if it exists (Get), deleted keys (Delete, DeletePrefix), or () (Put)."""
     cluster_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """One key, or that it is not there, at a revision."""
+    """One key, or its absence, at a revision."""
 
     key_value: KeyValue | None
     revision: int
@@ -147,7 +147,7 @@ class LeaseGrant:
 
     lease_id: int
     ttl_ms: int
-    """What etcd granted, which may be more than was asked for."""
+    """Granted time to live, which may be more than requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class PutEvent:
 
 @dataclass(frozen=True, slots=True)
 class DeleteEvent:
-    """A key was deleted, or its lease ended."""
+    """A key was deleted, perhaps by the end of its lease."""
 
     key: str
     mod_revision: int
@@ -170,12 +170,10 @@ WatchEvent = PutEvent | DeleteEvent
 
 @dataclass(frozen=True, slots=True)
 class WatchEvents:
-    """All changes of one revision under the prefix, never a part of them; or, without events, a progress
-    notification.
-    """
+    """All changes of one revision under the prefix; without events, a progress notification."""
 
     revision: int
-    """With events: their revision. Without: etcd's revision, which does not say that all events up to it have come
+    """Revision of the events; without events etcd's revision, which does not mean that all events up to it have arrived
     (etcd before 3.5.8 answers progress requests out of order, etcd-io/etcd #15220)."""
     events: tuple[WatchEvent, ...]
     cluster_id: int
@@ -183,7 +181,7 @@ class WatchEvents:
 
 @dataclass(frozen=True, slots=True)
 class MetastoreStatus:
-    """The etcd member that answered."""
+    """Status of the etcd member that responded."""
 
     version: str
     revision: int
@@ -192,15 +190,15 @@ class MetastoreStatus:
 
 
 class MetastoreUnknownOutcomeError(MetastoreUnavailableError):
-    """A write that was sent and not answered: it is neither done nor failed. Send it again on the same compares until
-    one attempt wins, or until the key is seen past the compared revision (PROTOCOL C3)."""
+    """A write was sent and got no response, so that it may or may not be applied. Send it again with the same compares
+    until one attempt succeeds, or until the key is past the compared revision (PROTOCOL C3)."""
 
     def __init__(self, message: str = "", **fields: Any) -> None:
         super().__init__(message, **({"outcome": Outcome.UNKNOWN} | fields))
 
 
 class CompactedError(MetastoreUnavailableError):
-    """The revision asked for has been compacted away: read the whole prefix again and continue from there."""
+    """The requested revision was compacted. Read the whole prefix again and continue from its revision."""
 
     def __init__(self, message: str, *, compact_revision: int) -> None:
         super().__init__(message, outcome=Outcome.NOT_APPLIED, action="Read everything again and watch from there.")
@@ -208,8 +206,8 @@ class CompactedError(MetastoreUnavailableError):
 
 
 class MetastoreRolledBackError(MetastoreUnavailableError):
-    """etcd's revision went back, or another cluster answers: restored from a backup, or a wrong endpoint. Nothing may
-    continue from here: stop, and let an operator look (PROTOCOL H81)."""
+    """etcd's revision went back or another etcd cluster responded, after a restore from a backup or because of a wrong
+    endpoint. The process must stop, and an operator must act (PROTOCOL H81)."""
 
     def __init__(self, message: str, **fields: Any) -> None:
         defaults: dict[str, Any] = {
@@ -222,14 +220,14 @@ class MetastoreRolledBackError(MetastoreUnavailableError):
 
 
 class LeaseNotFoundError(InvalidRequestError):
-    """The lease has ended or never was: get a new one and register anew. The write was not done."""
+    """The lease has ended or never existed; the write was not applied. Get a new lease and register again."""
 
 
 def check_txn(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> None:
-    """Refuse a transaction that etcd would refuse, before it is sent.
+    """Check a transaction against etcd's limits before it is sent.
 
     Raises:
-        InvalidRequestError: as `Metastore.txn` says.
+        InvalidRequestError: As `Metastore.txn`.
     """
     size = sum(len(compare.key) for compare in compares)
     if len(compares) > MAX_TXN_OPERATIONS:
@@ -266,61 +264,61 @@ def _bad_txn(found: str, wanted: str) -> InvalidRequestError:
 
 
 class Metastore(Protocol):
-    """etcd, or the fake. One event loop owns it; its methods may be called concurrently from tasks of that loop.
+    """etcd or the fake. Belongs to one event loop; its methods may be called concurrently from tasks of that loop.
 
-    Every method raises `MetastoreUnavailableError` (reads) or `MetastoreUnknownOutcomeError` (writes) where etcd gave
-    no answer within the deadline, and `MetastoreRolledBackError` where another cluster answered.
+    Every method raises `MetastoreUnavailableError` (reads) or `MetastoreUnknownOutcomeError` (writes) if etcd does not
+    respond within the deadline, and `MetastoreRolledBackError` if another cluster responds.
     """
 
     async def get(self, key: str) -> GetResult:
-        """Read one key."""
+        """Return one key."""
 
     async def range(self, prefix: str) -> RangeResult:
-        """Read all keys that start with `prefix` (not empty), at one revision, however many they are.
+        """Return all keys that start with `prefix` (not empty), at one revision, without a limit of their number.
 
         Raises:
-            CompactedError: a compaction overtook a read of many pages; read again.
+            CompactedError: If a compaction overtook a read of several pages; read again.
         """
 
     async def txn(
         self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
     ) -> TxnResult:
-        """Do `success` if every compare holds, else `failure`, atomically.
+        """Execute `success` if every compare holds, else `failure`, atomically.
 
         Raises:
-            InvalidRequestError: more than 128 compares or operations, more than 1.5 MiB, a key put twice, or an empty
-                key; nothing was sent.
-            LeaseNotFoundError: a Put names a lease that has ended; nothing was done.
-            MetastoreUnknownOutcomeError: see there.
+            InvalidRequestError: If there are more than 128 compares or operations, more than 1.5 MiB, a key put twice,
+                or an empty key; nothing was sent.
+            LeaseNotFoundError: If a Put names a lease that has ended; nothing was applied.
+            MetastoreUnknownOutcomeError: If there is no response.
         """
 
     async def grant_lease(self, ttl_ms: int) -> LeaseGrant:
-        """Make a lease of at least `ttl_ms` (1000 or more; etcd counts whole seconds).
+        """Create a lease of at least `ttl_ms` (1000 or more; etcd counts whole seconds).
 
-        Where the outcome is unknown the lease may exist; it ends by itself.
+        If the outcome is unknown the lease may exist; it expires.
         """
 
     async def revoke_lease(self, lease_id: int) -> bool:
-        """End a lease and delete its keys. False: it had ended before."""
+        """Revoke a lease and delete its keys; return False if it had already ended."""
 
     async def renew_lease(self, lease_id: int) -> int:
-        """Renew a lease once; the new time to live in ms, or 0 where it has ended. See also `lease.LeaseKeeper`."""
+        """Renew a lease once; return its time to live in ms, or `0` if it has ended. See also `lease.LeaseKeeper`."""
 
     def watch(
         self, prefix: str, start_revision: int, *, progress_interval_s: float = 5.0
     ) -> AsyncIterator[WatchEvents]:
-        """Follow the changes under `prefix` from `start_revision` (> 0) on, one item a revision, in order.
+        """Yield the changes under `prefix` from `start_revision` (> 0) on, one item per revision, in order.
 
-        An item without events comes at least every `progress_interval_s` while etcd answers. The iterator never ends
-        by itself; close it (`aclose`) or cancel the task that reads it.
+        An item without events arrives at least every `progress_interval_s` while etcd responds. The iterator does not
+        end; close it (`aclose`) or cancel the task that reads it.
 
         Raises:
-            CompactedError: `start_revision` is no longer there.
-            MetastoreUnavailableError: the stream broke; watch again from the last revision seen + 1.
+            CompactedError: If `start_revision` was compacted.
+            MetastoreUnavailableError: If the stream broke; watch again from the last revision seen + 1.
         """
 
     async def compact(self, revision: int) -> None:
-        """Forget the history before `revision`. For administrators and tests: etcd compacts by itself."""
+        """Discard the history before `revision`. For administrators and tests; etcd also compacts automatically."""
 
     async def status(self) -> MetastoreStatus:
         """Return the status of the etcd cluster."""

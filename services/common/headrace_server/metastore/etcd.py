@@ -1,8 +1,8 @@
-"""etcd as a `Metastore`, over grpc.aio.
+"""`Metastore` implementation on etcd over grpc.aio.
 
-One channel an endpoint. Calls go to the current endpoint; one that fails or stays silent makes the next call, and the
-next try of a read, go to the next endpoint. A write is sent once (PROTOCOL H79): gRPC's own retries are off, and an
-error after sending is an unknown outcome. Reads are linearizable, which is etcd's default (H82).
+There is one channel per endpoint. Calls go to the current endpoint; after a failure or timeout the next call, and the
+next attempt of a read, goes to the next endpoint. A write is sent once (PROTOCOL H79): gRPC's own retries are off, and
+an error after sending is an unknown outcome. Reads are linearizable, which is etcd's default (H82).
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ _PAGE_KEYS = 1_000
 _WRITE_SHARE = 5
 _PROGRESS_SECONDS = 1.0
 _SILENT_INTERVALS = 3
-# A member that has lost its leader ends the watch, so that the client goes to another one.
+# A member without a leader ends the watch, so that the client switches to another one.
 _REQUIRE_LEADER = (("hasleader", "true"),)
 
 
 class EtcdMetastore:
-    """A client of one etcd cluster. Owned by the event loop that was running when it was made.
+    """Client of one etcd cluster. Belongs to the event loop that was running when it was made.
 
     Args:
         endpoints: `host:port` of members of one cluster, at least one.
-        timeout_s: the deadline of every call, all tries of a read together. A write has a fifth of it: what a member
-            has forwarded to a failed leader gets no answer, and the next leader answers a retry.
-        observe: told of every call how long it took, in seconds, and whether etcd answered it.
-        identity: speak TLS, with the certificates that are in force when a connection is made.
+        timeout_s: the timeout of every call, for all attempts of a read together. A write has a fifth of it: a write
+            that a member forwarded to a failed leader gets no response, and a retry is answered by the next leader.
+        observe: called after every call with its operation, its duration in seconds, and whether etcd responded.
+        identity: the certificates for TLS, those active when a connection is made; `None` means plain text.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class EtcdMetastore:
             start = answer.kvs[-1].key + b"\0"
 
     async def _range_page(self, start: bytes, end: bytes, revision: int) -> Any:
-        """One page of `range`; revision 0: the newest."""
+        """Return one page of `range`; revision `0` means the newest."""
         request = stubs.rpc_pb2.RangeRequest(key=start, range_end=end, limit=_PAGE_KEYS, revision=revision)
         return await self._read("range", lambda endpoint, timeout: endpoint.kv.Range(request, timeout=timeout))
 
@@ -154,16 +154,16 @@ class EtcdMetastore:
         return True
 
     async def renew_lease(self, lease_id: int) -> int:
-        """See `Metastore.renew_lease`. Renewing twice does no harm, so it may go to several endpoints."""
+        """See `Metastore.renew_lease`. It is idempotent, so it may go to several endpoints."""
         answer = await self._read("renew_lease", lambda endpoint, timeout: endpoint.keep_alive.renew(lease_id, timeout))
         return max(0, int(answer.TTL)) * 1_000
 
     async def watch(
         self, prefix: str, start_revision: int, *, progress_interval_s: float = 5.0
     ) -> AsyncIterator[WatchEvents]:
-        """See `Metastore.watch`. A member that is silent for three seconds is left for another one.
+        """See `Metastore.watch`. After three seconds of silence the stream fails over to another member.
 
-        The connection alone would tell of a machine that is gone after fifteen.
+        The connection itself would detect a dead machine only after fifteen.
         """
         assert prefix, "an empty prefix"
         assert start_revision > 0, start_revision
@@ -210,8 +210,7 @@ class EtcdMetastore:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # This task was not cancelled: gRPC reports a cancellation for a stream whose channel was closed, here by
-            # `_endpoint`.
+            # This task was not cancelled: gRPC reports a cancellation for a stream whose channel `_endpoint` closed.
             raise unavailable("watch", endpoint, "newer certificates are in force than its connection has") from None
         finally:
             call.cancel()
@@ -230,7 +229,7 @@ class EtcdMetastore:
         return MetastoreStatus(answer.version, answer.header.revision, answer.header.cluster_id, answer.dbSize)
 
     async def describe_members(self) -> list[MemberStatus]:
-        """How each endpoint is, in the order of the settings; one that does not answer says so."""
+        """Return the status of each endpoint, in the order of the settings; an unreachable one has an `error`."""
         return await asyncio.gather(
             *(
                 describe_member(found.address, found.maintenance, self._timeout_s)
@@ -246,10 +245,10 @@ class EtcdMetastore:
             await asyncio.wait(self._closing)
 
     def _endpoint(self, index: int) -> EtcdEndpoint:
-        """The endpoint of that number, connected anew where certificates have come in force since.
+        """Return the endpoint of that index, reconnected if its certificates have changed.
 
-        Calls that are under way end on the old connection, which is closed when it happens once more; then watches on
-        it break, and are made anew by who reads them.
+        Calls in progress complete on the old connection, which is closed at the next change; then watches on it break
+        and are started again by their readers.
         """
         endpoint = self._endpoints[index]
         if self._identity is None or endpoint.certificates is self._identity.current:
@@ -264,7 +263,7 @@ class EtcdMetastore:
         return self._endpoints[index]
 
     async def _read(self, what: str, send: Callable[[EtcdEndpoint, float], Awaitable[Any]]) -> Any:
-        """Call until one endpoint answers, each endpoint once, all within the deadline."""
+        """Call each endpoint once until one responds, all within the deadline."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
         failures: list[str] = []
@@ -293,7 +292,7 @@ class EtcdMetastore:
         )
 
     async def _write(self, what: str, send: Callable[[EtcdEndpoint], Awaitable[Any]]) -> Any:
-        """Call once; whatever is not an answer is an unknown outcome. A cancelled call stays a cancelled task."""
+        """Call once; a failure without a response is an unknown outcome. A cancellation propagates."""
         endpoint, started = self._endpoint(self._current), asyncio.get_running_loop().time()
         try:
             answer = await send(endpoint)
@@ -309,18 +308,18 @@ class EtcdMetastore:
         return answer
 
     def _note(self, what: str, started: float, error: Exception | None) -> None:
-        """Report a completed call; `LeaseNotFoundError` is an answer, too."""
+        """Report a completed call; `LeaseNotFoundError` counts as a response."""
         if self._observe is not None:
             answered = error is None or (isinstance(error, grpc.aio.AioRpcError) and is_lease_gone(error))
             self._observe(what, asyncio.get_running_loop().time() - started, answered)
 
     def _leave(self, endpoint: EtcdEndpoint) -> None:
-        """Let the next call go to another endpoint, unless one has moved on already."""
+        """Switch to the next endpoint, unless another call already has."""
         if self._endpoints[self._current] is endpoint:
             self._current = (self._current + 1) % len(self._endpoints)
 
     def _check_cluster(self, header: Any) -> None:
-        """Refuse the answer of another cluster than the first that answered (PROTOCOL H81)."""
+        """Raise MetastoreRolledBackError if the response is from another cluster than the first one (PROTOCOL H81)."""
         if self._cluster_id and header.cluster_id != self._cluster_id:
             raise MetastoreRolledBackError(
                 f"etcd cluster {header.cluster_id:x} answered where {self._cluster_id:x} did before"

@@ -1,10 +1,10 @@
-"""etcd's messages and gRPC stubs, out of the `etcd3` package: the one module that imports it.
+"""etcd's messages and gRPC stubs from the `etcd3` package. No other module uses that package.
 
-The package (0.12, unmaintained) carries modules that an old protoc generated and that no protobuf since 4.21 imports.
-They hold the serialised descriptors, though, so this module reads those out of the source text (never executing it),
-puts them into protobuf's default pool in dependency order, builds the message classes with today's
-`google.protobuf.internal.builder`, and places the result in `sys.modules` before the package's stubs ask for it. Works
-with protobuf 4.25 to 7, and the stubs work on `grpc` and `grpc.aio` channels alike. Nothing else of the package is used
+The package (0.12, unmaintained) contains modules of an old protoc that protobuf since 4.21 cannot import. They contain
+the serialised descriptors, so this module reads these from the source text (without executing it), adds them to
+protobuf's default pool in dependency order, builds the message classes with the current
+`google.protobuf.internal.builder`, and registers them in `sys.modules` before it imports the package's stubs. Works
+with protobuf 4.25 to 7, and the stubs work on `grpc` and `grpc.aio` channels. Nothing else of the package is used
 (PROTOCOL H88).
 """
 
@@ -27,7 +27,7 @@ _SERIALIZED = re.compile(r"serialized_pb=_b\(('(?:[^'\\]|\\.)*')\)")
 
 
 class EtcdPackageError(ImportError):
-    """The `etcd3` package is not installed, or not the release whose layout is known here: install etcd3==0.12.0."""
+    """The `etcd3` package is not installed or has an unknown layout. Install etcd3==0.12.0."""
 
 
 def _package_directory() -> Path:
@@ -38,7 +38,7 @@ def _package_directory() -> Path:
 
 
 def _serialized_descriptor(path: Path) -> bytes:
-    """The bytes given as `serialized_pb=_b('...')` in a generated module."""
+    """Return the bytes of `serialized_pb=_b('...')` in a generated module."""
     try:
         found = _SERIALIZED.search(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -62,11 +62,11 @@ def _build_module(name: str, directory: Path) -> ModuleType:
 
 
 def _load_stubs() -> tuple[dict[str, ModuleType], ModuleType]:
-    """The message modules by name, and the package's own stub module on top of them."""
+    """Return the message modules by name, and the package's stub module built on them."""
     directory = _package_directory()
     modules = {name: _build_module(name, directory) for name in _DEPENDENCY_ORDER}
-    # The stub file is run by itself, under a parent that holds only our modules: the package's `__init__` would bring
-    # its own client, which nothing here may use.
+    # The stub file is executed alone, under a parent that holds only our modules: the package's `__init__` would
+    # import its own client.
     spec = importlib.util.spec_from_file_location(f"{_PACKAGE}.rpc_pb2_grpc", directory / "rpc_pb2_grpc.py")
     assert spec is not None
     assert spec.loader is not None
@@ -99,5 +99,5 @@ LeaseStub: Any = _stubs.LeaseStub
 MaintenanceStub: Any = _stubs.MaintenanceStub
 
 PROGRESS_REQUEST: Any = rpc_pb2.WatchRequest.FromString(b"\x1a\x00")
-"""A WatchRequest with field 3, `progress_request` (etcd 3.4), which the package's descriptor does not know yet:
-protobuf keeps unknown fields when it writes the message again."""
+"""WatchRequest with field 3, `progress_request` (etcd 3.4), which the package's descriptor lacks: protobuf keeps
+unknown fields when it serialises the message again."""

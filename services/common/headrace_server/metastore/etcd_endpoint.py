@@ -1,4 +1,4 @@
-"""A connection to one member of etcd, and what its errors mean.
+"""Connection to one member of etcd, and the interpretation of its errors.
 
 Used by `etcd.EtcdMetastore` on the event loop and by `etcd_lease.EtcdLeaseRenewer` from a thread.
 """
@@ -27,7 +27,7 @@ CHANNEL_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),  # What one attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # It is also the timeout of one attempt to connect.
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -35,7 +35,7 @@ CHANNEL_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class EtcdEndpoint:
-    """A connection to one member."""
+    """Connection to one member."""
 
     address: str
     channel: grpc.aio.Channel
@@ -45,14 +45,14 @@ class EtcdEndpoint:
     maintenance: Any
     keep_alive: KeepAliveStream
     certificates: Certificates | None
-    """With which it was connected; None: without TLS."""
+    """Certificates of the connection; `None` means no TLS."""
 
 
 def check_endpoints(endpoints: Sequence[str]) -> None:
     """Check that there is at least one endpoint and each is `host:port`.
 
     Raises:
-        InvalidConfigError: names the one that is not.
+        InvalidConfigError: If one is not; names it.
     """
     if isinstance(endpoints, str) or not endpoints:
         raise InvalidConfigError("etcd_endpoints is empty", action="Set etcd_endpoints to host:port,host:port.")
@@ -65,7 +65,7 @@ def check_endpoints(endpoints: Sequence[str]) -> None:
 
 
 def connect(address: str, identity: TlsIdentity | None) -> EtcdEndpoint:
-    """Return a connection of the certificates that are in force."""
+    """Return a connection that uses the active certificates."""
     certificates = None if identity is None else identity.current
     channel = open_channel(address, CHANNEL_OPTIONS, identity)
     lease = stubs.LeaseStub(channel)
@@ -82,13 +82,13 @@ def connect(address: str, identity: TlsIdentity | None) -> EtcdEndpoint:
 
 
 async def disconnect(endpoint: EtcdEndpoint, grace_s: float | None = None) -> None:
-    """Close a connection, once the calls on it have ended, where they have that much time."""
+    """Close a connection; calls on it have `grace_s` to complete."""
     await endpoint.keep_alive.close()
     await endpoint.channel.close(grace_s)
 
 
 def raise_definite(what: str, address: str, error: grpc.RpcError, *, read: bool) -> None:
-    """Raise where etcd's answer says for certain that nothing was done; return otherwise."""
+    """Raise an error if the response proves that nothing was applied; return otherwise."""
     if is_lease_gone(error):
         raise LeaseNotFoundError(f"{what}: the lease has ended", action="Get a new lease and register anew.") from error
     code, details = error.code(), error.details() or ""
@@ -108,7 +108,7 @@ def raise_definite(what: str, address: str, error: grpc.RpcError, *, read: bool)
 
 
 def is_lease_gone(error: grpc.RpcError) -> bool:
-    """Return whether etcd answered that the lease has ended."""
+    """Return whether the error means that the lease has ended."""
     return error.code() == grpc.StatusCode.NOT_FOUND and "lease not found" in (error.details() or "")
 
 
@@ -118,5 +118,5 @@ def describe_reason(error: grpc.RpcError) -> str:
 
 
 def unavailable(what: str, endpoint: EtcdEndpoint, reason: str) -> MetastoreUnavailableError:
-    """Return the error of a call that certainly did nothing."""
+    """Return the error of a call that was certainly not applied."""
     return MetastoreUnavailableError(f"{what} at etcd {endpoint.address}: {reason}", outcome=Outcome.NOT_APPLIED)

@@ -1,4 +1,4 @@
-"""The renewal of a lease in etcd from a thread, for `lease.LeaseKeeper`."""
+"""Renewal of an etcd lease from a thread, for `lease.LeaseKeeper`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from headrace_server.tls import TlsIdentity, open_blocking_channel
 
 
 class EtcdLeaseRenewer:
-    """Renews a lease over a synchronous channel of its own, so that no event loop is needed (PROTOCOL H89).
+    """Renews a lease over its own synchronous channels, so that no event loop is needed (PROTOCOL H89).
 
-    One thread uses it: the `lease.LeaseKeeper`'s.
+    Only the thread of `lease.LeaseKeeper` uses it.
     """
 
     def __init__(self, endpoints: Sequence[str], identity: TlsIdentity | None = None) -> None:
@@ -31,7 +31,7 @@ class EtcdLeaseRenewer:
         self._connect()
 
     def _connect(self) -> None:
-        """Make the channels, of the certificates that are in force."""
+        """Make the channels with the active certificates."""
         self.close()
         self._certificates = None if self._identity is None else self._identity.current
         self._channels = [
@@ -40,10 +40,10 @@ class EtcdLeaseRenewer:
         self._stubs = [stubs.LeaseStub(channel) for channel in self._channels]
 
     def renew(self, lease_id: int, timeout_s: float) -> int:
-        """Renew once; the new time to live in ms, 0 where the lease has ended.
+        """Renew once; return the time to live in ms, `0` if the lease has ended.
 
         Raises:
-            MetastoreUnavailableError: no answer within `timeout_s`; the next call tries the next endpoint.
+            MetastoreUnavailableError: If there is no response within `timeout_s`; the next call uses the next endpoint.
         """
         if self._identity is not None and self._certificates is not self._identity.current:
             self._connect()

@@ -1,4 +1,4 @@
-"""Between headrace's types and etcd's messages, both ways. Pure; called by `etcd` alone."""
+"""Conversion between headrace's types and etcd's messages. Pure; used only by `etcd`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from headrace_server.metastore.api import (
 
 
 def prefix_end(prefix: str) -> bytes:
-    """The first key behind all keys that start with `prefix`; every prefix here ends below 0xff."""
+    """Return the first key after all keys that start with `prefix`, whose last byte is below 0xff."""
     encoded = prefix.encode()
     return encoded[:-1] + bytes([encoded[-1] + 1])
 
 
 def compare_message(compare: Compare) -> Any:
-    """A compare as etcd has it."""
+    """Return etcd's message for a compare."""
     message = stubs.rpc_pb2.Compare
     key = compare.key.encode()
     match compare:
@@ -46,7 +46,7 @@ def compare_message(compare: Compare) -> Any:
 
 
 def operation_message(operation: Operation) -> Any:
-    """An operation of a transaction as etcd has it."""
+    """Return etcd's message for an operation of a transaction."""
     rpc = stubs.rpc_pb2
     match operation:
         case Put(key, value, lease_id):
@@ -61,7 +61,7 @@ def operation_message(operation: Operation) -> Any:
 
 
 def found_by(response: Any) -> tuple[KeyValue, ...]:
-    """What an operation of a transaction read or deleted."""
+    """Return the keys that an operation of a transaction read or deleted."""
     match response.WhichOneof("response"):
         case "response_range":
             return tuple(key_value(kv) for kv in response.response_range.kvs)
@@ -71,12 +71,12 @@ def found_by(response: Any) -> tuple[KeyValue, ...]:
 
 
 def key_value(kv: Any) -> KeyValue:
-    """etcd's key-value as ours."""
+    """Convert etcd's key-value message."""
     return KeyValue(kv.key.decode(), kv.value, kv.create_revision, kv.mod_revision, kv.version, kv.lease)
 
 
 def by_revision(answer: Any) -> list[WatchEvents]:
-    """Group a watch answer's events by revision. etcd splits answers between revisions only, as fragments are off."""
+    """Group the events of a watch response by revision. Without fragments etcd never splits a revision."""
     cluster_id = answer.header.cluster_id
     groups: dict[int, list[WatchEvent]] = {}
     for event in answer.events:

@@ -1,4 +1,4 @@
-"""Which releases of etcd headrace runs on."""
+"""Supported releases of etcd."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import re
 from headrace.wire.errors import InvalidConfigError
 
 FIRST_RELEASE = (3, 5)
-"""Before it etcd may answer what this cluster relies on otherwise: it is not started on at all."""
+"""Oldest supported release line. A service does not start on an older one, whose semantics differ."""
 FIRST_PRODUCTION_RELEASES = {(3, 5): 28, (3, 6): 9}
-"""The first patch release of each line of etcd that has the fixes a production cluster needs (PROTOCOL, decisions)."""
+"""First patch release of each line with the fixes that a production cluster needs (PROTOCOL, decisions)."""
 
 
 def check_etcd(version: str) -> None:
-    """Refuse an etcd that is too old; one whose version cannot be read is taken as it is.
+    """Check that etcd is not too old; an unreadable version passes.
 
     Raises:
-        InvalidConfigError: see `FIRST_RELEASE`.
+        InvalidConfigError: If it is older than `FIRST_RELEASE`.
     """
     found = _parts(version)
     if found is not None and found[:2] < FIRST_RELEASE:
@@ -32,7 +32,7 @@ def _parts(version: str) -> tuple[int, int, int] | None:
 
 
 def is_production_etcd(version: str) -> bool:
-    """Log whether this release of etcd has the fixes that a production cluster needs."""
+    """Return whether this release of etcd has the fixes that a production cluster needs."""
     found = _parts(version)
     if found is None:
         return False

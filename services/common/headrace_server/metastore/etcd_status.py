@@ -1,7 +1,7 @@
-"""How single members of etcd are: for metrics and for `headrace doctor`. Nothing is decided on it.
+"""Status of single etcd members, for metrics and `headrace doctor` only.
 
-The messages of the `etcd3` package are of an old etcd; what later releases have added to the answer is read from the
-fields that it does not know, by the numbers of etcd's rpc.proto.
+The messages of the `etcd3` package are those of an old etcd. Fields of later releases are read as unknown fields, by
+their numbers in etcd's rpc.proto.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _ALARMS = {1: "NOSPACE", 2: "CORRUPT"}
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """One endpoint, as it answered."""
+    """Status of one endpoint."""
 
     endpoint: str
     error: str = ""
-    """Why there was no answer; then the rest says nothing."""
+    """Why there was no response; the other fields are then meaningless."""
     version: str = ""
     answered_seconds: float = 0.0
     database_bytes: int = 0
     used_bytes: int = 0
-    """Of those, what is not free for writes: 0 before 3.4."""
+    """Part of the database that is in use; `0` before etcd 3.4."""
     quota_bytes: int = 0
-    """0: it does not say, which etcd does from 3.6 on."""
+    """Quota; `0` means unknown, because etcd reports it only since 3.6."""
     has_leader: bool = False
     is_learner: bool = False
     alarms: tuple[str, ...] = ()
 
 
 async def describe_member(endpoint: str, maintenance: Any, timeout_seconds: float) -> MemberStatus:
-    """Ask one endpoint, by its stub of etcd's Maintenance service; never raises for what etcd does."""
+    """Return the status of one endpoint from its Maintenance service; errors of etcd are in the result."""
     started = time.perf_counter()
     try:
         status = await maintenance.Status(stubs.rpc_pb2.StatusRequest(), timeout=timeout_seconds)
@@ -67,9 +67,9 @@ async def describe_member(endpoint: str, maintenance: Any, timeout_seconds: floa
 
 
 def effective_quota_bytes(members: Iterable[MemberStatus]) -> int:
-    """Return the space that etcd has: the first full member stops all, so it is the least that one says.
+    """Return the effective quota: the smallest one of all members, because the first full member stops all writes.
 
-    Where none says, which is so before 3.6, it is etcd's default: an alert that waits for a word would wait for ever.
+    If no member reports one, as before etcd 3.6, it is etcd's default, so that an alert on it can fire.
     """
     said = [member.quota_bytes for member in members if member.quota_bytes]
     return min(said, default=DEFAULT_QUOTA_BYTES)

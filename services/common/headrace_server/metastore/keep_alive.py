@@ -1,8 +1,8 @@
-"""Many leases renewed over one stream to one endpoint of etcd: a call of its own for each renewal costs three times as
-much processor time, and a coordinator renews a lease with every heartbeat of a group's member.
+"""Renewal of many leases over one stream to one endpoint of etcd.
 
-etcd takes the requests of a stream one by one and answers each, in their order; whatever ends the stream ends all
-renewals that wait on it. Used by `etcd.EtcdMetastore`; belongs to its event loop.
+A separate call per renewal costs three times as much CPU time, and a coordinator renews a lease with every heartbeat
+of a group member. etcd answers the requests of a stream in order; the end of the stream fails all waiting renewals.
+Used by `etcd.EtcdMetastore`; belongs to its event loop.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from headrace_server.metastore import etcd3_stubs as stubs
 
 
 class NoKeepAliveError(Exception):
-    """The stream ended, or stood still, before the answer came; what became of the renewal is not known."""
+    """The stream ended or stalled before the response; the outcome of the renewal is unknown."""
 
 
 class KeepAliveStream:
-    """One stream at a time, opened by the first renewal after it has ended.
+    """Stream of renewals, opened again by the first renewal after it has ended.
 
     Args:
         stub: etcd's lease service at one endpoint.
@@ -35,10 +35,10 @@ class KeepAliveStream:
         self._task: asyncio.Task[None] | None = None
 
     async def renew(self, lease_id: int, timeout_s: float) -> Any:
-        """Renew once, and give etcd's answer.
+        """Renew once, and return etcd's response.
 
         Raises:
-            NoKeepAliveError: no answer within `timeout_s`; the stream is given up, with all that waits on it.
+            NoKeepAliveError: If there is no response within `timeout_s`; the stream and all waiting renewals fail.
         """
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="keep-alive")
@@ -53,14 +53,14 @@ class KeepAliveStream:
             raise NoKeepAliveError("no answer in time") from None
 
     async def close(self) -> None:
-        """End the stream; renewals under way fail."""
+        """Close the stream; waiting renewals fail."""
         task = self._task
         self._give_up("the connection was closed")
         if task is not None:
             await asyncio.gather(task, return_exceptions=True)
 
     def _give_up(self, reason: str) -> None:
-        """Drop the stream: the next renewal opens another one."""
+        """Drop the stream; the next renewal opens another one."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -70,7 +70,7 @@ class KeepAliveStream:
                 future.set_exception(NoKeepAliveError(reason))
 
     async def _run(self) -> None:
-        """Hand each answer to the renewal that has waited longest."""
+        """Pass each response to the renewal that has waited longest."""
         waiting = self._waiting
         call = self._stub.LeaseKeepAlive(_all(self._requests))
         reason = "etcd closed the stream"

@@ -1,17 +1,16 @@
-"""Keeps one lease alive from a plain OS thread, and says honestly when it can no longer be trusted.
+"""Keep-alive of one lease from an OS thread, with a conservative estimate of whether the lease is still valid.
 
-The thread has its own synchronous connection: a busy event loop does not cost the lease (PROTOCOL H89). But liveness
-must not be faked either: a loop that has not run for `loop_dead_after_ms` stops the renewals, so that a hung process
-loses its leadership.
+The thread has its own synchronous connection, so that a busy event loop does not lose the lease (PROTOCOL H89). If the
+loop has not run for `loop_dead_after_ms` the renewals stop, so that a hung process loses its leadership.
 
 States, as `LeaseKeeper.state`:
 
-    ALIVE   the last renewal was answered, and its deadline has not passed
-    SILENT  no answer until the deadline; the lease may or may not be alive (a later answer makes it ALIVE again)
-    LOST    etcd said that the lease has ended (time to live 0, not found); final
+    ALIVE   the last renewal succeeded, and its deadline has not passed
+    SILENT  no response until the deadline; the lease may or may not be alive (a later response makes it ALIVE again)
+    LOST    etcd reported that the lease has ended (time to live 0, not found); final
 
-The deadline is the send time of the last answered renewal + TTL - margin, on CLOCK_BOOTTIME (PROTOCOL H77). `alive_now`
-compares it with the clock at the moment of the question, so a process that was stopped and continues asks and is told.
+The deadline is the send time of the last successful renewal + TTL - margin, on CLOCK_BOOTTIME (PROTOCOL H77).
+`alive_now` compares it with the current time, so that a process that was suspended detects a lost lease at once.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from headrace_server.metastore.api import Metastore, MetastoreRolledBackError
 log = structlog.get_logger(__name__)
 
 GIVE_BACK_SECONDS = 5.0
-"""Longer than etcd takes to elect a leader."""
+"""Time for revoking a lease at shutdown, longer than a leader election of etcd."""
 GIVE_BACK_PAUSE_SECONDS = 0.1
 
 
 class LeaseState(Enum):
-    """What is known of the lease."""
+    """State of the lease; see the module."""
 
     ALIVE = "alive"
     SILENT = "silent"
@@ -44,20 +43,20 @@ class LeaseState(Enum):
 
 
 class LeaseRenewer(Protocol):
-    """What the keeper's thread calls: `etcd.EtcdLeaseRenewer` or `memory.MemoryLeaseRenewer`."""
+    """Blocking renewal of a lease: `etcd_lease.EtcdLeaseRenewer` or `memory.MemoryLeaseRenewer`."""
 
     def renew(self, lease_id: int, timeout_s: float) -> int:
-        """Renew once, blocking; the new time to live in ms, 0: ended. Raises MetastoreUnavailableError: no answer."""
+        """Renew once; return the TTL in ms, `0` if it ended. Raises MetastoreUnavailableError without a response."""
 
     def close(self) -> None:
         """Close the connection."""
 
 
 async def give_back(metastore: Metastore, lease_id: int) -> None:
-    """End a lease, so that its keys are deleted now and not at expiry: other processes wait for that.
+    """Revoke a lease, so that its keys are deleted now and not at expiry, for which other processes would wait.
 
-    Asked again while etcd does not answer: ending it twice does no harm, and services often stop with the member of
-    etcd on their machine. After `GIVE_BACK_SECONDS` it is left to end by itself.
+    It is retried while etcd does not respond: revocation is idempotent, and services often stop together with the etcd
+    member on their machine. After `GIVE_BACK_SECONDS` the lease is left to expire.
     """
     cause = "no answer"
     try:
@@ -79,16 +78,16 @@ async def give_back(metastore: Metastore, lease_id: int) -> None:
 
 
 class LeaseKeeper:
-    """Owner: the service that registered. `start`, `stop` and the callback belong to the event loop; `state`,
-    `deadline_ms` and `alive_now` may be read from any thread.
+    """Thread that renews a lease, owned by the registered service. `start`, `stop` and the callback belong to the event
+    loop; `state`, `deadline_ms` and `alive_now` may be read from any thread.
 
     Args:
-        renewer: owned from here on; closed by `stop`.
-        lease_id: the lease granted.
-        ttl_ms: its time to live as granted.
+        renewer: ownership is transferred; closed by `stop`.
+        lease_id: the granted lease.
+        ttl_ms: its granted time to live.
         granted_at_ms: boot time just before the grant was sent.
-        margin_ms: how much earlier than etcd this side gives up; default a tenth of the TTL.
-        loop_dead_after_ms: how long the event loop may be blocked before renewals stop; default half the TTL.
+        margin_ms: safety margin before etcd's expiry; default a tenth of the TTL.
+        loop_dead_after_ms: maximum blocking of the event loop before renewals stop; default half the TTL.
         on_change: called on the event loop with each new state, in order; LOST is the last.
     """
 
@@ -123,27 +122,27 @@ class LeaseKeeper:
 
     @property
     def state(self) -> LeaseState:
-        """The current state; the first reader, thread or caller, sees the change to SILENT."""
+        """Current state; the change to SILENT is computed on read."""
         if self._state is LeaseState.ALIVE and self._clock.boottime_ms() >= self._deadline_ms:
             return LeaseState.SILENT
         return self._state
 
     @property
     def deadline_ms(self) -> int:
-        """Boot time in ms until which the lease certainly lives, as far as etcd's clock runs no faster than ours."""
+        """Boot time in ms until which the lease is valid, if etcd's clock does not run faster than this one."""
         return self._deadline_ms
 
     def alive_now(self) -> bool:
-        """Whether the deadline has not passed and no end was reported, judged by the clock now."""
+        """Return whether the lease is valid by the current time."""
         return self.state is LeaseState.ALIVE
 
     def start(self) -> None:
-        """Start the thread. Called once, on the event loop that gets the callbacks."""
+        """Start the thread. Call it once, on the event loop that runs the callbacks."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def stop(self) -> None:
-        """Stop renewing, without revoking, and close the connection. Returns when the thread has ended."""
+        """Stop renewals without revocation, close the connection, and wait for the end of the thread."""
         self._stopping = True
         self._wake.set()
         self._renewer.close()
@@ -151,7 +150,7 @@ class LeaseKeeper:
             await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        """The thread: renew every third of the TTL, sooner again after a failure."""
+        """Renew every third of the TTL, sooner after a failure; the thread's main function."""
         pause_s = self._ttl_ms / 3_000
         self._beat()
         self._wake.wait(pause_s)
@@ -165,19 +164,19 @@ class LeaseKeeper:
             self._wake.wait(pause_s if answered else pause_s / 4)
 
     def _renew_once(self, timeout_s: float) -> bool:
-        """Renew once; return False without an answer."""
+        """Renew once; return False if there is no response."""
         sent_ms = self._clock.boottime_ms()
         try:
             ttl_ms = self._renewer.renew(self.lease_id, timeout_s)
         except (MetastoreUnavailableError, ValueError):
-            # ValueError: gRPC's word for a channel that `stop` closed under the call.
+            # gRPC raises ValueError if `stop` closes the channel during the call.
             self._note_silence()
             return False
         self._take_answer(sent_ms, ttl_ms)
         return True
 
     def _take_answer(self, sent_ms: int, ttl_ms: int) -> None:
-        """Note what etcd said of a renewal that was sent at `sent_ms`."""
+        """Apply etcd's response to a renewal sent at `sent_ms`."""
         if ttl_ms <= 0:
             self._change(LeaseState.LOST)
             return
@@ -195,7 +194,7 @@ class LeaseKeeper:
         self._tell_loop(lambda: self._on_change(state))
 
     def _beat(self) -> None:
-        """Request a heartbeat of the loop, unless one is pending."""
+        """Request a heartbeat of the event loop, unless one is pending."""
         if not self._beat_pending:
             self._beat_asked_ms = self._clock.boottime_ms()
             self._beat_pending = True
@@ -213,5 +212,5 @@ class LeaseKeeper:
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            # The loop is closed: the process is ending, and no callback is needed.
+            # The loop is closed because the process ends; no callback is needed.
             self._stopping = True

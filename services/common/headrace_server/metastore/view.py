@@ -1,13 +1,12 @@
-"""A prefix of etcd held in memory and kept up to date by a watch: the base of the metadata caches (PROTOCOL H80, H81,
-I19).
+"""In-memory copy of a prefix of etcd, kept up to date by a watch; base of the metadata caches (PROTOCOL H80, H81, I19).
 
-`load` reads the whole prefix at one revision; `run`, a task of the owner, follows the changes from there on and applies
-them by whole revision. It never continues after a missed change: where the watch breaks it resumes behind the last
-revision applied; where that has been compacted, or the stream falls silent, or every `relist_interval_s` as a check on
-a watch that lies, it reads everything again and applies the difference. A revision that goes back, of etcd or of one
-key, or another etcd cluster, is refused for good: `run` raises, and the service must stop.
+`load` reads the whole prefix at one revision; `run`, a task of the owner, follows the changes from there and applies
+them by whole revision. It never skips a change: after a broken watch it resumes after the last applied revision. If
+that was compacted, if the stream falls silent, and every `relist_interval_s` as a check of the watch, it reads the
+whole prefix again and applies the difference. If a revision of etcd or of one key goes back, or another etcd cluster
+responds, `run` raises and the service must stop.
 
-The view is behind by nature. Nothing may be decided on it that compare-and-swap does not check.
+The view may be stale. A decision based on it must be checked by compare-and-swap.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ SILENT_INTERVALS = 3
 
 
 class PrefixView:
-    """All keys under one prefix at one revision. Owned by one event loop."""
+    """All keys under one prefix at one revision. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -58,32 +57,32 @@ class PrefixView:
         self._key_values: dict[str, KeyValue] = {}
         self._sorted_keys: list[str] | None = []
         self._revision = 0
-        self._newest: KeyValue | None = None  # The last put that the view knows, be the key deleted since.
+        self._newest: KeyValue | None = None  # The last put in the view, even if the key was deleted since.
         self._cluster_id = 0
         self._confirmed_ms = 0
         self._listed_ms = 0
         self._callbacks: list[ChangeCallback] = []
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self.changed_revision = 0
-        """`revision` when anything under the prefix last changed; a read of everything may raise `revision` alone."""
+        """`revision` at the last change under the prefix; a full read may raise only `revision`."""
         self.lost_events = 0
-        """Changes that the watch should have brought and a relist found: an etcd that loses events."""
+        """Number of changes that a relist found and the watch did not deliver; nonzero if etcd loses events."""
 
     @property
     def revision(self) -> int:
-        """The revision up to which every change is applied; 0 before `load`."""
+        """Revision up to which every change is applied; `0` before `load`."""
         return self._revision
 
     def age_ms(self) -> int:
-        """Milliseconds since etcd last sent a message on the watch, or since the last full read."""
+        """Return the milliseconds since etcd's last message on the watch or the last full read."""
         return self._clock.monotonic_ms() - self._confirmed_ms
 
     def get(self, key: str) -> KeyValue | None:
-        """One key as of `revision`, or None."""
+        """Return one key as of `revision`, or `None`."""
         return self._key_values.get(key)
 
     def items(self, prefix: str) -> list[KeyValue]:
-        """All keys that start with `prefix`, ascending."""
+        """Return all keys that start with `prefix`, ascending."""
         if self._sorted_keys is None:
             self._sorted_keys = sorted(self._key_values)
         first = bisect_left(self._sorted_keys, prefix)
@@ -96,15 +95,15 @@ class PrefixView:
         return found
 
     def subscribe(self, callback: ChangeCallback) -> Callable[[], None]:
-        """Call `callback(revision, changed keys)` after each revision applied; returns what ends that."""
+        """Call `callback(revision, changed keys)` after each applied revision; return a function that unsubscribes."""
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
 
     async def wait_for(self, revision: int, timeout_seconds: float) -> None:
-        """Return once `revision`, which must be that of a write under this prefix, is applied.
+        """Wait until `revision`, which must be that of a write under this prefix, is applied.
 
         Raises:
-            TimedOutError: it was not within `timeout_seconds`; the view is behind.
+            TimedOutError: If it is not within `timeout_seconds`.
         """
         if self._revision >= revision:
             return
@@ -123,11 +122,11 @@ class PrefixView:
             self._waiters.remove(waiter)
 
     async def load(self) -> None:
-        """Read the whole prefix. Call it once before `run`; again is harmless.
+        """Read the whole prefix. Call it before `run`; it may be repeated.
 
         Raises:
-            MetastoreUnavailableError: etcd did not answer; call it again.
-            MetastoreRolledBackError: see the module.
+            MetastoreUnavailableError: If etcd does not respond; call it again.
+            MetastoreRolledBackError: See the module.
         """
         self._take_list(await self._metastore.range(self._prefix))
 
@@ -135,7 +134,7 @@ class PrefixView:
         """Follow the changes until cancelled.
 
         Raises:
-            MetastoreRolledBackError: see the module.
+            MetastoreRolledBackError: See the module.
         """
         assert self._revision, "load comes before run"
         failures, overlap = 0, None
@@ -157,7 +156,7 @@ class PrefixView:
             overlap = None if relist else self._newest
 
     async def _recover(self, relist: bool, failures: int) -> int:
-        """Read again, as far as needed, until etcd answers; returns the failures in a row that it took (0 at once)."""
+        """Read again as far as needed until etcd responds; return the number of consecutive failures."""
         while True:
             first, most = BACKOFF_SECONDS
             await asyncio.sleep(min(most, first * 2**failures) * random.uniform(0.5, 1.0))
@@ -176,10 +175,10 @@ class PrefixView:
                 return 0
 
     async def _is_continued(self) -> bool:
-        """Whether etcd still has the newest key of the view: one that was restored most likely has not (H81).
+        """Return whether etcd still has the newest key of the view, which a restored etcd most likely has not (H81).
 
-        One linearizable read, of the revision, too: a watch from a revision that a restored etcd has not reached yet
-        would send nothing, and one restored with a raised revision would continue as if nothing had happened.
+        The linearizable read also checks the revision: a watch from a revision that a restored etcd has not reached
+        would receive nothing, and one on an etcd restored with a raised revision would continue unnoticed.
         """
         lasting = [key_value for key_value in self._key_values.values() if not key_value.lease_id]
         newest = max(lasting, key=lambda key_value: key_value.mod_revision, default=None)
@@ -192,10 +191,10 @@ class PrefixView:
         return read.key_value is not None
 
     async def _follow(self, overlap: KeyValue | None) -> None:
-        """Watch from behind the last revision applied until the stream breaks, which raises.
+        """Watch from after the last applied revision until the stream breaks, which raises.
 
-        Where a stream broke before, from `overlap` on, which has to come again as it was: an etcd that was put back to
-        an older state has something else there, or nothing, however far others have raised its revision since (H81).
+        After an earlier break, watch from `overlap`, which must be delivered unchanged: an etcd restored to an older
+        state has a different key or none there, however far its revision has risen since (H81).
         """
         start = self._revision + 1 if overlap is None else overlap.mod_revision
         stream = self._metastore.watch(self._prefix, start, progress_interval_s=self._progress_interval_s)
@@ -232,7 +231,7 @@ class PrefixView:
         self._advance(item.revision, changed)
 
     def _take_list(self, listed: RangeResult) -> None:
-        """Replace everything by the keys at `listed.revision`, and report the difference as one change."""
+        """Replace all keys by those at `listed.revision`, and report the difference as one change."""
         self._check(listed.cluster_id, listed.revision)
         for key_value in listed.key_values:
             self._check_key(key_value)
@@ -283,7 +282,7 @@ class PrefixView:
             )
 
     def _check_key(self, found: KeyValue) -> None:
-        """Refuse a key of the past: its mod_revision never falls, also where a restore raised etcd's own revision."""
+        """Raise if a key's mod_revision went back, which also detects a restore with a raised etcd revision."""
         known = self._key_values.get(found.key)
         if known is not None and found.mod_revision < known.mod_revision:
             raise MetastoreRolledBackError(

@@ -1,8 +1,9 @@
-"""Answers on their way out of one connection: bytes, and ranges of files that the kernel sends from the page cache.
+"""Queue of outgoing responses of one connection: bytes, and file ranges that the kernel sends from the page cache.
 
-Answers leave in the order in which they were put. Without TLS a range goes by `sendfile` (the paper, section 3.1); what
-of it is not in the page cache is loaded in a thread first, so that a disk does not hold up the event loop. With TLS it
-is read and written. A connection that takes nothing is its owner's to end: see `stalled_seconds`. One event loop.
+Responses are sent in the order in which they were queued. Without TLS a file range is sent by `sendfile` (the paper,
+section 3.1); pages that are not in the page cache are loaded in a thread first, so that disk reads do not block the
+event loop. With TLS the range is read and written. The owner must close a connection that accepts no data: see
+`stalled_seconds`. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from headrace.wire.crc import ReadableBuffer
 Piece: TypeAlias = ReadableBuffer | Slice
 
 CHUNK_BYTES = 256 << 10
-"""With TLS: what is read from a file at once."""
+"""Size of one file read with TLS."""
 
 
 @dataclass(slots=True)
 class _Answer:
     pieces: Sequence[Piece]
     verdict: Callable[[], bytes] | None
-    """Returns what follows the pieces, when they have left."""
+    """Returns the bytes after the pieces, once these are sent."""
     done: Callable[[], None]
 
 
 class AnswerQueue:
-    """Owned by one connection, which calls `pause`, `resume` and `close`."""
+    """Outgoing responses of one connection, which calls `pause`, `resume` and `close`."""
 
     def __init__(self, transport: asyncio.Transport, executor: Executor, count_sent: Callable[[int], None]) -> None:
-        """`count_sent` takes the bytes that `sendfile` has sent."""
+        """`count_sent` is called with the number of bytes sent by `sendfile`."""
         self._transport = transport
         self._executor = executor
         self._count_sent = count_sent
@@ -52,14 +53,14 @@ class AnswerQueue:
         self._progress_at = self._loop.time()
 
     def begin(self) -> None:
-        """Have the transport call `pause` as soon as the socket does not take all, and `resume` when it has."""
-        # At 0 that of TLS would call `pause` with nothing left over.
+        """Make the transport call `pause` as soon as the socket is full, and `resume` when all data is written."""
+        # At 0 the TLS transport would call `pause` with an empty buffer.
         self._transport.set_write_buffer_limits(high=0 if self._is_plain else 1, low=0)
 
     def put(
         self, pieces: Sequence[Piece], done: Callable[[], None], verdict: Callable[[], bytes] | None = None
     ) -> None:
-        """Send an answer behind those that wait; `done` is called once, when it has left or the connection is lost."""
+        """Queue a response; `done` is called once, when it was sent or the connection is lost."""
         if self._is_closed:
             done()
         elif self._sending is None and not self._is_full and not any(type(piece) is Slice for piece in pieces):
@@ -73,27 +74,27 @@ class AnswerQueue:
                 self._sending = self._loop.create_task(self._send_all())
 
     def stalled_seconds(self, now: float) -> float:
-        """Return for how long the other side has taken nothing although something waits for it."""
+        """Return the time in seconds since the peer last accepted data, or `0` if nothing is queued."""
         return now - self._progress_at if self._is_full or self._sending is not None else 0.0
 
     def pause(self) -> None:
-        """Take note that the transport holds what the socket does not take."""
+        """Handle a full socket buffer."""
         self._is_full = True
         self._has_room.clear()
 
     def resume(self) -> None:
-        """Take note that all of it has left."""
+        """Handle an empty transport buffer."""
         self._is_full = False
         self._progress_at = self._loop.time()
         self._has_room.set()
 
     def close(self) -> None:
-        """Drop what waits: the connection is lost."""
+        """Drop queued responses after the connection was lost."""
         self._is_closed = True
         if self._sending is None:
             self._release()
         else:
-            self._sending.cancel()  # Perhaps before it has begun.
+            self._sending.cancel()  # Perhaps before it has started.
             self._sending.add_done_callback(lambda _: self._release())
 
     def _release(self) -> None:
@@ -120,7 +121,7 @@ class AnswerQueue:
                 finally:
                     answer.done()
         except OSError:
-            self._transport.abort()  # Half an answer is there: nothing else can follow it.
+            self._transport.abort()  # A response was sent partially, so that no other can follow.
         except Exception:
             self._transport.abort()
             raise
@@ -139,9 +140,9 @@ class AnswerQueue:
             await self._has_room.wait()
 
     async def _send_file(self, piece: Slice) -> None:
-        """Have the kernel send a range; the transport has nothing of its own meanwhile."""
+        """Send a range by `sendfile`, while the transport's buffer is empty."""
         await self._has_room.wait()
-        if self._descriptor < 0:  # A second one, as the event loop keeps the first for the transport.
+        if self._descriptor < 0:  # A duplicate, because the event loop reserves the first one for the transport.
             self._descriptor = os.dup(self._transport.get_extra_info("socket").fileno())
         sent, end = piece.position, piece.position + piece.size_bytes
         while sent < end:

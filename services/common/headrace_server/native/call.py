@@ -1,4 +1,4 @@
-"""Calls over the native protocol: what a service serves, what it is asked and what it answers."""
+"""Methods, requests and responses of the native protocol at the server."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from headrace_server.requests import RequestReader
 
 @dataclass(frozen=True, slots=True)
 class NativeAnswer:
-    """What a method answers."""
+    """Response of a method."""
 
     message: bytes
     """Serialised."""
     attached: Sequence[Piece] = ()
     is_valid: Callable[[], bool] | None = None
-    """Asked when everything has left: whether the client may use it. `None`: it may."""
+    """Called after everything was sent; returns whether the client may use the data. `None` means that it may."""
     close: Callable[[], None] | None = None
-    """Called once, when the answer has left or the connection is lost."""
+    """Called once, when the response was sent or the connection is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class NativeMethod:
-    """A method as it is served."""
+    """Served method."""
 
     name: str
     row: Method
     reader: RequestReader
     splice: Callable[[Any, memoryview], Any] | None
-    """Puts the attachments of a frame into the request; `None`: it has none."""
+    """Inserts the attachments of a frame into the request; `None` means that it has none."""
     handle: Callable[[Any, NativeCall], Awaitable[NativeAnswer]]
 
 
 class Peer(Protocol):
-    """The connection of a call."""
+    """Connection of a call."""
 
     name: str
     certified_names: dict[str, list[bytes]]
 
 
 class NativeCall:
-    """One request: what log lines and limits need of it, as of the context of a gRPC call."""
+    """One request, with the attributes of a gRPC context that logs and limits use."""
 
     __slots__ = ("_frame", "_peer", "deadline", "header", "is_overdue", "method", "place", "request_id", "task")
 
     def __init__(self, peer: Peer, method: NativeMethod, frame: Frame, place: Place, deadline: float) -> None:
-        """`deadline` is of the event loop's clock."""
+        """`deadline` is in loop time."""
         self._peer = peer
         self.method = method
         self.header = frame.header
@@ -66,7 +66,7 @@ class NativeCall:
         self.task: asyncio.Task[None] | None = None
 
     def take_frame(self) -> Frame:
-        """Return the request's frame, once: it may be large."""
+        """Return the request's frame and drop the reference, because it may be large. Call it once."""
         frame, self._frame = self._frame, None
         assert frame is not None, "the frame was taken"
         return frame
@@ -76,7 +76,7 @@ class NativeCall:
         return self._peer.name
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the request's id as metadata has it."""
+        """Return the request id in the form of gRPC metadata."""
         return ((REQUEST_ID_KEY, self.request_id),)
 
     def auth_context(self) -> dict[str, list[bytes]]:

@@ -1,9 +1,9 @@
-"""One connection of the native protocol, at the server: frames in, calls, answers out. Belongs to the event loop.
+"""Server side of one connection of the native protocol: frames, calls, responses. Belongs to the event loop.
 
-Each request is a task, so that a long poll holds up nothing, and answers leave as they come. A request is refused at
-its header, before there is memory for its body: of an unknown method, too large, without a deadline, or where its
-caller has no place; its body is then skipped. Beyond `MAX_REQUESTS` unanswered ones nothing more is read, and the
-client's socket fills up.
+Each request is a task, so that a long poll blocks no other request, and responses are sent when they are ready. A
+request is rejected at its header, before memory is allocated for its body, if its method is unknown, it is too large,
+has no deadline, or its caller has no free slot; its body is then skipped. With `MAX_REQUESTS` unanswered requests the
+connection reads no more, and the client's socket fills up.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MAX_REQUESTS = 64
-"""Unanswered requests of a connection."""
+"""Maximum unanswered requests of a connection."""
 HELLO_SECONDS = 5.0
-"""For the first frame, from the connection on."""
+"""Timeout of the first frame after the connection is made."""
 FRAME_SECONDS = 30.0
-"""For a whole frame, from its first byte on."""
+"""Timeout of a whole frame after its first byte."""
 STALL_SECONDS = 30.0
-"""A client that takes nothing of an answer for so long is cut off."""
+"""A client that accepts no data of a response for this time is disconnected."""
 
 
 class NativeConnection(asyncio.BufferedProtocol):
-    """See the module. Owned by its server."""
+    """Connection, owned by its server; see the module."""
 
     def __init__(self, server: NativeServer) -> None:
         self._server = server
@@ -81,16 +81,16 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._is_paused = False
         self._frame_since = self._loop.time()
         self.is_retired = False
-        """Whether it takes no more requests."""
+        """Whether it accepts no more requests."""
         self.idle_since: float | None = self._frame_since
-        """`None`: it has requests that are not answered."""
+        """When the last request was answered; `None` while requests are unanswered."""
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self.certified_names: dict[str, list[bytes]] = {}
         self.name = ""
         self.host = ""
 
-    # --- asyncio's side ---
+    # --- asyncio's callbacks ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
@@ -133,14 +133,14 @@ class NativeConnection(asyncio.BufferedProtocol):
             if call.task is not None:
                 call.task.cancel()
 
-    # --- what the server asks ---
+    # --- for the server ---
 
     async def answered(self) -> None:
         """Wait until every request is answered."""
         await self._is_idle.wait()
 
     def look(self, now: float) -> None:
-        """End what takes too long: a handshake, half a frame, a client that does not read, an overdue request."""
+        """Enforce the timeouts: handshake, partial frame, client that does not read, overdue request."""
         if not self._is_welcome and now - self._frame_since > HELLO_SECONDS:
             self.end("no Hello came")
         elif not self._is_paused and not self._reader.is_between_frames and now - self._frame_since > FRAME_SECONDS:
@@ -159,13 +159,13 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def say_goodbye(self) -> None:
-        """Announce that no further request will be taken; those that come all the same are refused."""
+        """Announce that no further requests are accepted; later ones are rejected."""
         self.is_retired = True
         if self._is_welcome:
             self._answers.put([frame_head(Kind.GOODBYE)], _nothing)
 
     def close(self) -> None:
-        """Close the connection when what waits has left."""
+        """Close the connection after the transport's buffer is sent."""
         self._transport.close()
 
     # --- frames ---
@@ -183,7 +183,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         except FrameError as error:
             self._break(InvalidRequestError(f"{error}", action="Speak the native protocol to this port, or use gRPC."))
             return
-        except HeadraceError as error:  # of the handshake
+        except HeadraceError as error:  # from the handshake
             self._break(error)
             return
         is_full = len(self._calls) >= MAX_REQUESTS
@@ -195,14 +195,14 @@ class NativeConnection(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
 
     def _break(self, error: HeadraceError) -> None:
-        """Say what is wrong with the connection, and close it."""
+        """Send an error of the connection, and close it."""
         self._server.metrics.broken.inc()
         log.info("native_connection_broken", peer=self.name, cause=error.message)
         self._answers.put([frame_head(Kind.ERROR, to_detail(error).SerializeToString())], _nothing)
         self._transport.close()
 
     def _admit(self, header: Header) -> bool:
-        """Take note of a header: whether its body is received."""
+        """Check the header of a frame; return whether to receive its body."""
         if header.kind == Kind.HELLO:
             if header.size > MAX_HELLO_BYTES or self._is_welcome:
                 raise FrameError("a second Hello" if self._is_welcome else f"a Hello of {header.size} bytes")
@@ -247,7 +247,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     @property
     def arriving_bytes(self) -> int:
-        """What of a large frame is still to come."""
+        """Bytes of a large frame that have not arrived yet."""
         return self._reader.missing
 
     def _take(self, frame: Frame) -> None:
@@ -298,7 +298,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._refuse(correlation, method.name, error, call)
         except asyncio.CancelledError:
             if not call.is_overdue:
-                raise  # Nothing is answered; a task that is cancelled before it begins does not come here.
+                raise  # No response is sent. A task cancelled before it starts does not get here.
             self._refuse(correlation, method.name, TimedOutError("the deadline has passed"), call)
         except Exception as error:
             log.exception("native_call_failed", method=method.name)
@@ -312,12 +312,12 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._answer(call, answer)
 
     async def _read(self, call: NativeCall) -> Any:
-        """Parse a request, as `RequestReader` does."""
+        """Parse a request; raise as `RequestReader`."""
         method, frame = call.method, call.take_frame()
         try:
             request = method.reader.read(frame.message, self.host)
         except ThrottledError as error:
-            error.__traceback__ = None  # It holds the frame.
+            error.__traceback__ = None  # It references the frame.
             refused = error
             del frame
             await asyncio.sleep(PENALTY_SECONDS)
@@ -355,7 +355,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._answers.put([head], _nothing if call is None else lambda: self._end(call))
 
     def _end(self, call: NativeCall) -> None:
-        """Forget a call whose answer has left; read on where too many were unanswered."""
+        """Remove a call whose response was sent; resume reading if there were too many."""
         call.place.release()
         self._calls.pop(call.header.correlation, None)
         if not self._calls:
@@ -366,11 +366,11 @@ class NativeConnection(asyncio.BufferedProtocol):
 
 
 def _nothing() -> None:
-    """Do nothing when an answer has left."""
+    """Do nothing when a response was sent."""
 
 
 def _names_of(certificate: dict[str, Any] | None) -> dict[str, list[bytes]]:
-    """Return the names of a certificate as gRPC's `auth_context` has them."""
+    """Return the names of a certificate in the form of gRPC's `auth_context`."""
     if not certificate:
         return {}
     common = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]

@@ -1,8 +1,7 @@
-"""The listener of the native protocol: who may connect, and what is looked after once a second. One event loop.
+"""Listener of the native protocol: connection limits, and timeouts checked once a second. Belongs to one event loop.
 
-Connections are few, and a silent one costs its owner nothing. So where `n` addresses have some, none gets more than one
-part in `n + 1` of all, and one that comes where there is no room takes the place of the connection that has been
-without a request for longest.
+Connections are limited, and an idle one costs its client nothing. If `n` addresses have connections, none gets more
+than `1 / (n + 1)` of the maximum, and a new connection beyond the limit replaces the one that has been idle longest.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 1.0
 IDLE_SECONDS = 300.0
-"""A connection without a request for so long is closed; its client opens another one when it needs it."""
+"""A connection without a request for this time is closed; its client reconnects when needed."""
 HANDSHAKE_SECONDS = 10.0
-"""For TLS."""
+"""Timeout of a TLS handshake."""
 MAX_HANDSHAKES = 256
-"""TLS handshakes at once; the kernel keeps further connections waiting."""
+"""Maximum concurrent TLS handshakes; the kernel queues further connections."""
 MAX_ARRIVING_BYTES = 128 << 20
-"""Of large requests that have begun to arrive, over all connections."""
+"""Maximum total size of large requests that are being received, over all connections."""
 TELL_SECONDS = 60.0
-"""How seldom the log says that connections are refused; the metric counts each."""
+"""Minimum interval of log lines about rejected connections; the metric counts each."""
 
 
 @dataclass(frozen=True, slots=True)
 class NativeMetrics:
-    """What a listener counts."""
+    """Metrics of a listener."""
 
     connections: Gauge
     refused: Counter
@@ -52,7 +51,7 @@ class NativeMetrics:
 
 
 class NativeServer:
-    """Owned by a service's listeners."""
+    """Listener and its connections, owned by a service's listeners."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class NativeServer:
         limits: PlaceLimits,
         max_connections: int,
     ) -> None:
-        """`name` is the process's, as `broker-1`; `executor` runs what waits for a disk."""
+        """`name` is that of the process, such as `broker-1`; `executor` runs disk I/O."""
         self.name = name
         self.methods = methods
         self.metrics = metrics
@@ -82,10 +81,10 @@ class NativeServer:
         metrics.connections.set_function(lambda: len(self._connections))
 
     async def start(self, listen: str, make_context: Callable[[], ssl.SSLContext] | None = None) -> str:
-        """Listen at host:port; return the address bound. `make_context` is asked at each connection: TLS alone.
+        """Listen at host:port; return the bound address. `make_context`, called per connection, enables TLS.
 
         Raises:
-            AddressInUseError: the address is taken, not ours, or malformed.
+            AddressInUseError: If the address is in use, not local, or malformed.
         """
         check_free(listen)
         host, port = split_address(listen)
@@ -97,7 +96,7 @@ class NativeServer:
         return f"{host}:{self._listener.getsockname()[1]}"
 
     async def stop(self, grace_seconds: float) -> None:
-        """Take no more connections and requests, let those at work end, and close all. Idempotent."""
+        """Accept no more connections and requests, wait for those in progress, and close all. Idempotent."""
         for task in (*self._tasks, *self._handshakes):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._handshakes, return_exceptions=True)
@@ -116,7 +115,7 @@ class NativeServer:
         while True:
             try:
                 accepted, _ = await loop.sock_accept(listener)
-            except OSError as error:  # For example no file descriptor left: the client falls back to gRPC.
+            except OSError as error:  # For example out of file descriptors; the client falls back to gRPC.
                 log.warning("native_not_accepted", cause=str(error))
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
@@ -135,7 +134,7 @@ class NativeServer:
             await loop.connect_accepted_socket(
                 lambda: NativeConnection(self), accepted, ssl=context, ssl_handshake_timeout=timeout
             )
-        except OSError as error:  # of TLS, too
+        except OSError as error:  # including TLS errors
             self.metrics.broken.inc()
             log.info("native_handshake_failed", cause=str(error))
 
@@ -148,7 +147,7 @@ class NativeServer:
                 connection.look(now)
                 if connection.idle_since is None:
                     continue
-                if connection.is_retired:  # A request may have been on its way.
+                if connection.is_retired:  # One look later, because a request may have been in transit.
                     connection.close()
                 elif now - connection.idle_since > IDLE_SECONDS:
                     connection.say_goodbye()
@@ -156,7 +155,7 @@ class NativeServer:
     # --- for connections ---
 
     def enter(self, connection: NativeConnection) -> bool:
-        """Take a connection; one that is idle may have to go for it. False: there is no room."""
+        """Register a connection, perhaps in place of an idle one; return False if there is no room."""
         hosts = {each.host for each in self._connections}
         share = share_of(self._max_connections, len(hosts | {connection.host}))
         own = [each for each in self._connections if each.host == connection.host]
@@ -171,15 +170,15 @@ class NativeServer:
         return has_room
 
     def leave(self, connection: NativeConnection) -> None:
-        """Forget a connection that is lost."""
+        """Remove a lost connection."""
         self._connections.pop(connection, None)
         self.end_arriving(connection)
 
     def begin_arriving(self, connection: NativeConnection) -> None:
-        """Take note of a large request, or refuse it where too many arrive: of all, or of the caller's share.
+        """Reserve memory for a large request.
 
         Raises:
-            ThrottledError: try again later.
+            ThrottledError: If too much is being received, in total or from this caller; retry later.
         """
         arriving = [(each.host, each.arriving_bytes) for each in self._arriving]
         own = sum(size for host, size in arriving if host == connection.host)
@@ -194,11 +193,11 @@ class NativeServer:
         self._arriving[connection] = None
 
     def end_arriving(self, connection: NativeConnection) -> None:
-        """Take note that a request is there."""
+        """Release the memory of a received request."""
         self._arriving.pop(connection, None)
 
     def _end_idle(self, among: list[NativeConnection]) -> bool:
-        """Close the connection that has been without a request for longest; False: all have one."""
+        """Close the connection that has been idle longest; return False if none is idle."""
         idle = [each for each in among if each.idle_since is not None]
         if not idle:
             return False
@@ -209,7 +208,7 @@ class NativeServer:
         return True
 
     def _count_refused(self) -> None:
-        """Count a connection whose client falls back to gRPC, which costs this broker more; log it seldom."""
+        """Count a rejected connection, whose client falls back to the more expensive gRPC; log it rarely."""
         self.metrics.refused.inc()
         now = asyncio.get_running_loop().time()
         if now >= self._tell_at_seconds:
