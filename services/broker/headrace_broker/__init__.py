@@ -1,1 +1,1 @@
-"""The broker: owns partitions, takes records in and gives them out."""
+"""Broker: stores partitions and serves produce and fetch requests."""

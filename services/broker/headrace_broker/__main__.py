@@ -5,7 +5,7 @@ from __future__ import annotations
 # ruff: noqa: E402
 import gc
 
-gc.disable()  # What is imported stays: looking for garbage meanwhile is an eighth of the imports.
+gc.disable()  # Imported objects are never garbage; collections would take an eighth of the import time.
 
 import asyncio
 import os
@@ -90,7 +90,7 @@ cli.command("dump")(dump)
 
 
 def start(config: Path | None, overrides: list[str]) -> ProcessExitCode:
-    """Read the settings, run the broker, and give the exit code."""
+    """Read the settings, run the broker, and return the exit code."""
     try:
         settings = _read_settings(config, overrides)
     except HeadraceError as error:

@@ -1,7 +1,7 @@
-"""A broker process from start to stop, in the order that PROTOCOL section 1.2 ("Startup") gives.
+"""Broker application: start and stop of a broker process, in the order of PROTOCOL section 1.2 ("Startup").
 
 identity in etcd -> lock and check the data directory -> read the metadata -> recover the logs -> listen -> register ->
-lead or follow what names the session ... let others lead -> refuse new calls -> finish those at work -> flush all ->
+lead or follow partitions ... hand leaderships over -> reject new calls -> complete calls in progress -> flush all ->
 clean marker -> revoke the lease
 """
 
@@ -60,14 +60,14 @@ log = structlog.get_logger(__name__)
 
 STORAGE_THREADS = 4
 LAST_VERSION_SECONDS = 1.0
-"""How long a stop waits for etcd to take the directory's last version."""
+"""Maximum wait at shutdown for etcd to store the directory's last version."""
 
 
 async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
     """Run a broker until `stop` is requested.
 
     Raises:
-        HeadraceError: it cannot start or continue; the message states the next step.
+        HeadraceError: If it cannot start or continue; the message states the next step.
     """
     registry = CollectorRegistry()
     metrics = BrokerMetrics(registry)
@@ -78,7 +78,7 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
         try:
 
             async def read_storage_id(identity: ClusterIdentity) -> bytes:
-                """Return the storage id of the last session, which a new generation may have taken over."""
+                """Return the storage id of the last session, which a new generation may have copied."""
                 key = identity.keyspace.broker_session(settings.broker_id)
                 found = (await process.metastore.get(key)).key_value
                 return b"" if found is None else metadata_pb2.BrokerSession.FromString(found.value).storage_id
@@ -103,7 +103,7 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
 
 
 def crash(tasks: asyncio.TaskGroup, error: BaseException) -> None:
-    """End the broker that owns `tasks`: a call or another task met a bug."""
+    """Stop the broker that owns `tasks` because of a bug in a call or another task."""
 
     async def fail() -> None:
         raise error
@@ -133,7 +133,7 @@ def _open_directory(
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What a broker consists of, once the metadata is read."""
+    """Components of a broker, once the metadata is read."""
 
     source: PrefixView
     view: ClusterView
@@ -148,7 +148,7 @@ class _Parts:
 
 
 class BrokerServer:
-    """The parts of one broker and their order. Belongs to the event loop."""
+    """Components of one broker and their order. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class BrokerServer:
         metrics: BrokerMetrics,
         executor: ThreadPoolExecutor,
     ) -> None:
-        """Take over an opened data directory: `run` closes it."""
+        """Take ownership of an opened data directory, which `run` closes."""
         self._settings = settings
         self._process = process
         self._identity = identity
@@ -178,7 +178,7 @@ class BrokerServer:
         self._closed = False
 
     async def run(self, stop: StopRequest) -> None:
-        """Serve until `stop`; the data directory is closed whatever happens."""
+        """Serve until `stop`; the data directory is closed in any case."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 parts = self._parts = await self._wire(tasks, stop)
@@ -198,7 +198,7 @@ class BrokerServer:
     # --- construction ---
 
     async def _wire(self, tasks: asyncio.TaskGroup, stop: StopRequest) -> _Parts:
-        """Read the metadata and connect the parts; none of them runs yet."""
+        """Read the metadata and connect the components; none of them runs yet."""
         process, metastore, directory = self._process, self._process.metastore, self._directory
         source = PrefixView(metastore, self._identity.keyspace.prefix, process.clock)
         await process.load(source, stop=stop)
@@ -277,7 +277,7 @@ class BrokerServer:
         return live
 
     def _observe(self, parts: _Parts) -> None:
-        """Publish the state of the metadata and the partitions from now on."""
+        """Start to publish the state of the metadata and the partitions as metrics."""
 
         def sample() -> None:
             self._process.sample(parts.view)
@@ -294,7 +294,7 @@ class BrokerServer:
     # --- serving ---
 
     async def _recover(self, parts: _Parts) -> None:
-        """Open what is on disk, and compare the clock with it before the first record is stamped."""
+        """Open the logs on disk, and compare the clock with them before the first record is stamped."""
         metrics, started = self._metrics, time.monotonic()
         metrics.recovery_seconds.set_function(lambda: time.monotonic() - started)
         metrics.recovering.set(1)
@@ -308,19 +308,19 @@ class BrokerServer:
         parts.clocks.look()
 
     async def _newest_append_ms(self, replica_manager: ReplicaManager) -> int:
-        """Return when the newest record on the disk was appended; 0: there is none, or it cannot be read."""
+        """Return the append time of the newest record on the disk; `0` if there is none or it cannot be read."""
 
         def look() -> int:
             newest_ms = 0
             for partition in replica_manager.partitions:
-                with suppress(HeadraceError):  # What cannot be read has been reported, or will be when it is read.
+                with suppress(HeadraceError):  # Unreadable data has been reported, or will be when it is read.
                     newest_ms = max(newest_ms, 0 if partition.log is None else partition.log.reader.newest_append_ms())
             return newest_ms
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, look)
 
     async def _serve(self, tasks: asyncio.TaskGroup, stop: StopRequest, parts: _Parts) -> list[asyncio.Task[None]]:
-        """Register and serve until `stop`; return the tasks that still run, none if it came first."""
+        """Register and serve until `stop`; return the tasks that still run, none if `stop` came first."""
         replica_manager, membership = parts.replica_manager, parts.membership
         parts.service.begin_serving()
         starting = tasks.create_task(membership.start_session(replica_manager))
@@ -369,7 +369,7 @@ class BrokerServer:
     # --- stopping ---
 
     async def _stop(self, parts: _Parts, background: list[asyncio.Task[None]]) -> None:
-        """Stop cleanly: leaderships move first, the clean marker is written last, then the lease goes (H40)."""
+        """Stop cleanly: hand over leaderships first, write the clean marker last, then revoke the lease (H40)."""
         self._health.hold(HealthCause.STOPPING)
         replica_manager, membership = parts.replica_manager, parts.membership
         given_away = await membership.give_leaderships_away(replica_manager)
@@ -383,7 +383,7 @@ class BrokerServer:
         if background:
             await asyncio.wait(background)
         self._clean = await replica_manager.close()
-        with suppress(TimeoutError):  # Every copy of the directory that was made before is known to be one (H16).
+        with suppress(TimeoutError):  # Makes every earlier copy of the directory recognizable (H16).
             async with asyncio.timeout(LAST_VERSION_SECONDS):
                 await membership.registration.announce_version()
         await self._close_directory()
@@ -391,7 +391,7 @@ class BrokerServer:
         log.info("stopped", clean=self._clean)
 
     async def _close_directory(self) -> None:
-        """Close what is on disk, once: after a clean stop, or after any other end of the broker."""
+        """Close the data directory once, after a clean stop or any other end of the broker."""
         if self._closed:
             return
         self._closed = True

@@ -1,15 +1,15 @@
-"""The command `headrace-broker drain`: makes a broker safe to stop; run on its machine before the stop.
+"""The command `headrace-broker drain`, run on the broker's machine to make the broker safe to stop.
 
-Called by `__main__`, in a container by what runs before SIGTERM. It does two things, and waits until both are done:
+Called by `__main__`, in a container by the hook before SIGTERM. It waits for two conditions:
 
-- Leadership goes. `drained_brokers/{broker_id}` is written on the lease of the broker's own registration, so it goes
-  when that ends: a broker that starts again is not drained. An administrator's `drain` is left as it is. Where the
-  broker that is registered is another instance than the one of these settings, as where a pod was deleted by force and
-  the next one was quicker than this command, there is nothing to hand over.
-- Lagging replicas catch up, where without this broker a partition would have fewer replicas in sync than its
-  minimum: then `acks=all` still works without the broker. It does not wait for brokers that are down or stopping.
+- Leadership has moved. `drained_brokers/{broker_id}` is written on the lease of the broker's registration and deleted
+  with it, so that a restarted broker is not drained. A drain by an administrator is not changed. If the registered
+  broker is another instance than that of these settings, for example because a pod was deleted by force and its
+  replacement registered before this command ran, there is nothing to hand over.
+- Lagging replicas have caught up, if a partition would otherwise have fewer replicas in sync than its minimum, so that
+  `acks=all` works without the broker. It does not wait for brokers that are down or stopping.
 
-The broker does the rest at SIGTERM (PROTOCOL H24, H40). This command reads and writes etcd alone.
+The broker does the rest at SIGTERM (PROTOCOL H24, H40). This command only reads and writes etcd.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from headrace_server.tls import read_tls
 from headrace_broker.settings import BrokerSettings
 
 MAX_NAMED = 5
-"""How many partitions a sentence names before it says `and n more`."""
+"""Maximum partitions named in a sentence before `and n more`."""
 
 
 class DrainNotFinishedError(MetastoreUnavailableError):
-    """The time was over first. The message says what was left; stopping the broker now is safe for what is stored."""
+    """The timeout passed first. The message says what was left; a stop now does not lose stored records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """Reasons against stopping a broker: names of partitions, `topic-number`, ascending."""
+    """Partitions that still need a broker, by name (`topic-number`), ascending."""
 
     led: tuple[str, ...]
-    """It leads them, and another replica could."""
+    """Partitions that it leads and that another replica could lead."""
     needed: tuple[str, ...]
-    """Without it they would have too few in sync, and a replica is catching up."""
+    """Partitions that would have too few replicas in sync without it, while a replica is catching up."""
 
     def __bool__(self) -> bool:
         return bool(self.led or self.needed)
@@ -59,11 +59,11 @@ class Remainder:
 
 
 async def drain(settings: BrokerSettings, timeout_seconds: float) -> str:
-    """Drain the broker that these settings name and return a sentence about it.
+    """Drain the broker of these settings and return a sentence about the result.
 
     Raises:
-        DrainNotFinishedError: it takes longer than `timeout_seconds`.
-        MetastoreUnavailableError: etcd does not answer: nothing can move, so stop the broker as it is.
+        DrainNotFinishedError: If it takes longer than `timeout_seconds`.
+        MetastoreUnavailableError: If etcd does not respond. No leadership can move; stop the broker without a drain.
     """
     metastore = EtcdMetastore(settings.etcd_endpoints, identity=read_tls(settings).etcd)
     left: list[Remainder] = []
@@ -110,7 +110,7 @@ async def _drain(metastore: Metastore, settings: BrokerSettings, clock: Clock, l
 
 
 def left_to_hand_over(view: ClusterView, broker_id: BrokerId) -> Remainder:
-    """Return the partitions that still need this broker, if waiting can help."""
+    """Return the partitions that still need this broker and for which waiting can help."""
     led, needed = [], []
     for topic in sorted(view.topics.values(), key=lambda each: each.name):
         for partition in view.partitions(topic.topic_id):
@@ -126,7 +126,7 @@ def left_to_hand_over(view: ClusterView, broker_id: BrokerId) -> Remainder:
 
 
 def _able_in_sync(view: ClusterView, partition: PartitionEntry, broker_id: BrokerId) -> list[int]:
-    """The other brokers that are in sync, registered and not about to stop."""
+    """Return the other brokers that are in sync, registered and not stopping."""
     return [
         entry.broker_id
         for entry in partition.state.in_sync
@@ -143,7 +143,7 @@ def _catches_up(view: ClusterView, partition: PartitionEntry, replica: int) -> b
 
 
 async def _write_drain_key(metastore: Metastore, view: ClusterView, broker: Broker, clock: Clock) -> None:
-    """On the registration's lease, while that is held; if the key exists already, another caller drains it."""
+    """Write the key on the registration's lease while that exists; an existing key means that another caller drains."""
     key = view.keyspace.drained_broker(broker.broker_id)
     value = metadata_pb2.DrainedBroker(since_ms=clock.now_ms()).SerializeToString()
     await metastore.txn(

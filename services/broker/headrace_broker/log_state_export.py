@@ -1,7 +1,7 @@
 """The command `headrace-broker export-log-state`: the log ends on the disk of a stopped broker.
 
-`headrace-coordinator recover-metadata` reads its output. The command locks the data directory, recovers the logs as a
-start does, flushes them, and reports the end of each. It changes nothing else, so it can be repeated. It needs no etcd.
+`headrace-coordinator recover-metadata` reads its output. The command locks the data directory, recovers and flushes the
+logs as a start does, and reports the end of each. It can be repeated, and does not need etcd.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def export_log_state(settings: BrokerSettings) -> dict[str, Any]:
     """Return the state of every log below `data_dir`.
 
     Raises:
-        DirectoryInUseError: the broker runs.
-        WrongDirectoryError: the directory is another broker's, or has no readable identity.
-        StorageOfflineError: the disk fails.
+        DirectoryInUseError: If the broker runs.
+        WrongDirectoryError: If the directory belongs to another broker, or its identity is unreadable.
+        StorageOfflineError: If the disk fails.
     """
     return look_at(settings.data_dir, settings.broker_id, boot_id=read_boot_id())
 
 
 def look_at(data_dir: str, broker_id: int, *, boot_id: str, filesystem: FileSystem | None = None) -> dict[str, Any]:
-    """As `export_log_state`, with the machine's `boot_id` as an argument."""
+    """Return as `export_log_state`, with the machine's `boot_id` as an argument."""
     identity = read_identity(data_dir, filesystem)
     directory = DataDirectory.open(
         data_dir,
@@ -65,7 +65,7 @@ def look_at(data_dir: str, broker_id: int, *, boot_id: str, filesystem: FileSyst
 
 
 def as_text(log_state: dict[str, Any]) -> str:
-    """Return JSON with one line a log, so that two exports can be compared by eye."""
+    """Return JSON with one line per log, so that two exports can be compared by eye."""
     head = {name: value for name, value in log_state.items() if name != "logs"}
     lines = ",\n".join(f"    {json.dumps(log)}" for log in log_state["logs"])
     return json.dumps(head, indent=2)[:-2] + f',\n  "logs": [\n{lines}\n  ]\n}}'

@@ -1,8 +1,8 @@
-"""The broker's instruments, all in one place, and the series a partition that `/metrics/detail` adds to them.
+"""Metrics of the broker, and the series per partition of `/metrics/detail`.
 
-Histograms are per RPC only, and nothing in `BrokerMetrics` grows with topics or partitions: what `/metrics` costs is
-the same with ten partitions and with ten thousand. What is counted once a call is a `LoopCounter` or a `LoopHistogram`
-(see `headrace_server.instruments`); all of them are written by the event loop.
+Histograms are per RPC only, and the number of series in `BrokerMetrics` does not grow with topics or partitions, so
+that `/metrics` costs the same with ten partitions and with ten thousand. Metrics that are updated per call are a
+`LoopCounter` or `LoopHistogram` (see `headrace_server.instruments`), which only the event loop writes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ STAGES = ("queue", "append", "fsync", "replication")
 
 
 class BrokerMetrics:
-    """Instruments on one registry; made once a broker."""
+    """Instruments on one registry, made once per broker."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Register all of them: a table of one statement an instrument, and as long as there are instruments."""
+        """Register all instruments."""
 
         def histogram(name: str, documentation: str) -> LoopHistogram:
             return LoopHistogram(f"{PREFIX}_{name}", documentation, registry, bounds=_SECONDS)
@@ -146,7 +146,7 @@ class BrokerMetrics:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSample:
-    """The state of one partition at a scrape."""
+    """State of one partition at a scrape."""
 
     topic: str
     partition: int
@@ -160,7 +160,7 @@ class PartitionSample:
     leader_epoch: int
     offline: bool
     replicas: int
-    """-1: this broker does not lead it."""
+    """`-1` if this broker does not lead it."""
     in_sync_replicas: int
     produced_records: int
     produced_bytes: int

@@ -1,6 +1,6 @@
-"""The command `headrace-broker trust-clock`: an operator says what time it is, for clocks in doubt (PROTOCOL H43).
+"""The command `headrace-broker trust-clock`: an operator confirms the time for clocks in doubt (PROTOCOL H43).
 
-Called by `__main__`. It reads and writes etcd alone.
+Called by `__main__`. It only reads and writes etcd.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace_broker.settings import BrokerSettings
 
 
 async def say_time(settings: BrokerSettings) -> int:
-    """Write this machine's time as the operator's, for clocks in doubt; the time, in milliseconds since 1970.
+    """Write this machine's time as confirmed by the operator; return it in milliseconds since 1970.
 
     Raises MetastoreUnavailableError.
     """

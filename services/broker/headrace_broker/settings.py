@@ -1,4 +1,4 @@
-"""The settings of a broker. Read once by `__main__` through `headrace_server.settings.load_settings`."""
+"""Settings of a broker, read once by `__main__` through `headrace_server.settings.load_settings`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENVIRON_PREFIX = "HEADRACE_BROKER_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings(ServiceSettings):
-    """The settings of one broker process; `docs/reference/settings.md` is made from the descriptions."""
+    """Settings of one broker process; `docs/reference/settings.md` is generated from the descriptions."""
 
     broker_id: Annotated[int, Field(ge=0, le=2**31 - 1, description="This broker's number, unique in the cluster.")]
     data_dir: Annotated[
@@ -201,11 +201,11 @@ class BrokerSettings(ServiceSettings):
 
     @property
     def trusts_internal_authority(self) -> bool:
-        """See `ServiceSettings`; with names, certificates are told apart by them."""
+        """See `ServiceSettings`. With configured names only certificates with these names are accepted."""
         return not self.internal_tls_allowed_names
 
     def __post_init__(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Check the relations between settings."""
         self.check_tls()
         check_advertised_address(self.listen, self.advertised_address)
         if self.internal_files is not None and not (self.internal_tls_allowed_names or self.internal_tls_ca_file):

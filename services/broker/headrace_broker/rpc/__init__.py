@@ -1,1 +1,1 @@
-"""`BrokerService` over grpc.aio: requests are bounded and checked here, then handed to `runtime`."""
+"""`BrokerService` over gRPC and the native protocol: request validation, then calls of `runtime`."""

@@ -1,4 +1,4 @@
-"""What a broker says of its disk, for `ProcessService`."""
+"""Description of a broker's disk for `ProcessService`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager
 
 MAX_TOPIC_IDS = 100
-"""Of unclaimed logs, in one description of a broker."""
+"""Maximum topic ids of unclaimed logs in one description of a broker."""
 
 
 async def describe_disk(
     replica_manager: ReplicaManager, directory: DataDirectory, context: PartitionContext, measure: bool
 ) -> process_pb2.DiskDescription:
-    """Describe the data directory; `measure`: time an fsync, too. Raises StorageOfflineError, or as `storage_error`."""
+    """Describe the data directory; with `measure` time an fsync. Raises StorageOfflineError, or as `storage_error`."""
     path, settings = directory.path, context.settings
     offline = sum(partition.replica.role is Role.OFFLINE for partition in replica_manager.partitions)
     unclaimed = replica_manager.deletion.unclaimed

@@ -1,8 +1,8 @@
-"""Fetch: several partitions, a long poll over all of them, batches as they lie in the log or the simple form.
+"""Fetch: several partitions, a long poll over all of them, batches as stored in the log or the simple form.
 
-First the slices are located, then, when there are enough bytes or the time is over, read. What is in the page cache is
-read on the event loop; the rest in threads. The answer's bytes stay in the budget until the call is done. For the
-native protocol nothing is read: it takes the slices, and the kernel sends them.
+The slices are located first, and read when there are enough bytes or the wait has ended: on the event loop if they are
+in the page cache, otherwise in threads. The bytes of the response stay in the budget until the call has ended. For the
+native protocol nothing is read: the kernel sends the slices.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.waiters import FetchWaiters
 
 THROTTLED_SHARE = 4
-"""A fetch that finds no place to wait is answered at once, and its caller waits this part of its wait."""
+"""A fetch that has no slot to wait is answered at once, and its caller waits this part of its wait."""
 MIN_THROTTLE_MS = 25
 
 
 RECORDS_BYTES = 4 * MAX_PAYLOAD_BYTES
-"""What one partition of the simple form may take: its inflated batch, its entries as bytes, and as messages."""
+"""Memory of one partition in the simple form: its inflated batch, its entries as bytes, and as messages."""
 
 
 @dataclass(slots=True)
 class _Wanted:
-    """One partition of a request."""
+    """Partition of a request."""
 
     request: broker_pb2.PartitionFetch
     known_epoch: int
     result: broker_pb2.PartitionFetchResult
-    batches: list[ReadableBuffer]  # the result's, kept outside of it: see SplicedMessage
+    batches: list[ReadableBuffer]  # of the result, kept outside of it: see SplicedMessage
     partition: Partition | None = None
     found: Slice | None = None
     diverged: Diverged | None = None
@@ -51,7 +51,7 @@ class _Wanted:
 
     @property
     def source(self) -> tuple[Partition, Slice] | None:
-        """Where the answer's batches are; None: it has none."""
+        """Partition and slice of the result's batches; `None` if it has none."""
         if self.partition is None or self.found is None or self.diverged is not None or self.error is not None:
             return None
         return self.partition, self.found
@@ -59,14 +59,14 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """An answer whose batches are still in their files. Its owner closes it; any thread."""
+    """Response whose batches are still in their files. Its owner closes it; thread-safe."""
 
     response: broker_pb2.FetchResponse
     slices: list[list[Slice]]
-    """Of each partition of the response, in its order: one, or none."""
+    """One slice or none for each partition of the response, in its order."""
 
     def was_cut(self) -> bool:
-        """Whether a log was truncated under it: the sent data must be discarded."""
+        """Return whether a log was truncated meanwhile, so that the sent data must be discarded."""
         return any(found.was_cut for slices in self.slices for found in slices)
 
     def close(self) -> None:
@@ -86,16 +86,16 @@ class FetchHandler:
         self._budget = budget
         self._waiters = waiters
         self._context = context
-        self._turn = 0  # who comes first in a request moves on from call to call, so that no partition starves
+        self._turn = 0  # rotates the first partition of a request from call to call, so that none starves
 
     async def fetch(
         self, request: broker_pb2.FetchRequest, peer: str, when_done: Callable[[Callable[[], None]], None]
     ) -> SplicedMessage:
-        """Answer one call of `peer` by a FetchResponse; `when_done` takes what to call when the answer has left.
+        """Return the FetchResponse to a call of `peer`; `when_done` registers a callback for when it was sent.
 
         Raises:
-            InvalidRequestError: the request as a whole cannot be.
-            ThrottledError: no room for the answer's bytes now.
+            InvalidRequestError: If the whole request is invalid.
+            ThrottledError: If there is no memory for the response now.
         """
         started = time.perf_counter()
         max_bytes = self._check(request)
@@ -103,7 +103,7 @@ class FetchHandler:
         wanted = await self._resolve(request, response)
         try:
             found_bytes, waited, response.throttle_ms = await self._find(wanted, request, max_bytes, peer)
-            if found_bytes and request.as_records:  # Whatever the batches are compressed to, this may be answered.
+            if found_bytes and request.as_records:  # The maximum, because the inflated size is unknown.
                 found_bytes = max(found_bytes, MAX_PAYLOAD_BYTES)
             if found_bytes:
                 self._budget.take(found_bytes)
@@ -121,10 +121,10 @@ class FetchHandler:
         return SplicedMessage(response, [each.batches for each in wanted])
 
     async def locate(self, request: broker_pb2.FetchRequest, peer: str) -> Located:
-        """Answer one call of `peer` by ranges of files, which the native protocol sends.
+        """Return the response to a call of `peer` as file ranges, which the native protocol sends.
 
         Raises:
-            InvalidRequestError: the request as a whole cannot be.
+            InvalidRequestError: If the whole request is invalid.
         """
         started = time.perf_counter()
         if request.as_records:
@@ -159,8 +159,8 @@ class FetchHandler:
     async def _find(
         self, wanted: list[_Wanted], request: broker_pb2.FetchRequest, max_bytes: int, peer: str
     ) -> tuple[int, float, int]:
-        """Find the slices, waiting for them where the request says so; their bytes, the seconds of the wait, and how
-        many milliseconds the caller should wait itself because there is no place to wait here.
+        """Find the slices, and wait for them as requested. Return their bytes, the seconds of the wait, and the
+        milliseconds that the caller should wait itself if there was no slot to wait.
         """
         from_follower = bool(request.rack)
         min_bytes = min(request.min_bytes, max_bytes)
@@ -184,7 +184,7 @@ class FetchHandler:
         return found_bytes, waited, 0
 
     def _check(self, request: broker_pb2.FetchRequest) -> int:
-        """Check what concerns the whole request; the most bytes to answer."""
+        """Check the whole request; return the maximum bytes of the response."""
         settings = self._context.settings
         if request.max_wait_ms < 0 or request.min_bytes < 0 or request.max_bytes < 0:
             raise InvalidRequestError("max_wait_ms, min_bytes and max_bytes must not be negative")
@@ -228,7 +228,7 @@ class FetchHandler:
         return wanted
 
     def _prefer_replica(self, partition: Partition, offset: int, rack: str) -> int:
-        """Name an in-sync follower in the reader's rack that has `offset` already (KIP-392); -1: read here."""
+        """Return an in-sync follower in the reader's rack that has `offset` (KIP-392), or `-1` to read here."""
         leadership = partition.replica.leadership
         if leadership is None or self._context.settings.rack == rack:
             return -1
@@ -239,10 +239,10 @@ class FetchHandler:
         return -1
 
     async def _locate(self, wanted: list[_Wanted], max_bytes: int, *, from_follower: bool) -> tuple[int, bool]:
-        """Find the slices, at most `max_bytes` together but for the first; their bytes, and whether no more fit.
+        """Find slices of at most `max_bytes` in total, except the first; return their bytes, and if one did not fit.
 
-        The first batch that does not fit ends the search: to look for a smaller one costs a read in each further log.
-        The next call begins with another partition.
+        The first batch that does not fit ends the search, because the search for a smaller one would cost a read in
+        each further log. The next call begins with another partition.
         """
         total = 0
         self._turn += 1
@@ -290,7 +290,7 @@ class FetchHandler:
         *,
         from_follower: bool,
     ) -> int:
-        """The long poll: look again whenever a partition moved, until there is enough or the time is over."""
+        """Long poll: search again after each change of a partition, until there is enough data or the wait ends."""
         deadline = asyncio.get_running_loop().time() + max_wait_ms / 1000
         while True:
             _close_all(wanted)
@@ -321,7 +321,7 @@ class FetchHandler:
             result.diverged.end_offset = each.diverged.end_offset
 
     async def _fill(self, each: _Wanted, source: tuple[Partition, Slice], as_records: bool, records_bytes: int) -> int:
-        """Read one partition's batches into its result; the bytes of records it took."""
+        """Read one partition's batches into its result; return the bytes of its records in the simple form."""
         partition, found = source
         try:
             data = await partition.reads.read(found)

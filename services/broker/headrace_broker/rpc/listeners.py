@@ -1,6 +1,7 @@
-"""Where a broker listens: gRPC and the native protocol for clients, gRPC for brokers and coordinators.
+"""Listeners of a broker: gRPC and the native protocol for clients, gRPC for brokers and coordinators.
 
-Made by the broker's app before its services exist, since probes and limits are the servers'; belongs to the event loop.
+Created by the broker's app before its services, because the servers have the probes and limits. Belongs to the event
+loop.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NATIVE_OFF = "off"
 
 
 class Listeners:
-    """See the module."""
+    """Servers of one broker."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class Listeners:
         metrics: BrokerMetrics,
         executor: Executor,
     ) -> None:
-        """`executor` runs what waits for a disk."""
+        """`executor` runs disk I/O."""
         self._settings = settings
         self._process = process
         self._metrics = metrics
@@ -60,7 +61,7 @@ class Listeners:
 
     @property
     def internal_address(self) -> str:
-        """Where other brokers and coordinators reach this one."""
+        """Address for other brokers and coordinators."""
         return self._internal.address
 
     def serve(self, service: BrokerService, replica_service: ReplicaService) -> None:
@@ -81,7 +82,7 @@ class Listeners:
             )
 
     async def start(self, live: metadata_pb2.BrokerLive) -> None:
-        """Listen, and say in the registration where."""
+        """Listen, and set the addresses in the registration."""
         settings, tls = self._settings, self._process.tls
         internal_credentials = None if tls.internal is None else tls.internal.server_credentials("required")
         host, _ = split_address(settings.listen)
@@ -98,7 +99,7 @@ class Listeners:
             live.native_address = settings.native_advertised_address or f"{told_host}:{split_address(bound)[1]}"
 
     async def stop(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
-        """Take no new calls, and let those at work end within `grace_seconds`."""
+        """Accept no new calls, and wait at most `grace_seconds` for calls in progress."""
         stopping = [self.clients.stop(grace_seconds), self._internal.stop(grace_seconds)]
         if self._native is not None:
             stopping.append(self._native.stop(grace_seconds))

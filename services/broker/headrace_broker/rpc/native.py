@@ -1,4 +1,4 @@
-"""The broker's calls over the native protocol: what `BrokerService` answers, from frames and into frames."""
+"""Broker calls over the native protocol: conversion between frames and `BrokerService`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace_broker.rpc.service import BrokerService
 
 COPIED_BYTES = 64 << 10
-"""An answer of so much is read into memory: that costs less than the turns of `sendfile`."""
+"""Maximum response that is read into memory, which costs less than the event loop turns of `sendfile`."""
 
 
 def native_methods(service: BrokerService) -> dict[int, NativeMethod]:
@@ -49,7 +49,7 @@ def native_methods(service: BrokerService) -> dict[int, NativeMethod]:
 
 
 def _fetched(service: BrokerService, located: Located) -> NativeAnswer:
-    """Answer by the ranges of files; what is little and in the page cache by its bytes."""
+    """Return a response of file ranges, or of bytes if it is small and in the page cache."""
     try:
         message = located.response.SerializeToString()
         slices = [found for of_partition in located.slices for found in of_partition]
@@ -65,7 +65,7 @@ def _fetched(service: BrokerService, located: Located) -> NativeAnswer:
         raise
 
     def is_valid() -> bool:
-        """Return whether what was sent is what the log holds, and was this broker's to send."""
+        """Return whether the sent data is still in the log, and this broker's lease is valid."""
         try:
             service.check_lease(Outcome.NOT_APPLIED)
         except HeadraceError:
@@ -76,7 +76,7 @@ def _fetched(service: BrokerService, located: Located) -> NativeAnswer:
 
 
 def _read_now(slices: list[Slice]) -> list[Piece] | None:
-    """Return the bytes of slices; None where one is not in the page cache, or was cut."""
+    """Return the bytes of slices, or `None` if one is not in the page cache or was truncated."""
     pieces: list[Piece] = []
     for found in slices:
         try:

@@ -1,8 +1,8 @@
-"""Produce: several partitions, several batches each, appended in order and acknowledged as asked.
+"""Produce: several partitions with several batches each, appended in order and acknowledged as requested.
 
-Nothing waits before the first append where the partition's log is fast: no task, no lock. A large request is appended
-in slices, between which other calls have the event loop; those of its own connection wait for their turn.
-Acknowledgements of all partitions are awaited together.
+If the partition's log is fast, the first append waits for no task or lock. A large request is appended in slices,
+between which other calls run; calls of the same connection wait for their turn. Acknowledgements of all partitions are
+awaited together.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from headrace_broker.runtime.turns import Turns
 from headrace_broker.runtime.uninterrupted import spawn_unless_ending
 
 SLICE_BYTES = 4 << 20
-"""Bytes whose check and write block the event loop for about 10 ms."""
+"""Maximum bytes of a slice; their check and write block the event loop for about 10 ms."""
 SLICE_BATCHES = 50
-"""Small batches of one partition that block it for about 2 ms."""
+"""Maximum batches of a slice; small ones block the event loop for about 2 ms."""
 SMALL_PARTITIONS = 20
-"""A request of more is appended in slices: each keeps the event loop for 0.1 ms and more."""
+"""Maximum partitions of a request without slices; each blocks the event loop for 0.1 ms or more."""
 
 _Parts = list[tuple[broker_pb2.PartitionProduce, list[bytes]]]
 
 
 class _Work(NamedTuple):
-    """An unpacked request."""
+    """Unpacked request."""
 
     topics: list[tuple[broker_pb2.TopicProduce, _Parts]]
     size_bytes: int
     is_large: bool
-    """Whether it is more than one slice."""
+    """Whether it has more than one slice."""
     connection: str
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A partition of the answer that waits for its acknowledgement."""
+    """Partition of the response that waits for its acknowledgement."""
 
     partition: Partition
     end_offset: int
@@ -68,7 +68,7 @@ class _Times:
 
 
 class ProduceHandler:
-    """Handles Produce calls. Stateless but for its parts; belongs to the event loop."""
+    """Handles Produce calls. Belongs to the event loop."""
 
     def __init__(
         self, replica_manager: ReplicaManager, budget: MemoryBudget, context: PartitionContext, tasks: asyncio.TaskGroup
@@ -80,12 +80,12 @@ class ProduceHandler:
         self._turns = Turns()
 
     async def produce(self, spliced: SplicedMessage, connection: str) -> broker_pb2.ProduceResponse:
-        """Answer one ProduceRequest of `connection`; with acks none before its append, which a task of `tasks` does.
+        """Return the response to a ProduceRequest of `connection`; with `acks=0` a task of `tasks` appends later.
 
         Raises:
-            InvalidRequestError, BatchTooLargeError: the request as a whole cannot be.
-            ThrottledError: no room for its bytes now.
-            ShuttingDownError: the broker is ending.
+            InvalidRequestError, BatchTooLargeError: If the whole request is invalid.
+            ThrottledError: If there is no memory for it now.
+            ShuttingDownError: If the broker is shutting down.
         """
         request: broker_pb2.ProduceRequest = spliced.message
         times = _Times(time.perf_counter())
@@ -103,14 +103,14 @@ class ProduceHandler:
             self._budget.give_back(work.size_bytes)
 
     async def _append_unasked(self, request: broker_pb2.ProduceRequest, work: _Work, times: _Times) -> None:
-        """`acks=0`: append, and only count errors, since the client does not wait for them."""
+        """Append a request with `acks=0`, and only count errors, because the client does not wait for them."""
         try:
             await self._append_all(request, work, 0.0, times)
         finally:
             self._budget.give_back(work.size_bytes)
 
     def _unpack(self, spliced: SplicedMessage, connection: str) -> _Work:
-        """Check what concerns the whole request; return its batches by partition, and how much they are."""
+        """Check the whole request; return its batches by partition, with their size."""
         request: broker_pb2.ProduceRequest = spliced.message
         if request.timeout_ms <= 0:
             raise InvalidRequestError("timeout_ms must be positive", action="Set timeout_ms, for example to 30000.")
@@ -130,7 +130,7 @@ class ProduceHandler:
         for topic in request.topics:
             parts: _Parts = []
             for part in topic.partitions:
-                batches = cast("list[bytes]", next(in_order))  # views where they are large: used as bytes all the same
+                batches = cast("list[bytes]", next(in_order))  # large ones are memory views, which are used like bytes
                 batches_in_all += len(batches)
                 size_bytes += sum(map(len, batches))
                 if part.records:
@@ -151,7 +151,7 @@ class ProduceHandler:
         committed = request.acks in (broker_pb2.ACKS_ALL, broker_pb2.ACKS_UNSPECIFIED)
         if work.is_large or self._turns.must_wait(work.connection):
             async with self._turns.take(work.connection):
-                await next_turn()  # Reading a large request took its time.
+                await next_turn()  # Reading a large request used a slice.
                 response, pending = await self._append_each(work, committed, times)
         else:
             response, pending = await self._append_each(work, committed, times)
@@ -198,7 +198,7 @@ class ProduceHandler:
         return response, pending
 
     def _observe(self, times: _Times, pending: list[_Pending]) -> None:
-        """Record the stages of the call's time; a call that did not wait has only the first two."""
+        """Record the durations of the call's stages; a call that did not wait has only the first two."""
         metrics = self._context.metrics
         metrics.queue_stage.observe(times.appended - times.started - times.append_seconds)
         metrics.append_stage.observe(times.append_seconds)
@@ -241,7 +241,7 @@ class ProduceHandler:
     async def _append_slices(
         self, partition: Partition, batches: list[bytes], known_epoch: int, committed: bool
     ) -> AppendResult:
-        """Append them under one leader epoch: the answer has one for all of them."""
+        """Append the slices under one leader epoch, because the response has only one."""
         whole: AppendResult | None = None
         for each in _slices(batches):
             result = partition.appender.append_now(each, known_epoch, committed=committed)
@@ -264,7 +264,7 @@ class ProduceHandler:
         result.error.CopyFrom(to_detail(error))
 
     async def _wait(self, pending: list[_Pending], deadline: float) -> None:
-        """Wait for all acknowledgements until the deadline; what is not there then has an unknown outcome."""
+        """Wait for all acknowledgements until the deadline; the outcome of the others is then unknown."""
         settled = 0
         try:
             await asyncio.wait(
@@ -285,7 +285,7 @@ class ProduceHandler:
 
 
 def _slices(batches: list[bytes]) -> Iterator[list[bytes]]:
-    """Yield a partition's batches in parts of at most `SLICE_BATCHES` batches and, except one batch, `SLICE_BYTES`."""
+    """Yield slices of at most `SLICE_BATCHES` batches and `SLICE_BYTES`; a single batch may exceed the latter."""
     first = size_bytes = 0
     for index, batch in enumerate(batches):
         if index > first and (index - first == SLICE_BATCHES or size_bytes + len(batch) > SLICE_BYTES):

@@ -1,6 +1,6 @@
-"""The simple form: lists of `Record` messages in place of batches, for clients without the SDK.
+"""Simple form: lists of `Record` messages instead of batches, for clients without the SDK.
 
-The only place in the broker that makes an object a record. The functions run in a thread, off the event loop.
+No other code of the broker creates an object per record. The functions run in threads, off the event loop.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ MAX_RECORDS = 10_000
 MAX_RECORDS_BYTES = 1 << 20
 MAX_ANSWER_BYTES = 3 << 20
 MAX_PAYLOAD_BYTES = 8 << 20
-"""Of one batch that is read in this form."""
+"""Maximum inflated size of a batch that is read in this form."""
 MAX_ENTRIES = 100_000
-"""Records and headers together, of one partition that is written or answered."""
+"""Maximum records and headers together of one partition in a request or response."""
 _OVERHEAD_BYTES = 32
-"""Overhead that is counted for a record or header, besides its bytes."""
+"""Overhead that is counted per record or header, in addition to its bytes."""
 
 
 def check_records(records: Sequence[topics_pb2.Record]) -> None:
-    """Refuse a list over the limits of the simple form, before anything is encoded.
+    """Check a list against the limits of the simple form, before it is encoded.
 
     Raises:
-        BatchTooLargeError: more than 10,000 records, or 100,000 records and headers; split them over several calls.
+        BatchTooLargeError: If there are more than 10,000 records, or 100,000 records and headers; use several calls.
     """
     if len(records) > MAX_RECORDS:
         raise BatchTooLargeError(f"{len(records)} records are over the limit of {MAX_RECORDS} of the simple form")
@@ -41,11 +41,11 @@ def check_records(records: Sequence[topics_pb2.Record]) -> None:
 
 
 def encode_records(partition: broker_pb2.PartitionProduce, now_ms: int) -> bytes:
-    """Make one uncompressed batch of `partition.records`.
+    """Return one uncompressed batch of `partition.records`.
 
     Raises:
-        BatchTooLargeError: more than 1 MiB of keys, values and headers.
-        InvalidRequestError: a producer identity out of range.
+        BatchTooLargeError: If keys, values and headers exceed 1 MiB.
+        InvalidRequestError: If the producer identity is out of range.
     """
     records = partition.records
     size_bytes = 0
@@ -79,13 +79,13 @@ def encode_records(partition: broker_pb2.PartitionProduce, now_ms: int) -> bytes
 
 
 def decode_records(batches: bytes, offset: int, *, max_bytes: int) -> tuple[list[topics_pb2.Record], int]:
-    """Inflate whole batches into records from `offset` on: at most `max_bytes`, at least one; and the next offset.
+    """Return the records of whole batches from `offset` on, at most `max_bytes` but at least one, and the next offset.
 
-    How many records are taken is known before an object is made of any.
+    The number of records is determined before any object is created.
 
     Raises:
-        CorruptBatchError: columns that are not what the format says; only where the first batch is so.
-        BatchTooLargeError: the first batch is larger than this form reads.
+        CorruptBatchError: If the columns of the first batch are malformed.
+        BatchTooLargeError: If the first batch exceeds the limit of this form.
     """
     records: list[topics_pb2.Record] = []
     next_offset, entries = offset, 0
@@ -96,7 +96,7 @@ def decode_records(batches: bytes, offset: int, *, max_bytes: int) -> tuple[list
             columns = _decode(header, batch)
         except HeadraceError:
             if records:
-                break  # What is before it is given; the next call comes upon it.
+                break  # Return the records before it; the next call raises.
             raise
         start = next_offset - header.base_offset
         end, size_bytes, taken = _fitting(columns, start, max_bytes, MAX_ENTRIES - entries, first=not records)
@@ -126,7 +126,7 @@ def _decode(header: BatchHeader, batch: memoryview) -> Columns:
 
 
 def _fitting(columns: Columns, start: int, max_bytes: int, max_entries: int, *, first: bool) -> tuple[int, int, int]:
-    """How far the records from `start` on fit: the end, their bytes, their records and headers together."""
+    """Return the end of the records from `start` on that fit, their bytes, and their records and headers together."""
     sizes = np.diff(columns.value_column.offsets[start:]).astype(np.int64) + _OVERHEAD_BYTES
     counts = np.ones(len(sizes), np.int64)
     if columns.key_column is not None:

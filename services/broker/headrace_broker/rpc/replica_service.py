@@ -1,4 +1,4 @@
-"""ReplicaService: lets followers in and runs their streams (see `runtime.follower_fetch_session`)."""
+"""`ReplicaService`: authenticates followers and runs their streams (see `runtime.follower_fetch_session`)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from headrace_broker.runtime.uninterrupted import cancel_and_wait
 
 
 class ReplicaService:
-    """Belongs to the event loop."""
+    """Servicer of followers. Belongs to the event loop."""
 
     def __init__(
         self, replication: Replication, replica_manager: ReplicaManager, check_serving: Callable[[], None]
     ) -> None:
-        """`check_serving` raises where no call may be taken."""
+        """`check_serving` raises if no calls are accepted."""
         self._replication = replication
         self._replica_manager = replica_manager
         self._check_serving = check_serving
@@ -34,7 +34,7 @@ class ReplicaService:
     async def ReplicaFetch(
         self, requests: AsyncIterator[replication_pb2.ReplicaFetchRequest], context: Any
     ) -> AsyncIterator[SplicedMessage]:
-        """See the proto. Ends when the follower goes, falls silent or comes again."""
+        """See the proto. Ends when the follower disconnects, falls silent or opens another stream."""
         try:
             self._check_serving()
             await anext(requests, None)
@@ -68,7 +68,7 @@ async def _read(requests: AsyncIterator[replication_pb2.ReplicaFetchRequest], st
                 return
             stream.on_message(request)
     except (TimeoutError, grpc.aio.AioRpcError):
-        pass  # The follower has fallen silent, or the stream is broken: it will come again.
+        pass  # The follower has fallen silent, or the stream broke; the follower will reconnect.
     finally:
         stream.close()
 

@@ -1,7 +1,7 @@
-"""`headrace.v1.BrokerService`: the calls, their gates, and the small ones among them.
+"""`headrace.v1.BrokerService`: checks before every call, and the implementation of the small calls.
 
-Owned by the broker's app, belongs to the event loop. Before every call: the deadline (by `unary`), whether the broker
-stops, and, with `fence_on_lease_loss`, whether its lease may still be trusted.
+Owned by the broker's app, belongs to the event loop. Every call is checked for a deadline (by `unary`), whether the
+broker is stopping, and, with `fence_on_lease_loss`, whether its lease is valid.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SERVICE_NAME = "headrace.v1.BrokerService"
 
 
 class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
-    """The servicer."""
+    """Servicer of one broker."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         partition_context: PartitionContext,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        """`tasks` runs the appends of calls that are answered before theirs."""
+        """`tasks` runs the appends of calls with `acks=0`."""
         settings = partition_context.settings
         self._view = view
         self._replica_manager = replica_manager
@@ -74,16 +74,16 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._fetch = FetchHandler(replica_manager, budget, self._waiters, partition_context)
 
     def begin_serving(self) -> None:
-        """The logs are recovered: take calls."""
+        """Accept calls after the logs are recovered."""
         self._starting = False
 
     def begin_stop(self) -> None:
-        """Refuse new calls and answer the fetches that wait."""
+        """Reject new calls and answer waiting fetches."""
         self._stopping = True
         self._waiters.close()
 
     def check_serving(self) -> None:
-        """Raise ShuttingDownError or FencedBrokerError where no call may be taken."""
+        """Raise ShuttingDownError or FencedBrokerError if no calls are accepted."""
         if self._starting:
             raise FencedBrokerError("the broker is starting: it recovers its logs", outcome=Outcome.NOT_APPLIED)
         if self._stopping:
@@ -91,7 +91,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self.check_lease(Outcome.NOT_APPLIED)
 
     def check_lease(self, outcome: Outcome) -> None:
-        """Raise FencedBrokerError where the lease must be trusted and cannot be."""
+        """Raise FencedBrokerError if `fence_on_lease_loss` is set and the lease is not valid."""
         session = self._registration.session
         if self._partition_context.settings.fence_on_lease_loss and (session is None or not session.keeper.alive_now()):
             raise FencedBrokerError("the broker's lease cannot be trusted now", outcome=outcome)
@@ -102,7 +102,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         return await self.produce(request, context.peer())
 
     async def produce(self, request: SplicedMessage, connection: str) -> broker_pb2.ProduceResponse:
-        """Answer a Produce that came over `connection`, behind the gates."""
+        """Return the response to a Produce of `connection`, after the checks."""
         self.check_serving()
         started = time.perf_counter()
         response = await self._produce.produce(request, connection)
@@ -123,7 +123,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         return response
 
     async def locate(self, request: broker_pb2.FetchRequest) -> Located:
-        """Answer a Fetch by ranges of files, behind the same gates; the caller checks the lease when they are sent."""
+        """Return the response to a Fetch as file ranges, after the checks; the caller checks the lease at the end."""
         self.check_serving()
         return await self._fetch.locate(request, CALLER.get())
 
@@ -133,7 +133,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         return await self.list_offsets(request)
 
     async def list_offsets(self, request: broker_pb2.ListOffsetsRequest) -> broker_pb2.ListOffsetsResponse:
-        """Answer a ListOffsets, behind the gates."""
+        """Return the response to a ListOffsets, after the checks."""
         self.check_serving()
         self._check_count(len(topic.partitions) for topic in request.topics)
         response = broker_pb2.ListOffsetsResponse()
@@ -298,9 +298,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
 
 
 def register(service: BrokerService, server: grpc.aio.Server) -> None:
-    """Add the service to a server; the two calls that carry batches as `SplicedMessage`s, ahead of the generated
-    handlers.
-    """
+    """Add the service to a server; handlers of the two calls with `SplicedMessage`s precede the generated ones."""
     handlers: dict[str, Any] = {
         "Produce": grpc.unary_unary_rpc_method_handler(
             service.Produce,
@@ -347,7 +345,7 @@ def _describe(partition: Partition, failure_detector: PeerFailureDetector) -> br
 def _describe_followers(
     partition: Partition, leadership: Leadership, failure_detector: PeerFailureDetector
 ) -> Iterator[broker_pb2.FollowerDescription]:
-    """Yield what this leader knows of the other replicas, in replica order."""
+    """Yield this leader's descriptions of the other replicas, in replica order."""
     replica, now_ms = partition.replica, partition.context.clock.monotonic_ms()
     state = leadership.state
     in_sync = {entry.broker_id for entry in state.in_sync}

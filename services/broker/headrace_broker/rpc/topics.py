@@ -1,4 +1,4 @@
-"""A topic that a request names, and its place in the answer; for calls that answer partition by partition."""
+"""Lookup of a topic in a request and its result element, for calls with results per partition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
 class Results(Protocol[ResultT_co]):
-    """The repeated field of an answer that has an element a topic."""
+    """Repeated field of a response with one element per topic."""
 
     def add(self, **fields: Any) -> ResultT_co:
         """Append an element."""
@@ -21,7 +21,7 @@ class Results(Protocol[ResultT_co]):
 def answer_topic(
     view: ClusterView, reference: topics_pb2.TopicRef, results: Results[ResultT_co]
 ) -> tuple[Topic | None, HeadraceError | None, ResultT_co]:
-    """Return the topic, or why it cannot be served, and the element of the answer, which names it if it is known."""
+    """Return the topic, or the error, and the new element of the response, which names the topic if it is known."""
     try:
         topic = view.resolve(reference)
     except HeadraceError as error:

@@ -1,1 +1,1 @@
-"""The shell around the core: partitions over their logs, group commit, long polls, registration, maintenance."""
+"""I/O layer around the core: partitions over their logs, group commit, long polls, registration, maintenance."""

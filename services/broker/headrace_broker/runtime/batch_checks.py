@@ -1,7 +1,8 @@
-"""What a produced batch must pass before it is written: form, columns, settings of its topic, sequence (H48).
+"""Validation of produced batches before they are written: format, columns, topic settings, sequence (H48).
 
-Called by `partition` on the event loop, once a batch. What is compressed is inflated by `check_compressed`, in threads,
-before `check_run` looks at it. What passes can be decoded by every reader, unless its topic says `validate=header`.
+Called by `partition_appender` on the event loop, once per batch. `check_compressed` inflates compressed batches in
+threads, before `check_run` uses the result. Every reader can decode a valid batch, unless its topic has
+`validate=header`.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ from headrace_broker.settings import BrokerSettings
 _UNAPPENDABLE = int(BatchFlags.TRANSACTIONAL | BatchFlags.CONTROL)
 _CODEC_AT = 37
 _GROUP_BYTES = 8 << 20
-"""Payload of batches that one call in a thread inflates, one after the other."""
+"""Maximum payload of the batches that one call in a thread inflates sequentially."""
 
 
 @dataclass(slots=True)
 class AppendResult:
-    """The outcome of appending one partition's batches."""
+    """Result of appending one partition's batches."""
 
-    base_offsets: list[int] = field(default_factory=list)  # one a batch that was appended or was there already
+    base_offsets: list[int] = field(default_factory=list)  # one per batch that was appended or is a duplicate
     end_offset: int = 0  # the high watermark that acknowledges them all; 0: nothing to wait for
-    repeated: bool = False  # some batch was there already
+    repeated: bool = False  # some batch is a duplicate
     append_timestamp_ms: int = -1
     log_start_offset: int = -1
     leader_epoch: int = -1
-    append_seconds: float = 0.0  # what checking and writing took, without the wait for others
-    error: HeadraceError | None = None  # what stopped the append
+    append_seconds: float = 0.0  # duration of check and write, without waiting for others
+    error: HeadraceError | None = None  # the error that stopped the append
 
     def add(self, later: AppendResult) -> None:
-        """Record the outcome of the later batches: appended under the same leader epoch, or not at all."""
+        """Add the result of the later batches, which were appended under the same leader epoch or not at all."""
         self.base_offsets += later.base_offsets
         self.end_offset = max(self.end_offset, later.end_offset)
         self.append_seconds += later.append_seconds
@@ -75,12 +76,12 @@ def check_run(
     now_ms: int,
     compressed: Mapping[int, HeadraceError | None] | None = None,
 ) -> list[tuple[bytes, BatchHeader]]:
-    """Check the batches that `result` does not have yet, and return those that one write appends.
+    """Check the batches that `result` does not have yet, and return a run that one write appends.
 
-    `compressed`: by index, the result of `check_compressed`; `None` if there is nothing to inflate.
+    `compressed` is the result of `check_compressed` by index; `None` if there is nothing to inflate.
 
-    A duplicate goes into `result` and ends the run, and so does a bad batch behind good ones, which meets its error as
-    the first of the next run.
+    A duplicate is added to `result` and ends the run. An invalid batch after valid ones also ends the run; its error is
+    raised when it is the first of the next run.
     Raises the error of the first batch, or of the replica; nothing of the run is appended then.
     """
     replica.check_leading(known_epoch).check_appending(committed=committed)
@@ -98,7 +99,7 @@ def check_run(
                     raise inflated
             if previous is None or not _continues(previous, header):
                 if previous is not None and header.producer_id >= 0:
-                    break  # the window must have seen the run before it can judge this one
+                    break  # the window must record the run before it can check this batch
                 duplicate = (
                     None
                     if header.producer_id < 0
@@ -159,7 +160,7 @@ def _codec_numbers(names: str) -> frozenset[int]:
 
 
 def find_compressed(batches: Sequence[bytes], config: TopicConfig) -> list[int]:
-    """Return the indexes of the batches that are compressed; none if their columns are not checked."""
+    """Return the indexes of compressed batches; empty if their columns are not checked."""
     if config.validate is not Validation.COLUMNS:
         return []
     return [index for index, batch in enumerate(batches) if len(batch) > _CODEC_AT and batch[_CODEC_AT] != Codec.NONE]
@@ -168,9 +169,9 @@ def find_compressed(batches: Sequence[bytes], config: TopicConfig) -> list[int]:
 async def check_compressed(
     batches: Sequence[bytes], compressed: Sequence[int], config: TopicConfig, context: PartitionContext
 ) -> dict[int, HeadraceError | None]:
-    """Inflate the `compressed` batches and check their columns, in threads; return each one's error by index, or None.
+    """Inflate the `compressed` batches and check their columns in threads; return the error or `None` by index.
 
-    A batch that is not sound, too large or of a codec that the topic does not allow is not inflated: `check_run` raises
+    A batch that is malformed, too large or of a codec that the topic does not allow is not inflated: `check_run` raises
     its error.
     """
     most = context.settings.max_payload_bytes
@@ -202,7 +203,7 @@ async def check_compressed(
 
 
 def _continues(previous: BatchHeader, header: BatchHeader) -> bool:
-    """Return whether the producer window will take `header` right behind `previous`: one write may append both."""
+    """Return whether `header` directly follows `previous` in its producer's sequence: one write may append both."""
     if header.producer_id < 0:
         return True
     return (

@@ -1,4 +1,4 @@
-"""Bounds on what requests may hold: bytes in flight, and fetches that wait."""
+"""Memory limit of requests in progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RETRY_AFTER_MS = 50
 
 
 class MemoryBudget:
-    """Bytes of requests being handled and of answers being sent. Belongs to the event loop."""
+    """Bytes of requests being handled and of responses being sent. Belongs to the event loop."""
 
     def __init__(self, max_bytes: int, metrics: BrokerMetrics) -> None:
         self._max_bytes = max_bytes
@@ -19,10 +19,10 @@ class MemoryBudget:
         metrics.inflight_bytes.set_function(lambda: self.used_bytes)
 
     def take(self, size_bytes: int) -> None:
-        """Reserve `size_bytes`; a single reservation may use up what is left only as far as it fits.
+        """Reserve `size_bytes`.
 
         Raises:
-            ThrottledError: they do not fit now; nothing was done, try again after `retry_after_ms`.
+            ThrottledError: If they do not fit now; retry after `retry_after_ms`.
         """
         if self.used_bytes + size_bytes > self._max_bytes:
             self._metrics.throttled.inc()
@@ -34,6 +34,6 @@ class MemoryBudget:
         self.used_bytes += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """Return what `take` reserved."""
+        """Release a reservation of `take`."""
         self.used_bytes -= size_bytes
         assert self.used_bytes >= 0

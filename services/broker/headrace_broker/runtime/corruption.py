@@ -1,4 +1,4 @@
-"""What a partition does about a log that is corrupt, or that a reader believes to be."""
+"""Handling of a corrupt log, detected here or reported by a reader."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _LOOK_BYTES = 16 << 20
 
 
 class CorruptionCheck:
-    """Of one partition. Belongs to the event loop."""
+    """Corruption handling of one partition. Belongs to the event loop."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self._replica = partition.replica
         self._context = partition.context
         self.task: asyncio.Task[None] | None = None
-        """The last verification."""
+        """Task of the last verification."""
 
     def verify(self, offset: int) -> None:
-        """A reader found bytes that fail their checks: look at what is on the disk, and go offline if it is here."""
+        """Verify the log on disk after a reader found corrupt bytes; take the replica offline if it is corrupt."""
         if self.task is None or self.task.done():
             self.task = asyncio.create_task(self._verify(offset))
             self._context.watch(self.task)
@@ -53,9 +53,9 @@ class CorruptionCheck:
         )
 
     def note_read_error(self, error: HeadraceError) -> None:
-        """A read met `error`: where the log is broken or corrupt, others have the records, and this one is not needed.
+        """Handle the error of a read: take the replica offline if its log failed and another replica has the records.
 
-        Without another in-sync replica it stays: what can still be read is read, and the alarm says what cannot (H33).
+        Without another in-sync replica it stays online, so that intact records can be read, and raises an alarm (H33).
         """
         if not isinstance(error, StorageOfflineError) or self._replica.role in (Role.OFFLINE, Role.DELETED):
             return

@@ -1,4 +1,4 @@
-"""Calls of the data directory from the event loop: in a thread, one at a time. Shared by what a broker does with it."""
+"""Calls of the data directory from the event loop, in a thread and one at a time. Shared by all components."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ ResultT = TypeVar("ResultT")
 
 
 class DirectoryCalls:
-    """Belongs to the event loop."""
+    """Serialized calls of the data directory. Belongs to the event loop."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._lock = asyncio.Lock()
 
     async def run(self, call: Callable[[], ResultT]) -> ResultT:
-        """Return what `call` returns; raises its HeadraceError, and InternalError for any other exception.
+        """Return the result of `call`; raise its HeadraceError, or InternalError for any other exception.
 
-        A cancellation takes effect when `call` has ended: its thread never runs concurrently with the next one's.
+        A cancellation takes effect after `call` has ended, so that it never runs concurrently with the next one.
         """
         async with self._lock:
             return await uninterrupted(self._run(call))
@@ -38,6 +38,6 @@ class DirectoryCalls:
         except HeadraceError:
             raise
         except Exception as error:
-            # One log that meets a bug of ours must not take the others down with it.
+            # A bug that affects one log must not stop the others.
             log.exception("directory_call_failed")
             raise InternalError(f"the storage met an unexpected {type(error).__name__}") from error

@@ -1,10 +1,9 @@
-"""Keeps etcd informed of how new the data directory is, so that an older copy of either is recognised (H16, H42, H81).
+"""Version of the data directory in etcd, by which an older copy of either is recognized (H16, H42, H81).
 
-The version of the directory is raised on the disk first and in etcd after, at each registration, every VERSION_SECONDS
-while records are written or the metadata changes, and when a stop in order has closed all logs. A directory whose
-version is below etcd's is an older copy; where etcd has the version at a lower revision than the directory has noted,
-etcd is: see `Registration`. What cannot be recognised is a copy that was made within the last VERSION_SECONDS before a
-crash.
+The version is raised first on the disk and then in etcd, at each registration, every VERSION_SECONDS while records are
+written or the metadata changes, and when a clean stop has closed all logs. A directory with a lower version than etcd's
+is an older copy. If etcd has the version at a lower revision than the directory has recorded, etcd was restored: see
+`Registration`. A copy made within the last VERSION_SECONDS before a crash cannot be recognized.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from headrace_broker.runtime.registration import Registration
 from headrace_broker.runtime.replica_manager import ReplicaManager
 
 VERSION_SECONDS = 2.0
-"""A small write to etcd, under a prefix without watchers, and an fsync: for 100 brokers 50 writes a second."""
+"""Interval of a small write to etcd, under a prefix without watchers, and an fsync: 50 writes/s for 100 brokers."""
 
 
 class StoredSessions:
@@ -70,7 +69,7 @@ class StoredSessions:
 
 
 async def keep_version(replica_manager: ReplicaManager, source: PrefixView, registration: Registration) -> None:
-    """Announce the directory's version while logs grow or the metadata changes, until cancelled."""
+    """Raise the directory's version while logs grow or the metadata changes, until cancelled."""
     announced = -1, -1
     while True:
         await asyncio.sleep(VERSION_SECONDS)

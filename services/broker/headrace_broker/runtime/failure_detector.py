@@ -1,8 +1,8 @@
-"""Which peers this broker suspects to be dead: measured, shown as metrics, published in its registration.
+"""Peers that this broker suspects to be dead: measured, exported as metrics, published in its registration.
 
-Both ends of the replication streams report what they hear: a leader its followers, a follower its leaders. The
-controller asks only to prefer, among equally entitled leaders, one that is not suspected. Owned by the broker's app,
-belongs to the event loop.
+Both ends of the replication streams report messages: a leader those of its followers, a follower those of its leaders.
+The controller only uses suspicions to choose among equal candidates for leadership. Owned by the broker's app, belongs
+to the event loop.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headrace_broker.metrics import BrokerMetrics
 log = structlog.get_logger(__name__)
 
 PUBLISH_SECONDS = 1.0
-"""The registration is written at most so often."""
+"""Minimum interval of writes of the registration."""
 
 
 class Publisher(Protocol):
-    """The publisher of suspected failures: `registration.Registration`."""
+    """Publisher of suspected failures: `registration.Registration`."""
 
     async def announce_suspected(self, broker_ids: Sequence[int]) -> bool:
         """Publish the suspected brokers; return False if the call must be repeated."""
@@ -31,7 +31,7 @@ class Publisher(Protocol):
 
 
 class PeerFailureDetector:
-    """See the module."""
+    """Failure detector of one broker; see the module."""
 
     def __init__(self, table: PhiAccrualFailureDetector, publisher: Publisher, metrics: BrokerMetrics) -> None:
         self._table = table
@@ -45,11 +45,11 @@ class PeerFailureDetector:
         self._table.arrive(broker_id, at_ms)
 
     def level(self, broker_id: int) -> float:
-        """Phi of a peer as of the last tick; 0 for one that is not expected to send."""
+        """Return phi of a peer as of the last tick; `0` for one that is not expected to send."""
         return self._table.levels.get(broker_id, 0.0)
 
     def tick(self, at_ms: int, expected: Collection[int]) -> None:
-        """Judge the peers that should be sending; to be called at the interval that the table was made with."""
+        """Update phi of the `expected` peers; call it at the tick interval of the table."""
         forgotten = [broker_id for broker_id in self._table.levels if broker_id not in expected]
         self._table.tick(at_ms, expected)
         gauge = self._metrics.peer_phi
@@ -61,7 +61,7 @@ class PeerFailureDetector:
             self._changed.set()
 
     async def run(self) -> None:
-        """Publish what changes, until cancelled."""
+        """Publish changes, until cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()

@@ -1,4 +1,4 @@
-"""When what was appended to a partition is flushed, by the topic's settings, and when it was."""
+"""Flush policy of a partition by its topic's settings, and the times of recent flushes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FLUSHES_REMEMBERED = 8
 
 
 class FlushPolicy:
-    """Of one partition. Belongs to the event loop."""
+    """Flush policy of one partition. Belongs to the event loop."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -30,23 +30,23 @@ class FlushPolicy:
         self._flushes: deque[tuple[Offset, float]] = deque(maxlen=_FLUSHES_REMEMBERED)
 
     def note_flushed(self, durable_offset: Offset) -> None:
-        """Record that everything below `durable_offset` is durable now."""
+        """Record a flush of everything below `durable_offset`."""
         self._flushes.append((durable_offset, time.perf_counter()))
 
     def flushed_at(self, end_offset: int) -> float | None:
-        """Return when a recent flush made everything below `end_offset` durable (`time.perf_counter`), or None."""
+        """Return when a recent flush made everything below `end_offset` durable (`time.perf_counter`), or `None`."""
         return next((at for offset, at in self._flushes if offset >= end_offset), None)
 
     @property
     def is_always(self) -> bool:
-        """Whether every append is flushed at once: the topic asks for it, or the key promises it still (H30)."""
+        """Whether every append is flushed at once: the topic requires it, or the key is still `durable` (H30)."""
         config = self._partition.config
         if config.durability is Durability.FSYNC:
             return True
         return self._replica.flushed_only and not config.flushes_by_policy
 
     def note_appended(self, records: int, caller: str) -> None:
-        """See that `records` that `caller` appended become durable when the topic's settings say so."""
+        """Schedule the flush of `records` appended by `caller` according to the topic's settings."""
         config = self._partition.config
         if self.is_always:
             self._context.flusher.request(self._partition, caller)
@@ -60,7 +60,7 @@ class FlushPolicy:
             self._timer = asyncio.get_running_loop().call_later(config.flush_ms / 1000, self.flush_soon)
 
     def flush_soon(self) -> None:
-        """See that everything appended until now becomes durable."""
+        """Request a flush of everything appended so far."""
         self._unflushed_records = 0
         self.cancel_timer()
         partition = self._partition
@@ -68,7 +68,7 @@ class FlushPolicy:
             partition.context.flusher.request(partition, partition.topic)
 
     def cancel_timer(self) -> None:
-        """Forget the flush that is due after a time."""
+        """Cancel a scheduled flush."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,12 +1,12 @@
-"""Group commit: fsync in threads, one a dirty log and round; one fsync serves all that wait.
+"""Group commit: fsync of dirty logs in threads; one fsync serves all waiting requests of a log.
 
-On a fast disk a round is the interpreter's work more than the disk's, and more than two threads only wait for one
-another and keep the event loop waiting; on a slow one eight wait for the disk at once.
+On a fast disk a round needs more CPU than I/O, and more than two threads would only contend for the GIL with each other
+and the event loop; on a slow disk up to eight wait for I/O at once.
 
-Callers have turns: each in its order, one partition at a time, so that none waits for all that another one appended to.
-A partition that asks while its round runs gets one more round afterwards, which covers everything appended meanwhile. A
-failed fsync takes the replica offline and is never retried (PROTOCOL H34); one that a full disk or a busy machine
-refused is tried again after a moment.
+Partitions are flushed round-robin between callers, so that no caller waits for all partitions of another one. A request
+during a round of its partition causes one more round, which covers everything appended meanwhile. A failed fsync takes
+the replica offline and is never retried (PROTOCOL H34); one that was rejected because of a full disk or a busy machine
+is retried later.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from headrace_broker.metrics import BrokerMetrics
 
 MIN_FLUSHES_AT_ONCE, MAX_FLUSHES_AT_ONCE = 2, 8
 SECONDS_A_THREAD = 0.001
-"""A thread for each millisecond that a short round lasts: shorter than a quarter of the last ones."""
+"""One thread per millisecond of a short round, the first quartile of the recent durations."""
 ROUNDS_LOOKED_AT = 32
 
 
 class Flushable(Protocol):
-    """What the flusher asks of a partition."""
+    """Partition, as the flusher uses it."""
 
     def flush_blocking(self) -> Offset:
-        """Fsync; called in a thread. Raises StorageFullError, StorageBusyError: try again; StorageOfflineError."""
+        """Fsync; called in a thread. Raises StorageFullError, StorageBusyError (retriable) or StorageOfflineError."""
 
     def on_flushed(self, offset: Offset) -> None:
-        """Everything below `offset` is durable; on the event loop."""
+        """Handle a successful fsync of everything below `offset`; called on the event loop."""
 
     def on_flush_failed(self, error: BaseException) -> None:
-        """The fsync failed; on the event loop."""
+        """Handle a failed fsync; called on the event loop."""
 
 
 class Flusher:
-    """Owner: the broker. Belongs to the event loop; its threads run `flush_blocking` only."""
+    """Group commit of one broker. Belongs to the event loop; its threads only run `flush_blocking`."""
 
     def __init__(self, metrics: BrokerMetrics) -> None:
         self._metrics = metrics
         self._executor = ThreadPoolExecutor(MAX_FLUSHES_AT_ONCE, thread_name_prefix="flush")
         self._queue: CallerQueue[Flushable] = CallerQueue()
-        self._queued: set[Flushable] = set()  # of the queue: the others are old entries of what has begun since
-        self._running: dict[Flushable, dict[str, None]] = {}  # and who asked again since the round began
+        self._queued: set[Flushable] = set()  # partitions with a pending round; other queue entries are stale
+        self._running: dict[Flushable, dict[str, None]] = {}  # with the callers that requested another round
         self._retries: dict[Flushable, asyncio.TimerHandle] = {}
         self._lasted: deque[float] = deque(maxlen=ROUNDS_LOOKED_AT)
         self._at_once = MAX_FLUSHES_AT_ONCE
         self._is_closed = False
 
     def request(self, partition: Flushable, caller: str) -> None:
-        """See that everything appended to `partition` until now gets durable, in the turns of `caller`."""
+        """Request a flush of everything appended to `partition` so far, in the turn of `caller`."""
         if partition in self._running:
             self._running[partition][caller] = None
             return
@@ -87,7 +87,7 @@ class Flusher:
         if future.cancelled():
             pass
         elif isinstance(error, LogClosedError):
-            pass  # Its replica is gone, and no caller waits.
+            pass  # The replica was removed, and no caller waits.
         elif isinstance(error, REFUSALS):
             self._metrics.storage_refusals.inc()
             self._retry_later(partition, caller)
@@ -118,7 +118,7 @@ class Flusher:
         self.request(partition, caller)
 
     def close(self) -> None:
-        """End the threads when their rounds are over; none begins any more."""
+        """Stop the threads after their current rounds."""
         self._is_closed = True
         for timer in self._retries.values():
             timer.cancel()

@@ -1,7 +1,7 @@
-"""The leader's end of one follower's stream: fetches come in, wait, and are answered when there is something to say.
+"""Leader side of one follower's stream: fetches wait until there is data, a log start or a watermark to send.
 
-One for each follower broker that is connected; made by the RPC layer, belongs to the event loop. A partition whose
-followers have everything costs nothing here: its fetches wait in a dictionary until `Partition.wake_replicas`.
+There is one session per connected follower broker; made by the RPC layer, belongs to the event loop. A partition whose
+followers are caught up costs nothing here: its fetches wait in a dictionary until `Partition.wake_replicas`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PartitionId = tuple[bytes, int]
 
 @dataclass(slots=True)
 class _Waiting:
-    """A fetch that was verified and has not been answered."""
+    """Verified fetch that has not been answered."""
 
     partition: Partition
     request: FetchRequest
@@ -48,7 +48,7 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Refused:
-    """A fetch to be answered by a decision or an error."""
+    """Fetch that is answered by a decision or an error."""
 
     request_token: int
     leader_epoch: int
@@ -56,7 +56,7 @@ class _Refused:
 
 
 class FollowerFetchSession:
-    """See the module. `heard_ms` is when the follower sent its last heartbeat (monotonic)."""
+    """Stream of one follower. `heard_ms` is when its last message arrived (monotonic)."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class FollowerFetchSession:
         on_heartbeat: Callable[[int, int], None],
         context: PartitionContext,
     ) -> None:
-        """`find` gives the partitions held here; `may_join`: may a follower be taken into an in-sync set.
+        """`find` returns partitions of this broker; `may_join` whether a follower may be added to an in-sync set.
 
         `on_heartbeat` is called with the broker id and the time (monotonic) of every message.
         """
@@ -77,7 +77,7 @@ class FollowerFetchSession:
         self._on_heartbeat = on_heartbeat
         self._context = context
         self._waiting: dict[PartitionId, _Waiting] = {}
-        self._ready: dict[PartitionId, None] = {}  # of `_waiting`, in the order to be answered
+        self._ready: dict[PartitionId, None] = {}  # keys of `_waiting` in the order of the responses
         self._refused: dict[PartitionId, _Refused] = {}
         self._pending_watermarks: dict[PartitionId, None] = {}
         self._watermark_timer: asyncio.TimerHandle | None = None
@@ -85,7 +85,7 @@ class FollowerFetchSession:
         self._closed = False
 
     def close(self) -> None:
-        """The stream has ended: nothing waits any more."""
+        """Drop all waiting fetches after the stream has ended."""
         self._closed = True
         for waiting in self._waiting.values():
             waiting.partition.delayed_fetches.pop(self, None)
@@ -138,12 +138,12 @@ class FollowerFetchSession:
         if request.offset < replica.log_end_offset:
             self._make_ready(key)
         elif leadership is None:
-            pass  # It is answered as the partition wakes it.
+            pass  # It is answered when the partition wakes it.
         elif request.high_watermark < replica.high_watermark or request.log_start_offset < leadership.wanted_log_start:
             self.note_high_watermark(partition)
 
     def _forget(self, key: PartitionId) -> None:
-        """Drop what waits for `key`: it is answered, or a later fetch takes its place."""
+        """Drop the fetch of `key`, which is answered or replaced by a later one."""
         waiting = self._waiting.pop(key, None)
         self._ready.pop(key, None)
         self._pending_watermarks.pop(key, None)
@@ -155,10 +155,10 @@ class FollowerFetchSession:
         self._refused[key] = _Refused(request.token, request.leader_epoch, answer)
         self._wake.set()
 
-    # --- what happens at partitions ---
+    # --- events of partitions ---
 
     def wake(self, partition: Partition) -> None:
-        """Answer the fetch that waits at `partition`."""
+        """Schedule the response to the waiting fetch of `partition`."""
         self._make_ready((partition.topic_id, partition.number))
 
     def _make_ready(self, key: PartitionId) -> None:
@@ -166,7 +166,7 @@ class FollowerFetchSession:
         self._wake.set()
 
     def note_high_watermark(self, partition: Partition) -> None:
-        """Answer the fetch that waits at `partition` a little later, if nothing else does."""
+        """Schedule a delayed response to the waiting fetch of `partition`, unless it is answered earlier."""
         self._pending_watermarks[(partition.topic_id, partition.number)] = None
         if self._watermark_timer is None:
             self._watermark_timer = asyncio.get_running_loop().call_later(
@@ -183,7 +183,7 @@ class FollowerFetchSession:
     # --- answers ---
 
     async def responses(self) -> AsyncIterator[SplicedMessage]:
-        """Messages to the follower, an empty one as a heartbeat, until `close`."""
+        """Yield messages to the follower, empty ones as heartbeats, until `close`."""
         while not self._closed:
             try:
                 async with asyncio.timeout(HEARTBEAT_SECONDS):
@@ -197,7 +197,7 @@ class FollowerFetchSession:
             yield spliced
 
     async def _respond(self) -> SplicedMessage:
-        """Answer what is ready, up to the bytes of one message."""
+        """Return a message with the ready responses, up to the maximum size."""
         response = replication_pb2.ReplicaFetchResponse()
         batches: list[list[ReadableBuffer]] = []
         topics: dict[bytes, replication_pb2.TopicReplicaFetchResult] = {}
@@ -237,7 +237,7 @@ class FollowerFetchSession:
         room: int,
         add: Callable[[PartitionId, ReadableBuffer], replication_pb2.PartitionReplicaFetchResult],
     ) -> int:
-        """Answer one fetch that waits; the bytes of its batches."""
+        """Answer one waiting fetch; return the bytes of its batches."""
         partition, request = waiting.partition, waiting.request
         data: bytes = b""
         error: HeadraceError | None = None
@@ -251,7 +251,7 @@ class FollowerFetchSession:
         except HeadraceError as met:
             error = met
         if self._waiting.get(key) is not waiting:
-            return 0  # A later fetch has taken its place meanwhile.
+            return 0  # It was replaced by a later fetch meanwhile.
         self._forget(key)
         result = add(key, data if error is None else b"")
         result.token, result.leader_epoch = request.token, request.leader_epoch

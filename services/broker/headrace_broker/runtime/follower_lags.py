@@ -1,4 +1,4 @@
-"""How far each follower is behind this leader, over all partitions, for the metrics."""
+"""Lag of each follower behind this leader over all partitions, for the metrics."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from headrace_broker.runtime.partition import Partition
 
 
 class FollowerLags:
-    """The worst partition of each follower at one time. Belongs to the event loop."""
+    """Maximum lag of each follower at one time. Belongs to the event loop."""
 
     def __init__(self, registered: Container[int], at_ms: int) -> None:
-        """`registered` brokers are worth a series; one that is gone is told of by in-sync sets."""
+        """Only `registered` brokers have a series; in-sync sets show the others."""
         self._registered = registered
         self._at_ms = at_ms
         self._records: dict[int, int] = {}
         self._ms: dict[int, int] = {}
 
     def look_at(self, partition: Partition) -> None:
-        """Add a partition that is led here."""
+        """Add a partition that this broker leads."""
         replica, leadership = partition.replica, partition.replica.leadership
         assert leadership is not None
         fetched = {follower.replica.broker_id: follower for follower in leadership.followers}
@@ -37,7 +37,7 @@ class FollowerLags:
             self._ms[broker_id] = max(behind_ms, self._ms.get(broker_id, 0))
 
     def tell(self, metrics: BrokerMetrics, before: tuple[int, ...]) -> tuple[int, ...]:
-        """Set the gauges, and remove those of followers that were there `before` and are not any more."""
+        """Set the gauges, and remove those of followers in `before` that are gone; return the current followers."""
         peers = tuple(broker_id for broker_id in self._ms if broker_id in self._registered)
         for broker_id in peers:
             metrics.follower_lag_records.labels(str(broker_id)).set(self._records[broker_id])

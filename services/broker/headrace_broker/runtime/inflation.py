@@ -1,7 +1,7 @@
-"""Work on inflated batches: threads of its own and a bound on bytes, so that appends and reads never wait for it.
+"""Inflation of batches in separate threads and with a memory limit, so that appends and reads do not wait for it.
 
-A batch of two KiB may inflate to `max_payload_bytes`. A caller that inflates one reserves its bytes here first, and
-waits in line where they do not fit.
+A batch of two KiB may inflate to `max_payload_bytes`. A caller first reserves the inflated size, and waits in a queue
+if it does not fit.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ ResultT = TypeVar("ResultT")
 
 
 class Inflation:
-    """Runs calls that inflate batches. Belongs to the event loop."""
+    """Thread pool and memory limit of inflation. Belongs to the event loop."""
 
     def __init__(self, max_bytes: int = INFLATED_BYTES) -> None:
         self._max_bytes = max_bytes
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="inflate")
-        self._line: dict[asyncio.Future[None], int] = {}  # bytes that each waits for
+        self._line: dict[asyncio.Future[None], int] = {}  # requested bytes of each waiter, in order
         self.used_bytes = 0
 
     async def run(self, size_bytes: int, call: Callable[[], ResultT]) -> ResultT:
-        """Run `call` in a thread while it holds `size_bytes`; one that needs more than there is runs alone.
+        """Run `call` in a thread with `size_bytes` reserved; a call above the limit runs alone.
 
-        A caller that is cancelled leaves the line; a call that has begun ends first.
+        A cancelled caller leaves the queue; a call that has started is completed first.
         """
         size_bytes = min(size_bytes, self._max_bytes)
         await self._take(size_bytes)
@@ -47,7 +47,7 @@ class Inflation:
             await turn
         except asyncio.CancelledError:
             self._line.pop(turn, None)
-            self._give_back(0 if turn.cancelled() else size_bytes)  # Its turn may have come at the same time.
+            self._give_back(0 if turn.cancelled() else size_bytes)  # It may have got its turn at the same time.
             raise
 
     async def _run(self, size_bytes: int, call: Callable[[], ResultT]) -> ResultT:
@@ -69,5 +69,5 @@ class Inflation:
                 turn.set_result(None)
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._executor.shutdown()

@@ -1,7 +1,7 @@
-"""Writes of partition keys by a broker: changes of in-sync sets that it leads, and taking itself out (C1 to C3).
+"""Writes of partition keys by a broker: in-sync sets of partitions that it leads, and its own removal (C1 to C3).
 
-Owned by `replication`; belongs to the event loop. Each write is sent once; what becomes of it the core is told, and
-decides again.
+Owned by `replication`; belongs to the event loop. Each write is sent once; its outcome is reported to the core, which
+then decides again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RETRY_SECONDS = 0.5
 
 
 class IsrUpdater:
-    """See the module."""
+    """Writer of partition keys of one broker."""
 
     def __init__(self, metastore: Metastore, keyspace: Keyspace, broker_id: int, metrics: BrokerMetrics) -> None:
         self._metastore = metastore
@@ -42,9 +42,9 @@ class IsrUpdater:
         self._permits = asyncio.Semaphore(MAX_WRITES_AT_ONCE)
 
     async def write(self, partition: Partition, proposal: Propose) -> None:
-        """Send one proposal and report its end."""
+        """Send one proposal and report its outcome."""
         key = self._keyspace.partition(partition.topic_id, partition.number)
-        before = partition.replica.state  # The watch may tell of the write before its answer does.
+        before = partition.replica.state  # The watch may show the write before its response arrives.
         sessions = [
             CreateRevisionIs(self._keyspace.broker(replica.broker_id), replica.broker_epoch)
             for replica in proposal.sessions
@@ -94,9 +94,9 @@ class IsrUpdater:
             bound.info("in_sync_set_grew", joined=sorted(new - old))
 
     async def leave(self, topic_id: bytes, number: int, *, corrupt: bool) -> int:
-        """Take this broker out of a partition's key as `leave_failed` says, however long etcd takes (H33, H34).
+        """Remove this broker from a partition's key by `leave_failed`, retried until etcd responds (H33, H34).
 
-        Return the revision of a write, or of a key found right, that no write computed before can follow (C3).
+        Return the revision of the write, or of a key that needs no change; no earlier write can follow it (C3).
         """
         key = self._keyspace.partition(topic_id, number)
         while True:
@@ -106,7 +106,7 @@ class IsrUpdater:
                 left = None if state is None else leave_failed(state, self._broker_id, corrupt=corrupt)
                 unchanged = [ModRevisionIs(key, 0 if found is None else found.mod_revision)]
                 if left is None:
-                    # A read may be old, also one that finds no key; only a compare shows the current state (C4).
+                    # A read may be stale, also one without a result; only a compare proves the current state (C4).
                     if (await self._metastore.txn(unchanged, success=[Get(key)])).succeeded:
                         return 0 if found is None else found.mod_revision
                     continue

@@ -1,16 +1,16 @@
-"""Which logs are deleted, and which stay because nothing says that they may go (PROTOCOL H25, H26, H81).
+"""Deletion of logs, and retention of logs without evidence that they may be deleted (PROTOCOL H25, H26, H81).
 
-A log is deleted on positive evidence only, after the delay that its topic sets:
+A log is deleted only on positive evidence, after the delay that its topic sets:
 
-- its topic is gone and `deleted_topics/{topic_id}` is there, or
+- its topic is gone and `deleted_topics/{topic_id}` exists, or
 - its partition's key does not name this broker, at a revision after the last one at which it did.
 
-Absence is no evidence: an etcd restored from a backup lacks topics, too, and a view leaves out what it cannot decode.
-While one value of the metadata cannot be decoded nothing is deleted at all. The evidence is looked at again when the
-delay is over. A log without it, that no key claims for this broker, is unclaimed: it stays on the disk, closed, is
-counted and logged, and is opened again when a key names it. An operator deletes it: by a tombstone where no topic has
-its id, else on this broker, where the partition's key in etcd allows it (`core.unclaimed`). Owned by `ReplicaManager`,
-belongs to the event loop.
+Absence is no evidence: an etcd restored from a backup lacks topics, too, and a view omits values that it cannot decode.
+While any value of the metadata cannot be decoded nothing is deleted. The evidence is checked again after the delay. A
+log without evidence that no key claims for this broker is unclaimed: it stays on the disk, closed, is counted and
+logged, and is opened again when a key names it. An operator can delete it: by a tombstone if no topic has its id,
+otherwise on this broker if the partition's key in etcd allows it (`core.unclaimed`). Owned by `ReplicaManager`, belongs
+to the event loop.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ NEXT_STEP = (
 
 @dataclass(frozen=True, slots=True)
 class _Deletion:
-    """A log that is pending deletion."""
+    """Pending deletion of a log."""
 
     due_ms: int
-    """By the monotonic clock."""
+    """Monotonic time."""
     log: PartitionLog | None
-    """`None`: it is not open."""
+    """`None` if it is not open."""
 
 
 class UnclaimedLog(NamedTuple):
-    """A log that no key claims, as an operator sees it."""
+    """Unclaimed log in an operator's request."""
 
     size_bytes: int
     refusal: ConflictError | None
-    """Why it must stay; `None`: it may be deleted, or was."""
+    """Why it must be kept; `None` if it may be deleted, or was."""
 
 
 class LogDeletion:
-    """The logs of a data directory that no partition here holds."""
+    """Logs of a data directory that belong to no partition of this broker."""
 
     def __init__(
         self,
@@ -82,15 +82,15 @@ class LogDeletion:
         self._unclaimed: dict[LogId, None] = {}
         self._operator_calls = asyncio.Lock()
         self._removing = False
-        """Directories of deleted logs may be left on the disk."""
+        """Whether directories of deleted logs may still be on the disk."""
 
     @property
     def unclaimed(self) -> list[LogId]:
-        """The logs that no key claims and nothing allows to delete, sorted."""
+        """Unclaimed logs, sorted."""
         return sorted(self._unclaimed)
 
     def has_evidence(self, log_id: LogId) -> bool:
-        """Whether a log that this broker is not named for may be deleted, as the view shows it now."""
+        """Return whether the view has evidence that a log of this broker may be deleted."""
         view = self._view
         if view.undecodable:
             return False
@@ -104,7 +104,7 @@ class LogDeletion:
         return claimed_at is not None and claimed_at < entry.mod_revision
 
     def schedule(self, log_id: LogId, partition_log: PartitionLog | None) -> None:
-        """Delete a log, open or not, when the delay of its topic is over and the evidence still holds."""
+        """Schedule the deletion of a log, open or not, after the delay of its topic if the evidence still holds."""
         delay_ms = self._delay_ms(log_id)
         self._pending[log_id] = _Deletion(self._context.clock.monotonic_ms() + delay_ms, partition_log)
         self._unclaimed.pop(log_id, None)
@@ -112,7 +112,7 @@ class LogDeletion:
         log.info("partition_deleted", topic_id=log_id.topic_id.hex(), partition=log_id.partition, delay_ms=delay_ms)
 
     async def keep(self, log_id: LogId, partition_log: PartitionLog | None, high_watermark: int | None = None) -> None:
-        """Close a log that no key claims for this broker, and keep it."""
+        """Close an unclaimed log, and keep it."""
         self._pending.pop(log_id, None)
         self._unclaimed[log_id] = None
         self._count()
@@ -127,31 +127,31 @@ class LogDeletion:
                 log.error("log_not_closed", topic_id=log_id.topic_id.hex(), reason=str(error))
 
     def review(self, log_id: LogId) -> None:
-        """Schedule the deletion of an unclaimed log for which there is evidence by now."""
+        """Schedule the deletion of an unclaimed log if there is evidence now."""
         if log_id in self._unclaimed and self.has_evidence(log_id):
             self.schedule(log_id, None)
 
     async def claim(self, log_id: LogId) -> None:
-        """Forget a log that a key names again: what it has need not be copied again."""
+        """Cancel the deletion of a log that a key names again, so that its records need not be copied again."""
         deletion = self._pending.pop(log_id, None)
         if deletion is not None and deletion.log is not None:
             partition_log = deletion.log
-            with suppress(*REFUSALS):  # It is closed all the same, and recovered when it is opened.
+            with suppress(*REFUSALS):  # It is closed nevertheless, and recovered when it is opened.
                 await self._calls.run(lambda: self._directory.close_log(partition_log))
         if self._unclaimed.pop(log_id, 0) is None:
             self._count()
             log.info("log_claimed", topic_id=log_id.topic_id.hex(), partition=log_id.partition)
 
     async def delete_unclaimed(self, log_id: LogId, *, validate_only: bool) -> UnclaimedLog:
-        """Delete an unclaimed log because an operator asks for it, or see whether it may be deleted.
+        """Delete an unclaimed log for an operator, or with `validate_only` check whether it may be deleted.
 
         Raises:
-            ConflictError: the log is not unclaimed.
-            MetastoreUnavailableError, CorruptLogError, StorageOfflineError: nothing was deleted.
+            ConflictError: If the log is not unclaimed.
+            MetastoreUnavailableError, CorruptLogError, StorageOfflineError: If etcd or the disk fails.
         """
         async with self._operator_calls:
             state = await self._read_state(log_id)
-            if log_id not in self._unclaimed:  # From here to the call nothing can claim it.
+            if log_id not in self._unclaimed:  # It cannot be claimed between this check and the call.
                 raise _refusal("it is not unclaimed")
             found = await self._calls.run(lambda: self._check_and_delete(log_id, state, validate_only))
             if found.refusal is None and not validate_only:
@@ -166,7 +166,7 @@ class LogDeletion:
             return found
 
     async def _read_state(self, log_id: LogId) -> PartitionState | str:
-        """Return the value of the partition's key as etcd has it now, or why the log must stay without one."""
+        """Return the current value of the partition's key in etcd, or why the log must be kept without one."""
         view = self._view
         if view.undecodable:
             return f"{len(view.undecodable)} values of the metadata cannot be decoded by this release"
@@ -179,7 +179,7 @@ class LogDeletion:
             return "the partition's key cannot be decoded by this release"
 
     def _check_and_delete(self, log_id: LogId, state: PartitionState | str, validate_only: bool) -> UnclaimedLog:
-        """Open the log, whose last epoch counts, and delete it or close it. Runs in a thread."""
+        """Open the log to read its last epoch, and delete or close it. Runs in a thread."""
         partition_log = self._directory.open_log(*log_id, log_settings(TopicConfig()))
         size_bytes, last_epoch = partition_log.size_bytes, partition_log.last_epoch
         reason = state if isinstance(state, str) else reason_to_keep(state, self._context.broker_id, last_epoch)
@@ -190,14 +190,14 @@ class LogDeletion:
         return UnclaimedLog(size_bytes, _refusal(reason) if reason else None)
 
     async def delete_due(self) -> None:
-        """Delete the logs whose delay is over and whose evidence still holds; keep those that have lost it."""
+        """Delete the logs whose delay has passed and whose evidence still holds; keep the others as unclaimed."""
         if self._view.undecodable:
             return
         now_ms = self._context.clock.monotonic_ms()
         due = {log_id: deletion for log_id, deletion in self._pending.items() if deletion.due_ms <= now_ms}
         for log_id, deletion in due.items():
             if self._pending.get(log_id) is not deletion:
-                continue  # Claimed while another log was deleted.
+                continue  # It was claimed while another log was deleted.
             if not self.has_evidence(log_id):
                 await self.keep(log_id, deletion.log)
                 continue
@@ -210,7 +210,7 @@ class LogDeletion:
                     self._pending[log_id] = _Deletion(now_ms + RETRY_AFTER_MS, None)
         self._removing |= bool(due)
         if self._removing:
-            with suppress(*REFUSALS):  # The rest goes in a later round.
+            with suppress(*REFUSALS):  # A later round deletes the rest.
                 await self._calls.run(self._directory.remove_deleted)
                 self._removing = False
 
@@ -228,7 +228,7 @@ class LogDeletion:
         if deleted is None:
             return TopicConfig().file_delete_delay_ms
         if not deleted.message.topic.name:
-            return 0  # An administrator's word about unclaimed logs.
+            return 0  # An administrator deleted the unclaimed logs.
         return read_stored_topic_config(deleted.message.topic.configs)[0].file_delete_delay_ms
 
     def _reason(self, log_id: LogId) -> str:

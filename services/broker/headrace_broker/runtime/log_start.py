@@ -1,4 +1,4 @@
-"""The log start of a partition: what its leader deletes, and what its followers delete after it."""
+"""Log start of a partition: deletion of records by its leader, and by its followers after it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LogStart:
-    """Of one partition. Belongs to the event loop."""
+    """Log start of one partition. Belongs to the event loop."""
 
     def __init__(self, partition: Partition, host: PartitionHost) -> None:
         self._partition = partition
@@ -27,12 +27,12 @@ class LogStart:
         self._host = host
 
     async def delete_records(self, before_offset: int, timeout_seconds: float) -> Offset:
-        """Raise the log start of the partition to `before_offset` (-1: the high watermark) and return it.
+        """Raise the log start of the partition to `before_offset` (`-1`: the high watermark) and return it.
 
         Raises:
-            OffsetOutOfRangeError: `before_offset` is above the high watermark.
-            NotEnoughReplicasError: too few replicas are in sync for any to be counted on.
-            TimedOutError, NotLeaderError, with the outcome UNKNOWN: some in-sync replica may still have the records.
+            OffsetOutOfRangeError: If `before_offset` is above the high watermark.
+            NotEnoughReplicasError: If too few replicas are in sync.
+            TimedOutError, NotLeaderError: With outcome UNKNOWN if some in-sync replica may still have the records.
         """
         replica = self._replica
         replica.check_leading(-1).check_in_sync()
@@ -54,7 +54,7 @@ class LogStart:
         return replica.log_start_offset
 
     async def raise_to(self, offset: Offset) -> None:
-        """Do what `RaiseLogStart` asks for, again after a moment where the disk refuses it (H35)."""
+        """Perform `RaiseLogStart`; retry after a pause while the disk rejects it (H35)."""
         async with self._log_lock:
             leadership = self._replica.leadership
             if leadership is None or leadership.raising_to != offset:

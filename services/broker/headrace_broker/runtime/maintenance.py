@@ -1,4 +1,4 @@
-"""What a broker does by the clock: checkpoints, free space, retention, removal of deleted topics, scrubbing."""
+"""Periodic work of a broker: checkpoints, free space, retention, removal of deleted topics, scrubbing."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from headrace_broker.runtime.replica_manager import ReplicaManager
 log = structlog.get_logger(__name__)
 
 IDLE_SECONDS = 0.2
-"""A partition that has committed something, and then nothing for so long, gets a checkpoint."""
+"""A partition is checkpointed when it has committed nothing for this time after its last commit."""
 SCRUB_BYTES = 1 << 20
-"""Checked at a time."""
+"""Bytes that are read and verified at a time."""
 SNAPSHOTS_A_ROUND = 20
-"""Snapshots of producers that one round of maintenance writes, each an fsync: a thousand partitions take a minute."""
+"""Maximum producer snapshots per maintenance round, each an fsync: a thousand partitions take a minute."""
 
 
 async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, context: PartitionContext) -> None:
-    """Checkpoint logs, look at the free space, remove deleted topics, each maintenance_interval_ms until cancelled."""
+    """Checkpoint logs, check the free space, remove deleted topics, every maintenance_interval_ms until cancelled."""
     loop = asyncio.get_running_loop()
     refusing = False
     while True:
@@ -67,7 +67,7 @@ async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, co
 
 
 async def keep_high_watermarks(context: PartitionContext) -> None:
-    """Run `checkpoint_idle` each IDLE_SECONDS until cancelled."""
+    """Run `checkpoint_idle` every IDLE_SECONDS until cancelled."""
     before: dict[Checkpointed, None] = {}
     while True:
         await asyncio.sleep(IDLE_SECONDS)
@@ -77,7 +77,7 @@ async def keep_high_watermarks(context: PartitionContext) -> None:
 async def checkpoint_idle(before: dict[Checkpointed, None], context: PartitionContext) -> dict[Checkpointed, None]:
     """Checkpoint the partitions of `before` that have committed nothing since, one at a time; return those that have.
 
-    So a high watermark that a crash leaves is older than this only where records come without a pause (I18).
+    The high watermark after a crash is therefore older than this only for partitions with continuous writes (I18).
     """
     advanced = dict(context.advanced)
     context.advanced.clear()
@@ -88,7 +88,7 @@ async def checkpoint_idle(before: dict[Checkpointed, None], context: PartitionCo
 
 
 async def retain(replica_manager: ReplicaManager, context: PartitionContext) -> None:
-    """Apply retention to every partition each retention_interval_ms until cancelled."""
+    """Apply retention to every partition every retention_interval_ms until cancelled."""
     while True:
         await asyncio.sleep(context.settings.retention_interval_ms / 1000)
         now_ms = _believed_ms(context)
@@ -97,7 +97,7 @@ async def retain(replica_manager: ReplicaManager, context: PartitionContext) -> 
 
 
 def _believed_ms(context: PartitionContext) -> int | None:
-    """The wall clock; None while it is in doubt (H43): nothing is rolled, deleted or forgotten by age then."""
+    """Return the wall clock, or `None` while it is in doubt: nothing is rolled, deleted or expired then (H43)."""
     return None if context.clock_doubt() else context.now_ms()
 
 
@@ -106,7 +106,7 @@ def _log_at_work(partition: Partition) -> PartitionLog | None:
 
 
 async def _maintain_partition(partition: Partition, now_ms: int | None) -> None:
-    """One round: old producers, a checkpoint."""
+    """Expire old producers and write a checkpoint."""
     partition_log = _log_at_work(partition)
     if partition_log is None:
         return
@@ -128,16 +128,16 @@ async def _snapshot_producers(partition: Partition) -> bool:
 
 
 async def _retain_partition(partition: Partition, now_ms: int | None) -> Offset | None:
-    """One round: roll by time, unlink what was removed; a leader says where the log of all replicas is to begin.
+    """Roll the log by time and unlink removed files; for a leader, return the log start for all replicas.
 
-    None where the replica leads nothing: a follower takes up its leader's log start and decides nothing about its own.
+    The result is `None` for a follower, which adopts its leader's log start.
     """
     partition_log = _log_at_work(partition)
     if partition_log is None:
         return None
 
     def look() -> Offset | None:
-        with suppress(*REFUSALS):  # What makes room must not wait for room.
+        with suppress(*REFUSALS):  # Retention, which frees space, must not wait for free space.
             if now_ms is not None:
                 partition_log.roll_if_due(now_ms)
         with suppress(*REFUSALS):
@@ -158,7 +158,7 @@ async def _retain_partition(partition: Partition, now_ms: int | None) -> Offset 
 
 
 async def scrub(replica_manager: ReplicaManager, context: PartitionContext) -> None:
-    """Read and check all that is stored each scrub_interval_ms, a little at a time, until cancelled (H33)."""
+    """Read and verify all stored data every scrub_interval_ms, in small steps, until cancelled (H33)."""
     settings = context.settings
     if not settings.scrub_interval_ms:
         return
@@ -170,7 +170,7 @@ async def scrub(replica_manager: ReplicaManager, context: PartitionContext) -> N
 
 
 async def _scrub_partition(partition: Partition) -> None:
-    """Check one log up to what was flushed when it began."""
+    """Verify one log up to the flushed offset at the start."""
     rate = partition.context.settings.scrub_bytes_per_second
     offset, end_offset = 0, partition.replica.flushed_offset
     while (partition_log := _log_at_work(partition)) is not None:
@@ -183,7 +183,7 @@ async def _scrub_partition(partition: Partition) -> None:
                 partial(partition_log.reader.verify_from, before, SCRUB_BYTES)
             )
         except OffsetOutOfRangeError:
-            continue  # Retention has taken it meanwhile.
+            continue  # Retention has deleted it meanwhile.
         except SliceCutError:
             return
         except REFUSALS:

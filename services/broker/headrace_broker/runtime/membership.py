@@ -1,7 +1,7 @@
-"""A broker's place in the cluster: registered, fenced with a lost lease and registered anew, drained, gone.
+"""Membership of a broker in the cluster: registration, fencing after a lost lease, hand-over at shutdown.
 
-Owned by the broker's app, belongs to the event loop. `Registration` writes the key; this tells the replicas and the
-readiness of it, and lets others lead before the broker stops (KIP-841).
+Owned by the broker's app, belongs to the event loop. `Registration` writes the key; this module informs the replicas
+and the readiness probe, and hands leaderships over before the broker stops (KIP-841).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ log = structlog.get_logger(__name__)
 
 DRAIN_POLL_SECONDS = 0.02
 LAST_HAND_OVERS_MS = 2_500
-"""How long a stop whose time is up waits for successors, while nothing is appended any more."""
+"""Maximum wait for successors after the timeout of a stop, without further appends."""
 
 
 class BrokerMembership:
-    """See the module."""
+    """Membership of one broker; see the module."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class BrokerMembership:
         health: Health,
         make_renewer: Callable[[], LeaseRenewer],
     ) -> None:
-        """`live` is what is published."""
+        """`live` is the value of the registration."""
         self._context = context
         self._health = health
         self.registration = Registration(
@@ -62,13 +62,13 @@ class BrokerMembership:
             on_lease_change=self._on_lease_change,
         )
         self.broker_epoch = 0
-        # False from the loss of a session until the next one is established: events of the old one are ignored.
+        # False from the loss of a session until the next one starts, so that events of the old one are ignored.
         self.registered = False
         self._lease_lost = asyncio.Event()
         health.hold(HealthCause.UNREGISTERED)
 
     async def start_session(self, replica_manager: ReplicaManager) -> None:
-        """Register, and lead and follow what names the new session."""
+        """Register, and start to lead and follow partitions in the new session."""
         self.broker_epoch = await self.registration.register()
         self.registered = True
         self._context.metrics.registered.set(1)
@@ -76,13 +76,13 @@ class BrokerMembership:
         self._health.release(HealthCause.UNREGISTERED, HealthCause.REGISTRATION_LOST)
 
     def _on_lease_change(self, state: LeaseState) -> None:
-        """Silence does not fence (PROTOCOL, decisions); a lease that etcd calls ended does."""
+        """Fence the broker when etcd reports the end of the lease, but not on silence (PROTOCOL, decisions)."""
         log.warning("lease_changed", state=state.value)
         if state is LeaseState.LOST and self.registered:
             self._lease_lost.set()
 
     def watch_own_key(self, view: ClusterView) -> None:
-        """Fence the broker once its key is gone, or is another session's, also where renewals are answered (H76)."""
+        """Fence the broker once its key is gone or belongs to another session, even if renewals succeed (H76)."""
         own = BrokerId(self._context.broker_id)
 
         def look(_revision: int, keys: Sequence[str]) -> None:
@@ -96,7 +96,7 @@ class BrokerMembership:
         view.subscribe(look)
 
     async def run(self, replica_manager: ReplicaManager) -> None:
-        """Lead nothing after a lost lease, and register anew: the process lived on, so its data is whole."""
+        """End all leaderships after a lost lease, and register again; the data is complete, as the process ran on."""
         while True:
             await self._lease_lost.wait()
             log.error("registration_lost", broker_epoch=self.broker_epoch)
@@ -111,7 +111,7 @@ class BrokerMembership:
     async def give_leaderships_away(self, replica_manager: ReplicaManager) -> bool:
         """Announce the stop, and keep serving until other brokers lead all partitions that they can lead (KIP-841).
 
-        False: they do not yet, and the time is up.
+        Return False if the timeout passes before.
         """
         clock, timeout_ms = self._context.clock, self._context.settings.drain_timeout_ms
         if not self.registered or not timeout_ms or not self._movable(replica_manager):
@@ -130,7 +130,7 @@ class BrokerMembership:
         return True
 
     async def give_the_last_away(self, replica_manager: ReplicaManager) -> None:
-        """Nothing is appended any more: give successors that lagged a moment to reach the log ends (H24)."""
+        """Wait briefly for lagging successors to reach the log ends, after appends have ended (H24)."""
         clock = self._context.clock
         deadline_ms = clock.monotonic_ms() + LAST_HAND_OVERS_MS
         while left := self._movable(replica_manager):
@@ -140,17 +140,17 @@ class BrokerMembership:
             await asyncio.sleep(DRAIN_POLL_SECONDS)
 
     def _movable(self, replica_manager: ReplicaManager) -> int:
-        """How many partitions are led here that another replica could lead."""
+        """Return the number of partitions led here that another replica could lead."""
         leaderships = [partition.replica.leadership for partition in replica_manager.partitions]
         brokers = replica_manager.view.brokers
         return sum(each is not None and may_be_succeeded(each.state, brokers) for each in leaderships)
 
 
 def may_be_succeeded(state: PartitionState, brokers: Mapping[BrokerId, Broker]) -> bool:
-    """Return whether a successor is in sync, or eligible and alive.
+    """Return whether another replica is in sync, or eligible and live.
 
-    That one would be elected once this broker has ended, and lacks what only `acks=1` acknowledged (H24): it is
-    waited for, to come back in sync and to be handed over to.
+    An eligible one would be elected after this broker has ended, without records acknowledged only by `acks=1` (H24).
+    The broker waits until it is in sync again, to hand over to it.
     """
     return len(state.in_sync) > 1 or any(
         entry.broker_id in brokers and brokers[BrokerId(entry.broker_id)].broker_epoch == entry.broker_epoch

@@ -1,10 +1,10 @@
-"""One partition at work: the core's decisions, the log, and those who wait for either.
+"""Partition of a broker: the core's state machine, the log, and the calls that wait for them.
 
 Called by `replica_manager` for roles and settings, by the flusher and by maintenance. Its parts have one subject
-each: appends of producers (`partition_appender`), reads (`partition_reads`), what it fetches as a follower
-(`partition_follower`), when it is flushed (`flush_policy`), the log start, the producers, corruption.
-All of it runs on the event loop; the log's blocking calls run in threads, one at a time under `log_lock` where the log
-asks for that.
+each: appends of producers (`partition_appender`), reads (`partition_reads`), fetches as a follower
+(`partition_follower`), flushes (`flush_policy`), the log start, the producers, corruption.
+Everything runs on the event loop; blocking calls of the log run in threads, one at a time under `log_lock` if the log
+requires it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ __all__ = ["AppendResult", "Partition", "PartitionContext", "log_settings"]
 
 
 class Partition:
-    """Owned by `replica_manager`. Belongs to the event loop but for `flush_blocking`."""
+    """Partition, owned by `replica_manager`. Belongs to the event loop except `flush_blocking`."""
 
     def __init__(
         self,
@@ -87,17 +87,17 @@ class Partition:
         context: PartitionContext,
         host: PartitionHost,
     ) -> None:
-        """Hold an opened log; None: it could not be opened, `fail` follows."""
+        """`partition_log` is an opened log, or `None` if it could not be opened; the caller then calls `fail`."""
         self.topic, self.topic_id, self.number = topic, topic_id, number
         self.config = config
         self.context = context
         self.watchers: dict[asyncio.Event, None] = {}
         self.delayed_fetches: dict[DelayedFetch, None] = {}
-        self.log = partition_log  # None: it could not be opened
+        self.log = partition_log  # None if it could not be opened
         self.log_lock = asyncio.Lock()
         self._host = host
         self.failure: BaseException | None = None
-        self.left_revision: int | None = None  # `IsrUpdater.leave` returned it, once the replica had failed
+        self.left_revision: int | None = None  # result of `IsrUpdater.leave` after the replica failed
         self.fetched_bytes = 0  # since the start, for `/metrics/detail`
         self.replica = PartitionReplica(
             context.broker_id,
@@ -122,7 +122,7 @@ class Partition:
 
     @property
     def open_log(self) -> PartitionLog:
-        """The log of a replica that is not offline."""
+        """Log of a replica that is not offline."""
         assert self.log is not None, "an offline replica has no log"
         return self.log
 
@@ -133,12 +133,12 @@ class Partition:
         revision = self.replica.revision
         self.perform(self.tell_core(event))
         if self.replica.revision != revision:
-            self.wake_replicas()  # The key has changed: a fetch that waits may be of a replica that was there before.
+            self.wake_replicas()  # The key has changed; a waiting fetch may be of a former replica.
         if (self.replica.revision != revision or isinstance(event, SessionStarted)) and self.replica.lacks_committed:
             self._fail_incomplete()
 
     def tell_core(self, event: Event) -> list[Action]:
-        """Pass an event to the core. A violated invariant ends the broker."""
+        """Pass an event to the core and return its actions. A violated invariant stops the broker."""
         try:
             return self.replica.handle(event)
         except AssertionError as error:
@@ -146,7 +146,7 @@ class Partition:
             raise
 
     def _fail_incomplete(self) -> None:
-        """Fail a log of another time or replica, whatever the cause: it must not count (I2, I3)."""
+        """Fail a log that lacks committed records, whatever the cause, because it must not count (I2, I3)."""
         state, partition_log = self.replica.state, self.open_log
         assert state is not None
         self.fail(
@@ -159,7 +159,7 @@ class Partition:
         )
 
     def perform(self, actions: Sequence[Action]) -> None:
-        """Do what the core asks for."""
+        """Perform actions of the core."""
         for action in actions:
             match action:
                 case HighWatermarkAdvanced():
@@ -222,12 +222,12 @@ class Partition:
             event.set()
 
     def wake_replicas(self) -> None:
-        """Answer the followers' fetches that wait here."""
+        """Wake waiting fetches of followers."""
         for delayed in self.delayed_fetches:
             delayed.wake(self)
 
     async def persist_epoch(self, leader_epoch: int) -> None:
-        """Make the start of a leader epoch durable and begin to lead (PROTOCOL "Leading")."""
+        """Persist the start of a leader epoch and start to lead (PROTOCOL "Leading")."""
         await uninterrupted(self._persist_epoch(leader_epoch))
 
     async def _persist_epoch(self, leader_epoch: int) -> None:
@@ -250,16 +250,16 @@ class Partition:
         return self.open_log.start_epoch(leader_epoch)
 
     def flush_blocking(self) -> Offset:
-        """For the flusher's threads."""
+        """Flush the log; see `Flushable`."""
         partition_log = self.open_log
         offset = partition_log.flush()
-        with suppress(*REFUSALS):  # The next round notes more.
+        with suppress(*REFUSALS):  # The next round records more.
             partition_log.durability.note_high_watermark(self.replica.high_watermark)
         return offset
 
     def on_flushed(self, offset: Offset) -> None:
-        """For the flusher."""
-        # The log's own mark falls with a cut: a round that ended before the cut says nothing of what came after it.
+        """Report a flush to the core; see `Flushable`."""
+        # The log's own offset falls with a truncation: an earlier round does not cover records appended after it.
         durable = min(offset, self.open_log.flushed_offset)
         self.flush_policy.note_flushed(durable)
         self.handle(Flushed(durable))
@@ -267,11 +267,11 @@ class Partition:
             self._host.fetch(self)
 
     def on_flush_failed(self, error: BaseException) -> None:
-        """For the flusher: the replica goes offline at once (H34)."""
+        """Take the replica offline at once (H34); see `Flushable`."""
         self.fail(error)
 
     def update_config(self, config: TopicConfig) -> None:
-        """Apply changed topic settings; the log takes its part under the lock by `update_log_settings`."""
+        """Apply changed topic settings; `update_log_settings` applies those of the log, under its lock."""
         self.config = config
         flushed_only = config.counts_flushed
         if flushed_only != self.replica.flushes:
@@ -296,7 +296,7 @@ class Partition:
         self._wake_watchers()
 
     def fail_unless_refused(self, error: HeadraceError) -> bool:
-        """Take the replica offline for an error of its storage; False: the call was refused, and may succeed later."""
+        """Take the replica offline for a storage error; return False if the call was rejected and may succeed later."""
         if isinstance(error, REFUSALS):
             self.context.metrics.storage_refusals.inc()
             log.info("storage_call_refused", topic=self.topic, partition=self.number, reason=str(error))
@@ -318,7 +318,7 @@ class Partition:
             self.fail_unless_refused(error)
 
     async def prepare_close(self) -> None:
-        """Flush and write a producer snapshot: the last use of the log before `replica_manager` closes it."""
+        """Flush and write a producer snapshot, before `replica_manager` closes the log."""
         self.flush_policy.cancel_timer()
         if self.log is None or self.replica.role is Role.OFFLINE:
             return
@@ -331,7 +331,7 @@ class Partition:
                 self.fail_unless_refused(error)
 
     async def in_thread(self, call: Callable[[], ResultT]) -> ResultT:
-        """Run a blocking call of the log; what it raises beyond the typed errors becomes InternalError."""
+        """Run a blocking call of the log in a thread; untyped exceptions become InternalError."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self.context.executor, call)
         except HeadraceError:
@@ -344,7 +344,7 @@ class Partition:
 async def open_partition(
     topic: Topic, number: int, opening: Awaitable[PartitionLog], *, context: PartitionContext, host: PartitionHost
 ) -> Partition:
-    """Return a partition over the log that `opening` opens, offline if that or reading its producers fails."""
+    """Return a partition over the log that `opening` returns, offline if that or reading its producers fails."""
     partition_log, failure = None, None
     try:
         partition_log = await opening
@@ -367,7 +367,7 @@ async def open_partition(
 
 
 def log_settings(config: TopicConfig) -> LogSettings:
-    """Return what a topic's settings mean for a log."""
+    """Return the log settings of a topic's settings."""
     return LogSettings(
         segment_bytes=config.segment_bytes,
         segment_ms=config.segment_ms,

@@ -1,7 +1,7 @@
-"""What producers append to a partition that is led here, and who waits for it to be committed.
+"""Appends of producers to a partition that this broker leads, and waits for their commit.
 
-The hot path: batches are checked once (`batch_checks`), stamped and written by the log, and the core gets a few
-integers.
+This is the hot path: batches are checked once (`batch_checks`), get their offsets and are written by the log; the core
+receives only a few integers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class AcknowledgementWaits:
-    """The calls that wait for the core's answer to an append, or to a deletion of records."""
+    """Calls that wait for the core to acknowledge an append or a deletion of records."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -36,9 +36,9 @@ class AcknowledgementWaits:
         self._tokens = itertools.count()
 
     def of(self, end_offset: int, leader_epoch: int) -> tuple[int, asyncio.Future[HeadraceError | None]] | None:
-        """Return a token for `give_up` and a future: None once the high watermark reaches `end_offset`, or an error.
+        """Return a token for `give_up` and a future: `None` after the commit of `end_offset`, or an error.
 
-        Return None if it has reached it already.
+        Return `None` if it is committed already.
         """
         if end_offset <= self._replica.high_watermark and leader_epoch == self._replica.leader_epoch:
             return None
@@ -47,27 +47,27 @@ class AcknowledgementWaits:
         return token, future
 
     def begin(self) -> tuple[int, asyncio.Future[HeadraceError | None]]:
-        """Return a token for the core, and the future that its answer settles."""
+        """Return a token for the core, and the future of its answer."""
         token = next(self._tokens)
         future: asyncio.Future[HeadraceError | None] = asyncio.get_running_loop().create_future()
         self._waiting[token] = future
         return token, future
 
     def give_up(self, token: int) -> TimedOutError:
-        """Stop waiting for `token`; return the error for the caller: the records may still be committed."""
+        """Stop waiting for `token`; return the error for the caller, whose records may still be committed."""
         self._waiting.pop(token, None)
         self._partition.handle(AcknowledgementDropped(token))
         return TimedOutError("the acknowledgement did not come in time", outcome=Outcome.UNKNOWN)
 
     def answer(self, token: int, error: HeadraceError | None) -> None:
-        """Settle the future of a token, unless its caller has given up."""
+        """Complete the future of a token, unless its caller has given up."""
         future = self._waiting.pop(token, None)
         if future is not None and not future.done():
             future.set_result(error)
 
 
 class PartitionAppender:
-    """Of one partition. Belongs to the event loop."""
+    """Appends to one partition. Belongs to the event loop."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -75,15 +75,15 @@ class PartitionAppender:
         self._context = partition.context
         self._log_lock = partition.log_lock
         self.is_slow = False
-        """Whether the last write blocked for long: the next ones are done in a thread."""
-        self._appending = 0  # calls of `append` that are not over
+        """Whether the last write blocked for long, so that the next ones run in a thread."""
+        self._appending = 0  # calls of `append` in progress
         self.records = self.size_bytes = 0
-        """Since the start, for `/metrics/detail`."""
+        """Totals since the start, for `/metrics/detail`."""
 
     def append_now(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult | None:
-        """Append on the event loop, into the page cache; return None if `append` must do it, in a thread.
+        """Append on the event loop, into the page cache; return `None` if the caller must use `append` instead.
 
-        `committed`: the caller will wait for the high watermark, so too few in-sync replicas refuse it (H13).
+        `committed` means that the caller will wait for the commit, so that too few in-sync replicas are an error (H13).
         """
         partition_log, config = self._partition.log, self._partition.config
         if self.is_slow or self._appending or self._log_lock.locked() or find_compressed(batches, config):
@@ -106,8 +106,8 @@ class PartitionAppender:
         return result
 
     async def append(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult:
-        """As `append_now`, with the writes in a thread and in the order of the calls."""
-        self._appending += 1  # From here on `append_now` overtakes no writer, though the lock is not held yet.
+        """Append as `append_now`, with the writes in a thread and in the order of the calls."""
+        self._appending += 1  # From here on `append_now` does not overtake, although the lock is not held yet.
         try:
             return await uninterrupted(self._append(batches, known_epoch, committed=committed))
         finally:
@@ -141,7 +141,7 @@ class PartitionAppender:
         result.append_seconds += time.perf_counter() - started
         self._note_run(pairs, base, at_ms, leader_epoch, result)
         if not self._replica.counts_append(leader_epoch):
-            # It is in the log, and the next leader may commit it.
+            # The batches are in the log, and the next leader may commit them.
             raise NotLeaderError("leadership moved during the append", outcome=Outcome.UNKNOWN)
 
     def _write(self, pairs: list[tuple[bytes, BatchHeader]], at_ms: int, leader_epoch: int) -> Offset:

@@ -1,4 +1,4 @@
-"""What the partitions of one broker share: settings, clock, counters, threads."""
+"""Shared context of all partitions of one broker: settings, clock, counters, threads."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from headrace_broker.settings import BrokerSettings
 
 
 def _report(error: BaseException) -> None:
-    """Report it to the event loop: there is no broker to end."""
+    """Report an error to the event loop if there is no broker to stop."""
     asyncio.get_running_loop().call_exception_handler({"message": "an invariant is violated", "exception": error})
 
 
 class Checkpointed(Protocol):
-    """What has a high watermark on the disk; a `Partition`."""
+    """Owner of a high watermark checkpoint: a `Partition`."""
 
     async def checkpoint(self, *, force: bool) -> None:
         """Write a checkpoint if the last one is stale, and is due or `force`."""
@@ -31,7 +31,7 @@ class Checkpointed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PartitionContext:
-    """What all partitions of a broker share."""
+    """Context of all partitions of a broker."""
 
     broker_id: BrokerId
     settings: BrokerSettings
@@ -39,23 +39,23 @@ class PartitionContext:
     metrics: BrokerMetrics
     flusher: Flusher
     executor: Executor  # for appends that became slow, blocking reads and maintenance
-    inflation: Inflation = field(default_factory=Inflation)  # for columns of batches that enter
-    records: Inflation = field(default_factory=Inflation)  # for answers in the simple form
+    inflation: Inflation = field(default_factory=Inflation)  # for columns of produced batches
+    records: Inflation = field(default_factory=Inflation)  # for responses in the simple form
     clock_doubt: Callable[[], str] = lambda: ""
-    """Why the wall clock cannot be believed now; empty: it can (H43)."""
+    """Returns why the wall clock is in doubt; empty if it is not (H43)."""
     stamp_clock: Callable[[], int] | None = None
-    """See `now_ms`; `None`: the wall clock is always believed."""
+    """See `now_ms`; `None` means that the wall clock is always trusted."""
     advanced: dict[Checkpointed, None] = field(default_factory=dict)
-    """Partitions that have committed something since `maintenance.checkpoint_idle` looked."""
+    """Partitions with commits since the last `maintenance.checkpoint_idle`."""
     crash: Callable[[BaseException], None] = _report
-    """End the broker: an invariant is violated. Returns at once."""
+    """Stops the broker after a violated invariant. Returns at once."""
 
     def now_ms(self) -> int:
-        """Return the time of a trusted clock, with which records are stamped and their own times are compared."""
+        """Return the time of a trusted clock, for timestamps of records and checks of producers' timestamps."""
         return self.clock.now_ms() if self.stamp_clock is None else self.stamp_clock()
 
     def watch(self, task: asyncio.Task[None]) -> None:
-        """End the broker when a task without an awaiter fails: its error is a bug."""
+        """Stop the broker if a task without an awaiter fails, because its error is a bug."""
         task.add_done_callback(self._end)
 
     def _end(self, task: asyncio.Task[None]) -> None:

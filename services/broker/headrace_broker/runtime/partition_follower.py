@@ -1,4 +1,4 @@
-"""The follower's end of replication: when a partition fetches from its leader, and what it does with the answer."""
+"""Follower side of replication: when a partition fetches from its leader, and how it applies the response."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _INLINE_BYTES = 128 << 10
-"""Larger answers of a leader are checked and written in a thread (H46)."""
+"""Larger responses of a leader are checked and written in a thread (H46)."""
 _COPY_LOOK_SECONDS = 1.0
-"""A throttled copy looks that often whether it is still throttled."""
+"""Interval at which a throttled copy checks whether it is still throttled."""
 
 
 class PartitionFollower:
-    """Of one partition. Belongs to the event loop."""
+    """Fetches of one partition. Belongs to the event loop."""
 
     def __init__(self, partition: Partition, host: PartitionHost) -> None:
         self._partition = partition
@@ -45,9 +45,9 @@ class PartitionFollower:
         self._context = partition.context
         self._log_lock = partition.log_lock
         self._host = host
-        self._applying = False  # an answer of the leader is being written
-        self._fetches_after = False  # a fetch was due meanwhile, and is sent when that has ended
-        self._more = False  # the leader's last answer was not all it had
+        self._applying = False  # a response of the leader is being written
+        self._fetches_after = False  # a fetch became due meanwhile and is sent afterwards
+        self._more = False  # the leader has more data than its last response
         self._next_offset = Offset(0)  # end of the write in progress, where the leader's log continues; 0: unknown
         self._reported_durable_offset = Offset(0)  # of the last fetch sent
         self._copy_until_ms = 0.0  # a throttled copy waits until then
@@ -60,11 +60,11 @@ class PartitionFollower:
         self._host.follow(self._partition, leader)
 
     def may_fetch(self) -> bool:
-        """Whether a follower may ask for more now; where not, what is under way asks again when it ends.
+        """Return whether a follower may fetch now; if not, the work in progress triggers a fetch when it ends.
 
-        That is the work itself, never who waits for it: a stream that breaks cancels the one and not the other.
+        The work itself does so, not its caller, because a broken stream cancels the caller but not the work.
 
-        With durability=fsync a follower that has reached the end flushes first: its next fetch acknowledges.
+        With durability=fsync a follower at the log end flushes first, because its next fetch acknowledges.
         """
         replica = self._replica
         if replica.role is not Role.FOLLOWING:
@@ -81,7 +81,7 @@ class PartitionFollower:
         return True
 
     def _holds_back(self) -> bool:
-        """Whether the throttle of a move makes this replica wait; it looks again at least once a second."""
+        """Return whether the throttle of a move delays this replica; it is checked at least once a second."""
         rate = self._copy_rate()
         if rate != self._copied_at_rate:
             self._copied_at_rate, self._copy_until_ms = rate, 0.0
@@ -98,13 +98,13 @@ class PartitionFollower:
         self._host.fetch(self._partition)
 
     def _copy_rate(self) -> int:
-        """Bytes a second that this replica may copy while a move adds it; 0: as fast as it can."""
+        """Return the throttle of this replica while a move adds it, in bytes per second; `0` means none."""
         state = self._replica.state
         return state.copy_bytes_per_second if state is not None and self._context.broker_id in state.adding else 0
 
     def begin_fetch(self, end_offset: int) -> tuple[int, Offset, Offset] | None:
-        """As `FollowerFetches.begin`: the token, what it reports as durable of a log that ends at `end_offset`,
-        and where the answer begins; 0: at `end_offset`.
+        """Begin a fetch as `FollowerFetches.begin`. Return the token, the durable offset to report for a log that ends
+        at `end_offset`, and where the response begins; `0` means at `end_offset`.
 
         A fetch that waits at the leader is replaced if more has been flushed since it was sent.
         """
@@ -118,12 +118,12 @@ class PartitionFollower:
         return token, durable_offset, ahead_offset
 
     async def take_answer(self, answer: FetchAnswer) -> bool:
-        """Do what a leader's answer asks for; False: it is not the one awaited, and nothing was done.
+        """Apply a leader's response; return False if it is not the awaited one.
 
         Raises:
-            CorruptBatchError: the batches fail their checks (I17); nothing was appended.
-            REFUSALS: nothing was appended.
-            HeadraceError: the replica has gone offline.
+            CorruptBatchError: If the batches fail their checks (I17); nothing was appended.
+            REFUSALS: If the disk rejects the write; nothing was appended.
+            HeadraceError: If the replica has gone offline.
         """
         return await uninterrupted(self._take_answer(answer))
 
@@ -146,7 +146,7 @@ class PartitionFollower:
                     case Refetch() | None:
                         pass
             except HeadraceError as error:
-                self._replica.fetches.end()  # Of what was to follow these batches, nothing can be used.
+                self._replica.fetches.end()  # A response that continues these batches cannot be used.
                 if not isinstance(error, CorruptBatchError):
                     self._partition.fail_unless_refused(error)
                 raise
@@ -169,7 +169,7 @@ class PartitionFollower:
                     self._fetch_ahead(step)
                     headers = await self._partition.in_thread(lambda: partition_log.append_replicated(step.batches))
             except REFUSALS:
-                await self._take_report(step)  # What the leader has deleted makes room.
+                await self._take_report(step)  # A higher log start frees space.
                 raise
             self._partition.handle(BatchesReplicated(headers))
             self._context.metrics.replicated_in_bytes.inc(len(step.batches))
@@ -183,14 +183,14 @@ class PartitionFollower:
         await self._take_report(step)
 
     async def _take_report(self, step: AppendBatches) -> None:
-        """Take up the leader's high watermark and log start, as far as this log goes."""
+        """Adopt the leader's high watermark and log start, up to the end of this log."""
         self._partition.handle(LeaderReported(step.high_watermark))
         start = min(step.log_start_offset, self._replica.high_watermark)
         if start > self._replica.log_start_offset:
             await self._partition.log_start.apply(Offset(start))
 
     def _fetch_ahead(self, step: AppendBatches) -> None:
-        """Let the next slice come while a thread writes this one."""
+        """Fetch the next slice while a thread writes this one."""
         if step.more and step.next_offset and not self._copy_rate():
             self._next_offset = Offset(step.next_offset)
             self._host.fetch(self._partition)
@@ -211,10 +211,10 @@ class PartitionFollower:
         self._partition.handle(LogRestarted(Offset(offset)))
 
     async def _cut(self, cut: Callable[[], object], *, restart_offset: int = -1) -> None:
-        """Cut the log and rebuild its producers.
+        """Truncate the log and rebuild its producers.
 
-        A cut that is refused halfway has cut the log nevertheless: the core learns that before the error is raised, and
-        the producers are rebuilt before anything is appended or a snapshot of them is written (H35).
+        A truncation that is rejected halfway has still truncated the log: the core is informed before the error is
+        raised, and the producers are rebuilt before the next append or snapshot (H35).
         """
         self._partition.producers.are_stale = True
         try:

@@ -1,4 +1,4 @@
-"""What a partition has done by others, and who waits at it."""
+"""Interfaces of a partition to replication and to waiting fetches."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ if TYPE_CHECKING:
 
 
 class PartitionHost(Protocol):
-    """What a partition has done by others: `replication.Replication`. All return at once."""
+    """Services for a partition, implemented by `replication.Replication`. All methods return at once."""
 
     def start_epoch(self, partition: Partition, leader_epoch: int) -> None:
-        """Run `persist_epoch`."""
+        """Run `Partition.persist_epoch` as a task."""
 
     def raise_log_start(self, partition: Partition, offset: Offset) -> None:
-        """Run `LogStart.raise_to`."""
+        """Run `LogStart.raise_to` as a task."""
 
     def follow(self, partition: Partition, leader: Replica) -> None:
         """Fetch from `leader` from now on."""
 
     def unfollow(self, partition: Partition) -> None:
-        """Fetch no more."""
+        """Stop fetching."""
 
     def fetch(self, partition: Partition) -> None:
-        """It is to fetch (again): a flush has ended."""
+        """Send a fetch, for example after a flush has ended."""
 
     def propose(self, partition: Partition, proposal: Propose) -> None:
-        """Write the partition's key and report how that ended."""
+        """Write the partition's key and report the outcome."""
 
     def leave_in_sync(self, partition: Partition, *, corrupt: bool) -> None:
-        """Take this broker out of the partition's key, as `leave_failed` says."""
+        """Remove this broker from the partition's key by `leave_failed`."""
 
 
 class DelayedFetch(Protocol):
-    """A follower's fetch of a partition that waits until there is something to answer."""
+    """Waiting fetch of a follower for a partition."""
 
     def wake(self, partition: Partition) -> None:
-        """There are new records, or a new log start, or leadership has ended."""
+        """Handle new records, a new log start, or the end of leadership."""
 
     def note_high_watermark(self, partition: Partition) -> None:
-        """The high watermark has moved."""
+        """Handle a new high watermark."""

@@ -1,4 +1,4 @@
-"""What readers and followers read of a partition."""
+"""Reads of a partition by consumers and followers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PartitionReads:
-    """Of one partition. Belongs to the event loop."""
+    """Reads of one partition. Belongs to the event loop."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -32,9 +32,9 @@ class PartitionReads:
     def locate_now(
         self, offset: int, max_bytes: int, known_epoch: int, *, from_follower: bool = False
     ) -> tuple[Slice | None, bool]:
-        """Return the visible batches from `offset` on, without blocking: (slice or None, whether it would block).
+        """Find the visible batches from `offset` on without blocking; return (slice or `None`, whether it would block).
 
-        `from_follower`: the reader takes a follower's, too. Close the slice. Raises as
+        `from_follower` allows a read from a follower. The caller closes the slice. Raises as
         `PartitionReplica.check_leading` and `check_read`, and StorageOfflineError.
         """
         replica = self._replica
@@ -46,25 +46,25 @@ class PartitionReads:
         return found, found is None
 
     def check_reader(self, known_epoch: int, *, from_follower: bool) -> None:
-        """Raise as `PartitionReplica.check_leading`, or `check_serving` for readers that take a follower's."""
+        """Raise as `PartitionReplica.check_leading`, or as `check_serving` if `from_follower`."""
         if from_follower:
             self._replica.check_serving(known_epoch)
         else:
             self._replica.check_leading(known_epoch)
 
     def find_divergence(self, offset: int, last_epoch: int) -> Diverged | None:
-        """As `replica_fetch.check_reader`."""
+        """Return the result of `replica_fetch.check_reader`."""
         return check_reader(self._replica, self._partition.open_log, offset, last_epoch)
 
     async def locate(self, offset: int, max_bytes: int) -> Slice:
-        """As `locate_now`, in a thread."""
+        """Find batches as `locate_now`, in a thread."""
         self._context.metrics.blocking_reads.inc()
         high_watermark = self._replica.high_watermark
         reader = self._partition.open_log.reader
         return await self._partition.in_thread(lambda: reader.read(offset, max_bytes, high_watermark))
 
     async def read(self, found: Slice) -> bytes:
-        """Return the bytes of a slice, from the page cache or else from the disk in a thread; close it."""
+        """Return the bytes of a slice, in a thread unless they are in the page cache, and close it."""
         with found:
             data = found.try_read_nowait()
             if data is None:
@@ -73,14 +73,14 @@ class PartitionReads:
             return data
 
     async def offset_for_timestamp(self, timestamp_ms: int, kind: TimestampKind) -> TimestampedOffset | None:
-        """Return the first visible record at or after `timestamp_ms`; None if there is none."""
+        """Return the first visible record at or after `timestamp_ms`, or `None`."""
         found = await self._partition.in_thread(
             lambda: self._partition.open_log.reader.offset_for_timestamp(timestamp_ms, kind)
         )
         return None if found is None or found.offset >= self._replica.high_watermark else found
 
     async def append_time(self, offset: int) -> TimestampedOffset | None:
-        """Return the first visible record from `offset` on, and when its batch was appended; None: there is none."""
+        """Return the first visible record from `offset` on with the append time of its batch, or `None`."""
         wanted = max(offset, self._replica.log_start_offset)
         if wanted >= self._replica.high_watermark:
             return None
@@ -88,9 +88,9 @@ class PartitionReads:
         return TimestampedOffset(Offset(wanted), header.append_timestamp_ms)
 
     async def read_for_replica(self, offset: int, max_bytes: int) -> tuple[bytes, Offset | None]:
-        """Return whole batches from `offset` to the log end, fsynced or not, and where more follow; None: nowhere.
+        """Return whole batches from `offset` to the log end, fsynced or not, and where more follow, or `None`.
 
-        The log end is the core's, which an append in a thread moves when it is over; the followers wake then.
+        The log end is the core's, which is updated after an append in a thread, when followers are woken.
         Raises SliceCutError, StorageOfflineError.
         """
         partition_log = self._partition.open_log
@@ -109,7 +109,7 @@ class PartitionReads:
             raise
 
     def compare_fetch(self, request: FetchRequest) -> FetchDecision | None:
-        """As `replica_fetch.check_fetch` and `compare_logs`; corruption met takes the replica offline."""
+        """Run `replica_fetch.check_fetch` and `compare_logs`; take the replica offline if its log is corrupt."""
         check_fetch(self._replica, request)
         try:
             return compare_logs(self._partition.open_log, request)

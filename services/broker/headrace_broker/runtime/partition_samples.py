@@ -1,4 +1,4 @@
-"""The state of each partition, for `/metrics/detail`."""
+"""State of each partition for `/metrics/detail`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace_broker.runtime.partition import Partition
 
 
 def describe_sample(partition: Partition) -> PartitionSample:
-    """Read a partition. From any thread: each figure is one that it had, not all of the same moment."""
+    """Return the state of a partition. Thread-safe, but the values may be of different moments."""
     replica, log, state = partition.replica, partition.log, partition.replica.state
     leads = replica.role is Role.LEADING and state is not None
     return PartitionSample(

@@ -1,7 +1,7 @@
-"""The producer windows of a replica and its log: filled from it, and written to snapshots (H48).
+"""Producer windows of a replica: rebuilt from its log, and written to snapshots (H48).
 
-Batches are checked before they are believed: a rotten one would have a producer refused, or a record taken twice. So
-that a start reads no more than it must, `SnapshotClock` says when a snapshot is due.
+Batches are verified before use: a corrupt one could make the broker reject a producer, or append a record twice.
+`SnapshotClock` determines when a snapshot is due, so that a start has little to read.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ SNAPSHOT_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class SnapshotClock:
-    """When the producers were last kept, and how much a start would have to read."""
+    """Time and position of the last producer snapshot, after which a start has to read."""
 
     offset: int
-    """Behind the last record that they knew."""
+    """End offset of the snapshot."""
     size_bytes: int
     at_ms: int
 
     def is_due(self, end_offset: int, size_bytes: int, now_ms: int) -> bool:
-        """Whether enough was appended since, or something and long ago."""
+        """Return whether much was appended since the snapshot, or something and the snapshot is old."""
         if end_offset == self.offset:
             return False
         return abs(size_bytes - self.size_bytes) >= SNAPSHOT_BYTES or now_ms - self.at_ms >= SNAPSHOT_MS
 
 
 def rebuild_producers(producers: ProducerWindows, partition_log: PartitionLog) -> int:
-    """Restore the newest snapshot and add the batches behind it; the offset that these began at.
+    """Restore the newest snapshot and add the batches after it; return the offset of the first of these.
 
-    Blocks: call it in a thread, before the first use. Raises CorruptLogError, StorageOfflineError.
+    Blocks; call it in a thread, before the first use. Raises CorruptLogError, StorageOfflineError.
     """
     snapshot = partition_log.snapshots.load()
     start = int(partition_log.log_start_offset)
@@ -63,7 +63,7 @@ def make_windows(settings: BrokerSettings) -> ProducerWindows:
 
 
 class ProducerState:
-    """Keeps the producers of one partition in step with its log. Belongs to the event loop."""
+    """Producers of one partition, consistent with its log. Belongs to the event loop."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -71,7 +71,7 @@ class ProducerState:
         self._context = partition.context
         self._log_lock = partition.log_lock
         self.are_stale = False
-        """The log was cut and the producers were not rebuilt."""
+        """Whether the log was truncated and the producers were not rebuilt."""
         self._last_snapshot = SnapshotClock(0, 0, partition.context.clock.monotonic_ms())
 
     async def rebuild(self) -> None:
@@ -82,20 +82,18 @@ class ProducerState:
         self.are_stale = False
 
     def note_snapshot(self, offset: int) -> None:
-        """Note that the disk has a snapshot of the producers at `offset`, which need not be written again."""
+        """Record that the disk has a producer snapshot at `offset`."""
         self._last_snapshot = SnapshotClock(
             offset, self._partition.open_log.size_bytes, self._context.clock.monotonic_ms()
         )
 
     @property
     def last_snapshot_ms(self) -> int:
-        """When a producer snapshot was last written, or would have been (monotonic)."""
+        """Time of the last producer snapshot (monotonic)."""
         return self._last_snapshot.at_ms
 
     async def snapshot_if_due(self) -> bool:
-        """Write a producer snapshot if a start would have much to read; return whether it did. Appends wait
-        meanwhile.
-        """
+        """Write a producer snapshot if one is due, while appends wait; return whether it did."""
         partition_log, kept = self._partition.open_log, self._last_snapshot
         now_ms = self._context.clock.monotonic_ms()
         if not kept.is_due(partition_log.log_end_offset, partition_log.size_bytes, now_ms):

@@ -1,8 +1,8 @@
-"""The broker's session: its key in etcd on a lease, made anew when it is lost.
+"""Session of a broker: its key in etcd on a lease, registered again when it is lost.
 
-The epoch of a session is the revision of the transaction that made `brokers/{broker_id}`. Silence of etcd does not end
-a session; a received time-to-live of 0 or the own key deleted does (PROTOCOL, decisions; H76). Owned by the broker's
-app, belongs to the event loop.
+The epoch of a session is the revision of the transaction that created `brokers/{broker_id}`. Silence of etcd does not
+end a session; a received time-to-live of 0 or the deletion of the own key does (PROTOCOL, decisions; H76). Owned by the
+broker's app, belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 0.5
 ID_IN_USE_LEASES = 3
-"""Lease times after which another process that keeps this broker's id counts as alive."""
+"""Number of lease times after which another process that still holds this broker's id counts as alive."""
 WENT_BACK_ACTION = (
     "The data directory is an older copy of itself, as a restored volume is: its replicas copy what they lack before "
     "they count. Where one was the only one, see `headrace partition elect --unclean`."
@@ -45,44 +45,44 @@ WENT_BACK_ACTION = (
 
 @dataclass(frozen=True, slots=True)
 class BrokerSession:
-    """A registration that was made."""
+    """Successful registration."""
 
     broker_epoch: int
     keeper: LeaseKeeper
 
 
 class Storage(Protocol):
-    """What a data directory says of its past, and is told of its sessions; see `storage.directory.DataDirectory`."""
+    """Session records of a data directory; see `storage.directory.DataDirectory`."""
 
     @property
     def storage_id(self) -> bytes:
-        """Drawn for the directory."""
+        """Random id of the directory."""
 
     @property
     def incarnation(self) -> bytes:
-        """The time without a boot of the machine, up to now; empty: not known."""
+        """Id of the period without a reboot of the machine, up to now; empty if unknown."""
 
     @property
     def clean_broker_epoch(self) -> int | None:
-        """The session that stopped in order; `None`: the last one did not."""
+        """Epoch of the last session if it stopped cleanly, else `None`."""
 
     @property
     def version(self) -> int:
-        """A number that only grows."""
+        """Version of the directory, which only grows."""
 
     @property
     def announced(self) -> int:
-        """etcd's revision at the last version that it is known to have of the directory."""
+        """etcd's revision of the last version of the directory that etcd is known to have."""
 
     async def note_session(self, version: int, broker_epoch: int | None = None, announced: int | None = None) -> None:
-        """Note the version, synced, and what else is given. Raises HeadraceError."""
+        """Record the version and the other arguments, synced. Raises HeadraceError."""
 
     async def become_another(self) -> None:
-        """Draw another storage id, synced. Raises HeadraceError."""
+        """Change to a new random storage id, synced. Raises HeadraceError."""
 
 
 class Registration:
-    """Makes sessions, one after the other."""
+    """Registration of one broker in consecutive sessions."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Registration:
         make_renewer: Callable[[], LeaseRenewer],
         on_lease_change: Callable[[LeaseState], None],
     ) -> None:
-        """`live` is what is published; its boot id names this process."""
+        """`live` is the value of the registration; its boot id identifies this process."""
         self._metastore = metastore
         self._keyspace = keyspace
         self._live = live
@@ -108,16 +108,16 @@ class Registration:
         self.session: BrokerSession | None = None
         self._writing = asyncio.Lock()
         self._log_interval = LogInterval(clock.monotonic_ms)
-        # The epoch of another broker under this id, and since when it is waited for.
+        # Epoch of another broker with this id, and since when this one waits for its end.
         self._other: tuple[int, int] | None = None
-        self._written_at = 0  # mod_revision of the own key, as far as is known
+        self._written_at = 0  # last known mod_revision of the own key
 
     async def register(self) -> int:
-        """Register, waiting as long as it takes, and return the new broker epoch.
+        """Register, without a time limit, and return the new broker epoch.
 
         Raises:
-            InvalidConfigError: two brokers have one id.
-            MetastoreRolledBackError: etcd lacks what this directory has written there (I13, H81).
+            InvalidConfigError: If two brokers have the same id.
+            MetastoreRolledBackError: If etcd lacks writes of this directory (I13, H81).
         """
         while True:
             granted_at_ms = self._clock.boottime_ms()
@@ -147,7 +147,7 @@ class Registration:
             return broker_epoch
 
     async def _put(self, lease_id: int) -> int:
-        """Try the transaction until the key is ours; the broker epoch."""
+        """Retry the transaction until this process owns the key; return the broker epoch."""
         broker_id = self._live.broker_id
         live_key, session_key = self._keyspace.broker(broker_id), self._keyspace.broker_session(broker_id)
         directory_key = self._keyspace.directory(broker_id)
@@ -155,7 +155,7 @@ class Registration:
             found = (await self._metastore.get(session_key)).key_value
             noted = (await self._metastore.get(directory_key)).key_value
             self._check_history(noted)
-            async with self._writing:  # What the session before announced last may be on its way to the disk.
+            async with self._writing:  # The last version of the previous session may still be being written to disk.
                 version = await self._raise_version(noted)
             session = self._describe_past(found)
             result = await self._metastore.txn(
@@ -179,10 +179,10 @@ class Registration:
             await self._keep_lease(lease_id)
 
     async def _raise_version(self, noted: KeyValue | None) -> int:
-        """Raise the directory's version above its own and etcd's, before etcd has it; the version.
+        """Raise the directory's version above its own and etcd's, before etcd has it; return the version.
 
-        A directory that etcd has seen at a later version is an older copy of itself: a restored volume, or a clone of
-        one that kept serving. It must not count, so it becomes a new storage first (H16, H42).
+        A directory of which etcd has a later version is an older copy: a restored volume, or a clone of one that kept
+        serving. It must not count, so it gets a new storage id first (H16, H42).
         """
         known = (
             metadata_pb2.DirectoryVersion() if noted is None else metadata_pb2.DirectoryVersion.FromString(noted.value)
@@ -202,14 +202,14 @@ class Registration:
         return metadata_pb2.DirectoryVersion(storage_id=self._storage.storage_id, version=version).SerializeToString()
 
     async def _note_registered(self, broker_epoch: int) -> int:
-        """Note a session in the directory, before it serves; its broker epoch."""
+        """Record a session in the directory, before it serves; return its broker epoch."""
         await self._storage.note_session(self._storage.version, broker_epoch, broker_epoch)
         return broker_epoch
 
     def _check_history(self, directory_key: KeyValue | None) -> None:
-        """Refuse an etcd that lacks the last version which the directory knows it to have had.
+        """Raise if etcd lacks the last version of the directory that it is known to have had.
 
-        Only this broker writes that key: whatever others have raised since, etcd's revision included, it stays behind.
+        Only this broker writes that key, so that in a restored etcd it stays behind, even if the revision has risen.
         """
         revision = 0 if directory_key is None else directory_key.mod_revision
         if revision < self._storage.announced:
@@ -219,12 +219,12 @@ class Registration:
             )
 
     async def announce_version(self) -> bool:
-        """Raise the version of the directory, and then in etcd, because of a change; False: it could not be.
+        """Raise the version of the directory, and then that in etcd, after a change; return False if that failed.
 
-        Whatever copy of the directory is older than this is known to be one, and so is any older state of etcd.
+        An older copy of the directory, or an older state of etcd, can then be recognized.
 
         Raises:
-            MetastoreRolledBackError: etcd is such a state.
+            MetastoreRolledBackError: If etcd has an older state.
         """
         async with self._writing:
             session, broker_id = self.session, self._live.broker_id
@@ -246,7 +246,7 @@ class Registration:
                 if not result.succeeded:
                     present = next(iter(result.responses[0]), None)
                     self._check_history(present)
-                    revision = 0 if present is None else present.mod_revision  # Of an earlier write that came late.
+                    revision = 0 if present is None else present.mod_revision  # From an earlier write, applied late.
                 await self._storage.note_session(version, announced=revision)
             except MetastoreRolledBackError:
                 raise
@@ -256,7 +256,7 @@ class Registration:
             return result.succeeded
 
     def _describe_past(self, found: KeyValue | None) -> metadata_pb2.BrokerSession:
-        """Set which earlier session the registration continues, and return the record of this session."""
+        """Set the earlier session that the registration continues, and return the record of this session."""
         live, storage = self._live, self._storage
         live.resumes, live.storage_since, live.clean = 0, 0, False
         session = metadata_pb2.BrokerSession(
@@ -276,9 +276,9 @@ class Registration:
         return session
 
     def _is_continuous(self, before: metadata_pb2.BrokerSession, broker_epoch: int) -> bool:
-        """Whether all that the session before had written is there, whatever lives without a session came between.
+        """Return whether all data of the previous session is present, also after runs without a session.
 
-        It was this process's own, or it stopped in order, or nothing of what the kernel held was lost since.
+        That is so if it was this process's own, stopped cleanly, or the kernel has lost no data since.
         """
         storage = self._storage
         return (
@@ -288,10 +288,10 @@ class Registration:
         )
 
     async def _take_over(self, present: KeyValue, session: KeyValue | None, lease_id: int) -> bool:
-        """Deal with a registration that is there: True where it is ours, on this lease, after a lost answer.
+        """Handle an existing registration; return True if it is this process's on this lease, after a lost response.
 
-        One of an earlier lease of ours, or of the process that had this data directory before (whose lock we hold, so
-        it is dead), is ended at once; any other is waited for.
+        One on an earlier lease of this process, or of the previous process of this data directory (dead, because this
+        one has the lock), is revoked at once; any other must expire.
         """
         live = metadata_pb2.BrokerLive.FromString(present.value)
         if live.boot_id == self._live.boot_id and present.lease_id == lease_id:
@@ -305,10 +305,10 @@ class Registration:
         return False
 
     def _check_id_is_free(self, live: metadata_pb2.BrokerLive, broker_epoch: int) -> None:
-        """Raise once another process has held the id three times as long as a dead one would.
+        """Raise once another process has held the id for `ID_IN_USE_LEASES` lease times.
 
         Raises:
-            InvalidConfigError: two brokers have one id.
+            InvalidConfigError: If two brokers have the same id.
         """
         now_ms = self._clock.monotonic_ms()
         if self._other is None or self._other[0] != broker_epoch:
@@ -329,19 +329,17 @@ class Registration:
             raise LeaseNotFoundError("the lease ended while the registration waited")
 
     async def announce_draining(self) -> bool:
-        """Publish that this broker stops; return False if etcd does not answer or the session is over."""
+        """Publish that this broker is stopping; return False if etcd does not respond or the session has ended."""
         self._live.draining = True
         return await self._announce()
 
     async def announce_suspected(self, broker_ids: Sequence[int]) -> bool:
-        """Publish the brokers whose messages are overdue here; False as for `announce_draining`."""
+        """Publish the brokers whose messages are overdue here; return as `announce_draining`."""
         self._live.suspected_brokers[:] = broker_ids
         return await self._announce()
 
     async def _announce(self) -> bool:
-        """Write the intended value of the own key over the known version: a late write of an earlier one cannot undo
-        it.
-        """
+        """Write the current value of the own key over the known version, so that no late write can undo it."""
         async with self._writing:
             session = self.session
             if session is None:
@@ -366,7 +364,7 @@ class Registration:
                 return False
 
     async def end(self, *, revoke: bool) -> None:
-        """Stop renewing; `revoke`: let the registration go now, best effort."""
+        """Stop renewals, and with `revoke` end the registration now; best effort."""
         session, self.session = self.session, None
         if session is None:
             return

@@ -1,7 +1,7 @@
-"""The follower's end of the stream to one leader: sends fetches for all partitions followed there, applies answers.
+"""Follower side of the stream to one leader: sends fetches for all partitions followed there, applies responses.
 
-Made by `replication` for each broker that leads something this one follows; belongs to the event loop. While the stream
-is down it is made anew with growing pauses; what was awaited on the old one is never used (H6).
+Made by `replication` for each broker that leads partitions followed here; belongs to the event loop. A broken stream is
+reopened with back-off; responses to fetches of the old one are never used (H6).
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ LONGEST_PAUSE_SECONDS = 1.0
 REFUSED_PAUSE_SECONDS = 0.1
 REFUSED_STORAGE_SECONDS = 1.0
 MAX_FETCHES = 1_000
-"""Of one message, so that neither end is busy with it for long; its row in `METHODS` allows more."""
+"""Maximum fetches of one message, to limit its processing time; its row in `METHODS` allows more."""
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1_000),  # What one attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # It is also the timeout of one attempt to connect.
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_http_proxy", 0),
 )
 
 
 class ReplicaFetcher:
-    """See the module."""
+    """Fetches from one leader broker; see the module."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class ReplicaFetcher:
         on_heartbeat: Callable[[], None],
         tls: TlsIdentity | None = None,
     ) -> None:
-        """`identify` answers the leader's challenge; None: there is no session now. `on_heartbeat` is called for every
-        message. `tls`: what the leader is shown, None: nothing, in plain text.
+        """`identify` returns the answer to the leader's challenge, or `None` without a session. `on_heartbeat` is
+        called for every message. `tls` is the client identity; `None` means plain text.
         """
         self._leader_id = leader_id
         self._view = view
@@ -90,24 +90,24 @@ class ReplicaFetcher:
 
     @property
     def partitions(self) -> int:
-        """How many are followed."""
+        """Number of followed partitions."""
         return len(self._partitions)
 
     def add(self, partition: Partition) -> None:
-        """Follow a partition here, or follow it in a new leader epoch."""
+        """Add a partition, or update it for a new leader epoch."""
         key = (partition.topic_id, partition.number)
         self._partitions[key] = partition
         self.fetch(partition)
 
     def remove(self, partition: Partition) -> None:
-        """Follow a partition here no more."""
+        """Remove a partition."""
         key = (partition.topic_id, partition.number)
         self._partitions.pop(key, None)
         self._due.pop(key, None)
         self._corrupt.pop(key, None)
 
     def fetch(self, partition: Partition) -> None:
-        """See that a fetch of the partition is sent when it may be."""
+        """Schedule a fetch of the partition."""
         key = (partition.topic_id, partition.number)
         if key in self._partitions:
             self._due[key] = partition
@@ -131,7 +131,7 @@ class ReplicaFetcher:
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def _goes_with(self, leader: metadata_pb2.BrokerLive) -> bool:
-        """Whether the leader's release goes with this one; the log says once why not."""
+        """Return whether the leader's release is compatible; log once why not."""
         try:
             check_peer(f"broker {self._leader_id}, which leads,", leader.version, leader.capabilities, REPLICA_NEEDS)
         except UnsupportedVersionError as error:
@@ -148,7 +148,7 @@ class ReplicaFetcher:
             self.fetch(partition)
 
     async def _talk(self, channel: grpc.aio.Channel) -> bool:
-        """Run one stream to its end; whether anything was heard on it."""
+        """Run one stream to its end; return whether any message arrived."""
         open_stream = channel.stream_stream(
             METHOD,
             request_serializer=replication_pb2.ReplicaFetchRequest.SerializeToString,
@@ -169,7 +169,7 @@ class ReplicaFetcher:
                     break  # The leader ended the stream.
                 heard = True
                 self._on_heartbeat()
-                # The next message comes in while this one is written: one is at hand, never more.
+                # The next message is received while this one is written, at most one ahead.
                 if applying is not None:
                     await applying
                 applying = asyncio.create_task(self._apply(spliced.message, spliced.batches))
@@ -217,11 +217,11 @@ class ReplicaFetcher:
         for key in due:
             del self._due[key]
         if self._due:
-            self._wake.set()  # The others by the next message.
+            self._wake.set()  # The next message has the others.
         for key, partition in due.items():
             if not partition.follower.may_fetch():
-                continue  # A flush is under way, which asks again.
-            # An append may be under way in a thread: of the last answer, or of the leadership that has just ended.
+                continue  # A flush is in progress and triggers the fetch.
+            # A thread may be appending: the last response, or a produce of a leadership that has just ended.
             replica, end = partition.replica, partition.open_log.end
             begun = partition.follower.begin_fetch(end.offset)
             if begun is None:
@@ -261,7 +261,7 @@ class ReplicaFetcher:
                 if result.HasField("error"):
                     self._refused(key, partition, result)
                 elif result.HasField("diverged") or result.HasField("restart"):
-                    # Truncating a log waits for the disk several times: concurrently with the others.
+                    # A truncation waits for the disk several times, so it runs concurrently with other partitions.
                     self._spawn(partition, self._take(key, partition, result, b""))
                 else:
                     await self._take(key, partition, result, data[-1] if data else b"")
@@ -300,7 +300,7 @@ class ReplicaFetcher:
     def _refused(
         self, key: PartitionId, partition: Partition, result: replication_pb2.PartitionReplicaFetchResult
     ) -> None:
-        """The leader does not lead, or this broker's metadata is behind: again after a moment."""
+        """Handle an error response (not the leader, or stale metadata here) by a retry after a delay."""
         if not partition.replica.fetches.take_answer(result.token, result.leader_epoch):
             return
         error = from_detail(result.error)

@@ -1,7 +1,7 @@
-"""Which partitions this broker holds: follows the cluster's metadata, opens logs, gives the core its events.
+"""Partitions of this broker: follows the cluster's metadata, opens logs, passes events to the core.
 
-Level-triggered: a change only marks a partition, and its key at that time decides the action. Owned by the
-broker's app, belongs to the event loop; the data directory's calls run in one thread at a time.
+Level-triggered: a change only marks a partition, and the action depends on its key at the time of processing. Owned by
+the broker's app, belongs to the event loop; the data directory's calls run in one thread at a time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PartitionId = tuple[bytes, int]
 
 
 class ReplicaManager:
-    """The partitions of this broker, by (topic id, number)."""
+    """Partitions of this broker by (topic id, number)."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ReplicaManager:
         self._context = context
         self._replication = replication
         replication.on_left(self._note_written_out)
-        self._corrupt: dict[PartitionId, None] = {}  # taken out of their keys, to be replaced by empty logs
+        self._corrupt: dict[PartitionId, None] = {}  # removed from their keys; to be replaced by empty logs
         self._partitions: dict[PartitionId, Partition] = {}
         self._dirty: dict[PartitionId, None] = {}
         self._wake = asyncio.Event()
@@ -72,15 +72,15 @@ class ReplicaManager:
 
     @property
     def partitions(self) -> list[Partition]:
-        """All partitions held, in the order they were opened."""
+        """All partitions of this broker, in the order in which they were opened."""
         return list(self._partitions.values())
 
     def get(self, key: PartitionId) -> Partition | None:
-        """Return the replica held here of the partition (topic id, number), or None."""
+        """Return this broker's replica of the partition (topic id, number), or `None`."""
         return self._partitions.get(key)
 
     def find_in(self, topic: Topic, number: int) -> Partition:
-        """Return the replica held here of a partition. Raises UnknownPartitionError, NotLeaderError with a hint."""
+        """Return this broker's replica of a partition. Raises UnknownPartitionError, NotLeaderError with a hint."""
         partition = self._partitions.get((topic.topic_id, number))
         if partition is not None:
             return partition
@@ -96,7 +96,7 @@ class ReplicaManager:
         return hint if broker is None else LeaderHint(hint.leader_id, hint.leader_epoch, broker.live.address)
 
     def rack_of(self, replica: Replica) -> str:
-        """Return the rack of a broker in that session; empty: it names none, or is not registered so."""
+        """Return the rack of a broker in that session; empty if it has none or is not registered in it."""
         broker = self.view.brokers.get(BrokerId(replica.broker_id))
         return broker.live.rack if broker is not None and broker.broker_epoch == replica.broker_epoch else ""
 
@@ -105,13 +105,13 @@ class ReplicaManager:
     async def open_existing(self) -> None:
         """Open the logs on disk, before the broker registers.
 
-        After a clean stop, and where only the process ended, all that was written is there: the kernel has kept it.
-        After a crash of the machine recovery finds what was fsynced, which is all that counts where the partition's key
-        says `durable`. A corrupt replica is taken out of its key first, so that no election counts on it.
+        After a clean stop, or if only the process ended, all written data is present in the kernel or on disk. After a
+        crash of the machine recovery finds the fsynced data, which is sufficient if the partition's key is `durable`.
+        A corrupt replica is first removed from its key, so that no election counts on it.
 
         Raises:
-            InvalidConfigError: the directory has seen more than etcd has, which was restored from a backup.
-            MetastoreRolledBackError
+            InvalidConfigError: If the directory has seen a newer state of etcd, which was restored from a backup.
+            MetastoreRolledBackError: If etcd's revision went back, or another etcd cluster responds.
         """
         log_ids, all_recovered = self._directory.log_ids(), True
         self._seen.check(log_ids)
@@ -135,16 +135,16 @@ class ReplicaManager:
         for topic in self.view.topics.values():
             await self._leave_where_missing(topic)
             self._mark_topic(topic)
-        with suppress(*REFUSALS):  # What is noted is older then, and refuses less.
+        with suppress(*REFUSALS):  # An older record only detects fewer restores.
             await self._seen.note(self._partitions, all_held=frozenset(found.directory_name for found in log_ids))
         if all_recovered:
-            with suppress(*REFUSALS):  # Without the note the next start trusts only what was fsynced.
+            with suppress(*REFUSALS):  # Without the record the next start trusts only fsynced data.
                 self._directory.note_boot()
 
     async def _leave_where_missing(self, topic: Topic) -> None:
-        """Leave a key that counts on a log which is gone: an empty one takes its place.
+        """Remove this broker from keys whose logs are missing on its disk, before empty logs replace them.
 
-        Only one that was on this disk: a broker that ended before it had made the log of a new partition makes it now.
+        Only logs that were on this disk count as missing: the log of a new partition may not have been created yet.
         """
         for entry in self.view.partitions(topic.topic_id):
             state, number = entry.state, entry.partition
@@ -156,7 +156,7 @@ class ReplicaManager:
                 await self._replication.isr_updater.leave(topic.topic_id, number, corrupt=True)
 
     async def _look_at_leftover(self, log_id: LogId) -> bool:
-        """Schedule the deletion of a log that no key claims, or keep it unclaimed; return whether it was recovered."""
+        """Schedule the deletion of an unclaimed log on evidence, else keep it; return whether it was recovered."""
         if self.deletion.has_evidence(log_id):
             self.deletion.schedule(log_id, None)
             return True
@@ -173,13 +173,13 @@ class ReplicaManager:
     # --- sessions ---
 
     def start_session(self, broker_epoch: int) -> None:
-        """Begin to lead the partitions that name this session, and to follow the others: the broker has registered."""
+        """Start to lead partitions that name this session and to follow the others, after the broker has registered."""
         self._broker_epoch = self._replication.broker_epoch = broker_epoch
         for partition in self.partitions:
             partition.handle(SessionStarted(broker_epoch))
 
     def lose_session(self) -> None:
-        """Lead nothing: the registration is gone."""
+        """End all leaderships after the registration was lost."""
         self._broker_epoch = self._replication.broker_epoch = None
         for partition in self.partitions:
             partition.handle(SessionLost())
@@ -187,7 +187,7 @@ class ReplicaManager:
     # --- following the metadata ---
 
     def _on_change(self, _revision: int, keys: Sequence[str]) -> None:
-        """Mark what a revision touched. Called by the view."""
+        """Mark the partitions that a revision affects. Called by the view."""
         for key in keys:
             match self.view.keyspace.parse(key):
                 case PartitionKey(topic_id, number):
@@ -217,14 +217,14 @@ class ReplicaManager:
         self._wake.set()
 
     async def run(self) -> None:
-        """Bring marked partitions to where the metadata wants them, until cancelled."""
+        """Reconcile marked partitions with the metadata, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
             await self.reconcile()
 
     async def reconcile(self) -> None:
-        """Bring the partitions that are marked now, and meanwhile, to where the metadata wants them."""
+        """Reconcile the partitions that are marked now, or meanwhile, with the metadata."""
         while self._dirty:
             key = next(iter(self._dirty))
             del self._dirty[key]
@@ -265,7 +265,7 @@ class ReplicaManager:
     async def _remove_replica(self, partition: Partition, *, gone: bool) -> None:
         """Remove a replica if there is evidence that it may be deleted, or, with `gone`, if its topic is absent.
 
-        While a value cannot be decoded it stays as it is: its own may be the one (H26).
+        While any value cannot be decoded it is kept, because that may be its own (H26).
         """
         log_id = LogId(partition.topic_id, partition.number)
         has_evidence = self.deletion.has_evidence(log_id)
@@ -281,7 +281,7 @@ class ReplicaManager:
                 await self.deletion.keep(log_id, partition.log, partition.replica.high_watermark)
 
     async def _claim(self, log_id: LogId, entry: PartitionEntry) -> None:
-        """Before a log is begun, or begun again, note at which revision the key names this broker (H25)."""
+        """Record the revision at which the key names this broker, before a log is created or reopened (H25)."""
         await self.deletion.claim(log_id)
         noted = self._directory.seen.revision_of(log_id.directory_name)
         if noted is None or noted < entry.mod_revision:
@@ -292,24 +292,24 @@ class ReplicaManager:
         self._note_left(partition)
 
     def _note_left(self, partition: Partition) -> None:
-        """Begin anew where a corrupt log was written out of its key and others have the records.
+        """Replace a corrupt log by an empty one after it was removed from its key, if others have the records.
 
-        Not before: a write on its way could name the empty log. Where no other replica is entitled to lead, the corrupt
-        log may be the only one with all records: it stays (H14).
+        An earlier replacement would be wrong, because a write in transit could name the empty log. If no other replica
+        may lead, the corrupt log may be the only one with all records, and is kept (H14).
         """
         key, left_revision = (partition.topic_id, partition.number), partition.left_revision
         entry = self.view.partition(*key)
         if entry is None or left_revision is None or not isinstance(partition.failure, CorruptLogError):
             return
         if entry.mod_revision < left_revision:
-            return  # The write is on its way to this view, and comes here again.
+            return  # The view does not show the write yet; this is called again when it does.
         members = {member.broker_id for member in entry.state.members}
         if members and self._context.broker_id not in members and self._partitions.get(key) is partition:
             self._corrupt[key] = None
             self._mark(*key)
 
     async def _replace_corrupt(self, key: PartitionId) -> None:
-        """Set a corrupt log aside for a person and forget the replica, so that an empty one takes its place (H33)."""
+        """Set a corrupt log aside for inspection and drop the replica, so that an empty one replaces it (H33)."""
         del self._corrupt[key]
         partition = self._partitions.get(key)
         if partition is None or partition.replica.role is not Role.OFFLINE:
@@ -358,16 +358,16 @@ class ReplicaManager:
     # --- maintenance ---
 
     async def note_metadata(self) -> None:
-        """Note in the data directory how far the metadata was seen, where the last note is old."""
+        """Record the seen state of the metadata in the data directory, if the last record is old."""
         await self._seen.note_if_old(self._partitions)
 
     async def reopen_refused(self) -> None:
-        """Open the logs again that a full disk or a busy machine kept from being opened."""
+        """Retry to open logs that could not be opened because of a full disk or a busy machine."""
         for key, partition in list(self._partitions.items()):
             if not isinstance(partition.failure, REFUSALS):
                 continue
             partition_log = partition.log
-            if partition_log is not None:  # It is open, and its producers could not be read.
+            if partition_log is not None:  # It was opened, but its producers could not be read.
                 async with partition.log_lock:
                     with suppress(HeadraceError):
                         await self._calls.run(partial(self._directory.close_log, partition_log))
@@ -377,7 +377,7 @@ class ReplicaManager:
                 self._mark(*key)
 
     async def close(self) -> bool:
-        """Flush and close every log; return whether all of them are whole, so that the stop is clean."""
+        """Flush and close every log; return whether all succeeded, so that the stop is clean."""
         self._unsubscribe()
         whole = True
         for partition in self.partitions:
@@ -387,7 +387,7 @@ class ReplicaManager:
         return whole
 
     async def _close_log(self, partition: Partition) -> bool:
-        """Close a log; return False if a full disk left something to the next start."""
+        """Close a log; return False if a full disk left work for the next start."""
         partition_log = partition.log
         if partition_log is None:
             return True

@@ -1,4 +1,4 @@
-"""Replica fetches between the wire (`replication.proto`) and the core (`core.replica_fetch`)."""
+"""Conversion of replica fetches between `replication.proto` and `core.replica_fetch`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ METHOD = "/headrace.internal.v1.ReplicaService/ReplicaFetch"
 SERVICE_NAME = "headrace.internal.v1.ReplicaService"
 HEARTBEAT_SECONDS = 0.5
 SILENCE_SECONDS = 5.0
-"""A stream on which nothing came for so long is given up."""
+"""A stream without a message for this time is closed."""
 
 RESPONSES = BatchCarrier(replication_pb2.ReplicaFetchResponse)
 
 
 def read_request(follower: Replica, entry: replication_pb2.PartitionReplicaFetch) -> FetchRequest:
-    """One fetch of a request."""
+    """Convert one fetch of a request."""
     return FetchRequest(
         follower=follower,
         leader_epoch=entry.leader_epoch,
@@ -37,7 +37,7 @@ def read_request(follower: Replica, entry: replication_pb2.PartitionReplicaFetch
 
 
 def write_decision(result: replication_pb2.PartitionReplicaFetchResult, decision: FetchDecision) -> None:
-    """Put a decision into an answer."""
+    """Store a decision in a result."""
     match decision:
         case Diverged(leader_epoch, end_offset):
             result.diverged.leader_epoch, result.diverged.end_offset = leader_epoch, end_offset
@@ -46,12 +46,12 @@ def write_decision(result: replication_pb2.PartitionReplicaFetchResult, decision
 
 
 def write_error(result: replication_pb2.PartitionReplicaFetchResult, error: HeadraceError) -> None:
-    """Put an error into an answer."""
+    """Store an error in a result."""
     result.error.CopyFrom(to_detail(error))
 
 
 def read_answer(result: replication_pb2.PartitionReplicaFetchResult, batches: ReadableBuffer) -> FetchAnswer:
-    """One answer of a response that is no error."""
+    """Convert one result of a response that is not an error."""
     decision: FetchDecision | None = None
     if result.HasField("diverged"):
         decision = Diverged(result.diverged.leader_epoch, result.diverged.end_offset)

@@ -1,6 +1,6 @@
-"""A broker's part in replication: streams to the leaders it follows, streams of its followers, in-sync sets.
+"""Replication of a broker: streams to its leaders, streams of its followers, in-sync sets.
 
-The one `PartitionHost`. Owned by the broker's app, belongs to the event loop.
+Implements `PartitionHost`. Owned by the broker's app, belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ log = structlog.get_logger(__name__)
 
 TICK_SECONDS = 0.5
 LAG_TICKS = 4
-"""Ticks between two reports of the followers' lag."""
+"""Number of ticks between reports of the followers' lag."""
 
 
 class Replication:
-    """See the module; `PartitionHost` says what partitions ask of it."""
+    """Replication of one broker; see the module and `PartitionHost`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Replication:
         tasks: asyncio.TaskGroup,
         tls: TlsIdentity | None,
     ) -> None:
-        """`tls`: what leaders are shown; None: they are spoken to in plain text."""
+        """`tls` is the client identity towards leaders; `None` means plain text."""
         self._view = view
         self._context = context
         self._failure_detector = failure_detector
@@ -60,14 +60,14 @@ class Replication:
         self._tls = tls
         self.isr_updater = IsrUpdater(metastore, view.keyspace, context.broker_id, context.metrics)
         self._fetchers: dict[int, tuple[ReplicaFetcher, asyncio.Task[None]]] = {}
-        self._followed: dict[PartitionId, int] = {}  # the broker that each is copied from
-        self._streams: dict[int, FollowerFetchSession] = {}  # of followers, by broker
+        self._followed: dict[PartitionId, int] = {}  # leader broker of each followed partition
+        self._streams: dict[int, FollowerFetchSession] = {}  # of followers, by broker id
         self._on_left: Callable[[Partition, int], None] = lambda partition, revision: None
         self._closed = False
         self.broker_epoch: int | None = None
 
     def on_left(self, callback: Callable[[Partition, int], None]) -> None:
-        """Call `callback` when a failed replica has been taken out of its key, with what `IsrUpdater.leave` says."""
+        """Call `callback` with the result of `IsrUpdater.leave` after a failed replica was removed from its key."""
         self._on_left = callback
 
     # --- PartitionHost ---
@@ -83,7 +83,7 @@ class Replication:
     def follow(self, partition: Partition, leader: Replica) -> None:
         """See `PartitionHost`."""
         if self._closed:
-            return  # Nothing would end the fetcher: a leader may be elected while the broker's last calls end.
+            return  # Nothing would stop the fetcher if a leader is elected during the shutdown.
         key = (partition.topic_id, partition.number)
         if self._followed.get(key, leader.broker_id) != leader.broker_id:
             self.unfollow(partition)
@@ -132,7 +132,7 @@ class Replication:
         spawn_unless_ending(self._tasks, work)
 
     def _identify(self, leader_id: int, challenge: bytes) -> replication_pb2.FollowerIdentity | None:
-        """Return what this broker says to a leader; `None` where it has no session."""
+        """Return this broker's identity and proof for a leader, or `None` without a session."""
         if self.broker_epoch is None:
             return None
         own = Replica(self._context.broker_id, self.broker_epoch)
@@ -153,13 +153,13 @@ class Replication:
         challenge: bytes,
         find: Callable[[PartitionId], Partition | None],
     ) -> FollowerFetchSession:
-        """Let a follower in; an older stream of the same broker ends.
+        """Authenticate a follower and open its stream; an older stream of the same broker ends.
 
         Raises:
-            InvalidRequestError: it is of another cluster or generation, or is this broker itself.
-            NotAuthorizedError: its answer to `challenge` is not made with the cluster's secret.
-            FencedBrokerError: it is not registered in this session; retriable where this broker may yet learn of it.
-            UnsupportedVersionError: its release does not go with this one.
+            InvalidRequestError: If it is of another cluster or generation, or this broker itself.
+            NotAuthorizedError: If its answer to `challenge` was not computed with the cluster's secret.
+            FencedBrokerError: If it is not registered in this session; retriable if this broker's view may be stale.
+            UnsupportedVersionError: If its release is incompatible.
         """
         if (identity.cluster_id, identity.generation) != (
             self._view.identity.cluster_id,
@@ -195,14 +195,14 @@ class Replication:
         return stream
 
     def close_stream(self, stream: FollowerFetchSession) -> None:
-        """End what `open_stream` began."""
+        """Close a stream of `open_stream`."""
         stream.close()
         if self._streams.get(stream.follower.broker_id) is stream:
             del self._streams[stream.follower.broker_id]
         self._context.metrics.connected_followers.set(len(self._streams))
 
     def _may_join(self, replica: Replica) -> bool:
-        """Whether it is registered so, as far as is known here, and does not stop; the write compares it again."""
+        """Return whether the view shows `replica` as registered and not stopping; the write compares it again."""
         broker = self._view.brokers.get(BrokerId(replica.broker_id))
         return broker is not None and broker.broker_epoch == replica.broker_epoch and not broker.live.draining
 
@@ -248,7 +248,7 @@ class Replication:
                 told = lags.tell(metrics, told)
 
     def close(self) -> None:
-        """End all streams, and begin none any more: the broker stops."""
+        """Close all streams at shutdown; no new ones are opened."""
         self._closed = True
         for _, task in self._fetchers.values():
             task.cancel()

@@ -1,4 +1,4 @@
-"""What a data directory has seen of etcd, so that a broker refuses an etcd that was restored from a backup (H25, H81).
+"""Record of the etcd state seen by a data directory, by which a broker detects a restored etcd (H25, H81).
 
 Owned by `ReplicaManager`, belongs to the event loop.
 """
@@ -19,11 +19,11 @@ from headrace_broker.runtime.partition_context import PartitionContext
 log = structlog.get_logger(__name__)
 
 NOTE_SECONDS = 10
-"""How old the note of the metadata seen may grow. A shorter time would not see more: backups of etcd are older."""
+"""Maximum age of the record. A shorter time would not detect more, because backups of etcd are older."""
 
 
 def etcd_restored(found: str) -> InvalidConfigError:
-    """The error of a broker whose data directory has seen more than etcd has."""
+    """Return the error for a data directory that has seen a newer state of etcd."""
     return InvalidConfigError(
         f"{found}: etcd was restored from a backup",
         action="Stop all and run `headrace-coordinator recover-metadata`: see the guide disaster-recovery.",
@@ -31,7 +31,7 @@ def etcd_restored(found: str) -> InvalidConfigError:
 
 
 class RestoreGuard:
-    """See the module."""
+    """Record of the seen etcd state in one data directory."""
 
     def __init__(
         self, view: ClusterView, directory: DataDirectory, calls: DirectoryCalls, context: PartitionContext
@@ -43,9 +43,9 @@ class RestoreGuard:
         self._noted_ms = context.clock.monotonic_ms()
 
     def check(self, log_ids: Sequence[LogId]) -> None:
-        """Refuse an etcd that is behind what the directory has seen of it (H81).
+        """Raise if etcd is older than the state that the directory has seen (H81).
 
-        The revision of each key counts as well as etcd's own, which a restore with `--bump-revision` raises.
+        The revision of each key is compared as well as etcd's own, which a restore with `--bump-revision` raises.
         """
         seen, revision = self._directory.seen, self._view.source.revision
         if revision < seen.revision:
@@ -65,7 +65,7 @@ class RestoreGuard:
                 )
 
     async def note_if_old(self, held: Mapping[tuple[bytes, int], Partition]) -> None:
-        """As `note`, where the last note is older than NOTE_SECONDS."""
+        """Call `note` if the last record is older than NOTE_SECONDS."""
         if self._context.clock.monotonic_ms() - self._noted_ms >= NOTE_SECONDS * 1000:
             try:
                 await self.note(held)
@@ -79,9 +79,9 @@ class RestoreGuard:
         *,
         all_held: frozenset[str] | None = None,
     ) -> None:
-        """Note etcd's revision, and of `wanted` (`None`: of `held`) that of the keys which name this broker.
+        """Record etcd's revision, and those of the keys of `wanted` (`None`: of `held`) that name this broker.
 
-        Before it is relied on.
+        Call it before anything relies on them.
         """
         revisions = {}
         for topic_id, number in held if wanted is None else wanted:

@@ -1,7 +1,7 @@
-"""Keeps the calls of one connection in order where one of them works in slices and others have the loop in between.
+"""Order of the calls of one connection when one of them yields to the event loop between slices.
 
-Calls of one connection come in the order in which their client sent them, and a producer that sends several at once
-counts on it, batch by batch of a partition. Other connections wait for nothing. Belongs to the event loop.
+Calls of one connection arrive in the order in which their client sent them, and a producer with several batches of a
+partition in flight depends on that order. Other connections do not wait. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from contextlib import asynccontextmanager
 
 
 class Turns:
-    """See the module."""
+    """Turns of the calls of each connection."""
 
     def __init__(self) -> None:
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
     def must_wait(self, connection: str) -> bool:
-        """Return whether a call that comes now must `take` its turn: another one is at work or waits for its own."""
+        """Return whether a new call must `take` its turn, because another one runs or waits."""
         return connection in self._locks
 
     @asynccontextmanager
     async def take(self, connection: str) -> AsyncIterator[None]:
-        """Within: it is this call's turn; turns come in the order of the calls to this."""
+        """Wait for this call's turn, which lasts for the block; turns are in the order of the calls."""
         lock, users = self._locks.get(connection) or (asyncio.Lock(), 0)
         self._locks[connection] = lock, users + 1
         try:

@@ -1,6 +1,6 @@
-"""Waiting under cancellation: work that a cancelled caller must not interrupt, and tasks that a caller ends.
+"""Cancellation: work that a cancelled caller must not interrupt, and cancellation of tasks by a caller.
 
-A caller's own cancellation is never lost here: it takes effect when the wait is over.
+A caller's own cancellation is never lost: it takes effect after the wait.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ResultT = TypeVar("ResultT")
 
 
 def spawn_unless_ending(tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work` as a task of the group. Return `False` if the group is ending, where no task can begin."""
+    """Run `work` as a task of the group; return False if the group is ending and accepts no tasks."""
     try:
         tasks.create_task(work)
     except RuntimeError:
@@ -23,7 +23,7 @@ def spawn_unless_ending(tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None
 
 
 async def uninterrupted(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Await `work` to its end; a cancellation meanwhile takes effect after it."""
+    """Await `work` to its end; a cancellation takes effect after it."""
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -33,18 +33,19 @@ async def uninterrupted(work: Coroutine[Any, Any, ResultT]) -> ResultT:
             cancelled = error
     if cancelled is not None:
         if not task.cancelled():
-            task.exception()  # No caller is left to report it to.
+            task.exception()  # Mark it as retrieved; there is no caller to report it to.
         raise cancelled
     return task.result()
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait for their ends, also where the caller is cancelled meanwhile.
+    """Cancel tasks and wait for their ends, even if the caller is cancelled meanwhile.
 
-    `suppress(CancelledError)` around `await task` would take the caller's own cancellation for the task's.
+    `suppress(CancelledError)` around `await task` would also suppress the caller's own cancellation.
 
     Raises:
-        What the first of them failed with, if any did; CancelledError: the caller was cancelled.
+        Exception: The error of the first task that failed, if any.
+        CancelledError: If the caller was cancelled.
     """
     for task in tasks:
         task.cancel()

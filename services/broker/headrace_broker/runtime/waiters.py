@@ -1,7 +1,7 @@
-"""Fetches that wait for data, bounded in number, woken by what happens to any of their partitions.
+"""Fetches that wait for data, limited in number, woken by changes of any of their partitions.
 
-The places are shared between callers without a setting: where `n` of them wait, none gets more than one part in `n + 1`
-of all places, so that one who comes next finds some.
+The slots are shared between callers: if `n` of them wait, none gets more than `1 / (n + 1)` of all slots, so that a new
+caller finds free ones.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from headrace_broker.metrics import BrokerMetrics
 
 
 class Wakeable(Protocol):
-    """Keeps the events to set when something happens; a `Partition`."""
+    """Owner of the events that are set after a change: a `Partition`."""
 
     watchers: dict[asyncio.Event, None]
 
 
 class FetchWaiters:
-    """Owner: the broker's RPC service. Belongs to the event loop."""
+    """Waiting fetches, owned by the broker's RPC service. Belongs to the event loop."""
 
     def __init__(self, max_waiting: int, metrics: BrokerMetrics) -> None:
         self._max_waiting = max_waiting
@@ -33,7 +33,7 @@ class FetchWaiters:
         metrics.waiting_fetches.set_function(lambda: len(self._waiting))
 
     def try_enter(self, partitions: Sequence[Wakeable], peer: str) -> asyncio.Event | None:
-        """Wait at `partitions` from now on; None where too many of all or of `peer` wait, or the broker stops."""
+        """Start to wait at `partitions`; return `None` if too many, in total or of `peer`, wait or the broker stops."""
         if self._closed or len(self._waiting) >= self._max_waiting:
             return None
         of_peer = self._of_peer[peer]
@@ -48,7 +48,7 @@ class FetchWaiters:
         return event
 
     def leave(self, event: asyncio.Event, partitions: Sequence[Wakeable]) -> None:
-        """End what `try_enter` began."""
+        """Stop waiting after `try_enter`."""
         for partition in partitions:
             partition.watchers.pop(event, None)
         peer = self._waiting.pop(event, None)
@@ -58,7 +58,7 @@ class FetchWaiters:
                 del self._of_peer[peer]
 
     def close(self) -> None:
-        """Wake all waiters for good: the broker stops."""
+        """Wake all waiters at shutdown; no new ones are accepted."""
         self._closed = True
         for event in self._waiting:
             event.set()
