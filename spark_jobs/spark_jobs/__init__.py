@@ -1,6 +1,5 @@
 """Jobs on Spark over headrace: `load`, `audit`, `windows`, `access_log`. Each runs by `python -m spark_jobs.NAME`.
 
-A job's module is its command line and what it asks Spark for; decisions that need no Spark are in modules of their
-own, and tables in `spark_jobs.tables`. The function of a job declares its options, and may be longer than others for
-that.
+A job's module has its command line and its Spark queries; logic without Spark is in separate modules, and tables are
+in `spark_jobs.tables`. The function of a job may be longer than others because it declares the options.
 """

@@ -1,9 +1,9 @@
-"""Lines of Apache's combined log format. Pure but for reading a file's range; runs in Spark's Python workers.
+"""Parser of Apache's combined log format. Pure, except for reading file ranges; runs in Spark's Python workers.
 
     LogFormat "%h %l %u %t \"%r\" %>s %b \"%{Referer}i\" \"%{User-agent}i\"" combined
 
-A line that is not one is kept with the name of the first field that is wrong: it becomes a row as every other line.
-Nothing of `spark_jobs` is imported here, so that the module can be sent to workers that do not have it.
+A malformed line also becomes a row, with the name of the first invalid field. The module imports nothing of
+`spark_jobs`, so that it can be sent to workers that do not have the package.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ COLUMNS = (
     "origin STRING, position BIGINT, quality STRING, client STRING, user STRING, at TIMESTAMP, method STRING, "
     "path STRING, protocol STRING, status INT, bytes BIGINT, referrer STRING, agent STRING, line BINARY, reason STRING"
 )
-"""What a line becomes. `line` and `reason` are of bad ones, all between `quality` and them of good ones."""
+"""Columns of a row. `line` and `reason` are set for malformed lines, those between `quality` and them for others."""
 
 
 class AccessLine(NamedTuple):
-    """One line that could be read."""
+    """Parsed line."""
 
     client: str
     user: str | None
     at: datetime
     method: str | None
-    """None where the request is no HTTP; then `path` is all of it."""
+    """`None` if the request is not HTTP; then `path` is the whole request."""
     path: str
     protocol: str | None
     status: int
     bytes: int
-    """Of the answer's body; `-` in the log is 0."""
+    """Size of the response body; `-` in the log is 0."""
     referrer: str | None
     agent: str | None
 
 
 class AccessLineError(ValueError):
-    """The line is not in the combined format; the message names the first field that is wrong."""
+    """The line is not in the combined format; the message names the first invalid field."""
 
 
 def parse_line(line: bytes) -> AccessLine:
-    """Read one line.
+    """Parse one line.
 
     Raises:
-        AccessLineError: it is not one of the format.
+        AccessLineError: If it is malformed.
     """
     text = line.decode("utf-8", "backslashreplace")
     found = _LINE.fullmatch(text)
@@ -94,7 +94,7 @@ def parse_line(line: bytes) -> AccessLine:
 
 
 def _first_wrong_field(text: str) -> str:
-    """Return the name of the field up to which the line fits and no further."""
+    """Return the name of the first invalid field."""
     if not text.strip():
         return "empty line"
     for count in range(len(_FIELDS), 0, -1):
@@ -111,7 +111,7 @@ def _time_of(text: str) -> datetime | None:
     offset = timedelta(hours=int(found[8]), minutes=int(found[9]))
     try:
         zone = timezone(offset if found[7] == "+" else -offset)
-        # A leap second is counted with the second before it.
+        # A leap second counts as the second before it.
         month = _MONTHS.index(found[2]) + 1
         return datetime(year, month, day, hour, minute, min(second, 59), tzinfo=zone).astimezone(UTC)
     except ValueError:
@@ -123,7 +123,7 @@ def _or_none(text: str) -> str | None:
 
 
 def row_of(origin: str, position: int, line: bytes) -> tuple[Any, ...]:
-    """Make the row of COLUMNS for a line, whatever it is."""
+    """Return the row of COLUMNS for a line, well-formed or not."""
     try:
         parsed = parse_line(line)
     except AccessLineError as error:
@@ -132,9 +132,9 @@ def row_of(origin: str, position: int, line: bytes) -> tuple[Any, ...]:
 
 
 def lines_of(path: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file that begin in a range of bytes, with where they begin, without their line ends.
+    """Yield the lines of a file that begin in a range of bytes, with their offsets and without line ends.
 
-    `end` is where a line ends; `start` may lie in a line, which then belongs to the range before.
+    `end` is the end of a line; `start` may be inside a line, which then belongs to the previous range.
     """
     with open(path, "rb") as file:
         position = start
@@ -150,7 +150,7 @@ def lines_of(path: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
 
 
 def batches_of(rows: Iterable[tuple[Any, ...]], schema: Any) -> Iterator[Any]:
-    """Put rows into Arrow batches."""
+    """Yield rows as Arrow batches."""
     import pyarrow
 
     waiting: list[tuple[Any, ...]] = []

@@ -1,8 +1,8 @@
-"""`python -m spark_jobs.access_log`: from the lines of a web server's log to a table, and what they say.
+"""`python -m spark_jobs.access_log`: loads a web server's access log into a table, and prints reports.
 
-Lines come from a topic or from files, in Apache's combined format; the table is loaded as `load` loads one, rows and
-positions together, so it may be run again as the log grows. Lines that cannot be read lie apart, `quality=bad`, with
-the first field that was wrong; they are counted and not dropped.
+Lines in Apache's combined format come from a topic or from files. The table is loaded as by `load`, rows and positions
+together, so that the job can be repeated as the log grows. Malformed lines are stored separately (`quality=bad`) with
+the first invalid field; they are counted and not dropped.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ FILES = Source("files", "access log")
 
 @dataclass(slots=True)
 class AccessSummary:
-    """What a run has done, and what the whole table says."""
+    """Result of a run, and reports over the whole table."""
 
     load: dict[str, Any]
     job: str = "access_log"
     hits: int = 0
     errors: int = 0
-    """Answers with a status from 400 on."""
+    """Responses with a status of 400 or above."""
     bytes: int = 0
     clients: int = 0
     sessions: int = 0
@@ -65,12 +65,12 @@ class AccessSummary:
 
 
 def _parser() -> tuple[Callable[[Iterator[Any]], Iterator[Any]], Callable[[Iterator[Any]], Iterator[Any]]]:
-    """Yield the functions that workers run: over values of a topic, and over ranges of files."""
+    """Return the functions that workers run: over values of a topic, and over ranges of files."""
     from pyspark import cloudpickle
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
-    # Sent by its code: a worker needs no more than Spark's Python and pyarrow.
+    # The module is pickled by value, so that workers need only PySpark and pyarrow.
     cloudpickle.register_pickle_by_value(access_lines)  # type: ignore[no-untyped-call]
     schema = to_arrow_schema(cast(StructType, StructType.fromDDL(access_lines.COLUMNS)), timezone="UTC")
     row_of, lines_of, batches_of = access_lines.row_of, access_lines.lines_of, access_lines.batches_of
@@ -90,18 +90,18 @@ def _parser() -> tuple[Callable[[Iterator[Any]], Iterator[Any]], Callable[[Itera
 
 
 def parsed_topic(frame: DataFrame) -> DataFrame:
-    """Make a topic's records rows of the table."""
+    """Convert a topic's records to rows of the table."""
     of_values, _ = _parser()
     places = frame.selectExpr("concat(topic, '/', partition) AS origin", "offset AS position", "value")
     return places.mapInArrow(of_values, access_lines.COLUMNS)
 
 
 def load_files(spark: SparkSession, paths: list[Path], root: Path, progress: ProgressLine) -> LoadSummary:
-    """Load what is new in files.
+    """Load the new parts of files.
 
     Raises:
-        JobError: a file cannot be loaded.
-        TableError: the table is another's, is in use, or cannot be committed to.
+        JobError: If a file cannot be loaded.
+        TableError: If the table has another source, is in use, or the commit fails.
     """
     from pyspark.sql import functions
 
@@ -142,7 +142,7 @@ def load_files(spark: SparkSession, paths: list[Path], root: Path, progress: Pro
 
 
 def describe(spark: SparkSession, root: Path, loaded: LoadSummary, top: int, session_gap_ms: int) -> AccessSummary:
-    """Say what the whole table says: hits, errors, bytes, pages, sessions."""
+    """Return reports over the whole table: hits, errors, bytes, pages, sessions."""
     summary = AccessSummary(asdict(loaded))
     frame = table_frame(spark, open_table(root, TableFormat(loaded.format)))
     if frame is None:
@@ -231,10 +231,10 @@ def access_log(
 
 
 def check_readable(summary: AccessSummary) -> None:
-    """Check that some lines are those of an access log.
+    """Check that some lines are well-formed.
 
     Raises:
-        JobError: there are lines, and none of them could be read.
+        JobError: If there are lines and all of them are malformed.
     """
     if summary.bad_lines and not summary.hits:
         raise JobError(

@@ -1,8 +1,8 @@
-"""`python -m spark_jobs.audit`: has everything arrived? The paper's audit (section 4).
+"""`python -m spark_jobs.audit`: checks that all records have arrived; the paper's audit (section 4).
 
-Producers with `audit_topic` say how many records they sent, by topic and window of time; this counts what arrived, in
-the topics or in a table that `load` keeps, and compares. The claims are read first: whatever was acknowledged before
-it was claimed is then found by the count.
+Producers with `audit_topic` report the number of sent records by topic and time window. The job counts the records in
+the topics, or in a table of `load`, and compares. The claims are read first, so that all records acknowledged before
+their claim are counted.
 
     state        meaning                                                                     exit code
     complete     everything that was acknowledged is there, and nothing twice                0
@@ -68,21 +68,21 @@ CLAIM = (
     "settled BOOLEAN, as_of_ms BIGINT"
 )
 MAX_OPEN_PRODUCERS = 5
-"""How many are named for one window."""
+"""Maximum number of producers named for one window."""
 _DURATION = re.compile(r"(\d+)(ms|s|m|h|d)")
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What an audit is asked to do."""
+    """Parameters of an audit."""
 
     audit_topic: str
     bootstrap_servers: str
     topics: tuple[str, ...] = ()
-    """None: all that claims speak of."""
+    """Topics to audit; empty means all topics with claims."""
     table: Path | None = None
-    """Count here and not in the topic; then `topics` is the one that it holds."""
+    """Table in which to count instead of the topic; then `topics` is the topic of the table."""
     table_format: TableFormat = TableFormat.PARQUET
     identity: str = ""
     late_after_ms: int = 60_000
@@ -91,10 +91,10 @@ class Audit:
 
 
 def run_audit(spark: SparkSession, wanted: Audit, progress: ProgressLine) -> list[Verdict]:
-    """Compare claims with what arrived.
+    """Compare claims with the records that arrived.
 
     Raises:
-        JobError: there is nothing to compare, or producers count in different windows.
+        JobError: If there is nothing to compare, or producers use different windows.
     """
     progress.step(f"reading the claims in {wanted.audit_topic}")
     with progress.following(spark):
@@ -134,7 +134,7 @@ def _claimed(spark: SparkSession, wanted: Audit) -> list[Claimed]:
     claims = records.select(functions.from_json(functions.expr("string(value)"), CLAIM).alias("claim"))
     claims = claims.select("claim.*").where("claim = 1").dropDuplicates(["instance", "sequence"])
     named = functions.col("topic").isin(*wanted.topics) if wanted.topics else functions.lit(True)
-    # A number that is missing belongs to a claim about any of the instance's topics.
+    # A missing sequence number belongs to a claim about any of the instance's topics.
     gaps = claims.groupBy("instance").agg(functions.expr("max(sequence) - min(sequence) + 1 > count(*)").alias("gap"))
     counts = [functions.sum(name).alias(name) for name in ("sent", "acknowledged", "failed")]
     by_producer = (
@@ -163,7 +163,7 @@ def _claimed(spark: SparkSession, wanted: Audit) -> list[Claimed]:
 
 
 def _records(spark: SparkSession, wanted: Audit, topic: str) -> DataFrame:
-    """Return the columns to count: partition, offset, timestamp, and those of the identity."""
+    """Return the columns needed for counting: partition, offset, timestamp, and those of the identity."""
     if wanted.table is None:
         return read_topic(spark, wanted.bootstrap_servers, topic)
     table = open_table(wanted.table, wanted.table_format)
@@ -177,9 +177,9 @@ def _records(spark: SparkSession, wanted: Audit, topic: str) -> DataFrame:
 
 
 def _arrived(frame: DataFrame, wanted: Audit, window_ms: int) -> dict[int, Arrived]:
-    """Count by window.
+    """Count records by window.
 
-    A record is late where its partition has one before it from after its window and the allowance.
+    A record is late if its partition has an earlier record from later than its window and the allowance.
     """
     from pyspark.sql import functions
     from pyspark.sql.window import Window
@@ -205,7 +205,7 @@ def _arrived(frame: DataFrame, wanted: Audit, window_ms: int) -> dict[int, Arriv
 
 
 def _removed_before_ms(frame: DataFrame, wanted: Audit, topic: str) -> int:
-    """Return the timestamp up to which records may have been removed; -1 if none were."""
+    """Return the timestamp up to which records may have been deleted; `-1` if none were."""
     from pyspark.sql import functions
 
     with headrace.Admin(bootstrap_servers=wanted.bootstrap_servers, client_id="audit") as admin:
@@ -215,13 +215,13 @@ def _removed_before_ms(frame: DataFrame, wanted: Audit, topic: str) -> int:
         return -1
     first = functions.min_by(functions.expr("unix_millis(timestamp)"), "offset").alias("at_ms")
     found = frame.where(functions.col("partition").isin(*cut)).groupBy("partition").agg(first).collect()
-    if len(found) < len(cut):  # One has nothing left.
+    if len(found) < len(cut):  # A partition has no records left.
         return time.time_ns() // 1_000_000
     return int(max(row["at_ms"] for row in found))
 
 
 def summary_of(verdicts: list[Verdict], wanted: Audit, seconds: float) -> dict[str, Any]:
-    """Return the document of an audit."""
+    """Return the JSON document of an audit."""
     state = overall(verdicts)
     judged = [verdict for verdict in verdicts if verdict.state not in (State.OPEN, State.REMOVED)]
     names = ("sent", "acknowledged", "failed", "arrived", "missing", "doubled", "late")
@@ -239,7 +239,7 @@ def summary_of(verdicts: list[Verdict], wanted: Audit, seconds: float) -> dict[s
 
 
 def show_audit(summary: Mapping[str, Any], console: Console) -> None:
-    """Print the windows, those that are complete first left out where they are many."""
+    """Print the windows; if there are many, complete ones are omitted first."""
     names = ("acknowledged", "arrived", "missing", "doubled", "late")
     table = rich.table.Table("topic", "window", "state", *names, "not final")
     for column in table.columns[3:8]:
@@ -265,10 +265,10 @@ def show_audit(summary: Mapping[str, Any], console: Console) -> None:
 
 
 def milliseconds(text: str, option: str) -> int:
-    """A duration such as 90s, 10m or 1h, in ms.
+    """Return a duration such as 90s, 10m or 1h in ms.
 
     Raises:
-        JobError: another form; names the option.
+        JobError: If it is malformed; the message names the option.
     """
     found = _DURATION.fullmatch(text)
     if not found:

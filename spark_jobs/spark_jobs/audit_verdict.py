@@ -1,8 +1,8 @@
-"""What producers claim against what arrived, by topic and window: the decision of the audit. Pure.
+"""Verdicts of the audit: producers' claims compared with the records that arrived, by topic and window. Pure.
 
-`headrace.client.interceptors.audit` says what a claim is. Of a window's claims, at least `acknowledged` and at most
-`sent - failed` records must have arrived; the difference was never answered for. Counts alone cannot tell a missing
-record from a duplicated one where both happened in one window: `distinct` can, where something identifies a record.
+`headrace.client.interceptors.audit` defines claims. Of a window's claims, at least `acknowledged` and at most
+`sent - failed` records must have arrived; the outcome of the others is unknown. If records are missing and duplicated
+in the same window, counts alone do not show it; `distinct` does, if records can be identified.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What all producers together claim about one topic and window."""
+    """Sum of all producers' claims about one topic and window."""
 
     topic: str
     start_ms: int
@@ -24,39 +24,39 @@ class Claimed:
     failed: int
     producers: int
     open_producers: tuple[str, ...] = ()
-    """`application@host` of those whose counts are not final: they write still, were killed, or a claim is lost."""
+    """`application@host` of producers without final counts: running, killed, or with a lost claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """What was found of one topic and window."""
+    """Records that arrived of one topic and window."""
 
     records: int = 0
     distinct: int | None = None
-    """Different ones among them; None: nothing tells them apart."""
+    """Number of distinct records; `None` if records cannot be identified."""
     late: int = 0
-    """Records behind which the log had moved on by more than is allowed when they arrived."""
+    """Records that arrived after records from more than the allowance past their window."""
 
 
 class State(enum.StrEnum):
-    """What can be said of a window."""
+    """State of a window."""
 
     COMPLETE = "complete"
     INCOMPLETE = "incomplete"
-    """Something is missing or doubled."""
+    """Records are missing or duplicated."""
     UNCONFIRMED = "unconfirmed"
-    """A producer's counts are not final, and its window has been over for longer than it takes to say so."""
+    """A producer's counts are not final although the window ended longer ago than the grace time."""
     UNCLAIMED = "unclaimed"
-    """Records arrived that no producer speaks of."""
+    """Records arrived that no producer claims."""
     OPEN = "open"
-    """Not over yet."""
+    """The window has not ended."""
     REMOVED = "removed"
-    """Retention may have removed some of its records: it cannot be counted any more."""
+    """Retention may have deleted some of its records, so that they cannot be counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One topic and window."""
+    """Verdict on one topic and window."""
 
     topic: str
     start_ms: int
@@ -74,25 +74,25 @@ class Verdict:
 
 
 class WindowSizeError(Exception):
-    """Producers of one topic count in windows that do not fit into each other."""
+    """Producers of one topic use window sizes that do not divide each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is judged, and what is too early or too late for it."""
+    """Limits of the windows that can be judged."""
 
     now_ms: int
     grace_ms: int = 60_000
-    """How long after its end a window's last claims may take."""
+    """Maximum delay of a window's last claims after its end."""
     removed_before_ms: Mapping[str, int] = field(default_factory=dict)
-    """Topic -> retention may have removed records with timestamps up to here."""
+    """Timestamp by topic up to which retention may have deleted records."""
 
 
 def window_sizes(claimed: Iterable[Claimed]) -> dict[str, int]:
-    """Return the windows in which each topic is judged, in ms: the largest in which its producers count.
+    """Return the window size of each topic in ms: the largest that its producers use.
 
     Raises:
-        WindowSizeError: another one does not divide it.
+        WindowSizeError: If another size does not divide it.
     """
     sizes: dict[str, set[int]] = {}
     for window in claimed:
@@ -109,17 +109,17 @@ def window_sizes(claimed: Iterable[Claimed]) -> dict[str, int]:
 def judge(
     claimed: Iterable[Claimed], arrived: Mapping[tuple[str, int], Arrived], sizes: Mapping[str, int], limits: Limits
 ) -> list[Verdict]:
-    """Compare claims with what arrived.
+    """Compare claims with the records that arrived.
 
     Args:
-        claimed: windows of any size that `sizes` has; several may be parts of one.
+        claimed: claims with window sizes that divide `sizes`; several may be parts of one window.
         arrived: by topic and start of window, in windows of `sizes`.
-        sizes: the windows of each topic, in ms.
-        limits: what is too early or too late to be judged.
+        sizes: window size of each topic in ms.
+        limits: limits of the windows that can be judged.
 
     Returns:
-        One verdict a topic and window, ascending. What arrived before a topic's first claim is left out: no
-        producer counted then.
+        One verdict per topic and window, ascending, without windows before a topic's first claim, when no producer
+        counted.
     """
     claims: dict[tuple[str, int], Claimed] = {}
     for window in claimed:
@@ -149,7 +149,7 @@ def _verdict(key: tuple[str, int], size: int, claimed: Claimed | None, arrived: 
     found = claimed or Claimed(topic, start_ms, size, 0, 0, 0, 0)
     distinct = arrived.records if arrived.distinct is None else arrived.distinct
     missing = max(0, found.acknowledged - distinct)
-    # Who has not said the last word may have sent more than was claimed.
+    # A producer without final counts may have sent more than it claimed.
     excess = 0 if found.open_producers or claimed is None else max(0, distinct - (found.sent - found.failed))
     doubled = arrived.records - distinct + excess
     if start_ms <= limits.removed_before_ms.get(topic, -1):
@@ -180,7 +180,7 @@ def _verdict(key: tuple[str, int], size: int, claimed: Claimed | None, arrived: 
 
 
 def overall(verdicts: Iterable[Verdict]) -> State:
-    """Return the worst that was found: incomplete, or else what could not be decided, or else complete."""
+    """Return the worst state: incomplete, or else one that could not be decided, or else complete."""
     states = {verdict.state for verdict in verdicts}
     for state in (State.INCOMPLETE, State.UNCLAIMED, State.UNCONFIRMED):
         if state in states:

@@ -1,4 +1,4 @@
-"""What every job has in common on the command line: shared options, one line for an error, and the exit codes.
+"""Common parts of the jobs' command lines: shared options, error output, and exit codes.
 
     code  meaning
     0     it worked; of `audit`: everything has arrived
@@ -11,7 +11,7 @@
     130   interrupted (Ctrl-C): what was not committed is not in the table
     143   ended by SIGTERM: likewise
 
-Those up to 5 are the `headrace` command's own.
+Codes up to 5 are those of the `headrace` command.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rich.console import Console
 from spark_jobs.tables.errors import TableError
 
 CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
-"""click's own class, or that of the copy which newer releases of typer bring."""
+"""click's class, or that of the copy in newer releases of typer."""
 
 INCOMPLETE = 5
 UNDECIDED = 8
@@ -58,10 +58,10 @@ DEFAULT_MASTER = "local[*]"
 
 
 def local_directory(path: Path) -> Path:
-    """Refuse the address of an object store, which would become a directory of that name.
+    """Return `path` unless it is the URL of an object store, which would become a local directory of that name.
 
     Raises:
-        BadParameter: it is one.
+        BadParameter: If it is one.
     """
     scheme, colon, _ = str(path).partition(":/")
     if colon and scheme.isalnum():
@@ -98,7 +98,7 @@ EventTime = Annotated[
 
 
 class JobError(Exception):
-    """The job cannot do what it was asked to; the message says what to do."""
+    """The job failed; the message has the next step."""
 
     def __init__(self, message: str, exit_code: int = ExitCode.FAILED) -> None:
         super().__init__(message)
@@ -106,7 +106,7 @@ class JobError(Exception):
 
 
 def usage_error(message: str) -> JobError:
-    """Make the error for a wrong command line."""
+    """Return the error for an invalid command line."""
     return JobError(message, ExitCode.USAGE)
 
 
@@ -116,14 +116,14 @@ def run_job(command: Callable[..., None]) -> NoReturn:
 
 
 def job_app(command: Callable[..., None]) -> typer.Typer:
-    """Return the command line of a job of one command."""
+    """Return the command line of a job with one command."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(command)
     return app
 
 
 def run_app(app: typer.Typer, name: str) -> NoReturn:
-    """Run a job of several commands and exit."""
+    """Run a job with several commands and exit."""
     program = f"python -m spark_jobs.{name}"
     try:
         with stop_signals(signal.SIGTERM):
@@ -140,16 +140,16 @@ def run_app(app: typer.Typer, name: str) -> NoReturn:
 
 
 def show(summary: dict[str, Any], as_json: bool, text: Callable[[Console], None]) -> None:
-    """Print what a job has done: for programs, or for people."""
+    """Print the result of a job, as JSON for programs or as text for people."""
     if as_json:
         print(json.dumps(summary, default=str), flush=True)
     else:
-        # A file or a pipe has no width; tables are not to be broken for it.
+        # A file or a pipe has no width; do not wrap tables.
         text(Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160))
 
 
 def explain(error: BaseException) -> str:
-    """Return an error in one sentence. What a data source raised comes out of Spark inside two tracebacks."""
+    """Return an error in one sentence; errors of a data source are extracted from two nested tracebacks of Spark."""
     if isinstance(error, HeadraceError | TableError | JobError):
         return str(error)
     lines = [line.strip() for line in str(error).splitlines()]

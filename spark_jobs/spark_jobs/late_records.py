@@ -1,7 +1,7 @@
-"""Which records of a run were late. Spark drops them and says only how many rows; here they are found in the topic.
+"""Search for the late records of a run in the topic, because Spark drops them and reports only a number of rows.
 
-A micro-batch drops what was final by the watermark of the one before it. Its offsets and that watermark are in the
-query's progress, and in the checkpoint where the one before belongs to an earlier run.
+A micro-batch drops records whose window is final by the watermark of the previous micro-batch. Its offsets and that
+watermark are in the query's progress, or in the checkpoint if the previous one belongs to an earlier run.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MOST_BATCHES = 20
-"""Micro-batches that are examined: the last ones that dropped something."""
+"""Maximum number of examined micro-batches, the last ones with dropped rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossyBatch:
-    """A micro-batch that dropped rows."""
+    """Micro-batch that dropped rows."""
 
     sources: tuple[tuple[str, str], ...]
-    """Where each source began and ended, as the checkpoint has it."""
+    """Start and end of each source, in the form of the checkpoint."""
     watermark: str
-    """Of the micro-batch before, in ISO 8601: what was final by then was late."""
+    """Watermark of the previous micro-batch in ISO 8601; records of windows that were final by then are late."""
 
 
 def watermark_of(checkpoint: Path, batch: int) -> str:
-    """Return the watermark of a micro-batch of an earlier run, in ISO 8601; empty: there is none."""
+    """Return the watermark of a micro-batch of an earlier run in ISO 8601, or an empty string."""
     written = checkpoint / "offsets" / str(batch)
     if not written.exists():
         return ""
@@ -47,14 +47,14 @@ def watermark_of(checkpoint: Path, batch: int) -> str:
 def late_records(
     spark: SparkSession, servers: str, batches: Sequence[LossyBatch], event_time: str, final_at: str
 ) -> DataFrame | None:
-    """Return the records that were late, with their places; None: there are none.
+    """Return the late records with their partitions and offsets, or `None` if there are none.
 
     Args:
         spark: the session.
         servers: the bootstrap servers.
-        batches: those of the run that dropped something.
-        event_time: SQL, when a record's event was.
-        final_at: SQL over `event_time`, when the window is final that a record belongs to.
+        batches: micro-batches of the run that dropped rows.
+        event_time: SQL expression of a record's event time.
+        final_at: SQL expression over `event_time`: when the window of a record becomes final.
     """
     frames = [
         _records(spark, servers, *source)
@@ -70,7 +70,7 @@ def late_records(
 
 
 def _records(spark: SparkSession, servers: str, start: str, end: str) -> DataFrame:
-    """Read between two offsets of a stream, which has one topic."""
+    """Return the records between two offsets of a stream, which has one topic."""
     before, after = json.loads(start), parse_offsets(json.loads(end))
     assert after is not None, "a micro-batch ends where something was found"
     ranges = ranges_between(parse_offsets(before) if before else None, after)

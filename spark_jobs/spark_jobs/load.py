@@ -1,8 +1,8 @@
-"""`python -m spark_jobs.load`: a topic into a table by event hour; data and offsets are committed together.
+"""`python -m spark_jobs.load`: loads a topic into a table by event hour; data and offsets are committed together.
 
-The paper's load job (section 4): what a run has loaded, and up to which offsets, becomes visible in one step. So it may
-be run twice, killed and run again, from a timer or by hand: no record is missing, none is there twice. One run loads
-what was there when it began, in commits of at most `--commit-records`.
+This is the paper's load job (section 4): the loaded records and their offsets become visible in one step. It may be run
+repeatedly, killed and restarted, from a timer or by hand: no record is missing or duplicated. A run loads the records
+that exist at its start, in commits of at most `--commit-records`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ COMMIT_RECORDS = 20_000_000
 
 
 class TableFormat(enum.StrEnum):
-    """How a table is kept."""
+    """Format of a table."""
 
     PARQUET = "parquet"
     DELTA = "delta"
@@ -57,7 +57,7 @@ class TableFormat(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a load is asked to do."""
+    """Parameters of a load."""
 
     topic: str
     table: Path
@@ -65,7 +65,7 @@ class Load:
     format: TableFormat = TableFormat.PARQUET
     event_time: str = "timestamp"
     columns: Callable[[DataFrame], DataFrame] | None = None
-    """Makes the table's columns from the topic's, one row from each; None: they are the same."""
+    """Converts the topic's columns to the table's, row by row; `None` keeps them."""
     partition_by: tuple[str, ...] = (HOUR,)
     commit_records: int = COMMIT_RECORDS
     accept_loss: bool = False
@@ -73,7 +73,7 @@ class Load:
 
 @dataclass(slots=True)
 class LoadSummary:
-    """What a run has done."""
+    """Result of a run."""
 
     topic: str
     table: str
@@ -84,9 +84,9 @@ class LoadSummary:
     bytes: int = 0
     files: int = 0
     lost: int = 0
-    """Records that retention removed before they were loaded; only with --accept-data-loss."""
+    """Records that retention deleted before they were loaded; only with --accept-data-loss."""
     lag: int = 0
-    """Records that are in the topic and not in the table, afterwards."""
+    """Records of the topic that are not in the table after the run."""
     lag_by_partition: dict[int, int] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
     table_rows: int = 0
@@ -102,11 +102,12 @@ def open_table(root: Path, table_format: TableFormat) -> StoredTable:
 
 
 def load_topic(spark: SparkSession, wanted: Load, progress: ProgressLine) -> LoadSummary:
-    """Load what the topic has and the table has not.
+    """Load the records of the topic that are not in the table.
 
     Raises:
-        JobError: records are gone that the table lacks, the table is ahead of the log, or Spark read another number.
-        TableError: the table is another's, is in use, or cannot be committed to.
+        JobError: If records were deleted before they were loaded, the table is ahead of the log, or Spark read another
+            number of records.
+        TableError: If the table has another source, is in use, or the commit fails.
     """
     started = time.monotonic()
     summary = LoadSummary(wanted.topic, str(wanted.table), wanted.format.value)
@@ -145,7 +146,7 @@ def _load_commit(
     starts: Mapping[int, int],
     ends: Mapping[int, int],
 ) -> TableState:
-    """Read a range of offsets and commit it."""
+    """Load a range of offsets and commit it."""
     from pyspark.sql import functions
 
     frame = read_topic(spark, wanted.bootstrap_servers, wanted.topic, starts, ends)
@@ -159,7 +160,7 @@ def _load_commit(
         written = sum(file.rows for file in attempt.files())
         if written != expected and not (wanted.accept_loss and written < expected):
             raise JobError(f"Spark read {written:,} records where offsets say {expected:,}; nothing was committed")
-        # Offsets of another life of the topic would be taken for this one's.
+        # The offsets of a recreated topic would be mistaken for those of this one.
         if _source_of(admin, wanted.topic) != source:
             raise JobError(f"the topic {wanted.topic} was deleted and created again meanwhile; nothing was committed")
         positions = {str(partition): end for partition, end in ends.items()}

@@ -1,4 +1,4 @@
-"""Which offsets the next commit of a load takes. Pure."""
+"""Offsets of the next commits of a load. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MissingOffsets:
-    """Records that retention removed before they were loaded."""
+    """Records that retention deleted before they were loaded."""
 
     partition: int
     wanted: int
-    """The first offset that is not in the table."""
+    """First offset that is not in the table."""
     earliest: int
-    """The first that the log still has."""
+    """First offset of the log."""
 
     def __str__(self) -> str:
         return (
@@ -24,27 +24,27 @@ class MissingOffsets:
 
 
 class TruncatedError(Exception):
-    """The log ends before the table does: records were lost after they had been loaded, or this is another log."""
+    """The log ends before the table's position: records were lost after they had been loaded, or it is another log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What there is to load, by partition."""
+    """Offsets to load by partition."""
 
     starts: Mapping[int, int]
-    """Inclusive: where the table ends, or the log begins."""
+    """Start offsets, inclusive: the table's positions, or the log starts."""
     ends: Mapping[int, int]
-    """Exclusive: where the log ends now."""
+    """End offsets, exclusive: the current log ends."""
     losses: tuple[MissingOffsets, ...]
 
     @property
     def records(self) -> int:
-        """How many offsets lie between."""
+        """Number of offsets in the plan."""
         return sum(self.ends[partition] - start for partition, start in self.starts.items())
 
     def first(self, limit: int) -> Mapping[int, int]:
-        """Return the end of a commit of about `limit` records: of each partition the same share of its backlog, and at
-        least one record."""
+        """Return the end offsets of a commit of about `limit` records: of each partition the same share of its backlog,
+        and at least one record."""
         total = self.records
         if total <= limit:
             return self.ends
@@ -55,20 +55,20 @@ class Plan:
         return ends
 
     def after(self, ends: Mapping[int, int]) -> Plan:
-        """Return the plan that is left once everything below `ends` is in the table."""
+        """Return the rest of the plan after all offsets below `ends` are in the table."""
         return Plan(ends, self.ends, ())
 
 
 def plan_load(positions: Mapping[int, int], earliest: Mapping[int, int], latest: Mapping[int, int]) -> Plan:
-    """Compare a table with its topic.
+    """Compare a table with its topic, and return the offsets to load.
 
     Args:
-        positions: partition -> the first offset that is not in the table; partitions that are new have none.
-        earliest: partition -> where its log begins.
-        latest: partition -> where it ends, exclusive.
+        positions: first offset that is not in the table, by partition; absent for new partitions.
+        earliest: log start by partition.
+        latest: log end by partition, exclusive.
 
     Raises:
-        TruncatedError: the table is ahead of the log, or has partitions that the topic has not.
+        TruncatedError: If the table is ahead of the log, or has partitions that the topic does not have.
     """
     ahead = {partition: at for partition, at in positions.items() if at > latest.get(partition, 0)}
     if ahead:

@@ -1,7 +1,7 @@
-"""Log files as a source with positions: which bytes of which file are new. No Spark.
+"""Log files as a source with positions: detection of new bytes in files. No Spark.
 
-A file is known by its first line, and not by its name: so a file that has grown is continued, and one that was rotated
-to another name is not loaded again. A last line without an end is still being written; it is left for the next time.
+A file is identified by its first line, not by its name, so that a grown file is continued and a rotated one is not
+loaded again. A last line without a line end is still being written and is left for the next run.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from itertools import pairwise
 from pathlib import Path
 
 SPLIT_BYTES = 32 << 20
-"""The most that one task reads."""
+"""Maximum bytes that one task reads."""
 MAX_LINE_BYTES = 1 << 20
 
 
 class LogFileError(Exception):
-    """A file cannot be loaded; the message says why."""
+    """A file cannot be loaded; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewPart:
-    """What is new in one file."""
+    """New bytes of one file."""
 
     path: Path
     identity: str
     start: int
     end: int
-    """Exclusive: behind the last line that is complete."""
+    """End offset, exclusive, after the last complete line."""
 
     def splits(self) -> list[tuple[str, int, int]]:
-        """Divide it over tasks: path, start, end."""
+        """Return parts for tasks: path, start, end."""
         cuts = [*range(self.start, self.end, SPLIT_BYTES), self.end]
         return [(str(self.path), start, end) for start, end in pairwise(cuts)]
 
 
 def new_parts(paths: Iterable[Path], positions: Mapping[str, int]) -> list[NewPart]:
-    """Compare files with a table's positions.
+    """Compare files with a table's positions, and return the new parts.
 
     Args:
         paths: the files.
-        positions: identity -> the bytes of it that are in the table.
+        positions: number of loaded bytes by identity of the file.
 
     Raises:
-        LogFileError: a file cannot be read, is shorter than what was loaded of it, or begins as another one does.
+        LogFileError: If a file cannot be read, is shorter than its loaded part, or has the first line of another one.
     """
     found: dict[str, NewPart] = {}
     for path in paths:
@@ -66,7 +66,7 @@ def new_parts(paths: Iterable[Path], positions: Mapping[str, int]) -> list[NewPa
 
 
 def _describe(path: Path) -> tuple[str, int]:
-    """Return a file's identity, empty while it has no complete line, and where its last complete line ends."""
+    """Return a file's identity, empty while it has no complete line, and the end of its last complete line."""
     with path.open("rb") as file:
         first = file.readline(MAX_LINE_BYTES)
         if not first:

@@ -1,4 +1,4 @@
-"""The progress line of a job, on stderr: what it does, how far Spark is, for how long."""
+"""Progress line of a job on stderr: current step, progress of Spark, elapsed time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.3
 LINE_SECONDS = 10.0
-"""Where stderr is no terminal, a line is printed at most so often."""
+"""Minimum interval of lines if stderr is not a terminal."""
 
 
 class ProgressLine:
-    """What a job is doing now. Belongs to the job's thread; a thread of its own asks Spark how far it is."""
+    """Current step of a job. Belongs to the job's thread; another thread polls Spark's progress."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
@@ -29,7 +29,7 @@ class ProgressLine:
 
     @contextmanager
     def shown(self) -> Iterator[ProgressLine]:
-        """Show it while the block runs."""
+        """Show the line while the block runs."""
         if self._console.is_terminal:
             with self._bar:
                 yield self
@@ -37,7 +37,7 @@ class ProgressLine:
             yield self
 
     def step(self, text: str) -> None:
-        """Say what comes now."""
+        """Set the text of the current step."""
         if not self._console.is_terminal:
             self._console.print(text)
             return

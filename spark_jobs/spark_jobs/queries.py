@@ -1,4 +1,4 @@
-"""Questions to a table that a job has written: its committed files as a view, and answers for people and programs."""
+"""SQL queries over a table: its committed files as a view, and results for people and programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_ROWS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a query, at most MAX_ROWS rows."""
+    """Result of a query, at most MAX_ROWS rows."""
 
     sql: str
     columns: list[str]
@@ -31,13 +31,13 @@ class Answer:
 
 
 def table_frame(spark: SparkSession, table: StoredTable) -> DataFrame | None:
-    """Return exactly the committed rows of a table; None: there is no file yet."""
+    """Return the committed rows of a table, or `None` if there are no files yet."""
     files = [str(path) for path in table.data_files()]
     return spark.read.option("basePath", str(table.root)).parquet(*files) if files else None
 
 
 def ask(spark: SparkSession, table: StoredTable, queries: list[str]) -> list[Answer]:
-    """Run queries over a table, which they call `records`."""
+    """Run queries over a table, whose name in them is `records`."""
     frame = table_frame(spark, table)
     if frame is None:
         return []
@@ -46,12 +46,12 @@ def ask(spark: SparkSession, table: StoredTable, queries: list[str]) -> list[Ans
 
 
 def answer_of(sql: str, frame: DataFrame) -> Answer:
-    """Collect a query's first rows."""
+    """Return a query's first rows."""
     return Answer(sql, frame.columns, [list(row) for row in frame.limit(MAX_ROWS).collect()])
 
 
 def show_answer(title: str, columns: list[str], rows: list[list[Any]], console: Console) -> None:
-    """Print an answer as a table."""
+    """Print a result as a table."""
     console.print(title)
     table = rich.table.Table()
     for index, name in enumerate(columns):

@@ -1,4 +1,4 @@
-"""The Spark session of a job: its own where it is run by `python -m`, spark-submit's where that started it."""
+"""Spark session of a job: its own if it was started by `python -m`, or that of spark-submit."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For Spark inside one machine: a second less until the first row."""
+"""Java options of a local Spark, which save a second until the first row."""
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
 }
-"""What the jobs rely on."""
+"""Spark settings that the jobs require."""
 STOP_SECONDS = 10.0
-"""Java is killed where Spark has not stopped by then."""
+"""Timeout after which Java is killed if Spark has not stopped."""
 LOGGING = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
@@ -42,14 +42,14 @@ logger.shell.level = error
 
 @contextmanager
 def spark_session(name: str, master: str) -> Iterator[SparkSession]:
-    """Yield a session and stop what was started for it."""
+    """Yield a session, and stop it at the end if it was started here."""
     from pyspark.sql import SparkSession
 
     # The jobs use no pandas; the installed version does not matter.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
-    # What it logs as JSON, traceback and all, is raised as well, and told in one line.
+    # It logs errors as JSON with tracebacks; they are also raised and then reported in one line.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started Java, and has said where Spark runs.
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started Java and configured the master.
         session = SparkSession.builder.appName(f"headrace {name}").getOrCreate()
     else:
         session = _own_session(name, master)
@@ -62,11 +62,11 @@ def spark_session(name: str, master: str) -> Iterator[SparkSession]:
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, and raise SystemExit(143) after it.
+    """Handle SIGTERM like Ctrl-C, and raise SystemExit(143) afterwards.
 
-    At Ctrl-C PySpark cancels the jobs, without which Spark does not stop, and py4j closes the connection whose answer
-    it no longer waits for. It does so for a KeyboardInterrupt alone: after another exception the next call would wait
-    for the answer to the last.
+    At Ctrl-C PySpark cancels the jobs, which is necessary for Spark to stop, and py4j closes the connection whose
+    response it no longer awaits. It does so only for a KeyboardInterrupt: after another exception the next call would
+    read the response to the previous one.
     """
     came: list[int] = []
 
@@ -86,21 +86,21 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 def _stop(session: SparkSession) -> None:
-    """Stop Spark; what still runs ends with Java: a job that it was given while the others were cancelled.
+    """Stop Spark. A job that was submitted while the others were cancelled ends with Java.
 
-    spark-submit's Java ends with its own program, and is not killed.
+    spark-submit's Java ends with its own program and is not killed.
     """
     java: Popen[bytes] | None = getattr(session.sparkContext._gateway, "proc", None)
     killing = threading.Timer(STOP_SECONDS, java.kill if java is not None else lambda: None)
     killing.daemon = True
     killing.start()
-    # A second Ctrl-C while Java ends would leave it running.
+    # A second Ctrl-C during the stop would leave Java running.
     session.stop()
     killing.cancel()
 
 
 def prepared(session: SparkSession) -> SparkSession:
-    """Return a session with the settings of the jobs, next to another one in the same Spark."""
+    """Return a new session with the settings of the jobs in the same Spark."""
     mine = session.newSession()
     for key, value in SETTINGS.items():
         mine.conf.set(key, value)
@@ -126,7 +126,7 @@ def _own_session(name: str, master: str) -> SparkSession:
 
 @contextmanager
 def quiet_logging() -> Iterator[str]:
-    """Yield the Java option that makes Spark log errors only, from its first line on."""
+    """Yield the Java option that makes Spark log only errors from the start."""
     with tempfile.NamedTemporaryFile("w", prefix="headrace-", suffix=".properties") as file:
         file.write(LOGGING)
         file.flush()

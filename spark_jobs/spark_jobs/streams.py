@@ -1,8 +1,8 @@
-"""Runs one streaming query to a directory of Parquet files, and keeps account of every record.
+"""Execution of one streaming query to a directory of Parquet files, with an exact account of all records.
 
-What became of the records of a run is computed from data at rest: a record that was read is in the results, in the
-state of a window that is open, or it was late. Spark's own count of late rows is of rows after a first aggregation,
-and so too small; for a join, which has none, it is exact and is taken.
+The account is computed from stored data: a record that was read is in the results, in the state of an open window, or
+it was late. Spark's own count of late rows is after a first aggregation and therefore too low; for a join, which has
+none, it is exact and is used.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.3
 SHOWN_ROWS = 20
 SEEN = "records"
-"""The name under which a query observes what it reads."""
+"""Name of the observation of a query's input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A query that continues from run to run."""
+    """Query that continues from run to run."""
 
     name: str
     output: Path
@@ -40,13 +40,13 @@ class Stream:
     follow: bool
     max_records: int
     event_time: str = "timestamp"
-    """SQL: when a record's event was."""
+    """SQL expression of a record's event time."""
     final_at: str = "event_time"
-    """SQL over `event_time`: when the window is final that a record belongs to."""
+    """SQL expression over `event_time`: when the window of a record becomes final."""
 
     @property
     def checkpoint(self) -> Path:
-        """Where Spark keeps offsets and state."""
+        """Directory of Spark's offsets and state."""
         return self.output / "_checkpoint"
 
     def results(self, spark: SparkSession) -> DataFrame | None:
@@ -57,21 +57,21 @@ class Stream:
 
 @dataclass(slots=True)
 class StreamRun:
-    """What one run has done."""
+    """Result of one run."""
 
     records: int = 0
     without_event_time: int = 0
-    """Records whose event time is NULL: they are in no window."""
+    """Records with event time NULL, which are in no window."""
     late: int = 0
     written: int = 0
-    """Rows."""
+    """Rows written."""
     open: int = 0
-    """Rows of state, at the end."""
+    """Rows of state at the end."""
     batches: int = 0
     watermark: str = ""
     seconds: float = 0.0
     late_records: Answer | None = None
-    """The first of those that were late."""
+    """First late records."""
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -80,7 +80,7 @@ class StreamRun:
 
 @dataclass(slots=True)
 class _Account:
-    """What the progress of a query says, each micro-batch once."""
+    """Totals of a query's progress, each micro-batch counted once."""
 
     run: StreamRun
     checkpoint: Path
@@ -100,7 +100,7 @@ class _Account:
             if name.startswith(SEEN):
                 self.run.records += observed["records"]
                 self.run.without_event_time += observed["untimed"]
-        # Spark counts rows after a first aggregation in each task: it says that records were late, not how many.
+        # Spark counts rows after a first aggregation in each task, so this only shows that records were late.
         dropped = sum(operator["numRowsDroppedByWatermark"] for operator in progress["stateOperators"])
         if dropped:
             sources = tuple((source["startOffset"], source["endOffset"]) for source in progress["sources"])
@@ -111,7 +111,7 @@ class _Account:
 
 
 def read_stream(spark: SparkSession, stream: Stream, topic: str) -> DataFrame:
-    """Return a topic as it grows, with the column `event_time`, from its beginning on."""
+    """Return a topic as a stream from its start, with the column `event_time`."""
     from pyspark.sql import functions
 
     reader = spark.readStream.format("headrace").option(SERVERS, stream.bootstrap_servers).option("subscribe", topic)
@@ -127,7 +127,7 @@ def run_stream(spark: SparkSession, stream: Stream, frame: DataFrame, progress: 
     """Run a query to the end of its topics, or until Ctrl-C.
 
     Raises:
-        TableBusyError: another job writes to the output.
+        TableBusyError: If another job writes to the output.
     """
     started = time.monotonic()
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "1000")
@@ -156,10 +156,10 @@ def run_stream(spark: SparkSession, stream: Stream, frame: DataFrame, progress: 
 
 
 def _wait(query: StreamingQuery, account: _Account, *, follow: bool) -> None:
-    """Wait for a query's end, adding up its progress.
+    """Wait for the end of a query, and add up its progress.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C, after the query was stopped; where it is asked to follow that is how it ends.
+        KeyboardInterrupt: After Ctrl-C, when the query has stopped; not with `follow`, for which it is the normal end.
     """
     try:
         while not query.awaitTermination(LOOK_SECONDS):  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ def _wait(query: StreamingQuery, account: _Account, *, follow: bool) -> None:
 
 
 def _counted(spark: SparkSession, stream: Stream) -> tuple[int, int]:
-    """Return the rows of the results, and how many records results and open windows count together."""
+    """Return the number of result rows, and the number of records counted in results and open windows."""
     from pyspark.sql import functions
 
     results = stream.results(spark)

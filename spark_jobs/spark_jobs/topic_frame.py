@@ -1,4 +1,4 @@
-"""A topic, or a range of its offsets, as a DataFrame."""
+"""Reads a topic, or a range of its offsets, as a DataFrame."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def check_topics(bootstrap_servers: str, *topics: str) -> None:
-    """Return if the topics are there: quicker said now than after Spark has started.
+    """Check that the topics exist, before Spark is started.
 
     Raises:
-        UnknownTopicError, NoBrokersAvailableError: they are not, or no server answers.
+        UnknownTopicError, NoBrokersAvailableError: If one does not exist, or no server responds.
     """
     with headrace.Admin(bootstrap_servers=bootstrap_servers, client_id="spark-jobs") as admin:
         admin.describe_topics(list(topics))
@@ -32,7 +32,7 @@ def read_topic(
     *,
     accept_loss: bool = False,
 ) -> DataFrame:
-    """Read a topic once: from `starts` to `ends` (exclusive) in the partitions of `starts`, or all that is there."""
+    """Return a topic from `starts` to `ends` (exclusive) in the partitions of `starts`, or all of it."""
     reader = spark.read.format("headrace").option(SERVERS, bootstrap_servers)
     if starts is None:
         reader = reader.option("subscribe", topic)

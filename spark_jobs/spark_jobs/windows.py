@@ -1,13 +1,13 @@
 """`python -m spark_jobs.windows counts|sessions|join`: the paper's stream utilities, on Structured Streaming.
 
 Windowed counts, sessions, and the join of two streams were future work in 2011 (section 6). Here they are three queries
-over topics, with a watermark: a window is final, and written, when records from so much later than its end have come,
-and a record that comes for a final window is late. Late records are counted and told; they change nothing that was
-written. Results are Parquet files, each row once, whatever was killed and started again: Spark's checkpoint has the
-offsets and the open windows.
+over topics with a watermark: a window becomes final, and is written, when records later than its end by the watermark
+have arrived. A record for a final window is late: it is counted and reported, and does not change written results.
+Results are Parquet files with each row exactly once, also after restarts: Spark's checkpoint has the offsets and the
+open windows.
 
-A run takes what there is and ends; `--follow` runs until Ctrl-C. Windows that are open at the end are shown, and
-continue in the next run.
+A run processes the current records and ends; with `--follow` it runs until Ctrl-C. Windows that are open at the end are
+shown and continue in the next run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ app = typer.Typer(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedOptions:
-    """What every command takes on the command line; see `command`."""
+    """Command-line options of every command; see `command`."""
 
     output: OutputDirectory
     watermark: Annotated[
@@ -71,10 +71,10 @@ class SharedOptions:
 
     @property
     def watermark_ms(self) -> int:
-        """The watermark as Spark takes it.
+        """Watermark in milliseconds.
 
         Raises:
-            JobError: it is no duration.
+            JobError: If it is not a duration.
         """
         return milliseconds(self.watermark, "--watermark")
 
@@ -92,7 +92,7 @@ class SharedOptions:
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Make a command of a function of options of its own and, as `shared`, those that all commands have."""
+    """Decorate a command function with its own options to accept those of all commands as `shared`."""
     own = [each for each in inspect.signature(function, eval_str=True).parameters.values() if each.name != "shared"]
     common = list(inspect.signature(SharedOptions, eval_str=True).parameters.values())
 
@@ -100,7 +100,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         shared = SharedOptions(**{option.name: given.pop(option.name) for option in common})
         function(shared=shared, **given)
 
-    # What typer reads: the options one by one, under the name and the help of the function.
+    # typer reads the options from this signature.
     run.__dict__["__signature__"] = inspect.Signature([*own, *common])
     run.__doc__ = function.__doc__
     app.command(function.__name__)(run)
@@ -108,12 +108,12 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def end_of_window(window_ms: int) -> str:
-    """Return SQL for the end of the window that `event_time` is in."""
+    """Return an SQL expression for the end of the window of `event_time`."""
     return f"timestamp_millis(unix_millis(event_time) - pmod(unix_millis(event_time), {window_ms}) + {window_ms})"
 
 
 def end_of_gap(gap_ms: int) -> str:
-    """Return SQL for the end of a session of one record."""
+    """Return an SQL expression for the end of a session of one record."""
     return f"event_time + INTERVAL {gap_ms * 1000} MICROSECONDS"
 
 
@@ -131,7 +131,7 @@ def counts_of(records: DataFrame, by: str, window_ms: int, watermark_ms: int) ->
 
 
 def sessions_of(records: DataFrame, by: str, gap_ms: int, watermark_ms: int) -> DataFrame:
-    """Put the records of a key together that follow each other with gaps of less than `gap_ms`."""
+    """Group the records of a key into sessions with gaps of less than `gap_ms`."""
     from pyspark.sql import functions
 
     session = functions.session_window("event_time", f"{gap_ms} milliseconds")
@@ -218,7 +218,7 @@ def join(
 
 
 def _run(stream: Stream, shared: SharedOptions, topics: tuple[str, ...], query: Callable[..., DataFrame]) -> None:
-    """Run a query over a frame of each topic, and show what came of it."""
+    """Run a query over a frame of each topic, and show the result."""
     check_topics(stream.bootstrap_servers, *topics)
     progress = ProgressLine(quiet=shared.quiet)
     with progress.shown():

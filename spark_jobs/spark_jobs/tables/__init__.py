@@ -1,6 +1,6 @@
-"""Tables that keep data and the offsets it came from together: Parquet with manifests, and Delta.
+"""Tables that commit data and source offsets together: Parquet with manifests, and Delta.
 
-Both are directories on a file system that driver and executors share. A job holds the table's lock for as long as it
-writes (`TableLock`), lets Spark write an attempt (`Attempt`), and commits it: afterwards the table has the attempt's
-rows and the positions behind them, or, whatever was killed in between, neither.
+Both are directories on a file system that driver and executors share. A job locks the table while it writes
+(`table_lock`), lets Spark write an attempt (`Attempt`), and commits it. Then the table has both the attempt's rows and
+the positions after them; if the job is killed before, it has neither.
 """

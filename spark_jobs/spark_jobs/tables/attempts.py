@@ -1,11 +1,11 @@
-"""What a job has written and not committed yet, and the lock under which it does. No Spark.
+"""Files that a job has written and not committed yet, and the lock of a table. No Spark.
 
-    <table>/_headrace/lock                      held (flock) by the one job that writes
-    <table>/_headrace/attempts/<id>/data/...    where Spark writes: readers of the table skip names with _
-    <table>/<partition>/<id>-<n>.parquet        where the files go, by renaming
+    <table>/_headrace/lock                      locked (flock) by the writing job
+    <table>/_headrace/attempts/<id>/data/...    output of Spark; readers of the table skip names with _
+    <table>/<partition>/<id>-<n>.parquet        published files, renamed from there
 
-An attempt's files are synced before any manifest names them. Its directory is removed last: one that is left shows
-that a job was killed, and its id names that job's files.
+An attempt's files are synced before a manifest names them. Its directory is removed last: a remaining one means
+that the job was killed, and its id is in the names of that job's files.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ META = "_headrace"
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file of an attempt."""
+    """File of an attempt."""
 
     path: str
-    """In the table, once it is published: relative to its root, with `/`."""
+    """Path in the table once it is published, relative to the root, with `/`."""
     staged: str
-    """In the attempt's `data`, until then."""
+    """Path in the attempt's `data` until then."""
     rows: int
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try to add rows to a table. Owned by the job that holds the table's lock."""
+    """Attempt to add rows to a table. Owned by the job that has the table's lock."""
 
     root: Path
     id: str
 
     @property
     def directory(self) -> Path:
-        """What belongs to it."""
+        """Directory of the attempt."""
         return self.root / META / "attempts" / self.id
 
     @property
     def data(self) -> Path:
-        """Where Spark is to write; it must not exist before."""
+        """Directory for Spark's output, which must not exist before."""
         return self.directory / "data"
 
     def files(self) -> list[DataFile]:
-        """Return the files that Spark has written, synced: their names, sizes and rows."""
+        """Sync the files that Spark has written, and return their names, sizes and rows."""
         found = []
         for number, path in enumerate(sorted(self.data.rglob("*.parquet"))):
             staged = path.relative_to(self.data)
@@ -67,7 +67,7 @@ class Attempt:
         return found
 
     def publish(self, files: Sequence[DataFile]) -> None:
-        """Move files to their places; those that are there already were moved before."""
+        """Rename files to their final paths; skip files that were renamed before."""
         directories: dict[Path, None] = {}
         for file in files:
             staged, place = self.data / file.staged, self.root / file.path
@@ -83,29 +83,29 @@ class Attempt:
                 sync(directory.parent)
 
     def remove(self) -> None:
-        """Forget it with everything that is not published."""
+        """Remove the attempt with all unpublished files."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def begin(root: Path) -> Attempt:
-    """Begin an attempt."""
+    """Create a new attempt."""
     attempt = Attempt(root, secrets.token_hex(8))
     attempt.directory.mkdir(parents=True)
     return attempt
 
 
 def left_behind(root: Path) -> list[Attempt]:
-    """Return the attempts whose job has ended before they were removed. Under the lock."""
+    """Return the attempts of killed jobs. Call it with the lock held."""
     directory = root / META / "attempts"
     return [Attempt(root, name) for name in sorted(os.listdir(directory))] if directory.exists() else []
 
 
 @contextmanager
 def table_lock(root: Path) -> Iterator[None]:
-    """Be the only job that writes to a table; makes its directory. The lock ends with the process, however it ends.
+    """Lock a table for writing, and create its directory. The lock ends with the process.
 
     Raises:
-        TableBusyError: another job holds it.
+        TableBusyError: If another job has the lock.
     """
     (root / META).mkdir(parents=True, exist_ok=True)
     with (root / META / "lock").open("a") as file:
@@ -117,7 +117,7 @@ def table_lock(root: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a directory is on the disk."""
+    """Fsync a file or a directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,11 +1,11 @@
-"""A Delta table, by the `deltalake` package: the log's own transaction identifiers keep the positions. No Spark.
+"""Delta table, by the `deltalake` package, with the positions in the log's transaction identifiers. No Spark.
 
-Spark writes the Parquet files, and this commits them: one entry of Delta's log adds the files and sets one transaction
-identifier for each partition of the source, `headrace/<source id>/<partition>` -> the first offset that is not in the
-table. Readers of Delta see both or neither; two jobs that set the same identifiers conflict, and one is refused.
+Spark writes the Parquet files and this module commits them: one entry of Delta's log adds the files and sets one
+transaction identifier for each partition of the source, `headrace/<source id>/<partition>` -> the first offset that is
+not in the table. Readers of Delta see both or neither. Two jobs that set the same identifiers conflict, and one fails.
 
-The files are renamed to their places before the log speaks of them, so that a job that is killed leaves files that no
-reader of Delta sees. The next job removes them by the id of the attempt.
+The files are renamed to their final paths before the log refers to them, so that a killed job leaves only files that
+Delta readers ignore. The next job removes them by the id of the attempt.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DESCRIPTION = "headrace: "
 
 
 class DeltaTable:
-    """One table. Writes belong to the job that holds its lock; reads to anyone."""
+    """Delta table. Writing requires the table's lock, reading does not."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -61,7 +61,7 @@ class DeltaTable:
         )
 
     def recover(self) -> None:
-        """Remove what killed jobs have written and not committed."""
+        """Remove uncommitted files of killed jobs."""
         attempts = left_behind(self.root)
         if not attempts:
             return
@@ -78,7 +78,7 @@ class DeltaTable:
         """Commit an attempt's files and positions together.
 
         Raises:
-            ConcurrentCommitError: another job has committed meanwhile; nothing of this attempt is in the table.
+            ConcurrentCommitError: If another job committed meanwhile; nothing of this attempt is in the table.
         """
         from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
@@ -135,7 +135,7 @@ class DeltaTable:
         return self._deltalake.DeltaTable(str(self.root))
 
     def _positions(self, log: DeltaLog, source: Source | None) -> dict[str, int]:
-        """Return the positions, asking for one partition after the other: they are numbered from 0 without gaps."""
+        """Return the positions, read for one partition after the other, from 0 without gaps."""
         positions: dict[str, int] = {}
         while source is not None:
             key = str(len(positions))
@@ -146,7 +146,7 @@ class DeltaTable:
         return positions
 
     def _schema(self, attempt: Attempt, files: Sequence[DataFile], partition_by: Sequence[str]) -> Any:
-        """Return the columns of the table: those of a file, and the partitions', which are strings."""
+        """Return the columns of the table: those of a file, and the partition columns, which are strings."""
         log = self._log()
         if log is not None:
             return log.schema()

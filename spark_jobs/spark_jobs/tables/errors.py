@@ -1,17 +1,17 @@
-"""What can be wrong with a table. The job ends; the message says what to do."""
+"""Errors of tables. They end the job; the message has the next step."""
 
 
 class TableError(Exception):
-    """A table cannot be read or written; nothing was committed."""
+    """The table cannot be read or written; nothing was committed."""
 
 
 class TableBusyError(TableError):
-    """Another job writes to the table now: try again when it has ended."""
+    """Another job writes to the table. Retry after it has ended."""
 
 
 class ConcurrentCommitError(TableError):
-    """Another job has committed meanwhile, past a lock that did not hold it: run the job again."""
+    """Another job committed meanwhile, in spite of the lock. Run the job again."""
 
 
 class OtherSourceError(TableError):
-    """The table holds the records of something else: give another directory."""
+    """The table has the records of another source. Use another directory."""

@@ -1,20 +1,20 @@
-"""A table of plain Parquet files whose commits are manifests, linked into place. No Spark, no package but pyarrow.
+"""Table of plain Parquet files whose commits are manifests, created by hard links. No Spark; needs only pyarrow.
 
-    <table>/_headrace/manifests/00000000000000000001.json    one commit: what it added, and the positions behind it
-    <table>/event_hour=2026-11-21-09/<attempt>-<n>.parquet   its rows, readable by anything that reads Parquet
+    <table>/_headrace/manifests/00000000000000000001.json    one commit: its files, and the positions after it
+    <table>/event_hour=2026-11-21-09/<attempt>-<n>.parquet   its rows, for any reader of Parquet
 
-A commit takes these steps, and a job may be killed between any two:
+A commit has these steps, and a job may be killed between any two:
 
 1. Spark writes the attempt; its files are synced.
 2. The manifest is written next to them and synced.
-3. **The manifest is linked to its number.** A link that exists is an error and not an overwrite: of two jobs one gets
-   the number. From here on rows and positions are committed; before, neither.
-4. The files are renamed to their places, where readers that know nothing of manifests find them.
+3. **The manifest is linked to its number.** An existing link is an error, not overwritten, so that only one of two jobs
+   gets the number. From then on rows and positions are committed; before, neither is.
+4. The files are renamed to their final paths, where readers without support for manifests find them.
 5. The attempt's directory is removed.
 
-The next job repeats 4 and 5 where a manifest names the attempt, and only removes what none names. So a reader of the
-directory sees no row that is not committed and none twice, and misses rows of the last commit during step 4 only; a
-reader of `data_files` misses none.
+The next job repeats 4 and 5 for an attempt that a manifest names, and removes any other. A reader of the directory
+therefore sees no uncommitted and no duplicate rows, and misses rows of the last commit only during step 4; a reader
+of `data_files` misses none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MANIFEST_FORMAT = 1
 
 
 class ParquetTable:
-    """One table. Writes belong to the job that holds its lock; reads to anyone."""
+    """Parquet table. Writing requires the table's lock, reading does not."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -52,7 +52,7 @@ class ParquetTable:
         return TableState(numbers[-1], Source(**last["source"]), last["positions"], **last["totals"])
 
     def recover(self) -> None:
-        """Publish what a killed job had committed, and remove what it had not."""
+        """Publish committed files of a killed job, and remove its uncommitted ones."""
         attempts = left_behind(self.root)
         if not attempts:
             return
@@ -68,7 +68,7 @@ class ParquetTable:
         """Commit an attempt's files and positions together.
 
         Raises:
-            ConcurrentCommitError: another job has committed since `state`; nothing of this attempt is in the table.
+            ConcurrentCommitError: If another job committed since `state`; nothing of this attempt is in the table.
         """
         before = self.state()
         before.check_source(source)
@@ -94,7 +94,7 @@ class ParquetTable:
         return TableState(before.version + 1, source, manifest["positions"], **totals)  # type: ignore[arg-type]
 
     def data_files(self) -> list[Path]:
-        """Return the committed files, each where it lies: those of the last commit may still be with their attempt."""
+        """Return the current paths of the committed files; those of the last commit may still be in their attempt."""
         found = []
         for manifest in map(self._read, self._numbers()):
             attempt = Attempt(self.root, manifest["attempt"])
@@ -104,7 +104,7 @@ class ParquetTable:
         return found
 
     def _link(self, attempt: Attempt, number: int, manifest: Mapping[str, Any]) -> None:
-        """Make the commit: all of it, or nothing and an error."""
+        """Commit the manifest atomically, or raise an error."""
         self._manifests.mkdir(parents=True, exist_ok=True)
         sync(self._manifests.parent)
         written = attempt.directory / "manifest.json"

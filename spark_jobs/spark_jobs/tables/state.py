@@ -1,4 +1,4 @@
-"""What a table says of itself, whatever its format. Data, and the paths they lie at."""
+"""State of a table, independent of its format, and the interface of tables."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from spark_jobs.tables.errors import OtherSourceError
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Whose records a table holds; a table has one source for its whole life."""
+    """Source of a table's records, which never changes."""
 
     kind: str
     """`topic` or `files`."""
     name: str
     id: str = ""
-    """Of a topic, in hexadecimal: one that was deleted and created again has another."""
+    """Topic id in hexadecimal; a topic that was deleted and recreated has another one."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name} (id {self.id})" if self.id else f"{self.kind} {self.name}"
@@ -27,22 +27,22 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """A table at one moment: what is committed."""
+    """Committed state of a table."""
 
     version: int = 0
-    """Commits so far; 0: nothing is there."""
+    """Number of commits."""
     source: Source | None = None
     positions: Mapping[str, int] = field(default_factory=dict)
-    """Partition -> the first offset that is not in the table."""
+    """First offset that is not in the table, by partition."""
     rows: int = 0
     bytes: int = 0
     files: int = 0
 
     def check_source(self, source: Source) -> None:
-        """Check that the table is empty or holds records of `source`.
+        """Check that the table is empty or has records of `source`.
 
         Raises:
-            OtherSourceError: it holds another's.
+            OtherSourceError: If it has those of another source.
         """
         if self.source is not None and self.source != source:
             raise OtherSourceError(
@@ -51,12 +51,12 @@ class TableState:
 
 
 class StoredTable(Protocol):
-    """A table that a job writes, under its lock."""
+    """Table that a job writes, with its lock held."""
 
     root: Path
 
     def recover(self) -> None:
-        """Finish or undo what a job that was killed has left."""
+        """Complete or undo the work of a killed job."""
 
     def state(self) -> TableState:
         """Return the committed state."""
@@ -64,11 +64,11 @@ class StoredTable(Protocol):
     def commit(
         self, attempt: Attempt, source: Source, positions: Mapping[str, int], partition_by: Sequence[str]
     ) -> TableState:
-        """Commit an attempt's files and positions together; gives the table's state after it.
+        """Commit an attempt's files and positions together; return the table's new state.
 
         Raises:
-            ConcurrentCommitError: another job was quicker; nothing of this attempt is in the table.
+            ConcurrentCommitError: If another job committed first; nothing of this attempt is in the table.
         """
 
     def data_files(self) -> list[Path]:
-        """Return the files whose rows are committed, wherever they lie now."""
+        """Return the current paths of the files whose rows are committed."""
