@@ -1,5 +1,5 @@
-"""A real headrace cluster on one machine: etcd, coordinators and brokers as processes, for tests, demos, first looks.
+"""Real headrace cluster on one machine: etcd, coordinators and brokers as processes, for tests and demos.
 
-`LocalCluster` (cluster.py) is for Python in this workspace, `python -m headrace_devcluster` for a shell; users of the
-SDK get the same through `headrace.testing`, which starts that command as a child.
+`LocalCluster` (cluster.py) is for Python in this workspace, `python -m headrace_devcluster` for a shell. Users of the
+SDK use `headrace.testing`, which starts that command as a child process.
 """

@@ -1,7 +1,7 @@
 """`python -m headrace_devcluster up|down|status|run`: the local cluster from a shell.
 
-`up` starts `run` in the background and waits for its state file; `down` ends it; `run` owns the cluster and stays in
-the foreground. `make` and the `headrace local` command call these; `headrace.testing` calls `run --control`.
+`up` starts `run` in the background and waits for its state file; `down` stops it; `run` owns the cluster in the
+foreground. `make` and the `headrace local` command call these; `headrace.testing` calls `run --control`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def up(
     state = start_in_background(data_dir, arguments)
     print(f"the cluster is up: bootstrap_servers={state.bootstrap_servers}")
     settings = dict(state.client_settings)
-    if any_port:  # Else clients that are not told would connect to whatever listens on 7170.
+    if any_port:  # Without the address clients would connect to the default port 7170.
         settings["bootstrap_servers"] = state.bootstrap_servers
     for name, value in settings.items():
         print(f"export HEADRACE_{name.upper()}={shlex.quote(value)}")
@@ -165,7 +165,7 @@ def run(
 
 
 def main() -> None:
-    """The command; turns typed errors into one line (and the part's log where there is one) and exit code 1."""
+    """Run the command; print a typed error in one line (with the part's log if any) and exit with code 1."""
     try:
         with stop_signals(signal.SIGTERM, signal.SIGHUP):
             app(prog_name=os.environ.get("HEADRACE_LOCAL_PROGRAM", "python -m headrace_devcluster"))

@@ -1,7 +1,7 @@
-"""A cluster that outlives the command that started it: `up` and `down`.
+"""Background cluster that outlives the command that started it: `up` and `down`.
 
-`up` starts `python -m headrace_devcluster run` in a session of its own and waits for its state file. Only the lock on
-the data directory says whether it lives, so a stale file or a recycled process id is never mistaken for a cluster.
+`up` starts `python -m headrace_devcluster run` in its own session and waits for its state file. Only the lock on the
+data directory shows whether it runs, so that a stale file or a reused process id is not mistaken for a cluster.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def start_in_background(directory: Path, arguments: Sequence[str]) -> ClusterSta
     """Start `run --data-dir directory ...` and return its state when it is healthy.
 
     Raises:
-        PartStartError: it ended before; the message is what it printed.
+        PartStartError: If it ended before; the message has its output.
     """
     directory.mkdir(parents=True, exist_ok=True)
     log_file = directory / OWNER_LOG
@@ -51,17 +51,17 @@ def start_in_background(directory: Path, arguments: Sequence[str]) -> ClusterSta
             time.sleep(POLL_SECONDS)
     except BaseException:
         owner.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # It ends by itself; its children end with it.
+        with contextlib.suppress(subprocess.TimeoutExpired):  # It will end, and its children with it.
             owner.wait(STOP_TIMEOUT_SECONDS)
         raise
     return state
 
 
 def restart_in_background(directory: Path, state: ClusterState) -> list[str]:
-    """Have the owner restart the parts that exited. Return the names of the restarted parts.
+    """Make the owner restart the parts that exited; return the names of the restarted parts.
 
     Raises:
-        PartStartError: a part did not start; the message names its log file.
+        PartStartError: If a part did not start; the message names its log file.
     """
     ended = {part.name: part for part in state.parts if process_state(part.pid) == "stopped"}
     if not ended:
@@ -81,10 +81,10 @@ def restart_in_background(directory: Path, state: ClusterState) -> list[str]:
 
 
 def stop_in_background(directory: Path) -> bool:
-    """Stop the cluster that runs on the directory; False where none does.
+    """Stop the cluster that runs on the directory; return False if there is none.
 
     Raises:
-        ClusterNotStoppingError: it does not end; kill it by hand.
+        ClusterNotStoppingError: If it does not end; kill it by hand.
     """
     pid = owner_pid(directory)
     if pid is None:
@@ -101,7 +101,7 @@ def stop_in_background(directory: Path) -> bool:
 
 
 def process_state(pid: int) -> str:
-    """`running`, `paused` or `stopped`, a zombie being stopped: its parent has only not asked yet."""
+    """Return `running`, `paused` or `stopped`; a zombie counts as stopped."""
     try:
         status = psutil.Process(pid).status()
     except psutil.NoSuchProcess:

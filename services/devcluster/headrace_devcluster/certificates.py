@@ -1,6 +1,6 @@
-"""Certificates for a cluster on this machine: an authority for the services, one for clients, and what they sign.
+"""Certificates for a cluster on this machine: an authority for the services, one for clients, and their certificates.
 
-For tests and for trying TLS, nothing else: keys lie unencrypted next to the certificates. Needs `cryptography`
+Only for tests and for trying TLS: keys are stored unencrypted next to the certificates. Needs `cryptography`
 (`pip install 'headrace-devcluster[tls]'`), which is imported when a certificate is made.
 """
 
@@ -23,7 +23,7 @@ CLOCK_SKEW = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class TlsPaths:
-    """A certificate, its key, and the authority that signs those of its peers."""
+    """Paths of a certificate, its key, and the authority that signs the certificates of its peers."""
 
     cert_file: Path
     key_file: Path
@@ -31,13 +31,13 @@ class TlsPaths:
 
 
 class Authority:
-    """Signs certificates into a directory of its own, where `ca.pem` is its own. One thread."""
+    """Certificate authority with its own directory, where `ca.pem` is its certificate. Not thread-safe."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        """Make the authority and its directory.
+        """Create the authority and its directory.
 
         Raises:
-            InvalidConfigError: `cryptography` is not installed.
+            InvalidConfigError: If `cryptography` is not installed.
         """
         if util.find_spec("cryptography") is None:
             raise InvalidConfigError(
@@ -62,14 +62,14 @@ class Authority:
         until: datetime | None = None,
         file_name: str = "",
     ) -> TlsPaths:
-        """Make a certificate, for a server and a client alike, and its key.
+        """Issue a certificate for server and client use, with its key.
 
         Args:
-            name: its common name.
-            hosts: the names and addresses of its server.
-            until: when it expires; by default in thirty days.
-            file_name: what its files are called, without the ending; by default `name`. Files that are there are
-                replaced, each whole.
+            name: common name.
+            hosts: names and addresses of its server.
+            until: time of expiry; by default in thirty days.
+            file_name: name of its files without the ending; by default `name`. Existing files are replaced, each
+                atomically.
         """
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -136,19 +136,19 @@ def _general_name(host: str) -> Any:
 
 
 class ClusterCertificates:
-    """All that a cluster with TLS and its clients need, below one directory. Made once a cluster."""
+    """Certificates of a cluster with TLS and its clients, below one directory. Made once per cluster."""
 
     def __init__(self, directory: Path) -> None:
-        """Make them anew."""
+        """Create new certificates."""
         self.services = Authority(directory / "services", "headrace services")
-        """The authority that signs brokers, coordinators and etcd only."""
+        """Authority of brokers, coordinators and etcd only."""
         self.users = Authority(directory / "users", "headrace users")
-        """Signs clients."""
+        """Authority of clients."""
         self.etcd = self.services.issue("etcd")
         self.client = self.users.issue("client", hosts=())
 
     def settings(self, name: str) -> dict[str, object]:
-        """The settings of a broker or coordinator of that name, whose certificate is made."""
+        """Issue the certificate of a broker or coordinator, and return its TLS settings."""
         own = self.services.issue(name)
         return {
             "tls_cert_file": own.cert_file,
@@ -162,7 +162,7 @@ class ClusterCertificates:
         }
 
     def client_settings(self) -> dict[str, str]:
-        """The settings of `headrace.Producer` and the others."""
+        """Return the TLS settings of clients."""
         return {
             "security_protocol": "SSL",
             "ssl_cafile": str(self.services.ca_file),

@@ -1,4 +1,4 @@
-"""A whole cluster on this machine, by default one etcd, two coordinators and three brokers.
+"""Complete cluster on this machine, by default one etcd, two coordinators and three brokers.
 
     with LocalCluster() as cluster:                 # or: async with LocalCluster() as cluster
         headrace.Producer(bootstrap_servers=cluster.bootstrap_servers)
@@ -6,9 +6,8 @@
         cluster.restart(cluster.broker(1))
         cluster.add_broker()
 
-Without a directory of its own it lives in a temporary one and leaves nothing behind. Whatever happens to this process,
-its children end with it; a temporary directory that a killed process could not remove is removed by the next cluster
-(`directory.py`).
+Without a given directory it uses a temporary one, which it removes. Its child processes end with this process in any
+case; a temporary directory that a killed process could not remove is removed by the next cluster (`directory.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ COORDINATOR_PORT = 7170
 BROKER_PORT = 7181
 ETCD_PORT = 7190
 METRICS_PORT_STEP = 100
-"""A part's fixed metrics port is its port and this."""
+"""Offset of a part's fixed metrics port from its port."""
 MAX_BROKERS = 9
 MAX_ETCD_MEMBERS = 5
 HEALTHY_TIMEOUT_SECONDS = 30.0
@@ -47,30 +46,30 @@ RPC_TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalClusterSpec:
-    """What the cluster consists of."""
+    """Composition of the cluster."""
 
     brokers: int = 3
     coordinators: int = 2
     etcd_members: int = 1
-    """Three keep quorum when one is lost. Members find each other by port, so a persistent data directory
+    """Three keep quorum when one is lost. Members find each other by port, so that a persistent data directory
     needs `fixed_ports`."""
     directory: Path | None = None
-    """Where data and logs are kept; None: a temporary directory that goes with the cluster."""
+    """Directory of data and logs; `None` means a temporary directory that is removed with the cluster."""
     fixed_ports: bool = False
     """Use the default ports (coordinators 7170.., brokers 7181..); otherwise the kernel chooses them."""
     fsync_etcd: bool = False
-    """Whether etcd survives a crash of the machine, too; slower."""
+    """Whether etcd's data survives a crash of the machine; slower."""
     broker_settings: Mapping[str, object] = field(default_factory=dict)
-    """For every broker, beyond the defaults, by name."""
+    """Settings of every broker in addition to the defaults, by name."""
     coordinator_settings: Mapping[str, object] = field(default_factory=dict)
-    """For every coordinator, beyond the defaults, by name."""
+    """Settings of every coordinator in addition to the defaults, by name."""
     tls: bool = False
-    """TLS everywhere, clients with certificates too; `LocalCluster.client_settings` are what they need."""
+    """Use TLS everywhere, with client certificates; `LocalCluster.client_settings` has the settings of clients."""
     racks: tuple[str, ...] = ()
-    """Of the brokers 1, 2, ..., from the first again where there are more brokers; empty: no broker has a rack."""
+    """Racks of the brokers 1, 2, ..., repeated if there are more brokers; empty means that no broker has a rack."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot run."""
+        """Check the composition."""
         if not (1 <= self.brokers <= MAX_BROKERS and 1 <= self.coordinators <= len(COORDINATOR_IDS)):
             raise ValueError("a local cluster has 1 to 9 brokers and 1 to 8 coordinators")
         if not 1 <= self.etcd_members <= MAX_ETCD_MEMBERS:
@@ -79,12 +78,12 @@ class LocalClusterSpec:
             raise ValueError("several members of etcd in a directory that is kept need fixed ports")
 
     def rack(self, broker_id: int) -> str:
-        """The rack of broker 1, 2, ...; empty: none."""
+        """Return the rack of a broker (1, 2, ...); empty if it has none."""
         return self.racks[(broker_id - 1) % len(self.racks)] if self.racks else ""
 
 
 class LocalCluster:
-    """Owns the processes. Any thread may call it, one at a time; a context manager, blocking or asyncio."""
+    """Owner of the processes, a blocking and asyncio context manager. Any thread may call it, one at a time."""
 
     def __init__(self, spec: LocalClusterSpec | None = None) -> None:
         self.spec = spec or LocalClusterSpec()
@@ -93,7 +92,7 @@ class LocalCluster:
         self.brokers: list[LocalService] = []
         self.etcd_members: list[Etcd] = []
         self._certificates: ClusterCertificates | None = None
-        # Linux ends a child when the thread that started it ends, so all children come from one thread that stays.
+        # Linux ends a child when the thread that started it ends, so one persistent thread starts all children.
         self._spawner = ThreadPoolExecutor(1, thread_name_prefix="headrace-devcluster")
 
     def __enter__(self) -> LocalCluster:
@@ -119,42 +118,42 @@ class LocalCluster:
 
     @property
     def directory(self) -> Path:
-        """Where data and logs are; once started."""
+        """Directory of data and logs, after the start."""
         return self._directory.path
 
     @property
     def etcd(self) -> Etcd:
-        """The etcd process, the first of several; once started."""
+        """First etcd process, after the start."""
         assert self.etcd_members, "the cluster was never started"
         return self.etcd_members[0]
 
     @property
     def etcd_endpoints(self) -> str:
-        """host:port of every member, with commas between; once started."""
+        """host:port of every etcd member, separated by commas, after the start."""
         return ",".join(member.endpoint for member in self.etcd_members)
 
     @property
     def bootstrap_servers(self) -> str:
-        """The addresses of the coordinators, for clients."""
+        """Addresses of the coordinators, for clients."""
         return ",".join(coordinator.address for coordinator in self.coordinators)
 
     @property
     def certificates(self) -> ClusterCertificates:
-        """Of a cluster with TLS; once started."""
+        """Certificates of a cluster with TLS, after the start."""
         assert self._certificates is not None, "the cluster has no TLS, or was never started"
         return self._certificates
 
     @property
     def client_settings(self) -> dict[str, str]:
-        """The client settings besides `bootstrap_servers`; set after the start."""
+        """Client settings in addition to `bootstrap_servers`, after the start."""
         return {} if self._certificates is None else self._certificates.client_settings()
 
     def broker(self, broker_id: int) -> LocalService:
-        """The broker of that id: 1, 2, ..."""
+        """Return a broker by id: 1, 2, ..."""
         return self.brokers[broker_id - 1]
 
     def coordinator(self, coordinator_id: str) -> LocalService:
-        """The coordinator of that id: a, b, ..."""
+        """Return a coordinator by id: a, b, ..."""
         return self.coordinators[COORDINATOR_IDS.index(coordinator_id)]
 
     @property
@@ -163,19 +162,19 @@ class LocalCluster:
         return [*self.coordinators, *self.brokers]
 
     def part(self, name: str) -> LocalService:
-        """The part of that name, as `broker-1` or `coordinator-a`.
+        """Return a part by name, such as `broker-1` or `coordinator-a`.
 
         Raises:
-            KeyError: there is none.
+            KeyError: If there is none.
         """
         return {part.name: part for part in self.parts}[name]
 
     def start(self) -> None:
-        """Start everything and return when every broker is registered and a controller is elected.
+        """Start all parts and wait until every broker is registered and a controller is elected.
 
         Raises:
             EtcdNotFoundError, EtcdStartError, PartStartError, PortInUseError, ClusterRunningError,
-            ClusterNotHealthyError: nothing is left running.
+            ClusterNotHealthyError: If it fails; all parts are then stopped.
         """
         try:
             self._directory.take()
@@ -194,7 +193,7 @@ class LocalCluster:
             raise
 
     def stop(self) -> None:
-        """Stop everything: cleanly if the data is kept, at once if it is thrown away."""
+        """Stop all parts, cleanly if the data is kept, otherwise at once."""
         if self._directory.temporary:
             self.kill()
             return
@@ -210,8 +209,8 @@ class LocalCluster:
             self.kill()
 
     def kill(self) -> None:
-        """End everything at once and let go of the directory."""
-        # First what is being started in the spawner's thread, then what it left.
+        """Kill all parts and release the directory."""
+        # First wait for starts in the spawner's thread, then kill the parts.
         self._spawner.shutdown(wait=True, cancel_futures=True)
         for part in self.parts:
             part.kill()
@@ -220,17 +219,17 @@ class LocalCluster:
         self._directory.release()
 
     def restart(self, part: LocalService) -> None:
-        """Start a part again that was stopped or killed, with its data and on its port; return when it serves."""
+        """Restart a stopped or killed part with its data and port; return when it serves."""
         self._spawn(part.launch)
         part.wait_until_ready()
 
     def add_broker(self, **settings: object) -> LocalService:
-        """Start one more broker, of the next id, and return when the coordinators see it. It gets what is moved to it,
-        and replicas of new topics. `settings` go before those of the spec.
+        """Start a broker with the next id, and return when the coordinators see it. It gets replicas of new topics and
+        reassigned ones. `settings` override those of the spec.
 
         Raises:
-            PartStartError, PortInUseError: it does not run, and is no part of the cluster.
-            ClusterNotHealthyError: it runs, and the coordinators do not see it.
+            PartStartError, PortInUseError: If it does not start; it is then not part of the cluster.
+            ClusterNotHealthyError: If it runs but the coordinators do not see it.
         """
         broker_id = len(self.brokers) + 1
         assert broker_id <= MAX_BROKERS, f"a local cluster has up to {MAX_BROKERS} brokers"
@@ -247,14 +246,14 @@ class LocalCluster:
         return broker
 
     def restart_etcd(self, member: Etcd | None = None) -> None:
-        """Start etcd, or that member of it, again after its `stop()` or `kill()`, with its data and on its ports."""
+        """Restart etcd, or one member, after `stop()` or `kill()`, with its data and ports."""
         self._spawn((member or self.etcd).start)
 
     def wait_until_healthy(self, timeout_seconds: float = HEALTHY_TIMEOUT_SECONDS) -> None:
-        """Return when the coordinators see every broker that runs, and a controller.
+        """Wait until the coordinators see every running broker and a controller.
 
         Raises:
-            ClusterNotHealthyError: not healthy in time; the message names what is missing.
+            ClusterNotHealthyError: If it is not healthy in time; the message has the reason.
         """
         deadline = time.monotonic() + timeout_seconds
         wanted = {int(broker.name.removeprefix("broker-")) for broker in self.brokers if broker.pid is not None}
@@ -343,10 +342,10 @@ class LocalCluster:
 def describe_cluster(
     address: str, credentials: grpc.ChannelCredentials | None = None
 ) -> cluster_pb2.DescribeClusterResponse:
-    """Ask one coordinator.
+    """Return the description of the cluster from one coordinator.
 
     Raises:
-        grpc.RpcError: it does not answer.
+        grpc.RpcError: If it does not respond.
     """
     options = [("grpc.use_local_subchannel_pool", 1)]
     with (
@@ -363,7 +362,7 @@ def describe_cluster(
 
 
 def _what_is_missing(address: str, wanted: set[int], credentials: grpc.ChannelCredentials | None) -> str:
-    """One clause about what the coordinator at `address` does not see yet; empty when it sees everything."""
+    """Return a clause about parts that the coordinator at `address` does not see yet; empty if it sees all."""
     try:
         answer = describe_cluster(address, credentials)
     except grpc.RpcError as error:

@@ -1,8 +1,8 @@
-"""The main loop of a cluster's owner: watch the parts, or execute commands from standard input.
+"""Main loop of a cluster's owner: watch the parts, or execute commands from standard input.
 
-The lines are `kill|stop|pause|resume|restart PART`, PART being `etcd`, `coordinator-a`, `broker-1`, ...; each is
-answered by one line of JSON, `{"ok": true}` or `{"error": "..."}`. The end of input is the end of the cluster, so a
-parent that dies takes it along.
+The lines are `kill|stop|pause|resume|restart PART`, where PART is `etcd`, `coordinator-a`, `broker-1`, ...; each is
+answered by one line of JSON, `{"ok": true}` or `{"error": "..."}`. The cluster stops at the end of input, and
+therefore with its parent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace_devcluster.cluster import LocalCluster
 
 WATCH_SECONDS = 0.5
 RESTART_SIGNAL = signal.SIGUSR1
-"""Sent to the owner by `up`, where a cluster runs with parts that ended."""
+"""Signal from `up` to the owner of a running cluster to restart exited parts."""
 
 
 def watch_parts(cluster: LocalCluster, on_restarted: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ def watch_parts(cluster: LocalCluster, on_restarted: Callable[[], None]) -> None
 
 
 def _mend(cluster: LocalCluster) -> None:
-    """Restart every part that exited, etcd first; report those that cannot start and continue."""
+    """Restart every exited part, etcd first; report failures and continue."""
     for member in cluster.etcd_members:
         if member.pid is None:
             cluster.restart_etcd(member)
@@ -65,7 +65,7 @@ def serve_control(cluster: LocalCluster, commands: IO[str], answers: IO[str]) ->
 
 
 def obey(cluster: LocalCluster, line: str) -> dict[str, object]:
-    """Execute one command line and print its result."""
+    """Execute one command line and return its result."""
     verb, _, name = line.strip().partition(" ")
     try:
         actions = _etcd_actions(cluster) if name == "etcd" else _part_actions(cluster, name)

@@ -1,6 +1,6 @@
-"""The directory of a local cluster: one owner at a time; leftovers of killed owners are removed.
+"""Directory of a local cluster with one owner at a time; directories of killed owners are removed.
 
-`owner.lock` in it is held as long as its owner lives, however that ends, and has the owner's process id.
+`owner.lock` in it is locked until its owner ends in any way, and contains the owner's process id.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ OWNER_LOCK = "owner.lock"
 
 
 class ClusterDirectory:
-    """Owned by one LocalCluster, used under its rules."""
+    """Directory and its lock, owned by one LocalCluster."""
 
     def __init__(self, kept: Path | None) -> None:
-        """`kept`: where data and logs stay; None: a temporary directory, removed by `release`."""
+        """`kept` is a persistent directory; `None` means a temporary one, which `release` removes."""
         self.temporary = kept is None
         self.path = kept or Path()
         self._lock: IO[str] | None = None
 
     def take(self) -> None:
-        """Make it where it is missing, and lock it.
+        """Create the directory if it is missing, and lock it.
 
         Raises:
-            ClusterRunningError: another process holds it.
+            ClusterRunningError: If another process has the lock.
         """
         if self.temporary:
             remove_abandoned_directories()
@@ -52,7 +52,7 @@ class ClusterDirectory:
         self._lock = lock
 
     def release(self) -> None:
-        """Release it, and remove it if it is temporary. Does nothing if it is not held."""
+        """Release the lock, and remove a temporary directory. Does nothing if it is not locked."""
         if self._lock is not None:
             if self.temporary:
                 shutil.rmtree(self.path, ignore_errors=True)
@@ -61,11 +61,11 @@ class ClusterDirectory:
 
 
 def remove_abandoned_directories() -> None:
-    """Remove temporary directories whose owner was killed before it could."""
+    """Remove temporary directories of killed owners."""
     for directory in sorted(Path(tempfile.gettempdir()).glob(f"{TEMPORARY_PREFIX}*")):
         try:
             with (directory / OWNER_LOCK).open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(directory, ignore_errors=True)
         except OSError:
-            continue  # Held by a live owner, being made just now, or another user's.
+            continue  # Locked by a live owner, just being created, or owned by another user.

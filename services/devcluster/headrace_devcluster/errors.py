@@ -1,4 +1,4 @@
-"""What can go wrong with a cluster on this machine. Every message names the part and what to do."""
+"""Errors of a cluster on this machine. Every message names the part and the next step."""
 
 from headrace.wire.errors import HeadraceError
 
@@ -8,16 +8,16 @@ class PartStartError(HeadraceError):
 
 
 class PortInUseError(HeadraceError):
-    """A fixed port is taken; the message names port and part."""
+    """A fixed port is in use; the message names port and part."""
 
 
 class ClusterRunningError(HeadraceError):
-    """A cluster runs on this data directory already."""
+    """Another cluster runs on this data directory."""
 
 
 class ClusterNotStoppingError(HeadraceError):
-    """The owner of a cluster did not end when it was asked to."""
+    """The owner of a cluster did not exit after the stop request."""
 
 
 class ClusterNotHealthyError(HeadraceError):
-    """All parts run, but they did not find each other in time."""
+    """All parts run, but they did not discover each other in time."""

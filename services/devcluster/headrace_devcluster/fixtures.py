@@ -16,14 +16,14 @@ from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 @pytest.fixture(scope="session")
 def headrace_cluster() -> Iterator[LocalCluster]:
-    """One cluster for all tests that leave it as it is. Give topics names of their own: `topic_name`."""
+    """Yield a cluster shared by all tests that do not change its processes. Use `topic_name` for unique topics."""
     with LocalCluster() as cluster:
         yield cluster
 
 
 @pytest.fixture
 def own_cluster() -> Iterator[Callable[..., LocalCluster]]:
-    """Starts a cluster for one test that kills, pauses or fills it: `own_cluster(brokers=1)`, see LocalClusterSpec."""
+    """Yield a function that starts a cluster for one test: `own_cluster(brokers=1)`, see LocalClusterSpec."""
     with contextlib.ExitStack() as stack:
 
         def start(**spec: object) -> LocalCluster:
@@ -34,6 +34,6 @@ def own_cluster() -> Iterator[Callable[..., LocalCluster]]:
 
 @pytest.fixture
 def topic_name(request: pytest.FixtureRequest) -> str:
-    """A topic name of this test's own, on a cluster that it shares with others."""
+    """Return a topic name that is unique to this test, for a shared cluster."""
     module = request.module.__name__.rpartition(".")[2]
     return re.sub(r"[^a-zA-Z0-9._-]+", "-", f"{module}.{request.node.name}")[:249]

@@ -1,7 +1,7 @@
-"""Becomes another program that Linux kills when the program that started this one ends, however it ends.
+"""Executes another program that Linux kills when the parent process ends in any way.
 
-`guarded` builds the command line. Imports as little as it can: it delays every start of a process. (A `preexec_fn`
-would do the same between fork and exec, in a process that has gRPC's threads, where little may be called.)
+`guarded` builds the command line. It imports little, because it delays every start of a process. (A `preexec_fn` would
+run between fork and exec in a process with gRPC's threads, where few functions are safe.)
 """
 
 import ctypes
@@ -13,18 +13,18 @@ PR_SET_PDEATHSIG = 1
 
 
 def guarded(program: list[str]) -> list[str]:
-    """The command that makes this module become a program and its arguments, which this process starts."""
+    """Return the command line that executes `program` guarded by this process."""
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *program]
 
 
 def main() -> None:
-    """Never returns: becomes the program, or ends because the parent is gone already."""
+    """Execute the program, or exit if the parent has already ended; never returns."""
     end_with(int(sys.argv[1]))
     os.execv(sys.argv[2], sys.argv[2:])
 
 
 def end_with(parent: int) -> None:
-    """Ask Linux to kill this process when its parent, which had that id, ends; end at once where it has."""
+    """Make Linux kill this process when its parent (process id `parent`) ends; exit if it already has."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux only; elsewhere children outlive a killed parent.
     if prctl is not None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

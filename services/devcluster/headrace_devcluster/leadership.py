@@ -16,22 +16,25 @@ TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PartitionSummary:
-    """The partitions of a cluster at one moment."""
+    """State of a cluster's partitions at one time."""
 
     topics: int
     partitions: int
     offline_partitions: int
-    """Without a leader: they can be neither written nor read."""
+    """Partitions without a leader, which can be neither written nor read."""
     under_replicated_partitions: int
-    """With fewer replicas in sync than they have."""
+    """Partitions with fewer in-sync replicas than replicas."""
     leaders: dict[int, int]
-    """Broker -> partitions that it leads, of brokers that lead some."""
+    """Number of led partitions by broker id, without brokers that lead none."""
 
 
 def ask_for_leadership(
     bootstrap_servers: str, client_settings: Mapping[str, str] = MappingProxyType({})
 ) -> PartitionSummary | None:
-    """Ask the coordinators; None: they do not answer within TIMEOUT_SECONDS. `client_settings`: those for TLS."""
+    """Return the summary from the coordinators, or `None` if they do not respond within TIMEOUT_SECONDS.
+
+    `client_settings` are those for TLS.
+    """
     settings: dict[str, Any] = {"bootstrap_servers": bootstrap_servers, "client_id": "devcluster", **client_settings}
     try:
         with headrace.Admin(**settings) as admin:
@@ -42,7 +45,7 @@ def ask_for_leadership(
 
 
 def summarize(cluster: ClusterDescription, topics: Iterable[TopicDescription]) -> PartitionSummary:
-    """Count."""
+    """Return the summary of a cluster's topics."""
     leaders = Counter(part.leader_id for topic in topics for part in topic.partitions if part.leader_id >= 0)
     return PartitionSummary(
         topics=cluster.topics,
@@ -54,7 +57,7 @@ def summarize(cluster: ClusterDescription, topics: Iterable[TopicDescription]) -
 
 
 def sentence(leadership: PartitionSummary | None) -> str:
-    """For people."""
+    """Return a sentence about the partitions, for people."""
     if leadership is None:
         return "the coordinators do not answer; their logs say why"
     return (

@@ -1,4 +1,4 @@
-"""Ports of 127.0.0.1 for processes that are started, killed and started again on the port they had."""
+"""Ports of 127.0.0.1 for processes that are killed and restarted on the same port."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 class ReservedPort(int):
-    """A port that the kernel chose and keeps reserved while this object lives.
+    """Port that the kernel chose and keeps reserved while this object exists.
 
     A socket is bound to it (SO_REUSEADDR) and does not listen: the kernel assigns the port
     neither to a connection nor to a bind to port 0, while a server that binds it by number can listen on it.
@@ -16,7 +16,7 @@ class ReservedPort(int):
     _descriptor: int
 
     def __new__(cls) -> ReservedPort:
-        """Raises OSError where no port is left."""
+        """Reserve a port. Raises OSError if no port is free."""
         with socket.socket() as holder:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.bind(("127.0.0.1", 0))

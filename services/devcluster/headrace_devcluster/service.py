@@ -1,7 +1,7 @@
-"""One broker or coordinator as a process: started, stopped, killed, paused, started again on the port it had.
+"""Broker or coordinator as a process that can be started, stopped, killed, paused, and restarted on the same port.
 
-Used by `cluster.py` only, and by tests through it. The process reports readiness by writing its ready file, writes
-its log into a file, and ends when this process ends (`guarded_exec.py`).
+Used only by `cluster.py`, and by tests through it. The process reports readiness by writing its ready file, logs to a
+file, and ends when this process ends (`guarded_exec.py`).
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ LOG_TAIL_LINES = 15
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """What to start."""
+    """Description of a process to start."""
 
     name: str
     """Display name, also of its log file: `broker-1`, `coordinator-a`."""
     module: str
     """Run as `python -m module`."""
     directory: Path
-    """For its log, its ready file and, of a broker, its data."""
+    """Directory of its log, its ready file and, for a broker, its data."""
     port: int = 0
-    """0: the kernel chooses at the first start; restarts keep it."""
+    """`0` means that the kernel chooses at the first start; restarts keep the port."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """Beyond `listen` and `ready_file`."""
+    """Settings in addition to `listen` and `ready_file`."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables beyond those of this process."""
+    """Variables in addition to those of this process."""
 
 
 class Child(subprocess.Popen[bytes]):
-    """`python -m` of a module in a session of its own: Ctrl-C in a terminal reaches only the owner of the cluster,
+    """`python -m` of a module in its own session, so that Ctrl-C in a terminal reaches only the owner of the cluster,
     which stops it cleanly. Its output is appended to a log, and it ends with this process.
     """
 
@@ -66,16 +66,16 @@ class Child(subprocess.Popen[bytes]):
             )
 
     def wait_until_still(self) -> None:
-        """Return when a SIGSTOP has stopped it, or it has ended."""
+        """Wait until a SIGSTOP has stopped it, or it has ended."""
         if self.poll() is None:
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
 class LocalService:
-    """One process and its files. Any thread may call it, one at a time.
+    """Process and its files. Any thread may call it, one at a time.
 
-    The thread that calls `launch` must live as long as the process is wanted: Linux counts the end of that thread as
-    the end of the parent. `LocalCluster` has a thread for it.
+    The thread that calls `launch` must live as long as the process, because Linux treats the end of that thread as the
+    end of the parent. `LocalCluster` has a thread for it.
     """
 
     def __init__(self, spec: ServiceSpec) -> None:
@@ -83,11 +83,11 @@ class LocalService:
         self.name = spec.name
         self.log_file = spec.directory / f"{spec.name}.log"
         self.ready_file = spec.directory / f"{spec.name}.ready.json"
-        """The content of the ready file while the process serves."""
+        """Path of the ready file, which exists while the process serves."""
         self.metrics_address = ""
-        """host:port of its Prometheus endpoint since it was last ready; empty where it has none."""
+        """host:port of its Prometheus endpoint since it was last ready; empty if it has none."""
         self.internal_address = ""
-        """host:port for brokers and coordinators since it was last ready; empty where it has none."""
+        """host:port for brokers and coordinators since it was last ready; empty if it has none."""
         self._port = spec.port
         self._process: Child | None = None
         self._paused = False
@@ -95,13 +95,13 @@ class LocalService:
 
     @property
     def address(self) -> str:
-        """host:port for clients; of a process that was launched once."""
+        """host:port for clients, after the first launch."""
         assert self._port, f"{self.name} was never launched"
         return f"127.0.0.1:{self._port}"
 
     @property
     def pid(self) -> int | None:
-        """The process id while it runs (or is paused), else None."""
+        """Process id while it runs or is paused, else `None`."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     @property
@@ -115,7 +115,7 @@ class LocalService:
         """Start the process and return at once.
 
         Raises:
-            PortInUseError: its port is taken.
+            PortInUseError: If its port is in use.
         """
         assert self.pid is None, f"{self.name} runs already"
         self._port = self._port or ReservedPort()
@@ -132,10 +132,10 @@ class LocalService:
         self._process = Child(self.spec.module, arguments, self.spec.environment, self.log_file)
 
     def wait_until_ready(self, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
-        """Return when it serves.
+        """Wait until it serves.
 
         Raises:
-            PartStartError: it ended, or was not ready in time; it is then killed.
+            PartStartError: If it ended or was not ready in time; it is then killed.
         """
         assert self._process is not None, f"{self.name} was not launched"
         deadline = time.monotonic() + timeout_seconds
@@ -151,8 +151,8 @@ class LocalService:
         self.internal_address = str(ready.get("internal_address", ""))
 
     def terminate(self) -> None:
-        """Ask it to stop cleanly (SIGTERM); return at once. Asking again does nothing: a service takes a second
-        signal as a wish not to wait.
+        """Request a clean stop (SIGTERM) and return at once. Repeated calls do nothing, because a second signal would
+        force the exit.
         """
         if self._process is not None and self._process.poll() is None and not self._terminated:
             self._terminated = True
@@ -160,7 +160,7 @@ class LocalService:
             self.resume()
 
     def stop(self, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> int | None:
-        """Stop it cleanly, by force after the time; return the exit code, `None` if it did not run."""
+        """Stop it cleanly, by force after the timeout; return the exit code, or `None` if it did not run."""
         if self._process is None:
             return None
         self.terminate()
@@ -173,7 +173,7 @@ class LocalService:
         return code
 
     def kill(self) -> None:
-        """End it at once (SIGKILL), as a crash would; nothing where it does not run."""
+        """End it at once (SIGKILL), as a crash would; do nothing if it does not run."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -199,7 +199,7 @@ class LocalService:
         return {name: float(value) for name, value in re.findall(r"^(?!#)(\S+) (\S+)$", text, re.MULTILINE)}
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
-        """The last lines of its log."""
+        """Return the last lines of its log."""
         try:
             return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
         except OSError as error:
@@ -208,7 +208,7 @@ class LocalService:
     def _signal(self, number: int) -> None:
         pid = self.pid
         if pid is not None:
-            with contextlib.suppress(ProcessLookupError):  # It ended between the two lines; there is nothing to signal.
+            with contextlib.suppress(ProcessLookupError):  # It ended between the two lines.
                 os.kill(pid, number)
 
     def _start_error(self, what: str) -> PartStartError:
@@ -219,10 +219,10 @@ class LocalService:
 
 
 def check_port_is_free(port: int, part: str) -> None:
-    """Complain about a taken port before a process does so less clearly.
+    """Check that a port is free, to report a conflict more clearly than the started process would.
 
     Raises:
-        PortInUseError: something listens there.
+        PortInUseError: If something listens there.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

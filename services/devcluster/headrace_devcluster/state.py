@@ -1,7 +1,7 @@
 """State of a background cluster: one JSON file in its data directory.
 
-Written by `run` when the cluster is healthy, read by `up`, `down` and `status`. The lock on `owner.lock`, which
-ends with its owner, and not this file, shows whether the cluster is alive.
+Written by `run` when the cluster is healthy, read by `up`, `down` and `status`. Not this file but the lock on
+`owner.lock`, which ends with its owner, shows whether the cluster runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STATE_FILE = "cluster.json"
 
 @dataclass(frozen=True, slots=True)
 class PartState:
-    """One process."""
+    """State of one process."""
 
     name: str
     address: str
@@ -29,21 +29,21 @@ class PartState:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """A running cluster."""
+    """State of a running cluster."""
 
     pid: int
-    """Of the process that owns the cluster; SIGTERM stops everything."""
+    """Process id of the cluster's owner; SIGTERM to it stops the cluster."""
     started_at: str
-    """ISO 8601, UTC."""
+    """Start time in ISO 8601, UTC."""
     bootstrap_servers: str
     etcd: str
     parts: tuple[PartState, ...]
     client_settings: dict[str, str] = field(default_factory=dict)
-    """The client settings besides `bootstrap_servers`."""
+    """Client settings in addition to `bootstrap_servers`."""
 
 
 def owner_pid(directory: Path) -> int | None:
-    """The process that holds the data directory; `None` means that none does."""
+    """Return the id of the process that locks the data directory, or `None`."""
     try:
         with (directory / OWNER_LOCK).open() as lock:
             try:
@@ -56,7 +56,7 @@ def owner_pid(directory: Path) -> int | None:
 
 
 def describe_state(cluster: LocalCluster, *, pid: int, started_at: str) -> ClusterState:
-    """The state of a running cluster."""
+    """Return the state of a running cluster."""
     parts = [
         PartState("etcd", member.endpoint, member.pid or 0, str(member.log_file)) for member in cluster.etcd_members
     ]
@@ -67,19 +67,19 @@ def describe_state(cluster: LocalCluster, *, pid: int, started_at: str) -> Clust
 
 
 def state_json(state: ClusterState) -> str:
-    """As it is written."""
+    """Return the state as JSON, as in the file."""
     return json.dumps(asdict(state))
 
 
 def write_state(directory: Path, state: ClusterState) -> None:
-    """Write it whole or not at all."""
+    """Write the state file atomically."""
     partial = directory / f".{STATE_FILE}"
     partial.write_text(state_json(state) + "\n")
     partial.replace(directory / STATE_FILE)
 
 
 def read_state(directory: Path) -> ClusterState | None:
-    """The state of the cluster that runs on the directory; None where none runs, or it is not healthy yet."""
+    """Return the state of the cluster that runs on the directory, or `None` if there is none that is healthy."""
     pid = owner_pid(directory)
     try:
         content = json.loads((directory / STATE_FILE).read_text())
