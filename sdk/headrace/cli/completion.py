@@ -1,7 +1,7 @@
-"""`headrace completion`: the script that makes a shell complete the command line.
+"""`headrace completion`: scripts for command-line completion in a shell.
 
-The scripts speak typer's protocol of environment variables: the shell calls `headrace` with `_HEADRACE_COMPLETE` set,
-and typer answers with words.
+The scripts use typer's protocol of environment variables: the shell calls `headrace` with `_HEADRACE_COMPLETE` set,
+and typer prints the completions.
 """
 
 import enum
@@ -16,7 +16,7 @@ COMPLETE_VARIABLE = "_HEADRACE_COMPLETE"
 
 
 class Shell(enum.StrEnum):
-    """The shells there is a script for."""
+    """Supported shells."""
 
     BASH = "bash"
     ZSH = "zsh"

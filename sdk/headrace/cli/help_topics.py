@@ -1,4 +1,4 @@
-"""`headrace help TOPIC`: what does not fit into a command's own help."""
+"""`headrace help TOPIC`: pages for subjects that are too long for a command's help."""
 
 import enum
 from typing import Annotated
@@ -11,7 +11,7 @@ from headrace.cli.records import offsets, record_format
 
 
 class HelpTopic(enum.StrEnum):
-    """What there is a page about."""
+    """Subjects of help pages."""
 
     EXIT_CODES = "exit-codes"
     OFFSETS = "offsets"
@@ -32,7 +32,7 @@ offset are ignored: where a record came from does not say where it goes.
 
 
 def help_page(topic: HelpTopic) -> str:
-    """The page of a topic."""
+    """Return the page of a topic."""
     match topic:
         case HelpTopic.EXIT_CODES:
             return exit_code_table()

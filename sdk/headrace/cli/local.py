@@ -1,7 +1,7 @@
 """`headrace local`: a real cluster on this machine, run by `headrace_devcluster` as a child process.
 
-That package brings the servers and etcd; it is never imported here, so that the SDK stays small. What the child prints
-and its exit code are the command's own; Ctrl-C reaches it through the terminal's process group.
+That package depends on the servers and etcd; it is never imported here, so that the SDK stays small. The child's output
+and exit code become those of the command; Ctrl-C reaches it through the terminal's process group.
 """
 
 import importlib.util
@@ -19,12 +19,12 @@ from headrace.testing import INSTALL_DEVCLUSTER
 
 MODULE = "headrace_devcluster"
 PROGRAM_VARIABLE = "HEADRACE_LOCAL_PROGRAM"
-"""What the child calls itself in its help."""
+"""Environment variable with the program name in the child's help."""
 
 app = typer.Typer(help="Run a cluster on this machine.", no_args_is_help=True, rich_markup_mode=None)
 
 PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": list[str]()}
-"""The child explains its options: `--help` is one of those that it gets."""
+"""Pass all options, also `--help`, to the child."""
 
 Arguments = Annotated[
     list[str] | None,
@@ -53,7 +53,7 @@ def status(arguments: Arguments = None) -> None:
 
 
 def child_command(verb: str, arguments: Sequence[str]) -> list[str]:
-    """The child's command line."""
+    """Return the child's command line."""
     return [sys.executable, "-m", MODULE, verb, *arguments]
 
 
@@ -65,10 +65,10 @@ def _run(verb: str, arguments: Sequence[str] | None) -> None:
 
 
 def run_child(arguments: Sequence[str]) -> int:
-    """Run a child to its end and give its exit code; after Ctrl-C wait until it has stopped its own children.
+    """Run a child to its end and return its exit code; after Ctrl-C wait until it has stopped its own children.
 
     Raises:
-        CommandFailed: the child could not be started.
+        CommandFailed: If the child cannot be started.
     """
     try:
         child = subprocess.Popen(arguments, env={**os.environ, PROGRAM_VARIABLE: "headrace local"})
@@ -80,7 +80,7 @@ def run_child(arguments: Sequence[str]) -> int:
             code = child.wait()
             break
         except KeyboardInterrupt:
-            interrupted = True  # The terminal has sent the signal to the child too, which stops its cluster now.
+            interrupted = True  # The terminal also sent the signal to the child, which is stopping its cluster.
     if interrupted or code == -2:
         return ExitCode.INTERRUPTED
     return code if code >= 0 else 128 - code

@@ -1,7 +1,7 @@
-"""The entry point of `headrace`: the tree of commands, and how usage errors end.
+"""Entry point of `headrace`: the command tree, and the handling of usage errors.
 
-Commands report their own errors (`session.command`); what reaches `run` is a wrong command line, an interrupt, or help.
-typer makes a command of a function, with typed parameters as options: mypy checks the command line like other code.
+Commands report their own errors (`session.command`); only usage errors, interrupts and help reach `run`. typer builds a
+command from a function with typed parameters as options, so that mypy checks the command line like other code.
 """
 
 import os
@@ -34,7 +34,7 @@ EPILOG = (
     "7 already there, 130 interrupted; `headrace help exit-codes` says more."
 )
 
-# click's errors. Newer releases of typer bring a copy of click, so the classes are found through what typer exports.
+# click's errors. Newer releases of typer contain a copy of click, so the classes are found through typer's exports.
 USAGE_ERROR = typer.BadParameter.__mro__[1]
 CLICK_ERROR = typer.BadParameter.__mro__[2]
 
@@ -92,11 +92,11 @@ def version(session: Session) -> None:
 
 
 def run(arguments: Sequence[str], clients: Clients) -> int:
-    """Run one command line and give its exit code.
+    """Run one command line and return its exit code.
 
     Args:
-        arguments: without the program's name.
-        clients: makes the SDK's objects.
+        arguments: arguments without the program's name.
+        clients: factory of the SDK's objects.
     """
     if "_HEADRACE_COMPLETE" in os.environ:
         from typer.completion import completion_init  # type: ignore[attr-defined]  # imported there, not marked
@@ -134,6 +134,6 @@ def _usage_error(error: Exception) -> int:
 def main() -> None:
     """Run `headrace` and exit."""
     if os.environ.get("HEADRACE_DEBUG", "") in ("", "0"):
-        # gRPC writes lines of its own about failed handshakes; the command says it in one sentence.
+        # gRPC logs failed handshakes; the command reports them in one sentence.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     sys.exit(run(sys.argv[1:], SdkClients()))

@@ -1,4 +1,4 @@
-"""`headrace bench`: a topic under a load as applications make it, at its own speed, a set one, or the fastest."""
+"""`headrace bench`: load test of a topic, at the workload's own rate, a given rate, or the maximum."""
 
 import enum
 import math
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 OWN_RATE, FULL_RATE = "own", "max"
 DEFAULT_RECORDS = 1_000_000
-"""Of a made workload, where neither --records nor --seconds is given."""
+"""Number of records of a generated workload without --records and --seconds."""
 FLUSH_SECONDS = 120.0
 PAPER_VALUE_BYTES = 200
 ETC_KEYS = 1_000_000
@@ -38,7 +38,7 @@ ETC_ZIPF = 0.99
 
 
 class WorkloadName(enum.StrEnum):
-    """What is sent."""
+    """Available workloads."""
 
     PAPER = "paper"
     ETC = "etc"
@@ -47,7 +47,7 @@ class WorkloadName(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What was asked for."""
+    """Parameters of a load."""
 
     workload: WorkloadName
     # Records a second; infinite: as fast as it goes; None: the workload's own.
@@ -66,12 +66,12 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class LoadOutcome:
-    """What became of the load."""
+    """Result of a load."""
 
     progress: "SendProgress"
     seconds: float
     processor_seconds: float
-    # Refused, or not acknowledged when the time was up.
+    # Rejected, or not acknowledged within the timeout.
     failed_records: int
     # Why it ended early or is not whole: raised once the rest is told.
     failure: BaseException | None
@@ -171,7 +171,7 @@ def bench(
 def _produce(
     session: Session, topic: str, plan: LoadPlan, blocks: "Iterator[Block]", settings: dict[str, Any]
 ) -> LoadOutcome:
-    """Send the load with a producer of its own."""
+    """Send the load with a new producer."""
     with session.clients.producer(**session.settings(), **settings) as producer:
         return _send(
             plan,
@@ -184,7 +184,7 @@ def _produce(
 
 
 def _send(plan: LoadPlan, blocks: "Iterator[Block]", send: "Send", producer: Any = None) -> LoadOutcome:
-    """Send what is due until the last of it is acknowledged; after Ctrl-C only what has been sent."""
+    """Send the load and wait for its acknowledgement; after Ctrl-C wait only for what has been sent."""
     from headrace.cli.bench.pace import SendProgress, send_paced
 
     failure: BaseException | None = None
@@ -222,10 +222,10 @@ def _rate(text: str) -> float | None:
 
 
 def _check(plan: LoadPlan) -> None:
-    """Refuse options that would do nothing.
+    """Check for options without an effect.
 
     Raises:
-        UsageProblem: says which.
+        UsageProblem: If there is one; names it.
     """
     replay = plan.workload is WorkloadName.REPLAY
     if plan.files and not replay:
@@ -268,14 +268,14 @@ def _made(session: Session, plan: LoadPlan, partitions: int) -> "tuple[Workload,
 
 
 def _count(plan: LoadPlan) -> int:
-    """Return how many records are made; those after `seconds` are never sent."""
+    """Return the number of records to generate; those after `seconds` are not sent."""
     if plan.records is not None:
         return plan.records
     return 2**62 if plan.seconds is not None else DEFAULT_RECORDS
 
 
 def _document(plan: LoadPlan, topic: str, outcome: LoadOutcome, *, dry_run: bool) -> dict[str, JsonValue]:
-    """Return what is printed, for programs."""
+    """Return the result as a document."""
     from headrace.cli.bench.pace import percentiles_ms
 
     progress, elapsed = outcome.progress, outcome.seconds
@@ -300,7 +300,7 @@ def _document(plan: LoadPlan, topic: str, outcome: LoadOutcome, *, dry_run: bool
 
 
 def _facts(document: dict[str, Any]) -> Iterator[tuple[str, JsonValue]]:
-    """Return the same for people, with `late_ms` and `acknowledged_ms` in a line each."""
+    """Yield the result for people, with `late_ms` and `acknowledged_ms` on one line each."""
     for name, value in document.items():
         if isinstance(value, dict):
             yield name, ", ".join(f"{key} {number}" for key, number in value.items())

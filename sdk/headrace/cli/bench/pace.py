@@ -1,7 +1,7 @@
-"""Send blocks when they are due, open loop: a record is sent when it is due, whatever happened to those before it.
+"""Open-loop sender: each record is sent when it is due, independent of the records before it.
 
 A stall of the sender, of the cluster or of a full buffer counts for every record that was due meanwhile: waits count
-from when a record was due, not from when it could be sent.
+from the due time of a record, not from when it could be sent.
 """
 
 import threading
@@ -24,16 +24,16 @@ Send = Callable[[RecordColumns], "BatchFuture | None"]
 
 @dataclass(slots=True)
 class SendProgress:
-    """What has been sent and acknowledged. Waits are added on the producer's threads, the rest on the caller's."""
+    """Counters of a load. Waits are added on the producer's threads, the others on the caller's."""
 
     records: int = 0
     bytes: int = 0
     due_s: float = 0.0
-    """When the last record that was sent was due."""
+    """Due time of the last sent record."""
     late_s: list[float] = field(default_factory=list)
-    """How late each part was sent: its first record."""
+    """Delay of the first record of each part."""
     waits_s: list[float] = field(default_factory=list)
-    """From when the first record of each part was due until the part was acknowledged."""
+    """Time from the due time of each part's first record to the acknowledgement of the part."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -98,7 +98,7 @@ def _note_acknowledgement(
 
 
 def percentiles_ms(seconds: Sequence[float]) -> dict[str, float | None]:
-    """Median, 99th percentile and most, in milliseconds; None each where there is nothing."""
+    """Return median, 99th percentile and maximum in milliseconds, each `None` without values."""
     if not seconds:
         return {"p50": None, "p99": None, "max": None}
     found = np.percentile(np.asarray(seconds) * 1000, [50, 99, 100]).tolist()

@@ -1,7 +1,7 @@
-"""Requests of a workload, and lines of a file, as records in blocks: what `headrace bench` sends.
+"""Input of `headrace bench`: requests of a workload, or lines of a file, as blocks of records.
 
-A block knows when each of its records is due, and gives any run of them as columns, a partition each, which the
-producer takes as they are. Needs numpy; made workloads need pyarrow.
+A block has the due time of each record, and returns any range of them as columns per partition, which the producer
+accepts directly. Needs numpy; generated workloads need pyarrow.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,45 +17,45 @@ from headrace.cli.records.record_json import OutgoingRecord
 from headrace.client.base.partitioner import partition_for_key
 
 BLOCK_RECORDS = 4_000
-"""Made at once, at most: about a millisecond's work, so that making them holds nothing up."""
+"""Maximum records of a block: about a millisecond of work, so that generation delays no other work."""
 BLOCK_BYTES = 4 << 20
-"""The most that the values of a block have, where all are of one size; a block has one record at least."""
+"""Maximum size of the values of a block of equal sizes; a block has at least one record."""
 CONTENT_BYTES = 8 << 20
-"""Chance that values are cut from."""
+"""Size of the random data that values are slices of."""
 KEY_TEXT = b"%020d"
 
 
 class RecordColumns(NamedTuple):
-    """Records for one partition, as `send_many` takes them."""
+    """Records for one partition, as arguments of `send_many`."""
 
     values: Any
     keys: Any = None
     headers: Sequence[Any] | None = None
-    # None: the producer chooses.
+    # None means that the producer chooses.
     partition: int | None = None
 
     @property
     def records(self) -> int:
-        """How many."""
+        """Number of records."""
         return len(self.values)
 
 
 class Block(Protocol):
-    """Some consecutive records."""
+    """Consecutive records."""
 
     @property
     def due_s(self) -> Floats:
         """float64[n], ascending: seconds from the first record of all."""
 
     def columns(self, start: int, end: int) -> Iterator[RecordColumns]:
-        """Some of them, by partition."""
+        """Yield the records `start` to `end` by partition."""
 
     def bytes_of(self, start: int, end: int) -> int:
         """Keys and values of some of them."""
 
 
 class KeyPool:
-    """Every key that a workload may use, its length, and where it belongs, made once."""
+    """All keys of a workload, with their lengths and partitions, made once."""
 
     def __init__(self, count: int, partitions: int, seed: int) -> None:
         import pyarrow as pa
@@ -69,20 +69,20 @@ class KeyPool:
 
 @dataclass(frozen=True, slots=True)
 class MadeBlock:
-    """Requests of a workload."""
+    """Block of generated requests."""
 
     requests: Requests
-    # None: records have no keys.
+    # None means that records have no keys.
     pool: KeyPool | None
     content: bytes
 
     @property
     def due_s(self) -> Floats:
-        """When each is due."""
+        """Due time of each record."""
         return self.requests.due_s
 
     def columns(self, start: int, end: int) -> Iterator[RecordColumns]:
-        """By the partition of the key, each in order."""
+        """Yield the records by the partition of their key, in order."""
         sizes = self.requests.value_bytes[start:end]
         if self.pool is None or self.requests.keys is None:
             yield RecordColumns(self._values(sizes))
@@ -105,7 +105,7 @@ class MadeBlock:
         return total
 
     def _values(self, sizes: Ints) -> Any:
-        """Values of these lengths, one behind the other out of the content."""
+        """Return values of these lengths as consecutive slices of the content."""
         import pyarrow as pa
 
         ends = np.zeros(len(sizes) + 1, np.int32)
@@ -115,7 +115,7 @@ class MadeBlock:
 
 
 def made_blocks(workload: Workload, records: int, pool: KeyPool | None, seed: int) -> Iterator[MadeBlock]:
-    """`records` requests of a workload, in blocks."""
+    """Yield `records` requests of a workload in blocks."""
     content = np.random.default_rng(seed).bytes(CONTENT_BYTES // 2).hex().encode()
     most = block_records(workload.usual_value_bytes)
     for start in range(0, records, most):
@@ -123,19 +123,19 @@ def made_blocks(workload: Workload, records: int, pool: KeyPool | None, seed: in
 
 
 def block_records(value_bytes: float) -> int:
-    """How many records with values of this length are made at once."""
+    """Return the number of records per block for values of this length."""
     return max(1, min(BLOCK_RECORDS, int(BLOCK_BYTES / value_bytes)))
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBlock:
-    """Records of a file."""
+    """Block of records of a file."""
 
     records: Sequence[OutgoingRecord]
     due_s: Floats
 
     def columns(self, start: int, end: int) -> Iterator[RecordColumns]:
-        """All together: the producer parts them by their keys."""
+        """Yield all records together; the producer partitions them by their keys."""
         part = self.records[start:end]
         keys = [record.key for record in part]
         headers = [record.headers or None for record in part]
@@ -151,7 +151,7 @@ class ReadBlock:
 
 
 class Timetable:
-    """When records of a file are due: by their own time stamps, or evenly."""
+    """Due times of records of a file: by their timestamps, or evenly spaced."""
 
     def __init__(self, speed: float, rate: float | None) -> None:
         """Prepare.
@@ -191,10 +191,10 @@ class Timetable:
 def read_blocks_of(
     lines: Iterator[LineBlock], record_of: Callable[[bytes], OutgoingRecord], timetable: Timetable, most: int | None
 ) -> Iterator[ReadBlock]:
-    """The records of a file's lines, `most` at most.
+    """Yield the records of a file's lines, at most `most`.
 
     Raises:
-        ValueError: a line is no record, or has no time; names file and line.
+        ValueError: If a line is invalid, or has no timestamp; names file and line.
     """
     left = most
     for block in lines:

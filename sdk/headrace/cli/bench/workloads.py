@@ -1,4 +1,4 @@
-"""Requests as applications make them, in columns: when each is due, what key it has, how long its value is. Pure.
+"""Synthetic requests in columns: due time, key and value length of each. Pure.
 
 `PaperWorkload` is the experiment of the paper on Kafka (NetDB 2011, section 5). `EtcWorkload` is the model of the pool
 ETC in "Workload Analysis of a Large-Scale Key-Value Store" (Atikoglu et al., SIGMETRICS 2012, section 5): gaps, sizes

@@ -139,7 +139,7 @@ def _unclaimed_logs(session: Session, admin: "Admin", broker_id: int) -> "list[U
 
     try:
         return admin.describe_unclaimed_logs(broker_id)
-    except HeadraceError as failed:  # A broker that starts or is fenced describes its replicas all the same.
+    except HeadraceError as failed:  # A starting or fenced broker still describes its replicas.
         session.note(f"unclaimed logs are missing: {failed.message}")
         return []
 
@@ -160,7 +160,7 @@ def _replica_row(
 
 
 def _moving(partition: "PartitionDescription", broker_id: int) -> str | None:
-    """Return whether a move brings the replica here or takes it away."""
+    """Return `here` if a move adds the replica, `away` if it removes it, else `None`."""
     if broker_id in partition.adding_replicas:
         return "here"
     return "away" if broker_id in partition.removing_replicas else None

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 BrokerId = Annotated[int, typer.Argument(metavar="ID", min=0, help="The broker's id.")]
 
 MAX_NAMED = 5
-"""How many partitions a sentence names before it says `and n more`."""
+"""Maximum partitions named in a sentence before `and n more`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedPartitions:
-    """What a broker leads at one moment."""
+    """Partitions that a broker leads at one time."""
 
     registered: bool
     leads: int
@@ -121,7 +121,7 @@ def _leadership(admin: "Admin", broker_id: int) -> LedPartitions:
 
 
 def drained_brokers(admin: "Admin") -> list[int]:
-    """The brokers that an administrator drains, ascending; from etcd itself, registered or not."""
+    """Return the brokers that an administrator drained, ascending; read from etcd, registered or not."""
     return sorted(int(entry.key.rpartition("/")[2]) for entry in admin.dump("drained_brokers/"))
 
 

@@ -13,7 +13,7 @@ from headrace.cli.common.rendering import Column, JsonValue, Note, Report, Table
 from headrace.cli.common.session import CommandFailed, Session, UsageProblem, command
 
 UNKNOWN_NAME = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
-"""What a resolver says of a name that is not there; one that cannot tell says something else."""
+"""Errors of a resolver for a name that does not exist; a failing resolver has other errors."""
 
 
 @command()

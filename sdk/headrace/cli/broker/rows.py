@@ -1,4 +1,4 @@
-"""One broker as a row: `cluster describe` and `broker list` show the same."""
+"""Row of a broker, shared by `cluster describe` and `broker list`."""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ BROKER_COLUMNS = (
 
 
 def broker_row(broker: "BrokerDescription") -> dict[str, JsonValue]:
-    """One broker as `cluster describe` and `broker list` show it."""
+    """Return a broker as a row."""
     return {
         "broker_id": broker.broker_id,
         "address": broker.address,

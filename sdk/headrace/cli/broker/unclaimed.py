@@ -22,7 +22,7 @@ UNCLAIMED_COLUMNS = (
 
 
 def unclaimed_row(log: "UnclaimedLogInfo") -> dict[str, JsonValue]:
-    """One unclaimed log, as `broker describe` and `delete-unclaimed` show it."""
+    """Return an unclaimed log as a row of `broker describe` and `delete-unclaimed`."""
     return {
         "topic": log.topic or None,
         "topic_id": log.topic_id.hex(),

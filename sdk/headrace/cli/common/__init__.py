@@ -1,1 +1,1 @@
-"""What every command uses: its session, arguments, rendering and exit codes."""
+"""Common parts of all commands: session, arguments, rendering and exit codes."""

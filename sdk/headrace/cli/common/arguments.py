@@ -1,4 +1,4 @@
-"""Words of the command line that mean a partition, brokers or a speed. Pure: text in, values or a usage error out."""
+"""Parsers of partitions, brokers and rates on the command line. Pure: text in, values or a usage error out."""
 
 import re
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def parse_partition(text: str) -> TopicPartition:
-    """`TOPIC:PARTITION`.
+    """Parse `TOPIC:PARTITION`.
 
     Raises:
-        UsageProblem: another form.
+        UsageProblem: If the text has another form.
     """
     topic, colon, number = text.rpartition(":")
     if not colon or not topic or not _is_number(number):
@@ -23,7 +23,7 @@ def parse_partition(text: str) -> TopicPartition:
 
 
 def parse_topic_or_partition(text: str) -> tuple[str, int | None]:
-    """`TOPIC:PARTITION`, or `TOPIC` for all its partitions."""
+    """Parse `TOPIC:PARTITION`, or `TOPIC` for all its partitions."""
     if ":" not in text:
         return text, None
     where = parse_partition(text)
@@ -31,10 +31,10 @@ def parse_topic_or_partition(text: str) -> tuple[str, int | None]:
 
 
 def parse_broker_ids(text: str, option: str) -> tuple[int, ...]:
-    """Broker ids with commas between them.
+    """Parse broker ids separated by commas.
 
     Raises:
-        UsageProblem: none, something else than numbers, or one twice; names `option`.
+        UsageProblem: If there are none, other text than numbers, or duplicates; names `option`.
     """
     words = [word.strip() for word in text.split(",")]
     if not all(map(_is_number, words)):
@@ -46,10 +46,10 @@ def parse_broker_ids(text: str, option: str) -> tuple[int, ...]:
 
 
 def parse_rate(text: str) -> int:
-    """Bytes a second: a number with B, KiB, MiB, GiB, TiB (powers of 1,024), KB, MB, ... (powers of 1,000) or nothing.
+    """Parse bytes per second: a number with B, KiB, MiB, GiB, TiB (powers of 1,024), KB, MB, ... (1,000) or no unit.
 
     Raises:
-        UsageProblem: another form, or less than one byte a second.
+        UsageProblem: If the text has another form, or is less than one byte per second.
     """
     found = _RATE.fullmatch(text.strip())
     unit = (found[2] or "").upper() if found else ""
@@ -60,17 +60,17 @@ def parse_rate(text: str) -> int:
 
 
 def where_text(where: TopicPartition) -> str:
-    """A partition as the command line takes it."""
+    """Return a partition in the form of the command line."""
     return f"{where.topic}:{where.partition}"
 
 
 def broker_list(broker_ids: Sequence[int]) -> str:
-    """`broker 1`, or `brokers 1, 2`."""
+    """Return `broker 1`, or `brokers 1, 2`."""
     return f"{'broker' if len(broker_ids) == 1 else 'brokers'} {', '.join(map(str, broker_ids))}"
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 partition`, `2 partitions`."""
+    """Return `1 partition`, or `2 partitions`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

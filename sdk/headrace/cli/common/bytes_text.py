@@ -1,6 +1,6 @@
-"""How keys, values and header values, which are bytes, become JSON and terminal text, and back.
+"""Conversion of keys, values and header values, which are bytes, to and from JSON and terminal text.
 
-One rule everywhere: bytes that are valid UTF-8 are a string, others are `{"base64": "..."}`, an absent value is null.
+Bytes that are valid UTF-8 are a string, others are `{"base64": "..."}`, and an absent value is null.
 """
 
 import base64
@@ -11,7 +11,7 @@ JsonBytes: TypeAlias = str | dict[str, str] | None
 
 
 def to_json(data: bytes | None) -> JsonBytes:
-    """The JSON form of a key or value."""
+    """Return the JSON form of a key or value."""
     if data is None:
         return None
     try:
@@ -21,14 +21,14 @@ def to_json(data: bytes | None) -> JsonBytes:
 
 
 def from_json(value: object, what: str) -> bytes | None:
-    """The bytes of a JSON form.
+    """Return the bytes of a JSON form.
 
     Args:
-        value: as `json.loads` gives it.
-        what: names the field in the error, for example `key`.
+        value: result of `json.loads`.
+        what: name of the field in the error, for example `key`.
 
     Raises:
-        ValueError: it is neither a string, nor null, nor `{"base64": ...}`; the message says so.
+        ValueError: If it is neither a string, nor null, nor `{"base64": ...}`.
     """
     match value:
         case None:

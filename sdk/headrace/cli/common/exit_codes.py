@@ -1,6 +1,6 @@
-"""The exit codes of `headrace`, in one table: code, meaning, and which errors end with it.
+"""Table of the exit codes of `headrace`: code, meaning, and the errors that cause it.
 
-`headrace help exit-codes` prints the same table; docs/guides/command-line.md has it too.
+`headrace help exit-codes` prints the same table, which is also in docs/guides/command-line.md.
 """
 
 import enum
@@ -9,7 +9,7 @@ from headrace.wire.errors import ErrorCode, HeadraceError, TransportError
 
 
 class ExitCode(enum.IntEnum):
-    """How the command ended. The numbers are promised; new ones may be added."""
+    """Exit code of the command. The numbers are stable; new ones may be added."""
 
     OK = 0
     FAILED = 1
@@ -48,7 +48,7 @@ _BY_ERROR_CODE: dict[ErrorCode, ExitCode] = {
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """The exit code for an error that ended a command."""
+    """Return the exit code for an error that ended a command."""
     match error:
         case KeyboardInterrupt():
             return ExitCode.INTERRUPTED
@@ -63,7 +63,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
 
 
 def _of_headrace_error(error: HeadraceError) -> ExitCode:
-    # Imported here because the SDK's errors are only loaded where the SDK was used.
+    # Imported here because the SDK is loaded only by commands that use it.
     from headrace.client.base.errors import ConfigError, NoBrokersAvailableError
 
     if isinstance(error, NoBrokersAvailableError | TransportError):
@@ -74,5 +74,5 @@ def _of_headrace_error(error: HeadraceError) -> ExitCode:
 
 
 def exit_code_table() -> str:
-    """The table as text, one code a line."""
+    """Return the table as text, one code per line."""
     return "".join(f"{code:>4}  {code.name.lower():<15} {meaning}\n" for code, meaning in MEANINGS.items())

@@ -1,4 +1,4 @@
-"""What a check of the cluster or a host found, for `cluster health` and `doctor`. Pure."""
+"""Findings of checks of the cluster or a host, for `cluster health` and `doctor`. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,30 +7,30 @@ from headrace.cli.common.rendering import JsonValue
 
 
 class Status(StrEnum):
-    """How bad a finding is, the gravest first."""
+    """Severity of a finding, the most severe first."""
 
     FAILURE = "failure"
-    """Loses data or availability now or at the next failure."""
+    """Data or availability is lost now or at the next failure."""
     WARNING = "warning"
-    """Will become a failure."""
+    """The problem will become a failure."""
     NOTICE = "notice"
-    """An administrator caused it (a move, a drain), or it costs no more than time."""
+    """An administrator caused it (a move, a drain), or it only costs time."""
     OK = "ok"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found."""
+    """Finding of one check."""
 
     check: str
-    """A constant word, for programs."""
+    """Constant name of the check, for programs."""
     where: str
-    """The process, host or endpoint, or `cluster`."""
+    """Process, host or endpoint, or `cluster`."""
     status: Status
     found: str
-    """What is so, in a few words or one sentence."""
+    """Observation, in a few words or one sentence."""
     action: str = ""
-    """The next step, in one sentence; empty for `OK`."""
+    """Next step, in one sentence; empty for `OK`."""
 
     def document(self) -> dict[str, JsonValue]:
         """Return the finding for programs."""

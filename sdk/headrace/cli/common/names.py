@@ -1,4 +1,4 @@
-"""Arguments that name a topic or a group; a shell completes them with the names in the cluster."""
+"""Arguments for topics and groups, with shell completion of the names in the cluster."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ def group_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _names(ctx: typer.Context, incomplete: str, ask: Callable[["Admin"], Iterable[str]]) -> list[str]:
-    """Ask the cluster that the command line or the environment names; nothing where it does not answer."""
+    """Return names from the cluster of the command line or the environment; empty if it does not respond."""
     clients = ctx.obj if ctx.obj is not None else SdkClients()
     servers = ctx.params.get("bootstrap_servers") or os.environ.get("HEADRACE_BOOTSTRAP_SERVERS") or "localhost:7170"
     settings = {

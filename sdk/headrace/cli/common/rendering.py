@@ -1,7 +1,7 @@
-"""What a command found, as a table for people or as one JSON or YAML document for programs.
+"""Output of a command's result, as a table for people or as one JSON or YAML document for programs.
 
-Pure: reports in, text out. A `Report` carries the document, whose shape is stable, and the same facts laid out for
-people, whose shape is not. `wide` is the table with further columns.
+Pure: reports in, text out. A `Report` has the document, whose structure is stable, and the same facts laid out for
+people, whose structure is not. `wide` is the table with more columns.
 """
 
 import enum
@@ -16,7 +16,7 @@ JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping
 
 
 class OutputFormat(enum.StrEnum):
-    """How a command prints what it found."""
+    """Output format of a command's result."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -26,10 +26,10 @@ class OutputFormat(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table."""
+    """Column of a table."""
 
     heading: str
-    # The field of the row.
+    # Field of the row.
     field: str
     # Shown by `wide` only.
     wide: bool = False
@@ -37,11 +37,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows below headings; numbers are set to the right."""
+    """Rows below headings; numbers are right-aligned."""
 
     columns: Sequence[Column]
     rows: Sequence[Mapping[str, JsonValue]]
-    # Printed where there is no row.
+    # Printed if there are no rows.
     empty: str = "(none)"
     # The whole table is shown by `wide` only.
     wide: bool = False
@@ -49,14 +49,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Names and values, one a line."""
+    """Names and values, one per line."""
 
     pairs: Sequence[tuple[str, JsonValue]]
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A sentence of its own."""
+    """Separate sentence."""
 
     text: str
 
@@ -66,16 +66,16 @@ Section: TypeAlias = Table | Facts | Note
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a command."""
+    """Result of a command."""
 
-    # What `json` and `yaml` print.
+    # Printed by `json` and `yaml`.
     document: JsonValue
-    # What `table` and `wide` print, with an empty line between sections.
+    # Printed by `table` and `wide`, with an empty line between sections.
     sections: Sequence[Section] = field(default_factory=tuple)
 
 
 def render(report: Report, output: OutputFormat) -> str:
-    """The report as text that ends with a line end; empty where there is nothing to print."""
+    """Return the report as text with a final line end; empty if there is nothing to print."""
     match output:
         case OutputFormat.JSON:
             return json_document(report.document, indent=2) + "\n"
@@ -90,7 +90,7 @@ def render(report: Report, output: OutputFormat) -> str:
 
 
 def json_document(value: JsonValue, indent: int | None = None) -> str:
-    """Return one JSON document, with Unicode as it is where it is printable and `\\uNNNN` where it is not."""
+    """Return one JSON document, with printable Unicode unchanged and other characters as `\\uNNNN`."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     if all(line.isprintable() for line in text.split("\n")):
         return text
@@ -98,18 +98,18 @@ def json_document(value: JsonValue, indent: int | None = None) -> str:
 
 
 def yaml_document(value: JsonValue) -> str:
-    """One YAML document, keys in their order, without the `---` that separates documents of a stream."""
+    """Return one YAML document, keys in their order, without the `---` that separates documents of a stream."""
     import yaml
 
-    # PyYAML writes U+0085, U+2028 and U+FEFF as they are and misreads them, and bidirectional characters reorder what a
-    # terminal shows: with one character that is not printable all of the document is ASCII.
+    # PyYAML writes U+0085, U+2028 and U+FEFF unescaped and misreads them, and bidirectional characters reorder terminal
+    # output. Therefore a document with any character that is not printable is written in ASCII.
     readable = json.dumps(value, ensure_ascii=False).isprintable()
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=readable, default_flow_style=False, width=1_000)
     return text
 
 
 def cell_text(value: JsonValue) -> str:
-    """A value in a table: `-` for what is absent, lists with commas."""
+    """Return the text of a value in a table: `-` if it is absent, lists with commas."""
     match value:
         case None | "":
             return "-"
@@ -128,7 +128,7 @@ def cell_text(value: JsonValue) -> str:
 
 
 def duration_text(milliseconds: int) -> str:
-    """Milliseconds for a person: `7d`, `1h30m`, `250ms`."""
+    """Return milliseconds as text: `7d`, `1h30m`, `250ms`."""
     if milliseconds < 0:
         return str(milliseconds)
     rest, parts = milliseconds, []
@@ -140,7 +140,7 @@ def duration_text(milliseconds: int) -> str:
 
 
 def bytes_text(count: int) -> str:
-    """A number of bytes for a person, in powers of 1,024: `1.5 GiB`."""
+    """Return a number of bytes as text, in powers of 1,024: `1.5 GiB`."""
     amount = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(amount) < 1024:

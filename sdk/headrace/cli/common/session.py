@@ -1,8 +1,8 @@
-"""What every command has in common: its shared options, its connection, its output, and how its errors are told.
+"""Common parts of all commands: shared options, connection, output, and error reporting.
 
-`command` turns a function whose first parameter is a `Session` into what typer registers: it adds the shared options to
-the signature, makes the session, and turns every error into one line on stderr and an exit code. The clients come from
-the context's object, so that tests put fakes there.
+`command` converts a function whose first parameter is a `Session` to a typer command: it adds the shared options to the
+signature, creates the session, and reports every error as one line on stderr and an exit code. The clients come from
+the context's object, where tests put fakes.
 """
 
 import functools
@@ -100,29 +100,29 @@ Parameters = ParamSpec("Parameters")
 
 
 class Clients(Protocol):
-    """Makes the SDK's objects; settings as the SDK names them."""
+    """Factory of the SDK's objects, with the SDK's settings."""
 
     def admin(self, **settings: Any) -> "Admin":
-        """A new Admin."""
+        """Return a new Admin."""
 
     def producer(self, **settings: Any) -> "Producer":
-        """A new Producer."""
+        """Return a new Producer."""
 
     def consumer(self, *topics: str, **settings: Any) -> "Consumer":
-        """A new Consumer."""
+        """Return a new Consumer."""
 
 
 class SdkClients:
-    """The real ones. The SDK is imported when the first one is made."""
+    """Factory of real clients. The SDK is imported when the first one is created."""
 
     def admin(self, **settings: Any) -> "Admin":
-        """A new Admin."""
+        """Return a new Admin."""
         from headrace.client.admin.admin import Admin
 
         return Admin(**settings)
 
     def producer(self, **settings: Any) -> "Producer":
-        """A new Producer."""
+        """Return a new Producer."""
         from headrace.client.producer.producer import Producer
         from headrace.wire.allocator import keep_large_buffers
 
@@ -130,7 +130,7 @@ class SdkClients:
         return Producer(**settings)
 
     def consumer(self, *topics: str, **settings: Any) -> "Consumer":
-        """A new Consumer."""
+        """Return a new Consumer."""
         from headrace.client.consumer.consumer import Consumer
         from headrace.wire.allocator import keep_large_buffers
 
@@ -139,9 +139,9 @@ class SdkClients:
 
 
 class UsageProblem(Exception):
-    """The command line or its input is wrong: ends with exit code 2.
+    """The command line or its input is invalid; the exit code is 2.
 
-    `explanation` are further lines, such as a grammar; the message alone is one.
+    The message is one line; `explanation` has further lines, such as a grammar.
     """
 
     def __init__(self, message: str, explanation: str = "") -> None:
@@ -150,7 +150,7 @@ class UsageProblem(Exception):
 
 
 class CommandFailed(Exception):
-    """The command ends with this exit code. The message, where there is one, is told on stderr."""
+    """The command failed with this exit code. The message, if any, is printed on stderr."""
 
     def __init__(self, exit_code: int, message: str = "") -> None:
         super().__init__(message)
@@ -159,20 +159,20 @@ class CommandFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One run of one command. Belongs to that command's thread."""
+    """Run of one command. Belongs to the command's thread."""
 
     clients: Clients
     bootstrap_servers: str
-    # Seconds, for each request.
+    # Timeout of each request in seconds.
     timeout: float
     output: OutputFormat
     quiet: bool
     verbose: bool
     security: Mapping[str, str] = field(default_factory=dict)
-    """The SDK's settings for TLS that were given."""
+    """TLS settings of the SDK that were given."""
 
     def settings(self) -> dict[str, Any]:
-        """The settings that all of the SDK's objects get."""
+        """Return the settings of all SDK objects."""
         return {
             "bootstrap_servers": self.bootstrap_servers,
             "client_id": CLIENT_ID,
@@ -181,41 +181,41 @@ class Session:
         }
 
     def admin(self) -> "Admin":
-        """A new Admin; use it as a context manager."""
+        """Return a new Admin; use it as a context manager."""
         return self.clients.admin(**self.settings())
 
     def show(self, report: Report) -> None:
-        """Print what the command was asked for."""
+        """Print the result of the command."""
         write_out(render(report, self.output))
 
     def show_change(self, document: JsonValue, sentence: str) -> None:
-        """Print what was changed: a sentence for people, which `--quiet` leaves out, or the document."""
+        """Print a change: a sentence for people, which `--quiet` omits, or the document."""
         if self.output in (OutputFormat.JSON, OutputFormat.YAML) or not self.quiet:
             self.show(Report(document, (Note(sentence),)))
 
     def note(self, text: str) -> None:
-        """Say something on stderr, unless quiet."""
+        """Print a line on stderr, unless quiet."""
         if not self.quiet:
             tell(text)
 
     def detail(self, text: str) -> None:
-        """Say something on stderr, if verbose."""
+        """Print a line on stderr, if verbose."""
         if self.verbose:
             tell(text)
 
 
 def write_out(text: str) -> None:
-    """Write text to stdout as UTF-8, whatever the locale."""
+    """Write text to stdout as UTF-8, independent of the locale."""
     sys.stdout.flush()
     sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
     sys.stdout.buffer.flush()
 
 
 def confirm(question: str, *, yes: bool, otherwise: str) -> None:
-    """Ask on a terminal before a change. Without one, or with `--yes`, the change is made.
+    """Ask for confirmation of a change on a terminal. Without a terminal, or with `--yes`, the change is made.
 
     Raises:
-        CommandFailed: the answer was not yes; the message is `otherwise`.
+        CommandFailed: If the answer is not yes; the message is `otherwise`.
     """
     if yes or not sys.stdin.isatty():
         return
@@ -234,12 +234,12 @@ def tell(text: str) -> None:
 def command(
     *, connects: bool = True
 ) -> Callable[[Callable[Concatenate[Session, Parameters], None]], Callable[..., None]]:
-    """Make a typer command of a function `(session, ...)`, whose further parameters are its own options.
+    """Return a decorator that converts a function `(session, ...)`, whose other parameters are options, to a command.
 
     Args:
         connects: adds `--bootstrap-servers` and `--timeout`.
 
-    A function with a parameter `output` of its own gets it in place of the shared one.
+    A function's own parameter `output` replaces the shared one.
     """
 
     def decorate(function: Callable[Concatenate[Session, Parameters], None]) -> Callable[..., None]:
@@ -288,7 +288,7 @@ def _shared_parameters(*, connects: bool, own_output: bool) -> list[inspect.Para
 
 
 def _run(function: Callable[..., None], session: Session, arguments: dict[str, Any]) -> None:
-    """Run a command; whatever it raises becomes one line and an exit code."""
+    """Run a command; report any error as one line and an exit code."""
     try:
         function(session, **arguments)
         sys.stdout.flush()
@@ -299,7 +299,7 @@ def _run(function: Callable[..., None], session: Session, arguments: dict[str, A
 
 
 def report_error(error: BaseException) -> int:
-    """Tell an error on stderr and give the exit code. `HEADRACE_DEBUG=1` adds the traceback."""
+    """Print an error on stderr and return the exit code. `HEADRACE_DEBUG=1` adds the traceback."""
     from headrace.cli.common.exit_codes import ExitCode, exit_code_of
 
     if os.environ.get("HEADRACE_DEBUG", "") not in ("", "0"):
@@ -337,16 +337,16 @@ def _sentence(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text with every run of white space made one space."""
+    """Return the text with each run of white space replaced by one space."""
     return " ".join(text.split())
 
 
 def _discard_output() -> None:
-    """Send stdout to nowhere, so that the flush at exit does not fail on the closed pipe once more."""
+    """Redirect stdout to the null device, so that the flush at exit does not fail on the closed pipe again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, sys.stdout.fileno())
     except (OSError, ValueError):
-        pass  # stdout is no file, as in tests: then there is no pipe whose flush could fail.
+        pass  # stdout is not a file, as in tests, so that there is no pipe whose flush could fail.
     finally:
         os.close(nowhere)

@@ -1,8 +1,8 @@
-"""Signals that end a program in order: as an exception in the main thread, and never dropped.
+"""Clean exit on signals: an exception in the main thread that is never lost.
 
-Python runs a signal's handler between any two steps of the main thread, so also within `__del__` or the callback of a
-weak reference. What is raised there is printed and dropped ("Exception ignored in"), and the program continues as if
-the signal had not come. py4j has such a callback for every Java object.
+Python runs a signal handler between any two steps of the main thread, also within `__del__` or the callback of a weak
+reference. An exception there is printed and dropped ("Exception ignored in"), and the program continues as if the
+signal had not arrived. py4j has such a callback for every Java object.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from contextlib import contextmanager
 from types import FrameType
 
 AGAIN_SECONDS = 0.05
-"""By then the finalizer has ended; if another one has begun, the signal is sent once more."""
+"""Delay after which the finalizer has ended; if another one has started, the signal is sent again."""
 
 
 @contextmanager
 def stop_signals(*numbers: signal.Signals) -> Iterator[None]:
     """Raise SystemExit with 128 + its number for each of these signals, within the block.
 
-    Such a SystemExit, or a KeyboardInterrupt (SIGINT needs no naming), that a finalizer drops is raised again after it.
+    Such a SystemExit, or a KeyboardInterrupt (also without SIGINT in `numbers`), is raised again after a finalizer that
+    drops it.
     """
     hook_before = sys.unraisablehook
 
@@ -50,7 +51,7 @@ def _exit(number: int, _frame: FrameType | None) -> None:
 
 
 def _signal_of(error: BaseException | None) -> int | None:
-    """Return the signal whose handler raised this in a finalizer; nothing else raises these there."""
+    """Return the signal whose handler raised this error in a finalizer, or `None`."""
     match error:
         case KeyboardInterrupt():
             return signal.SIGINT
@@ -60,5 +61,5 @@ def _signal_of(error: BaseException | None) -> int | None:
 
 
 def _send(number: int) -> None:
-    # To the main thread itself: it may be waiting for a socket, which a signal to another thread does not end.
+    # To the main thread, which may wait for a socket; a signal to another thread would not interrupt it.
     signal.pthread_kill(threading.main_thread().ident or 0, number)

@@ -1,7 +1,7 @@
-"""What commands that wait have in common: rounds until the time is up, a picture that is drawn anew, a rate and an ETA.
+"""Common parts of commands that wait: polling until a timeout, a screen that is redrawn, a rate and an ETA.
 
-On a terminal each picture replaces the one before it. Elsewhere, as in a pipe or a log, a picture is printed where it
-differs from the one before; `--output json` then prints one document a line, `yaml` a stream of documents.
+On a terminal each report replaces the previous one. Otherwise, as in a pipe or a log, a report is printed if it differs
+from the previous one; `--output json` then prints one document per line, `yaml` a stream of documents.
 """
 
 import itertools
@@ -25,11 +25,11 @@ WaitTimeout = Annotated[
 HOME_AND_CLEAR = "\x1b[H\x1b[J"
 CLEAR_SCREEN = "\x1b[2J"
 RATE_WINDOW_S = 15.0
-"""How far back a rate looks."""
+"""Time window of a rate."""
 
 
 def rounds(interval: float, wait_timeout: float | None) -> Iterator[float]:
-    """Yield the seconds since the start at once and after each interval; the last time when the time is up."""
+    """Yield the seconds since the start, at once and after each interval, for the last time at the timeout."""
     started = time.monotonic()
     for _ in itertools.count():
         elapsed = time.monotonic() - started
@@ -41,7 +41,7 @@ def rounds(interval: float, wait_timeout: float | None) -> Iterator[float]:
 
 
 class Screen:
-    """Where pictures are drawn. Owned by one command."""
+    """Output of successive reports. Owned by one command."""
 
     def __init__(self, output: OutputFormat) -> None:
         self._output = output
@@ -50,7 +50,7 @@ class Screen:
         self._last: str | None = None
 
     def draw(self, report: Report) -> None:
-        """Draw a picture; nothing where it is the same as before."""
+        """Draw a report, unless it is the same as before."""
         if self._output is OutputFormat.JSON:
             text = json_document(report.document) + "\n"
         else:
@@ -67,14 +67,14 @@ class Screen:
 
 
 class RateWindow:
-    """How fast something gets done, from how much was done at which time. Owned by one command; has no clock."""
+    """Rate of progress, from the amounts done at given times. Owned by one command; has no clock."""
 
     def __init__(self, window_s: float = RATE_WINDOW_S) -> None:
         self._window_s = window_s
         self._seen: deque[tuple[float, float]] = deque()
 
     def add(self, at: float, done: float) -> None:
-        """Note that `done` was done at a time, in seconds. Less than before begins anew."""
+        """Record the amount `done` at a time in seconds. A lower amount than before restarts the window."""
         if self._seen and done < self._seen[-1][1]:
             self._seen.clear()
         self._seen.append((at, done))
@@ -83,14 +83,14 @@ class RateWindow:
 
     @property
     def per_second(self) -> float | None:
-        """None where too little was seen."""
+        """Rate per second; `None` with too few observations."""
         if len(self._seen) < 2 or self._seen[-1][0] <= self._seen[0][0]:
             return None
         (start, first), (end, last) = self._seen[0], self._seen[-1]
         return (last - first) / (end - start)
 
     def seconds_for(self, rest: float) -> float | None:
-        """How long `rest` takes at this rate; None where that cannot be said."""
+        """Return the seconds that `rest` takes at this rate, or `None` if unknown."""
         rate = self.per_second
         if rest <= 0:
             return 0.0
@@ -98,5 +98,5 @@ class RateWindow:
 
 
 def eta_text(seconds: float | None) -> str:
-    """A time to go for a person, in whole seconds; `-` where it is not known."""
+    """Return a remaining time as text, in whole seconds; `-` if it is unknown."""
     return "-" if seconds is None else duration_text(max(0, round(seconds)) * 1000).replace("0ms", "0s")

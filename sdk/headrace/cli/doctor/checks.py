@@ -1,4 +1,4 @@
-"""Checks of `headrace doctor` on a cluster's processes: their descriptions in, findings out. Pure.
+"""Checks of `headrace doctor` on a cluster's processes: descriptions in, findings out. Pure.
 
 The limits are here, each with its reason.
 """
@@ -21,7 +21,7 @@ from headrace.wire.releases import are_close
 CLOCK_WARNING_MS, CLOCK_FAILURE_MS = 500, 5_000
 """Retention and look-ups by time use the leader's clock; leases do not."""
 BROKER_FILES, COORDINATOR_FILES = 65_536, 16_384
-"""A broker keeps some three files open for each log, and a connection for each client; a coordinator only these."""
+"""A broker has about three open files per log and a connection per client; a coordinator only connections."""
 FILES_SHARE = 0.8
 FSYNC_WARNING_US, FSYNC_FAILURE_US = 20_000, 200_000
 """Each acknowledged batch of a topic with durability=fsync waits for one."""
@@ -32,18 +32,18 @@ ETCD_PRODUCTION = {(3, 5): 28, (3, 6): 9}
 """First patch releases with the fixes that a production cluster needs."""
 ETCD_DEFAULT_QUOTA = 2 << 30
 QUOTA_WARNING, QUOTA_FAILURE = 0.5, 0.7
-"""As the alerts HeadraceEtcdQuota and HeadraceEtcdNearlyFull: past its quota etcd refuses every write."""
+"""As in the alerts HeadraceEtcdQuota and HeadraceEtcdNearlyFull: above its quota etcd rejects every write."""
 FRAGMENTED_SHARE, FRAGMENTED_BYTES = 0.5, 256 << 20
 CERTIFICATE_WARNING_MS = 30 * 86_400_000
-"""Enough for a renewal by hand; cert-manager renews earlier."""
+"""Enough time for a manual renewal; cert-manager renews earlier."""
 REMOTE = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "gluster")
-"""What an fsync promises on these is not what a log needs."""
+"""File systems on which fsync does not have the guarantees that a log needs."""
 SHOWN_TOPIC_IDS = 3
 FLEETING = ("tmpfs", "ramfs", "overlay")
 
 
 def check_processes(processes: Sequence[ProcessDescription], now_ms: int) -> list[Finding]:
-    """Everything about a cluster's processes and their etcd, process by process."""
+    """Return all findings about a cluster's processes and their etcd, process by process."""
     reached = [process for process in processes if not process.error]
     found = [finding for process in processes for finding in _check_process(process, now_ms)]
     found += _check_versions(reached)
@@ -89,7 +89,7 @@ def _check_process(process: ProcessDescription, now_ms: int) -> Iterator[Finding
 
 
 def check_open_files(where: str, used: int, limit: int, least: int) -> Finding:
-    """Judge a limit of open files (-1: none), and how near to it `used` is (-1: not known)."""
+    """Return the finding about a limit of open files (`-1`: none), with `used` files (`-1`: unknown)."""
     shown = "no limit" if limit < 0 else f"limit {limit}" if used < 0 else f"{used} of {limit} open"
     is_near = limit > 0 and used >= FILES_SHARE * limit
     status = Status.FAILURE if is_near else Status.WARNING if 0 <= limit < least else Status.OK
@@ -98,7 +98,7 @@ def check_open_files(where: str, used: int, limit: int, least: int) -> Finding:
 
 
 def check_disk(where: str, disk: DiskDescription) -> Iterator[Finding]:
-    """Judge room, file system and fsync time."""
+    """Yield findings about free space, file system and fsync time."""
     free = f"{bytes_text(disk.free_bytes)} of {bytes_text(disk.total_bytes)} free"
     if disk.free_bytes < max(disk.refuse_below_bytes, 1):
         status = Status.FAILURE
@@ -143,7 +143,7 @@ def check_disk(where: str, disk: DiskDescription) -> Iterator[Finding]:
 
 
 def check_certificate(where: str, certificate: CertificateDescription, now_ms: int) -> Finding:
-    """Judge how long a certificate is good for."""
+    """Return the finding about the expiry of a certificate."""
     left_ms = certificate.not_after_ms - now_ms
     whose = f"{certificate.use} ({certificate.subject or 'no subject'})"
     day = datetime.fromtimestamp(certificate.not_after_ms / 1000, UTC).date()
@@ -168,7 +168,7 @@ def _check_versions(reached: Sequence[ProcessDescription]) -> Iterator[Finding]:
 
 
 def _check_clocks(ahead_ms: Mapping[str, int]) -> Iterator[Finding]:
-    """Each clock against the middle of all, and this machine's against it."""
+    """Compare each clock, and this machine's, with the median of all."""
     if not ahead_ms:
         return
     middle = round(statistics.median(ahead_ms.values()))
@@ -196,7 +196,7 @@ def _check_redundancy(processes: Sequence[ProcessDescription]) -> Iterator[Findi
 
 
 def _check_etcd(reached: Sequence[ProcessDescription]) -> Iterator[Finding]:
-    """Each endpoint once; that a process does not reach one is told of that process."""
+    """Check each endpoint once; attribute unreachable endpoints to the reporting process."""
     members: dict[str, EtcdMemberDescription] = {}
     for process in reached:
         for member in process.etcd:

@@ -1,4 +1,4 @@
-"""`headrace doctor`: asks every process of the cluster and this machine, and says what is not as it should be."""
+"""`headrace doctor`: checks every process of the cluster and this machine, and reports problems."""
 
 import time
 from collections import Counter

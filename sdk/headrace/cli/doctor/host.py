@@ -1,4 +1,4 @@
-"""What `headrace doctor` asks of the machine that it runs on."""
+"""Collection of facts about the machine that `headrace doctor` runs on."""
 
 import ctypes
 import os
@@ -17,14 +17,14 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 def look_at_host(
     data_dir: Path | None, certificates: Iterable[Path] = (), *, control_groups: Path = CONTROL_GROUPS
 ) -> HostFacts:
-    """Ask the machine.
+    """Return facts about the machine.
 
     Args:
-        data_dir: measure the disk that holds it, which writes a little there.
+        data_dir: directory whose disk is measured, which writes a few KiB there.
         certificates: files to read.
-        control_groups: where the kernel shows them (version 2).
+        control_groups: mount point of control groups (version 2).
 
-    Raises OSError: the data directory is not there or not ours.
+    Raises OSError if the data directory does not exist or is not accessible.
     """
     import resource
 
@@ -33,7 +33,7 @@ def look_at_host(
     threads = [_limit(resource.RLIMIT_NPROC), _group_limit(control_groups, group, "pids.max")]
     return HostFacts(
         name=socket.gethostname(),
-        max_open_files=_limit(resource.RLIMIT_NOFILE, hard=True),  # A broker raises the soft one itself.
+        max_open_files=_limit(resource.RLIMIT_NOFILE, hard=True),  # A broker raises its soft limit to it.
         clock_synchronised=_clock_synchronised(),
         available_memory_bytes=_least(memory),
         max_threads=_least(threads),
@@ -52,12 +52,12 @@ def _limit(what: int, *, hard: bool = False) -> int:
 
 
 def _least(limits: list[int]) -> int:
-    """The one that is met first; -1: there is none."""
+    """Return the lowest limit; `-1` means none."""
     return min((limit for limit in limits if limit >= 0), default=-1)
 
 
 def _own_group() -> str:
-    """The control group of this process below the root; empty: there is none of version 2."""
+    """Return this process's control group (version 2) below the root; empty if there is none."""
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -66,7 +66,7 @@ def _own_group() -> str:
 
 
 def _group_limit(root: Path, group: str, name: str) -> int:
-    """The least that the group and those around it allow; -1: no limit, or no such file."""
+    """Return the lowest limit of the group and its parents; `-1` means no limit, or no such file."""
     limits = []
     for folder in (root / group, *(root / group).parents):
         if folder.is_relative_to(root):
@@ -79,10 +79,10 @@ def _group_limit(root: Path, group: str, name: str) -> int:
 
 
 def _clock_synchronised() -> bool | None:
-    """What adjtimex says, asked without changing anything."""
+    """Return the state of adjtimex, without changing it."""
     try:
         adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
-    except (OSError, AttributeError, TypeError):  # Windows names no library by None.
+    except (OSError, AttributeError, TypeError):  # On Windows `CDLL(None)` fails.
         return None
     state = int(adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES)))
     return None if state < 0 else state != _TIME_ERROR
@@ -117,11 +117,11 @@ def _look_at_disk(data_dir: Path) -> DiskDescription:
 
 def _free_files(data_dir: Path) -> int:
     usage = os.statvfs(data_dir)
-    return usage.f_favail if usage.f_files else -1  # Some file systems make inodes as they are needed, and say 0.
+    return usage.f_favail if usage.f_files else -1  # File systems with dynamic inodes report 0.
 
 
 def _look_at_certificate(path: Path) -> Iterator[CertificateDescription | UnreadableCertificate]:
-    """Everything in the file: a chain ends with the first of its certificates."""
+    """Yield all certificates in the file, because a chain expires with its first certificate to expire."""
     from headrace.wire.certificates import CertificateFormatError, read_facts
 
     try:

@@ -1,4 +1,4 @@
-"""What `headrace doctor` makes of the machine that it runs on: facts in, findings out. Pure."""
+"""Checks of `headrace doctor` on its own machine: facts in, findings out. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from headrace.client.admin.processes import CertificateDescription, DiskDescript
 
 LEAST_MEMORY_BYTES = 512 << 20
 LEAST_THREADS = 1_024
-"""A broker has some threads for its disk, and gRPC's own."""
+"""A broker needs threads for its disk and for gRPC."""
 LARGEST_SEGMENT_BYTES = (2 << 30) - 1
-"""What `segment_bytes` of a topic may be; a write beyond the limit of a file's size fails."""
+"""Maximum of a topic's `segment_bytes`; a write beyond the limit of the file size fails."""
 LEAST_FREE_FILES = 100_000
 """Each segment of a log is three files."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableCertificate:
-    """A file that was named as a certificate and is none."""
+    """File that was given as a certificate and is not one."""
 
     path: str
     reason: str
@@ -27,27 +27,27 @@ class UnreadableCertificate:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """The machine that doctor runs on, and what holds for a process that is started as doctor was. -1: no limit."""
+    """Facts about the machine, and limits of a process that is started as doctor was. `-1` means no limit."""
 
     name: str
     max_open_files: int
     clock_synchronised: bool | None
-    """None: the kernel does not say."""
+    """`None` if the kernel does not report it."""
     available_memory_bytes: int
-    """What is left of the machine's, or the control group's limit where that is less; -1: not known."""
+    """Available memory of the machine, or the control group's limit if that is less; `-1` means unknown."""
     max_threads: int = -1
-    """Of the user and of the control group together."""
+    """Lower of the user's and the control group's limit."""
     max_file_bytes: int = -1
     disk: DiskDescription | None = None
-    """Of the data directory that was named."""
+    """Disk of the given data directory."""
     free_files: int = -1
-    """How many more files its file system can have; -1: it does not say."""
+    """Number of free inodes of its file system; `-1` means unknown."""
     certificates: tuple[CertificateDescription | UnreadableCertificate, ...] = ()
-    """Of the files that were named."""
+    """Certificates in the given files."""
 
 
 def check_host(facts: HostFacts, now_ms: int) -> list[Finding]:
-    """Everything about the machine."""
+    """Return all findings about the machine."""
     where = f"host {facts.name}"
     found = [check_open_files(where, -1, facts.max_open_files, BROKER_FILES), *_check_limits(where, facts)]
     if facts.clock_synchronised is not None:

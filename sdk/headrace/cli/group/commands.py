@@ -76,7 +76,7 @@ def list_groups(
 
 
 def _add_lags(session: Session, admin: "Admin", rows: list[dict[str, JsonValue]]) -> None:
-    """Find out each one's lag; one that cannot be said, as of a group deleted meanwhile, is left open and said so."""
+    """Add each group's lag; an unavailable one, for example of a deleted group, is omitted with a note."""
     from headrace.client.base.errors import NoBrokersAvailableError
     from headrace.wire.errors import HeadraceError
 
@@ -150,7 +150,7 @@ def delete(
 
 
 def _check(admin: "Admin", groups: list[str]) -> "dict[str, Exception | None]":
-    """What a deletion would come to."""
+    """Return the error that a deletion would have for each group, or `None`."""
     from headrace.wire.errors import GroupNotEmptyError, UnknownGroupError
 
     listed = {each.group_id: each for each in admin.list_groups()}

@@ -1,4 +1,4 @@
-"""`headrace group describe`: members, who owns what since when, and how far behind each partition is."""
+"""`headrace group describe`: members, owners of partitions with their epochs, and lags."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated

@@ -1,6 +1,6 @@
-"""How far behind groups are, for people and for programs. Pure but for the calls of `Admin`.
+"""Lag of groups, for people and for programs. Pure, except for calls of `Admin`.
 
-Records are exact. Times are the age of the first record that is still to be read, by its own timestamp.
+Records are exact. Times are the age of the first unread record by its timestamp.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 class Lag(NamedTuple):
-    """Some partitions together."""
+    """Total lag of several partitions."""
 
-    # What is known of them, summed up; None: of none.
+    # Sum of the known lags; None if none is known.
     records: int | None
-    # The greatest that is known.
+    # Maximum of the known times.
     behind_ms: int | None
-    # Of how many partitions the records are not known.
+    # Number of partitions with unknown lag.
     unknown: int
 
     def row(self) -> dict[str, JsonValue]:
-        """The lag as documents have it."""
+        """Return the lag as fields of a document."""
         return {
             "lag_records": self.records,
             "lag_ms": self.behind_ms,
@@ -32,11 +32,11 @@ class Lag(NamedTuple):
 
 
 NO_LAG: dict[str, JsonValue] = dict.fromkeys(Lag(None, None, 0).row())
-"""Of what was not asked for."""
+"""Lag that was not requested."""
 
 
 def total_lag(lags: "Iterable[PartitionLag]") -> Lag:
-    """Partitions together."""
+    """Return the total lag of partitions."""
     found = list(lags)
     records = [each.records for each in found if each.records is not None]
     times = [each.behind_ms for each in found if each.behind_ms is not None]
@@ -44,14 +44,14 @@ def total_lag(lags: "Iterable[PartitionLag]") -> Lag:
 
 
 def time_text(milliseconds: int | None) -> str | None:
-    """A time for a person, in whole seconds from one second on."""
+    """Return a time for people, in whole seconds from one second on."""
     if milliseconds is None:
         return None
     return duration_text(milliseconds if milliseconds < 1_000 else milliseconds // 1_000 * 1_000)
 
 
 def lag_notes(lags: "Sequence[PartitionLag]") -> list[str]:
-    """Sentences about what the figures do not say."""
+    """Return sentences that explain the figures."""
     notes = []
     if missed := [each for each in lags if each.missed_records]:
         named = ", ".join(f"{each.topic}:{each.partition} {each.missed_records:,}" for each in missed)

@@ -1,4 +1,4 @@
-"""Files of offsets, which `group reset` reads and writes."""
+"""Files of offsets that `group reset` reads and writes."""
 
 import sys
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ def read_offsets_file(path: Path) -> str:
     """Return the text of a file of offsets, `-` for standard input.
 
     Raises:
-        UsageProblem: it cannot be read, is too large, or is no text.
+        UsageProblem: If it cannot be read, is too large, or is not text.
     """
     try:
         if path == Path("-"):
@@ -36,7 +36,7 @@ def write_offsets_file(path: Path | None, group: str, offsets: Sequence[tuple[To
     """Write a file of offsets, `-` for standard output.
 
     Raises:
-        UsageProblem: it cannot be written.
+        UsageProblem: If it cannot be written.
     """
     text = offsets_file(group, offsets)
     if path is None or path == Path("-"):

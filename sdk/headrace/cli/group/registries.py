@@ -1,7 +1,7 @@
 """The four registries of the paper (section 3.2) as etcd keys: brokers, consumers, ownership, offsets.
 
-Kafka kept them as nodes of ZooKeeper; here they are keys of etcd. `docs/reference/etcd-keys.md` has their values. Pure:
-the keys are made from ids, as the coordinators make them.
+Kafka stored them as nodes of ZooKeeper; here they are keys of etcd, whose values are in `docs/reference/etcd-keys.md`.
+Pure: the keys are built from ids, as in the coordinators.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,11 +18,11 @@ COLUMNS = (Column("REGISTRY", "registry"), Column("KEY", "key"), Column("HOLDS",
 
 
 def registry_rows(group: "GroupDescription", brokers: "Iterable[MetadataEntry]") -> list[dict[str, JsonValue]]:
-    """Every key that concerns a group.
+    """Return every key of a group.
 
     Args:
-        group: what a coordinator says of it.
-        brokers: the keys below `brokers/`.
+        group: description by a coordinator.
+        brokers: keys below `brokers/`.
     """
     rows: list[dict[str, JsonValue]] = []
     prefix = ""
@@ -31,7 +31,7 @@ def registry_rows(group: "GroupDescription", brokers: "Iterable[MetadataEntry]")
         prefix = f"/{root}/{cluster}/groups/{generation}/"
         rows.append(_row("brokers", entry.key, f"broker {broker_id} is alive"))
     if not prefix:
-        return rows  # Without a broker nothing says what the cluster is called.
+        return rows  # Without a broker key the name of the cluster is unknown.
     name = group.listing.group_id
     here = f"{prefix}group/{name}/"
     for member in group.members:
@@ -59,5 +59,5 @@ def _row(registry: str, key: str, holds: str) -> dict[str, JsonValue]:
 
 
 def registry_table(rows: list[dict[str, JsonValue]]) -> Table:
-    """The keys as a table."""
+    """Return the keys as a table."""
     return Table(COLUMNS, rows, empty="no keys")

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 REQUEST_PARTITIONS = 500
-"""How many offsets one request stores; after each the progress is told."""
+"""Maximum offsets per request; progress is reported after each request."""
 TARGETS = (
     "--to-earliest, --to-latest, --to-offset, --to-time, --by-duration, --shift, --from-file, --from-group or --delete"
 )
@@ -199,10 +199,10 @@ def _target(
     from_file: Path | None,
     delete: bool,
 ) -> OffsetTarget | None:
-    """The target that the options name; None: none of them.
+    """Return the target of the options, or `None` without one.
 
     Raises:
-        UsageProblem: several, or one that cannot be read.
+        UsageProblem: If there are several targets, or one is invalid.
     """
     found: list[OffsetTarget] = []
     if to_earliest:
@@ -227,10 +227,10 @@ def _target(
 
 
 def _parse_topic(text: str) -> tuple[str, tuple[int, ...] | None]:
-    """`TOPIC`, or `TOPIC:P,...`.
+    """Parse `TOPIC` or `TOPIC:P,...`.
 
     Raises:
-        UsageProblem: another form.
+        UsageProblem: If the text has another form.
     """
     topic, colon, numbers = text.partition(":")
     if not topic or (colon and not numbers):
@@ -241,10 +241,10 @@ def _parse_topic(text: str) -> tuple[str, tuple[int, ...] | None]:
 
 
 def _current(session: Session, admin: "Admin", group: str, *, changes: bool) -> tuple[dict[TopicPartition, int], int]:
-    """The offsets that the group has now, and its epoch; none and 0 where there is no such group yet.
+    """Return the group's current offsets and epoch; empty and `0` if there is no such group.
 
     Raises:
-        CommandFailed: `changes` is set and the group has members.
+        CommandFailed: If `changes` is set and the group has members.
     """
     from headrace.wire.errors import UnknownGroupError
 
@@ -267,11 +267,11 @@ def _choose(
     current: Mapping[TopicPartition, int],
     target: OffsetTarget | None,
 ) -> list[TopicPartition]:
-    """The partitions that are named; without a name those of the file, the other group, or the group itself.
+    """Return the named partitions, or without names those of the file, the other group, or the group itself.
 
     Raises:
-        UnknownTopicError, UnknownPartitionError: one that is named is not there.
-        UsageProblem: nothing is named, and there is nothing.
+        UnknownTopicError, UnknownPartitionError: If a named one does not exist.
+        UsageProblem: If there are no partitions.
     """
     from headrace.wire.errors import UnknownPartitionError
 
@@ -299,7 +299,7 @@ def _plan(
     current: Mapping[TopicPartition, int],
     target: OffsetTarget,
 ) -> Iterator[PlannedOffset]:
-    """Plan topic by topic; a topic that is not there any more is left out, and said so."""
+    """Yield the plan topic by topic; deleted topics are omitted with a note."""
     from headrace.wire.errors import InvalidTopicNameError, UnknownTopicError
 
     now_ms = time.time_ns() // 1_000_000
@@ -333,14 +333,14 @@ def _carry_out(
     yes: bool,
     dry_run: bool,
 ) -> None:
-    """Store a plan if the group is as it was, and print it with what was refused; a dry run only prints it."""
+    """Store a plan if the group has not changed, and print it with rejected partitions; a dry run only prints it."""
     changes = [each for each in plan if each.changes]
     if dry_run:
         session.show(_report(group, plan, {}, dry_run=True))
         return
     if changes:
         if sys.stdin.isatty() and not yes:
-            # To stderr: the result alone goes to stdout.
+            # To stderr, because stdout is only for the result.
             print(render(_report(group, plan, {}, dry_run=True), OutputFormat.TABLE), end="", file=sys.stderr)
         confirm(f"Store {counted(len(changes), 'offset')} of {group}?", yes=yes, otherwise="nothing was changed")
     results: list[OffsetResult] = []
@@ -360,7 +360,7 @@ def _carry_out(
 def _report(
     group: str, plan: Sequence[PlannedOffset], refused: Mapping[TopicPartition, str], *, dry_run: bool
 ) -> Report:
-    """The plan as rows, and one sentence on what was or would be stored."""
+    """Return the plan as rows, with a sentence about what was or would be stored."""
     rows: list[dict[str, JsonValue]] = [
         {**each.row(), "changed": each.changes and each.where not in refused, "error": refused.get(each.where)}
         for each in plan
@@ -374,6 +374,6 @@ def _report(
 
 
 def _parts(items: Sequence[Item], size: int) -> Iterator[tuple[int, Sequence[Item]]]:
-    """Slices, each with how many came before it."""
+    """Yield slices, each with the number of items before it."""
     for first in range(0, len(items), size):
         yield first, items[first : first + size]

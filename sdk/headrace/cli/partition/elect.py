@@ -110,7 +110,7 @@ def _confirm_unclean(
         longest = max(candidates, key=lambda log: log.log_end_offset, default=None)
         hint = f"{longest.broker_id}, which has the longest log" if longest else "ID; no replica answers now"
         raise UsageProblem(f"say who is to lead: --broker {hint}")
-    # To stderr: the result alone goes to stdout.
+    # To stderr, because stdout is only for the result.
     report = _candidate_report(candidates, _losses(wanted, candidates, broker))
     print(render(report, OutputFormat.TABLE), end="", file=sys.stderr, flush=True)
     if not is_agreed:
@@ -118,7 +118,7 @@ def _confirm_unclean(
 
 
 def _resolve(admin: "Admin", texts: Sequence[str]) -> list[TopicPartition]:
-    """Return the partitions that are named; a topic is all of its own."""
+    """Return the named partitions; a topic means all of its partitions."""
     found: list[TopicPartition] = []
     for topic, partition in map(parse_topic_or_partition, texts):
         if partition is not None:
@@ -129,7 +129,7 @@ def _resolve(admin: "Admin", texts: Sequence[str]) -> list[TopicPartition]:
 
 
 def _candidates(admin: "Admin", wanted: Sequence[TopicPartition]) -> "list[LogInfo]":
-    """Return the logs of the partitions on brokers that answer, the longest of each partition first."""
+    """Return the logs of the partitions on brokers that respond, the longest of each partition first."""
     brokers = [each.broker_id for each in admin.describe_cluster().brokers]
     found: list[LogInfo] = []
     for topic in sorted({where.topic for where in wanted}):
@@ -155,7 +155,7 @@ def _candidate_report(candidates: "Sequence[LogInfo]", notes: Sequence[Note]) ->
 
 
 def _losses(wanted: Sequence[TopicPartition], candidates: "Sequence[LogInfo]", broker: int) -> list[Note]:
-    """Return what is known to be lost if a broker leads."""
+    """Return notes about records that are known to be lost if `broker` leads."""
     notes = []
     for where in wanted:
         logs = [log for log in candidates if (log.topic, log.partition) == where]
@@ -172,11 +172,11 @@ def _losses(wanted: Sequence[TopicPartition], candidates: "Sequence[LogInfo]", b
 
 
 def _ask(wanted: Sequence[TopicPartition]) -> None:
-    """Have the names of the topics typed.
+    """Ask the user to type the names of the topics.
 
     Raises:
-        UsageProblem: standard input is not a terminal.
-        CommandFailed: something else was typed.
+        UsageProblem: If standard input is not a terminal.
+        CommandFailed: If the input differs.
     """
     if not sys.stdin.isatty():
         raise UsageProblem("an unclean election asks first; --yes answers where there is no terminal")

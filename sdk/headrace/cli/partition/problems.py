@@ -1,4 +1,4 @@
-"""What can be wrong with one partition, in words that `partition list --problem` takes. Pure."""
+"""Problems of a partition, with the names that `partition list --problem` accepts. Pure."""
 
 import enum
 from collections.abc import Collection
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class PartitionProblem(enum.StrEnum):
-    """One word each, the gravest first."""
+    """Problems, the most severe first."""
 
     OFFLINE = "offline"
     UNDER_MIN_IN_SYNC = "under_min_in_sync"
@@ -30,7 +30,7 @@ MEANINGS: dict[PartitionProblem, str] = {
 
 
 def problems_of(partition: "PartitionDescription", able: Collection[int]) -> list[PartitionProblem]:
-    """Everything that is wrong with a partition, the gravest first.
+    """Return all problems of a partition, the most severe first.
 
     Args:
         partition: the partition.
@@ -53,5 +53,5 @@ def problems_of(partition: "PartitionDescription", able: Collection[int]) -> lis
 
 
 def missing_replicas(partition: "PartitionDescription") -> set[int]:
-    """Who should be in sync and is not. A replica that a move adds is not expected to be yet."""
+    """Return the replicas that should be in sync and are not, without those that a move is adding."""
     return set(partition.replicas) - set(partition.in_sync_replicas) - set(partition.adding_replicas)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headrace.client.admin.replication import PartitionChange, Reassignment
 
 REQUEST_PARTITIONS = 100
-"""How many partitions one request changes, so that it is answered in time."""
+"""Maximum partitions per request, so that it completes in time."""
 
 PLAN_COLUMNS = (
     Column("TOPIC", "topic"),
@@ -154,7 +154,7 @@ def _layout(admin: "Admin", topics: Sequence[str]) -> ClusterLayout:
 def _confirm(admin: "Admin", moves: Sequence[PlannedMove], rate: int) -> None:
     """Show the plan as the cluster has checked it, and ask whether to start."""
     checked = _request(admin, moves, rate, dry_run=True)
-    # To stderr: the result alone goes to stdout.
+    # To stderr, because stdout is only for the result.
     plan_text = render(_plan_report(moves, checked, rate, dry_run=True), OutputFormat.TABLE)
     print(plan_text, end="", file=sys.stderr)
     confirm(f"Start {counted(len(moves), 'move')}?", yes=False, otherwise="nothing was changed")
@@ -234,7 +234,7 @@ def _change_speed(session: Session, admin: "Admin", topics: Sequence[str], rate:
 
 
 def _show_changes(session: Session, results: "Sequence[PartitionChange]", verb: str, *, dry_run: bool) -> None:
-    """Tell of moves under way that were changed."""
+    """Print the moves in progress that were changed."""
     done = [each for each in results if each.error is None]
     document: dict[str, JsonValue] = {
         "dry_run": dry_run,
@@ -274,7 +274,7 @@ def _follow(
     interval: float,
     wait_timeout: float | None,
 ) -> None:
-    """Show how far the moves of some partitions are until they are done or the time is up; 0: one look."""
+    """Show the progress of moves until they are done or the timeout has passed; `0` shows it once."""
     from headrace.wire.errors import HeadraceError, UnknownTopicError
 
     progress, screen = MoveProgress(partitions), Screen(session.output)
@@ -285,7 +285,7 @@ def _follow(
             holders = sorted({broker_id for each in moves for broker_id in (each.leader_id, *each.adding)} - {-1})
             logs, _ = gather_logs(admin, holders)
         except HeadraceError as error:
-            # Moves last longer than a coordinator; but who looks once wants to know.
+            # Moves outlast a coordinator failure, so the error is only fatal without a wait.
             if wait_timeout == 0.0 or isinstance(error, UnknownTopicError):
                 raise
             if not is_away:

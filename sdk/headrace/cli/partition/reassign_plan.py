@@ -1,4 +1,4 @@
-"""Which replicas move where, for `headrace partition reassign`: partitions and brokers in, moves out.
+"""Planner of `headrace partition reassign`: partitions and brokers in, moves out.
 
 Pure and deterministic: the same cluster gives the same plan, and the plan of a cluster after its plan is empty. A plan
 
@@ -27,24 +27,24 @@ class PlanImpossibleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PlanBroker:
-    """A broker that may hold replicas."""
+    """Broker that may have replicas."""
 
     broker_id: int
-    # The failure domains; empty: none named.
+    # Failure domains; empty if not configured.
     rack: str = ""
     host: str = ""
-    # False: it keeps what it has and gets no more, as a broker that is drained or away.
+    # False for a drained or dead broker, which keeps its replicas and gets no others.
     receives: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class PlanPartition:
-    """A partition as it is, or as it will be when the moves under way are done."""
+    """Partition after the moves in progress."""
 
     where: TopicPartition
     # In order of preference.
     replicas: tuple[int, ...]
-    # What one replica has on disk.
+    # Size of one replica on disk.
     size_bytes: int = 0
 
 
@@ -59,17 +59,17 @@ class PlannedMove:
 
     @property
     def adding(self) -> tuple[int, ...]:
-        """The brokers that copy the partition, in the order of `after`."""
+        """Brokers that copy the partition, in the order of `after`."""
         return tuple(broker_id for broker_id in self.after if broker_id not in self.before)
 
     @property
     def removing(self) -> tuple[int, ...]:
-        """The brokers that give it up, in the order of `before`."""
+        """Brokers whose replica is removed, in the order of `before`."""
         return tuple(broker_id for broker_id in self.before if broker_id not in self.after)
 
     @property
     def copy_bytes(self) -> int:
-        """What crosses the network, about."""
+        """Approximate bytes to copy over the network."""
         return self.size_bytes * len(self.adding)
 
 
@@ -78,15 +78,15 @@ def plan_moves(
     brokers: Sequence[PlanBroker],
     receivers: Collection[int] | None = None,
 ) -> list[PlannedMove]:
-    """Plan moves so that `brokers` alone hold `partitions`, evenly; by topic and partition.
+    """Return moves after which only `brokers` have `partitions`, evenly; by topic and partition.
 
     Args:
-        partitions: what may move; the order does not matter.
-        brokers: who may hold replicas. A replica elsewhere must leave, to any of them that receives.
-        receivers: the brokers among them that replicas are brought to for an even count; None for all that receive.
+        partitions: partitions that may move, in any order.
+        brokers: brokers that may have replicas. Other replicas must move to any of them that receives.
+        receivers: the brokers among them that get replicas for an even count; `None` means all that receive.
 
     Raises:
-        PlanImpossibleError: no broker is left for a replica that must leave.
+        PlanImpossibleError: If there is no broker for a replica that must move.
     """
     layout = _Layout(partitions, brokers)
     for where in layout.order:
@@ -98,7 +98,7 @@ def plan_moves(
 
 
 class _Layout:
-    """Replicas while they are planned. Made and used by `plan_moves`."""
+    """Mutable replicas of a plan. Used by `plan_moves`."""
 
     def __init__(self, partitions: Sequence[PlanPartition], brokers: Sequence[PlanBroker]) -> None:
         self._before = {each.where: each for each in partitions}
@@ -117,17 +117,17 @@ class _Layout:
                     self._of_topic[broker_id, where.topic] += 1
 
     def evacuate(self, where: TopicPartition) -> None:
-        """Take a partition's replicas off brokers that may hold none."""
+        """Move a partition's replicas off brokers that must not have any."""
         for broker_id in self._before[where].replicas:
             if broker_id not in self._racks:
                 self._move(where, broker_id, self._best_home(where, broker_id))
 
     def emptiest_first(self, brokers: Sequence[int]) -> list[int]:
-        """Return brokers by the replicas that they hold now: who is filled in another order is filled twice."""
+        """Return brokers by ascending replica count, so that each is filled once."""
         return sorted(brokers, key=lambda each: (len(self._held[each]), each))
 
     def fill(self, receiver: int) -> bool:
-        """Bring one replica to a broker that has too few; False: it has enough, or none can come."""
+        """Move one replica to a broker that has too few; return False if it has enough or none can move."""
         donors = sorted(self._held, key=lambda each: (-len(self._held[each]), each))
         for donor in donors:
             if len(self._held[donor]) < len(self._held[receiver]) + 2:
@@ -205,7 +205,7 @@ class _Layout:
 def with_targets(
     partitions: Sequence[PlanPartition], targets: dict[TopicPartition, tuple[int, ...]]
 ) -> list[PlannedMove]:
-    """Return the moves to replicas that a person named; by topic and partition, without those that change nothing."""
+    """Return the moves to explicit targets, by topic and partition, without those that change nothing."""
     found = []
     for each in sorted(partitions, key=lambda each: each.where):
         after = targets.get(each.where, each.replicas)
@@ -215,6 +215,6 @@ def with_targets(
 
 
 def applied(partitions: Sequence[PlanPartition], moves: Sequence[PlannedMove]) -> list[PlanPartition]:
-    """Return the partitions as they are after moves."""
+    """Return the partitions after moves."""
     after = {move.where: move.after for move in moves}
     return [replace(each, replicas=after.get(each.where, each.replicas)) for each in partitions]

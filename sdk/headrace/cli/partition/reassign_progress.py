@@ -1,7 +1,7 @@
-"""How far moves are: what is under way and what the logs hold in, bytes, percents and times out. Pure; has no clock.
+"""Progress of moves: moves in progress and logs in, bytes, percentages and times out. Pure; has no clock.
 
-A new replica's log has the batches of its leader unchanged, so that the two logs' sizes say how much is copied. What is
-no longer under way is done.
+A new replica's log has the unchanged batches of its leader, so that the sizes of both logs show how much is copied. A
+move that is no longer in progress is done.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ COLUMNS = (
 
 @dataclass(slots=True)
 class Copy:
-    """One new replica of a partition."""
+    """New replica of a partition."""
 
     where: TopicPartition
     broker_id: int
@@ -43,14 +43,14 @@ class Copy:
 
     @property
     def percent(self) -> int:
-        """0 to 100; 100 only when it is in sync or done."""
+        """Percentage from 0 to 100; 100 only if it is in sync or done."""
         if self.done or self.in_sync:
             return 100
         return min(99, self.copied_bytes * 100 // self.total_bytes) if self.total_bytes else 0
 
 
 class MoveProgress:
-    """What has been seen of some moves. Owned by one command."""
+    """Observed progress of moves. Owned by one command."""
 
     def __init__(self, partitions: Iterable[TopicPartition]) -> None:
         """Follow these partitions."""
@@ -61,11 +61,11 @@ class MoveProgress:
 
     @property
     def done(self) -> bool:
-        """Nothing that is followed is under way."""
+        """Whether none of the followed moves is in progress."""
         return not self._under_way
 
     def observe(self, at: float, moves: "Iterable[Reassignment]", logs: "Iterable[LogInfo]") -> None:
-        """Take in what is seen at a time, in seconds."""
+        """Record an observation at a time in seconds."""
         held = list(logs)
         own = {(TopicPartition(log.topic, log.partition), log.broker_id): log for log in held}
         leads = leader_logs(held)
@@ -75,7 +75,7 @@ class MoveProgress:
             if where not in self._partitions:
                 continue
             self._under_way.add(where)
-            # A move that was sent elsewhere meanwhile copies to others now.
+            # The target of a move may have changed meanwhile.
             for key in [key for key in self._copies if key[0] == where and key[1] not in move.adding]:
                 del self._copies[key]
             for broker_id in move.adding:
@@ -93,7 +93,7 @@ class MoveProgress:
         self._rate.add(at, sum(copy.copied_bytes for copy in self._copies.values()))
 
     def report(self) -> Report:
-        """Show it."""
+        """Return the progress as a report."""
         copies = [self._copies[key] for key in sorted(self._copies)]
         copied, total = sum(each.copied_bytes for each in copies), sum(each.total_bytes for each in copies)
         finished = len(self._partitions) - len(self._under_way)

@@ -1,4 +1,4 @@
-"""Where a move's new replicas come from: named one by one, a file, or planned (`reassign_plan.py`) for some brokers."""
+"""Sources of a move's targets: named replicas, a file, or a plan (`reassign_plan.py`) for some brokers."""
 
 import json
 from collections.abc import Callable, Collection, Sequence
@@ -30,17 +30,17 @@ MovePlanner = Callable[["ClusterLayout"], list[PlannedMove]]
 
 @dataclass(frozen=True, slots=True)
 class ClusterLayout:
-    """What a plan starts from."""
+    """Input of a plan: brokers and partitions."""
 
     brokers: "Sequence[BrokerDescription]"
-    # As they are when the moves under way are done.
+    # State after the moves in progress.
     partitions: Sequence[PlanPartition]
 
     def check_known(self, broker_ids: Sequence[int]) -> None:
-        """Refuse brokers that neither are registered nor hold a replica.
+        """Check that brokers are registered or have a replica.
 
         Raises:
-            CommandFailed: one is so.
+            CommandFailed: If one is neither.
         """
         known = {broker.broker_id for broker in self.brokers}
         known |= {broker_id for each in self.partitions for broker_id in each.replicas}
@@ -49,7 +49,7 @@ class ClusterLayout:
             raise CommandFailed(ExitCode.NOT_FOUND, f"{broker_list(absent)} {verb} not registered")
 
     def members(self, without: Collection[int] = ()) -> list[PlanBroker]:
-        """Return registered brokers and holders of replicas but `without`; one that is away or drains receives none."""
+        """Return registered brokers and brokers with replicas except `without`; dead or drained ones do not receive."""
         holders = {broker_id for each in self.partitions for broker_id in each.replicas}
         found = {broker_id: PlanBroker(broker_id, receives=False) for broker_id in holders}
         for broker in self.brokers:
@@ -62,7 +62,7 @@ class ClusterLayout:
 def cluster_layout(
     brokers: "Sequence[BrokerDescription]", topics: "Sequence[TopicDescription]", logs: "Sequence[LogInfo]"
 ) -> ClusterLayout:
-    """Put together what a plan starts from; a replica is as large as the largest that is known of its partition."""
+    """Return the input of a plan; the size of a replica is the largest known of its partition."""
     sizes: dict[TopicPartition, int] = {}
     for log in logs:
         where = TopicPartition(log.topic, log.partition)
@@ -87,7 +87,7 @@ def choose_planner(
     """Return the planner for the options; `None` means that they name none.
 
     Raises:
-        UsageProblem: two sources, or one without what it needs.
+        UsageProblem: If there are two sources, or one is incomplete.
     """
     named = [replicas is not None, to_brokers is not None, plan is not None, bool(add_brokers or remove_brokers)]
     if sum(named) > 1:
@@ -118,7 +118,7 @@ def read_plan(text: str, name: str) -> dict[TopicPartition, tuple[int, ...]]:
     Further fields are ignored, so that a dry run's document and the plans of Kafka's tools are plans.
 
     Raises:
-        UsageProblem: another form; names the entry.
+        UsageProblem: If the text has another form; names the entry.
     """
     try:
         document = json.loads(text)

@@ -1,4 +1,4 @@
-"""The logs of brokers, with gaps where one does not answer."""
+"""Logs of brokers, without those of brokers that do not respond."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def gather_logs(
     admin: "Admin", broker_ids: Iterable[int], topic: str | None = None
 ) -> "tuple[list[LogInfo], dict[int, HeadraceError]]":
-    """The logs on each of the brokers, of all topics or one, and why a broker did not answer."""
+    """Return the logs of the brokers, of all topics or one, and the errors of brokers that did not respond."""
     from headrace.wire.errors import HeadraceError
 
     logs: list[LogInfo] = []
@@ -26,7 +26,7 @@ def gather_logs(
 
 
 def leader_logs(logs: "Iterable[LogInfo]") -> "dict[tuple[str, int], LogInfo]":
-    """The leader's log of each partition. Where two say that they lead, the one of the later epoch does."""
+    """Return the leader's log of each partition; of two that report leadership, that of the later epoch."""
     found: dict[tuple[str, int], LogInfo] = {}
     for log in logs:
         before = found.get((log.topic, log.partition))
@@ -36,6 +36,6 @@ def leader_logs(logs: "Iterable[LogInfo]") -> "dict[tuple[str, int], LogInfo]":
 
 
 def silence_text(broker_id: int, error: "HeadraceError") -> str:
-    """That a broker did not answer, where it was asked and why."""
+    """Return a sentence about a broker that did not respond, with its address and the error."""
     where = "; ".join(getattr(error, "__notes__", ()))
     return f"broker {broker_id} did not answer{f' ({where})' if where else ''}: {error.message}"

@@ -1,4 +1,4 @@
-"""`headrace consume`: records of one topic, from and to offsets or times."""
+"""`headrace consume`: prints records of one topic, in a range of offsets or times."""
 
 import errno
 import os
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class CorruptBatches(StrEnum):
-    """What becomes of a batch that cannot be decoded."""
+    """Action for a batch that cannot be decoded."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -43,7 +43,7 @@ POLL_S = 0.5
 MAX_POLL_RECORDS = 5_000
 MAX_LAST = 1_000_000
 _GROUP_STARTS = {OffsetSelection(START): "earliest", OffsetSelection(END): "latest"}
-"""Where a group without offsets starts, by `--offsets`."""
+"""`auto_offset_reset` of a group by `--offsets`."""
 
 
 @command()
@@ -159,9 +159,9 @@ def _note_passed(session: Session, passed: int) -> None:
 
 
 def _read_as_member(session: Session, topic: str, settings: dict[str, str], sink: "RecordSink") -> None:
-    """Print what the group assigns, to the sink's limit. What was written is committed, at the latest by `close`."""
+    """Print records of the group's assigned partitions up to the sink's limit; commit them at the latest in `close`."""
     with session.admin() as admin:
-        admin.describe_topic(topic)  # A consumer of a group would wait until it is created.
+        admin.describe_topic(topic)  # Raises if it does not exist; a group member would wait for its creation.
     sink.begin()
     if sink.left != 0:
         with session.clients.consumer(topic, **session.settings(), **settings) as consumer:
@@ -204,9 +204,9 @@ class RecordSink:
         sys.stdout.buffer.flush()
 
     def write(self, records: Sequence[object]) -> None:
-        """Write records, up to the limit, and flush: a reader behind a pipe sees them at once.
+        """Write records up to the limit, and flush, so that the reader of a pipe gets them at once.
 
-        A pipe or a file gets the bytes as they are, a terminal gets control characters as escapes.
+        A pipe or a file gets the bytes unchanged; for a terminal control characters are escaped.
         """
         if self._limit is not None:
             records = records[: self._limit - self.written]
@@ -219,17 +219,17 @@ class RecordSink:
 
 
 def check_pipe() -> None:
-    """Notice a closed pipe while nothing is written: `consume | head -2` ends also where no record comes.
+    """Detect a closed pipe without a write, so that `consume | head -2` ends even if no record arrives.
 
     Raises:
-        BrokenPipeError: standard output is a pipe whose other end is closed.
+        BrokenPipeError: If standard output is a pipe whose reader has closed it.
     """
     if not hasattr(select, "poll"):
-        return  # Windows: a write notices.
+        return  # On Windows a write detects it.
     try:
         descriptor = sys.stdout.fileno()
     except (OSError, ValueError):
-        return  # Not a file of the system: it has no other end.
+        return  # Not a file descriptor.
     watch = select.poll()
     watch.register(descriptor, 0)
     if any(events & select.POLLERR for _, events in watch.poll(0)):
@@ -272,7 +272,7 @@ def _read(
     sink: RecordSink,
     collected: LastRecords | None,
 ) -> None:
-    """Read every partition to its stop, or to the sink's limit."""
+    """Read every partition to its stop offset, or to the sink's limit."""
     from headrace.wire.ids import TopicPartition
 
     todo = [plan for plan in plans if not plan.empty]

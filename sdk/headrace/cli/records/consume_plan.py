@@ -1,4 +1,4 @@
-"""Which offsets `headrace consume` reads, and which of them are the last n. Pure."""
+"""Offsets that `headrace consume` reads, and selection of the last n records. Pure."""
 
 import heapq
 from collections import deque
@@ -21,12 +21,12 @@ RecordT = TypeVar("RecordT", bound=FormattableRecord)
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """What is read of one partition: `start` up to `stop`, which is excluded; `stop=None` means without end."""
+    """Offsets to read of one partition: `start` to `stop`, exclusive; `stop=None` means without end."""
 
     partition: int
     start: int
     stop: int | None
-    # A sentence where the offset asked for is not in the log.
+    # A sentence if the requested offset is not in the log.
     note: str = ""
 
     @property
@@ -36,7 +36,7 @@ class PartitionPlan:
 
 
 def timestamps_of(wanted: OffsetSelection, now_ms: int) -> list[int]:
-    """The timestamps, in milliseconds, whose offsets the plan needs."""
+    """Return the timestamps in milliseconds whose offsets the plan needs."""
     found = []
     for position in (wanted.start, wanted.stop):
         if position is None:
@@ -59,11 +59,11 @@ def plan_partitions(
     """Resolve the range in every partition.
 
     Args:
-        wanted: what the user asked for.
-        bounds: of each partition.
-        by_time: partition to (timestamp in milliseconds to offset), for all of `timestamps_of`.
+        wanted: the requested range.
+        bounds: log bounds of each partition.
+        by_time: by partition, offsets by timestamp in milliseconds, for all of `timestamps_of`.
         now_ms: milliseconds since 1970.
-        stop_at_end: stop where the log ends now.
+        stop_at_end: stop at the current log end.
     """
     return [
         _plan(partition, wanted, limits, by_time.get(partition, {}), now_ms=now_ms, stop_at_end=stop_at_end)
@@ -98,9 +98,9 @@ def _plan(
 
 
 class LastRecords:
-    """The last `count` records over all partitions, by timestamp, each partition's in its own order.
+    """The last `count` records of all partitions by timestamp, with each partition's in offset order.
 
-    Memory: at most `count` records a partition.
+    Memory: at most `count` records per partition.
     """
 
     def __init__(self, count: int) -> None:
@@ -108,7 +108,7 @@ class LastRecords:
         self._tails: dict[int, deque[FormattableRecord]] = {}
 
     def add(self, records: Iterable[FormattableRecord]) -> None:
-        """Take records, ascending by offset within each partition."""
+        """Add records, ascending by offset within each partition."""
         for record in records:
             tail = self._tails.get(record.partition)
             if tail is None:
@@ -116,8 +116,8 @@ class LastRecords:
             tail.append(record)
 
     def take(self) -> Sequence[FormattableRecord]:
-        """The records, oldest first. Empties it."""
-        # From the back: the youngest of all tails, again and again, so that no partition's own order is ever changed.
+        """Remove and return the records, oldest first."""
+        # Merge from the back, always the newest of all tails, so that no partition's order changes.
         heads = [(-tail[-1].timestamp_ms, partition) for partition, tail in self._tails.items() if tail]
         heapq.heapify(heads)
         found: list[FormattableRecord] = []

@@ -1,8 +1,7 @@
-"""Files and standard input as lines of bytes, in blocks as they come.
+"""Lines of files and standard input as bytes, in blocks as they arrive.
 
-A pipe is read as soon as it has something (`tail -f log | headrace produce ...`), a file in large blocks. A line is
-everything up to a line feed, which is not part of it; a last line without one counts. Memory is bounded by the longest
-line allowed.
+A pipe is read as soon as it has data (`tail -f log | headrace produce ...`), a file in large blocks. A line ends before
+a line feed; a last line without one counts. Memory is bounded by the maximum line length.
 """
 
 import os
@@ -17,27 +16,27 @@ STANDARD_INPUT = "-"
 
 
 class LineBlock(NamedTuple):
-    """Some consecutive lines of one source."""
+    """Consecutive lines of one source."""
 
     # The file's name, or `standard input`.
     source: str
-    # Of the first line, counted from 1.
+    # Number of the first line, from 1.
     first_line: int
     lines: list[bytes]
-    # Bytes read for it, line ends included: what a progress bar counts.
+    # Bytes read for it, line ends included, for a progress bar.
     read_bytes: int
 
 
 class LineTooLongError(ValueError):
-    """A line is longer than any record may be."""
+    """A line is longer than the maximum record."""
 
 
 def read_blocks(names: Sequence[str]) -> Iterator[LineBlock]:
-    """The lines of all files, in order; `-` and no name at all are standard input.
+    """Yield the lines of all files in order; `-` or no names mean standard input.
 
     Raises:
-        OSError: a file cannot be read; the files before it have been given.
-        LineTooLongError: names file and line.
+        OSError: If a file cannot be read, after the files before it.
+        LineTooLongError: If a line is too long; names file and line.
     """
     for name in names or (STANDARD_INPUT,):
         with ExitStack() as stack:
@@ -49,7 +48,7 @@ def read_blocks(names: Sequence[str]) -> Iterator[LineBlock]:
 
 
 def total_bytes(names: Sequence[str]) -> int | None:
-    """How many bytes there are to read; None when one of the sources is no regular file."""
+    """Return the number of bytes to read, or `None` if a source is not a regular file."""
     try:
         if not names or any(name == STANDARD_INPUT or not os.path.isfile(name) for name in names):
             return None

@@ -1,7 +1,7 @@
-"""Where a group should continue: a target, and the offset that it means in each partition. Pure; no clock, no network.
+"""Plan of a group's offsets: a target, and its offset in each partition. Pure; no clock, no network.
 
-Every offset is brought into the log, from its start to its end, and a note says so: a member that came upon another one
-would go by its `auto_offset_reset`, and not by what was typed.
+Every offset is limited to the log, with a note, because a member with an offset outside the log would apply its
+`auto_offset_reset` instead of the requested offset.
 """
 
 import json
@@ -23,46 +23,46 @@ from headrace.cli.records.offsets import (
 from headrace.wire.ids import TopicPartition
 
 MAX_FILE_BYTES = 64 << 20
-"""Of a file of offsets."""
+"""Maximum size of a file of offsets."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetTarget:
-    """Where to continue; exactly one of the fields is set."""
+    """Target of a reset; exactly one of the fields is set."""
 
     position: Position | None = None
-    # Records from the committed offset on, negative: back.
+    # Number of records from the committed offset; negative means backwards.
     shift: int | None = None
-    # An offset for each partition.
+    # Offset by partition.
     offsets: Mapping[TopicPartition, int] | None = None
-    # What is stored is removed.
+    # Remove the stored offsets.
     delete: bool = False
 
     @property
     def time_kind(self) -> bool:
-        """Whether the offset is that of a time, which the brokers are asked for."""
+        """Whether the target is a time, whose offset brokers look up."""
         return self.position is not None and self.position.kind in (PositionKind.TIME, PositionKind.AGO)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedOffset:
-    """One partition of a plan."""
+    """Partition of a plan."""
 
     where: TopicPartition
-    # None: nothing is stored.
+    # None means that no offset is stored.
     before: int | None
-    # None: what is stored is removed, or nothing was and it stays so.
+    # None means that no offset will be stored.
     offset: int | None
     bounds: LogBounds
     note: str = ""
 
     @property
     def changes(self) -> bool:
-        """Whether there is something to store or remove."""
+        """Whether the plan changes the stored offset."""
         return self.offset != self.before
 
     def row(self) -> dict[str, JsonValue]:
-        """The partition as documents have it; `plan_from_json` reads it."""
+        """Return the partition as fields of a document, which `plan_from_json` reads."""
         both = self.offset is not None and self.before is not None
         return {
             "topic": self.where.topic,
@@ -88,12 +88,12 @@ def plan_offset(
     """Plan one partition.
 
     Args:
-        target: where to continue.
-        where: the partition; a target by partition names it.
-        before: the committed offset; None: there is none.
-        bounds: of the log.
+        target: the target.
+        where: the partition, which a target by partition contains.
+        before: the committed offset; `None` if there is none.
+        bounds: log bounds of the partition.
         now_ms: ms since 1970, from which a duration counts.
-        offset_at: time in ms to the offset of the first record at or after it.
+        offset_at: returns for a time in ms the offset of the first record at or after it.
     """
     if target.delete:
         return PlannedOffset(where, before, None, bounds)
@@ -115,7 +115,7 @@ def plan_offset(
 
 
 def time_of(target: OffsetTarget, now_ms: int) -> int:
-    """The time in ms since 1970 that a target by time means."""
+    """Return the time of a target by time, in ms since 1970."""
     assert target.position is not None, "a time is a position"
     if target.position.kind is PositionKind.AGO:
         return max(0, now_ms - target.position.amount)
@@ -123,28 +123,28 @@ def time_of(target: OffsetTarget, now_ms: int) -> int:
 
 
 def parse_time(text: str, option: str) -> Position:
-    """A time as `consume -o @TIME` takes it.
+    """Parse a time in the form of `consume -o @TIME`.
 
     Raises:
-        UsageProblem: it is none.
+        UsageProblem: If it is invalid.
     """
     return _parse(f"@{text}", option, text, PositionKind.TIME, "a time, for example 2026-11-21T10:00:00Z")
 
 
 def parse_duration(text: str, option: str) -> Position:
-    """A length of time before now.
+    """Parse a duration before now.
 
     Raises:
-        UsageProblem: it is none.
+        UsageProblem: If it is invalid.
     """
     return _parse(f"@-{text}", option, text, PositionKind.AGO, "a duration, for example 1h30m")
 
 
 def parse_position(text: str, option: str) -> Position:
-    """A position as `consume -o` takes it, without an end.
+    """Parse a position in the form of `consume -o`, without a stop.
 
     Raises:
-        UsageProblem: it is none.
+        UsageProblem: If it is invalid.
     """
     return _parse(text, option, text, None, "a position: start, end, 1234, +10, -10, @TIME or @-1h")
 
@@ -161,10 +161,10 @@ def _parse(text: str, option: str, shown: str, kind: PositionKind | None, what: 
 
 
 def plan_from_json(text: str, source: str) -> dict[TopicPartition, int]:
-    """Read offsets: what `group reset --to-file` wrote, or what a dry run with `--output json` printed.
+    """Return offsets written by `group reset --to-file`, or by a dry run with `--output json`.
 
     Raises:
-        UsageProblem: something else, or a partition twice; names `source`.
+        UsageProblem: If the text is invalid, or has a partition twice; names `source`.
     """
     try:
         document = json.loads(text)
@@ -199,7 +199,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 
 def offsets_file(group: str, offsets: Sequence[tuple[TopicPartition, int | None]]) -> str:
-    """The text of a file of offsets; partitions without an offset are left out."""
+    """Return the text of a file of offsets, without partitions that have no offset."""
     rows = [
         {"topic": where.topic, "partition": where.partition, "offset": offset}
         for where, offset in sorted(offsets)

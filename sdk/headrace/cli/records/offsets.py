@@ -1,6 +1,6 @@
-"""The offset grammar of `headrace consume -o`: text to positions, positions to offsets.
+"""Offset grammar of `headrace consume -o`: text to positions, positions to offsets.
 
-Pure: no clock and no network; the caller gives the time, the bounds of each log and a look-up by timestamp.
+Pure: no clock and no network; the caller passes the time, the bounds of each log and a look-up by timestamp.
 
     range    = position | [position] ":" [position]
     position = "start" | "end" | number | "+" number | "-" number | "@" time
@@ -24,7 +24,7 @@ MAX_OFFSET = 2**63 - 1
 """Offsets and counts are int64."""
 
 MAX_TIMESTAMP_MS = 253_402_300_799_999
-"""The last millisecond of the year 9999."""
+"""Last millisecond of the year 9999."""
 
 GRAMMAR = """\
   start, end     the first record there is; behind the last one
@@ -46,7 +46,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class PositionKind(enum.Enum):
-    """What the number of a position counts."""
+    """Meaning of the number in a position."""
 
     START = "start"
     END = "end"
@@ -59,10 +59,10 @@ class PositionKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One end of a range. `str()` gives back text that parses to the same position."""
+    """One end of a range. `str()` returns text that parses to the same position."""
 
     kind: PositionKind
-    # Records, an offset or milliseconds, by kind; 0 for START and END.
+    # Number of records, offset or milliseconds, by kind; 0 for START and END.
     amount: int = 0
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ END = Position(PositionKind.END)
 
 @dataclass(frozen=True, slots=True)
 class OffsetSelection:
-    """From `start` to `stop`, which is excluded; `stop=None` means without end."""
+    """Range from `start` to `stop`, exclusive; `stop=None` means without end."""
 
     start: Position
     stop: Position | None = None
@@ -99,7 +99,7 @@ class OffsetSelection:
 
 
 class OffsetSyntaxError(ValueError):
-    """The text is no offset or range. `position` is the index of the character at which the reader gave up."""
+    """The text is not a valid offset or range. `position` is the index of the first invalid character."""
 
     def __init__(self, text: str, position: int, problem: str) -> None:
         self.text = text
@@ -108,23 +108,23 @@ class OffsetSyntaxError(ValueError):
         super().__init__(f"bad offset {text!r}: {problem}")
 
     def explain(self) -> str:
-        """The problem, the text with a caret below the place, and the grammar."""
+        """Return the problem, the text with a caret below the position, and the grammar."""
         shown = "".join(character if character.isprintable() else "?" for character in self.text)
         return f"{self}\n  {shown}\n  {' ' * self.position}^ {self.problem}\nOffsets are:\n{GRAMMAR}"
 
 
 class LogBounds(NamedTuple):
-    """The readable part of one partition: `earliest` up to `latest`, which is excluded (the high watermark)."""
+    """Readable offsets of one partition: `earliest` to `latest`, exclusive (the high watermark)."""
 
     earliest: int
     latest: int
 
 
 def parse_offsets(text: str) -> OffsetSelection:
-    """The range that `text` names.
+    """Parse a range.
 
     Raises:
-        OffsetSyntaxError: the text is none; show the caller `explain()`.
+        OffsetSyntaxError: If the text is invalid; show `explain()` to the user.
     """
     reader = _OffsetReader(text)
     start: Position = START
@@ -142,14 +142,14 @@ def parse_offsets(text: str) -> OffsetSelection:
 
 
 def resolve_position(position: Position, bounds: LogBounds, *, now_ms: int, offset_at: Callable[[int], int]) -> int:
-    """The offset that `position` means in one partition, within `earliest .. latest` for every kind but OFFSET.
+    """Return the offset of `position` in one partition, within `earliest .. latest` for every kind except OFFSET.
 
     Args:
-        position: what to resolve.
-        bounds: of the partition.
+        position: the position to resolve.
+        bounds: log bounds of the partition.
         now_ms: milliseconds since 1970, from which AGO counts.
-        offset_at: timestamp in milliseconds to the offset of the first record at or after it (the latest offset when
-            there is none). Called for TIME and AGO only.
+        offset_at: returns for a timestamp in milliseconds the offset of the first record at or after it (the latest
+            offset if there is none). Called only for TIME and AGO.
     """
     match position.kind:
         case PositionKind.START:
@@ -171,12 +171,12 @@ def resolve_position(position: Position, bounds: LogBounds, *, now_ms: int, offs
 
 
 def clamp_start(offset: int, bounds: LogBounds) -> int:
-    """The nearest offset at which a reader can start: an absolute offset may lie outside the log."""
+    """Return the nearest offset in the log, because an absolute offset may be outside."""
     return max(bounds.earliest, min(offset, bounds.latest))
 
 
 class _OffsetReader:
-    """A cursor over the text; belongs to one call of `parse_offsets`."""
+    """Cursor over the text of one call of `parse_offsets`."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -222,7 +222,7 @@ class _OffsetReader:
         match = _NUMBER.match(self._text, self._index)
         if match is None:
             raise self.error(f"{what} is missing here")
-        # The length first: int() of a huge text is slow and refused beyond 4,300 digits.
+        # Check the length first: int() of a huge text is slow, and fails beyond 4,300 digits.
         if len(match[0]) > 19 or int(match[0]) > maximum:
             raise self.error(f"{what} is above {maximum}")
         self._index = match.end()

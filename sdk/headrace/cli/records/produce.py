@@ -1,4 +1,4 @@
-"""`headrace produce`: lines or JSON lines from files and standard input."""
+"""`headrace produce`: sends lines or JSON lines from files and standard input."""
 
 import enum
 import sys
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class InputFormat(enum.StrEnum):
-    """What a line of input is."""
+    """Format of an input line."""
 
     LINES = "lines"
     JSON = "json"
@@ -37,7 +37,7 @@ class Acks(enum.StrEnum):
 
 
 class Compression(enum.StrEnum):
-    """How batches are compressed."""
+    """Compression codec of batches."""
 
     NONE = "none"
     GZIP = "gzip"
@@ -53,10 +53,10 @@ CompressionOption = Annotated[Compression, typer.Option("--compression", "-z", h
 
 @dataclass(frozen=True, slots=True)
 class LineFormat:
-    """How lines become records."""
+    """Conversion of lines to records."""
 
     input: InputFormat
-    # The key of every record that has none of its own.
+    # Key of records without their own key.
     key: bytes | None = None
     # Splits a line into key and value.
     key_separator: bytes | None = None
@@ -65,14 +65,14 @@ class LineFormat:
 
     @property
     def plain(self) -> bool:
-        """Whether a line is the value as it is and there is nothing else: the bulk path."""
+        """Whether each line is only a value, so that the bulk path can be used."""
         return self.input is InputFormat.LINES and self.key is None and self.key_separator is None and not self.headers
 
     def record(self, line: bytes) -> OutgoingRecord:
-        """The record of a line.
+        """Return the record of a line.
 
         Raises:
-            ValueError: the line is no record.
+            ValueError: If the line is invalid.
         """
         if self.input is InputFormat.JSON:
             found = parse_json_line(line)
@@ -87,15 +87,15 @@ class LineFormat:
 
 
 class BadLineError(ValueError):
-    """A line is no record; the message names file and line."""
+    """A line is invalid; the message names file and line."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What has been taken so far. Changed by the command alone."""
+    """Totals of the input so far. Changed only by the command."""
 
     records: int = 0
-    # Keys and values.
+    # Size of keys and values.
     bytes: int = 0
 
 
@@ -184,7 +184,7 @@ def _send_all(
     tally: Tally,
     advance: "Advance",
 ) -> None:
-    """Send everything and wait until it is delivered; bad input ends it after what came before was delivered."""
+    """Send all records and wait for delivery; on invalid input, raise after the delivery of the records before it."""
     try:
         for block in read_blocks(names):
             if lines.plain:
@@ -229,20 +229,20 @@ def _records(lines: LineFormat, block: LineBlock, tally: Tally) -> Iterator[Outg
 
 
 class Advance:
-    """Advances a progress bar by what has been read; without a bar, does nothing."""
+    """Advances a progress bar, if there is one."""
 
     def __init__(self, bar: Any = None, task: Any = None) -> None:
         self._bar = bar
         self._task = task
 
     def __call__(self, read_bytes: int, records: int) -> None:
-        """Count `read_bytes` more; `records` in all."""
+        """Add `read_bytes`; `records` is the total."""
         if self._bar is not None:
             self._bar.update(self._task, advance=read_bytes, records=records)
 
 
 def _progress(session: Session, names: Sequence[str], stack: ExitStack) -> Advance:
-    """Return a bar on stderr, if that is a terminal and standard input is not typed."""
+    """Return a progress bar on stderr, if that is a terminal and standard input is not one."""
     typing = sys.stdin.isatty() and (not names or STANDARD_INPUT in names)
     if session.quiet or typing or not sys.stderr.isatty():
         return Advance()
@@ -286,7 +286,7 @@ def _summary(session: Session, topic: str, tally: Tally, seconds: float, *, dry_
 
 
 def _bytes(text: str | None) -> bytes | None:
-    # What the shell gave is bytes; Python keeps those that are not UTF-8 as surrogates.
+    # Arguments are bytes; Python represents invalid UTF-8 by surrogates.
     return None if text is None else text.encode(errors="surrogateescape")
 
 

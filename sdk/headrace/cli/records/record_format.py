@@ -25,19 +25,19 @@ _LENGTH = struct.Struct(">i")
 
 
 class FormattableRecord(Protocol):
-    """What a format reads; the SDK's records have it."""
+    """Record with the attributes that a format uses; SDK records have them."""
 
     @property
     def topic(self) -> str:
-        """The topic's name."""
+        """Name of the topic."""
 
     @property
     def partition(self) -> int:
-        """Counted from 0."""
+        """Partition number, from 0."""
 
     @property
     def offset(self) -> int:
-        """Within the partition."""
+        """Offset in the partition."""
 
     @property
     def timestamp_ms(self) -> int:
@@ -57,7 +57,7 @@ class FormattableRecord(Protocol):
 
 
 class FormatSyntaxError(ValueError):
-    """The text is no format. `position` is the index of the character at fault."""
+    """The text is not a valid format. `position` is the index of the invalid character."""
 
     def __init__(self, text: str, position: int, problem: str) -> None:
         self.text = text
@@ -66,7 +66,7 @@ class FormatSyntaxError(ValueError):
         super().__init__(f"bad format {text!r}: {problem}")
 
     def explain(self) -> str:
-        """The problem, the text with a caret below the place, and the letters there are."""
+        """Return the problem, the text with a caret below the position, and the valid letters."""
         shown = "".join(character if character.isprintable() else "?" for character in self.text)
         return f"{self}\n  {shown}\n  {' ' * self.position}^ {self.problem}\nFormats are:\n{LETTERS}"
 
@@ -94,10 +94,10 @@ _FIELDS: dict[str, Callable[[FormattableRecord], bytes]] = {
 
 
 def compile_format(text: str) -> Callable[[FormattableRecord], bytes]:
-    """A function that writes one record as `text` says, without a line end of its own.
+    """Return a function that formats one record, without adding a line end.
 
     Raises:
-        FormatSyntaxError: an unknown letter or escape; show the caller `explain()`.
+        FormatSyntaxError: If `text` has an unknown letter or escape; show `explain()` to the user.
     """
     parts: list[bytes | Callable[[FormattableRecord], bytes]] = []
     index = 0

@@ -1,7 +1,7 @@
-"""Records as JSON: what `consume --output json` writes is what `produce --input json` reads.
+"""Records as JSON, written by `consume --output json` and read by `produce --input json`.
 
-One object a record: `{"key": ..., "value": ..., "headers": [{"key": ..., "value": ...}], "timestamp_ms": ...}`. Keys,
-values and header values follow the one rule for bytes of `bytes_text`. Pure.
+One object per record: `{"key": ..., "value": ..., "headers": [{"key": ..., "value": ...}], "timestamp_ms": ...}`. Keys,
+values and header values are encoded by `bytes_text`. Pure.
 """
 
 import difflib
@@ -17,27 +17,27 @@ MAX_TIMESTAMP_MS = 2**63 - 1
 
 _READ = ("key", "value", "headers", "timestamp_ms")
 _IGNORED = ("topic", "partition", "offset")
-"""Written by consume; where a record came from does not say where it goes."""
+"""Fields written by consume and ignored by produce, which has its own destination."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutgoingRecord:
-    """What `headrace produce` sends."""
+    """Record that `headrace produce` sends."""
 
     value: bytes | None
     key: bytes | None = None
     headers: Sequence[tuple[str, bytes]] = ()
-    # Milliseconds since 1970; None: the time at which it is sent.
+    # Milliseconds since 1970; None means the time of sending.
     timestamp_ms: int | None = None
 
     @property
     def size_bytes(self) -> int:
-        """Key and value, for rates and summaries."""
+        """Size of key and value, for rates and summaries."""
         return len(self.key or b"") + len(self.value or b"")
 
 
 def to_document(record: FormattableRecord) -> dict[str, JsonValue]:
-    """The JSON form of a record that was read."""
+    """Return the JSON form of a consumed record."""
     return {
         "topic": record.topic,
         "partition": record.partition,
@@ -50,10 +50,10 @@ def to_document(record: FormattableRecord) -> dict[str, JsonValue]:
 
 
 def parse_json_line(line: bytes) -> OutgoingRecord:
-    """Return the record of one line of JSON.
+    """Return the record in one line of JSON.
 
     Raises:
-        ValueError: it is none; the message says what is wrong with it, without the line's number.
+        ValueError: If the line is invalid; the message has the reason, without the line's number.
     """
     try:
         document = json.loads(line)

@@ -1,4 +1,4 @@
-"""How `headrace consume` writes records: one function a format, record in, bytes out. Pure."""
+"""Output formats of `headrace consume`: one function per format, record in, bytes out. Pure."""
 
 import enum
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Writer = Callable[[FormattableRecord], bytes]
 
 
 class RecordOutput(enum.StrEnum):
-    """How records are printed."""
+    """Output format of records."""
 
     RAW = "raw"
     TABLE = "table"
@@ -24,10 +24,10 @@ class RecordOutput(enum.StrEnum):
 
 
 def record_writer(output: RecordOutput, format_text: str | None) -> tuple[bytes, Writer]:
-    """What is written before the first record, and the function that writes one.
+    """Return the heading and the function that formats one record.
 
     Raises:
-        FormatSyntaxError: `format_text` is no format.
+        FormatSyntaxError: If `format_text` is not a valid format.
     """
     if format_text is not None:
         return b"", compile_format(format_text)
@@ -46,7 +46,7 @@ def record_writer(output: RecordOutput, format_text: str | None) -> tuple[bytes,
 
 
 def timestamp_text(timestamp_ms: int) -> str:
-    """Milliseconds since 1970 as ISO 8601 in UTC; as a number where no calendar reaches."""
+    """Return milliseconds since 1970 as ISO 8601 in UTC, or as a number outside the calendar's range."""
     try:
         when = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
     except (OverflowError, ValueError, OSError):

@@ -154,7 +154,7 @@ def alter(
     changes_config = bool(wanted or back)
     warnings: list[str] = []
     with session.admin() as admin:
-        # All is checked before anything is changed, so that a bad half does not leave the other half done.
+        # Check everything before any change, so that an invalid part does not leave a partial change.
         if changes_config:
             admin.alter_config(topic, wanted, back, validate_only=True)
         if partitions is not None:
@@ -236,10 +236,10 @@ def _topic_id(text: str) -> bytes:
 
 
 def parse_configs(entries: Sequence[str] | None) -> dict[str, str]:
-    """`NAME=VALUE` each.
+    """Parse entries of the form `NAME=VALUE`.
 
     Raises:
-        UsageProblem: without an equals sign or name, or a name twice.
+        UsageProblem: If an entry has no equals sign or name, or a name occurs twice.
     """
     configs: dict[str, str] = {}
     for entry in entries or ():

@@ -1,4 +1,4 @@
-"""`headrace topic describe`: partitions, their replicas and how far those are, sizes, settings."""
+"""`headrace topic describe`: partitions, replicas with their lag, sizes, settings."""
 
 from typing import TYPE_CHECKING
 
@@ -67,7 +67,7 @@ def _partition_row(partition: "PartitionDescription", logs: "list[LogInfo]") -> 
 def _replica_row(
     partition: "PartitionDescription", broker_id: int, leader: "LogInfo | None", own: "LogInfo | None"
 ) -> dict[str, JsonValue]:
-    """One replica: what its leader says of it, which is one moment for all, before what it says itself."""
+    """Return a replica as a row; the leader's report, consistent for all replicas, precedes the replica's own."""
     seen = next((each for each in leader.followers if each.broker_id == broker_id), None) if leader else None
     if seen is not None and seen.log_end_offset < 0:
         seen = None
@@ -148,7 +148,7 @@ def _sections(
 
 
 def _moving(row: dict[str, JsonValue]) -> str | None:
-    """`+4 -1`: who is added and who is removed."""
+    """Return added and removed replicas, such as `+4 -1`."""
     adding, removing = row["adding_replicas"], row["removing_replicas"]
     assert isinstance(adding, list)
     assert isinstance(removing, list)
