@@ -9,7 +9,6 @@ gc.disable()  # Imported objects are never garbage; collections would take an ei
 
 import asyncio
 import os
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +19,7 @@ from headrace.wire.allocator import keep_large_buffers
 from headrace.wire.errors import HeadraceError
 from headrace_server.lifecycle import ProcessExitCode, report_failure
 from headrace_server.lifecycle import run as run_service
-from headrace_server.settings import load_settings
+from headrace_server.settings import check_advertised_address, load_settings
 
 from headrace_broker.app import serve
 from headrace_broker.drain import drain as drain_broker
@@ -93,9 +92,9 @@ def start(config: Path | None, overrides: list[str]) -> ProcessExitCode:
     """Read the settings, run the broker, and return the exit code."""
     try:
         settings = _read_settings(config, overrides)
+        check_advertised_address(settings.listen, settings.advertised_address)
     except HeadraceError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return ProcessExitCode.BAD_SETTINGS
+        return report_failure(error)
     keep_large_buffers()
     return run_service(lambda stop: serve(settings, stop), stop_timeout_seconds=settings.stop_timeout_ms / 1000)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from headrace_server.descriptors import MaxConnections
 from headrace_server.service_settings import ServiceSettings
-from headrace_server.settings import CommaList, check_advertised_address
+from headrace_server.settings import CommaList
 from pydantic import Field
 
 ENVIRON_PREFIX = "HEADRACE_BROKER_"
@@ -207,7 +207,6 @@ class BrokerSettings(ServiceSettings):
     def __post_init__(self) -> None:
         """Check the relations between settings."""
         self.check_tls()
-        check_advertised_address(self.listen, self.advertised_address)
         if self.internal_files is not None and not (self.internal_tls_allowed_names or self.internal_tls_ca_file):
             raise ValueError(
                 "TLS is on, and any certificate of tls_ca_file could impersonate a broker: set "

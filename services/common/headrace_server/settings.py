@@ -160,10 +160,10 @@ def _read_overrides(overrides: Mapping[str, object] | Sequence[str]) -> dict[str
 
 
 def check_advertised_address(listen: str, advertised_address: str) -> None:
-    """Check that clients can connect to the published address; called by `__post_init__` of a service's settings.
+    """Check that clients can connect to the published address, before a service starts.
 
     Raises:
-        ValueError: If `listen` is the wildcard address (0.0.0.0, [::]) and `advertised_address` is empty.
+        SettingsError: If `listen` is the wildcard address (0.0.0.0, [::]) and `advertised_address` is empty.
     """
     host = listen.rpartition(":")[0].strip("[]")
     try:
@@ -171,9 +171,9 @@ def check_advertised_address(listen: str, advertised_address: str) -> None:
     except ValueError:
         return  # A host name, or malformed, so that binding fails.
     if everywhere and not advertised_address:
-        raise ValueError(
-            f"listen is {listen}, to which no client can connect, and advertised_address is empty: set "
-            "advertised_address to the host and port at which clients reach this process"
+        raise SettingsError(
+            f"listen is {listen}, to which no client can connect, and advertised_address is empty",
+            action="Set advertised_address to the host and port at which clients reach this process.",
         )
 
 

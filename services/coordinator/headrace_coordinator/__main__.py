@@ -16,7 +16,7 @@ import typer
 from headrace.wire.errors import HeadraceError
 from headrace_server import lifecycle
 from headrace_server.lifecycle import ProcessExitCode, report_failure
-from headrace_server.settings import SettingsError, load_settings
+from headrace_server.settings import SettingsError, check_advertised_address, load_settings
 
 from headrace_coordinator.app import serve
 from headrace_coordinator.recover_metadata import run_recovery
@@ -72,6 +72,7 @@ def start(config: Path | None, overrides: list[str] | None) -> ProcessExitCode:
     """Read the settings, run the coordinator, and return the exit code."""
     try:
         settings = _read_settings(config, overrides)
+        check_advertised_address(settings.listen, settings.advertised_address)
     except SettingsError as error:
         return report_failure(error)
     return lifecycle.run(lambda stop: serve(settings, stop), stop_timeout_seconds=settings.stop_timeout_ms / 1000)

@@ -8,7 +8,6 @@ from typing import Annotated
 
 from headrace_server.descriptors import MaxConnections
 from headrace_server.service_settings import ServiceSettings
-from headrace_server.settings import check_advertised_address
 from pydantic import Field
 
 ENVIRON_PREFIX = "HEADRACE_COORDINATOR_"
@@ -138,7 +137,6 @@ class CoordinatorSettings(ServiceSettings):
     def __post_init__(self) -> None:
         """Check constraints that the types do not express."""
         self.check_tls()
-        check_advertised_address(self.listen, self.advertised_address)
         if not _COORDINATOR_ID.match(self.coordinator_id):
             raise ValueError(
                 f"coordinator_id {self.coordinator_id!r} is not 1 to 63 letters, digits, dots, underscores and dashes"

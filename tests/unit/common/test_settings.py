@@ -3,12 +3,23 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import headrace_broker.__main__
+import headrace_coordinator.__main__
 import pytest
 from headrace.wire.errors import ErrorCode
 from headrace_broker.settings import BrokerSettings
 from headrace_coordinator.settings import CoordinatorSettings
-from headrace_server.settings import CommaList, SettingsError, describe_settings, load_settings
+from headrace_server.lifecycle import ProcessExitCode
+from headrace_server.settings import (
+    CommaList,
+    SettingsError,
+    check_advertised_address,
+    describe_settings,
+    load_settings,
+)
 from pydantic import Field
+
+MAIN = {BrokerSettings: headrace_broker.__main__, CoordinatorSettings: headrace_coordinator.__main__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +126,18 @@ def test_the_reference_shows_every_setting():
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7181", "[::]:7181"])
 @pytest.mark.parametrize("settings", [BrokerSettings, CoordinatorSettings])
-def test_listening_everywhere_takes_an_advertised_address(settings, listen):
+def test_listening_everywhere_takes_an_advertised_address(settings, listen, capsys):
     """Else clients would be told 0.0.0.0; with an address to tell, and on one address of the machine, it is taken."""
     own = {"broker_id": 1, "data_dir": "d"} if settings is BrokerSettings else {"coordinator_id": "a"}
-    with pytest.raises(SettingsError, match="set advertised_address"):
-        load_settings(settings, overrides={**own, "listen": listen})
-    load_settings(settings, overrides={**own, "listen": listen, "advertised_address": "log.example.org:7181"})
-    load_settings(settings, overrides={**own, "listen": "127.0.0.1:7181"})
+    overrides = [f"{name}={value}" for name, value in {**own, "listen": listen}.items()]
+    assert MAIN[settings].start(None, overrides) is ProcessExitCode.BAD_SETTINGS
+    assert "Set advertised_address" in capsys.readouterr().err
+    check_advertised_address(listen, "log.example.org:7181")
+    check_advertised_address("127.0.0.1:7181", "")
+
+
+@pytest.mark.parametrize("settings", [BrokerSettings, CoordinatorSettings])
+def test_commands_that_do_not_listen_need_no_advertised_address(settings):
+    """In a pod `run` alone has the address, from a file that its container reads."""
+    own = {"broker_id": 1, "data_dir": "d"} if settings is BrokerSettings else {"coordinator_id": "a"}
+    load_settings(settings, overrides={**own, "listen": "0.0.0.0:7181"})
