@@ -19,40 +19,40 @@ class BrokerSettings(ServiceSettings):
 
     broker_id: Annotated[int, Field(ge=0, le=2**31 - 1, description="This broker's number, unique in the cluster.")]
     data_dir: Annotated[
-        str, Field(min_length=1, description="Directory of this broker's logs; one broker a directory.")
+        str, Field(min_length=1, description="Directory of this broker's logs; each broker needs its own.")
     ]
-    listen: Annotated[str, Field(description="Address for clients, host:port; port 0: the kernel chooses.")] = (
-        "127.0.0.1:7181"
-    )
+    listen: Annotated[
+        str, Field(description="Listen address for clients, host:port; with port 0 the kernel chooses a port.")
+    ] = "127.0.0.1:7181"
     internal_listen: Annotated[
         str,
         Field(
-            description="Address for brokers and coordinators, host:port; port 0: the kernel chooses; empty: the host "
-            "of `listen`, port 0."
+            description="Listen address for brokers and coordinators, host:port; with port 0 the kernel chooses a "
+            "port. Default: the host of `listen`, port 0."
         ),
     ] = ""
     advertised_address: Annotated[
-        str, Field(description="The address that clients are told, host:port; empty: the address bound.")
+        str, Field(description="Address published to clients, host:port. Default: the bound address.")
     ] = ""
     internal_advertised_address: Annotated[
         str,
         Field(
-            description="The address that brokers and coordinators are told, host:port; empty: the host that clients "
-            "are told, and the port of `internal_listen`."
+            description="Address published to brokers and coordinators, host:port. Default: the host published to "
+            "clients, and the port of `internal_listen`."
         ),
     ] = ""
     native_listen: Annotated[
         str,
         Field(
-            description="Address of the native protocol, host:port; port 0: the kernel chooses; empty: the host of "
-            "`listen`, port 0; `off`: clients use gRPC."
+            description="Listen address of the native protocol, host:port; with port 0 the kernel chooses a port. "
+            "Default: the host of `listen`, port 0. `off` disables the protocol; clients then use gRPC."
         ),
     ] = ""
     native_advertised_address: Annotated[
         str,
         Field(
-            description="The address of the native protocol that clients are told, host:port; empty: the host that "
-            "clients are told, and the port of `native_listen`."
+            description="Address of the native protocol published to clients, host:port. Default: the host "
+            "published to clients, and the port of `native_listen`."
         ),
     ] = ""
     max_native_connections: Annotated[
@@ -60,73 +60,94 @@ class BrokerSettings(ServiceSettings):
         Field(
             ge=1,
             le=100_000,
-            description="Connections of the native protocol at once, at most a quarter of the limit of open files; "
-            "others are closed, and their clients use gRPC.",
+            description="Maximum connections of the native protocol, at most a quarter of the limit of open files; "
+            "further ones are closed, and their clients use gRPC.",
         ),
     ] = 4_096
     internal_tls_allowed_names: Annotated[
         CommaList,
         Field(
-            description="With TLS: a certificate of a broker or coordinator must have one of these names exactly "
-            "to be served on `internal_listen`; empty: all that `internal_tls_ca_file` has signed."
+            description="With TLS: names, one of which a certificate of a broker or coordinator must match exactly to "
+            "be accepted on `internal_listen`. If empty, every certificate signed by `internal_tls_ca_file` is "
+            "accepted."
         ),
     ] = ()
-    rack: Annotated[str, Field(description="The failure domain that replicas are spread over; empty: none.")] = ""
-    host: Annotated[str, Field(description="The machine, a failure domain below the rack; empty: none.")] = ""
+    rack: Annotated[str, Field(description="Failure domain across which replicas are spread. Default: none.")] = ""
+    host: Annotated[str, Field(description="Machine, a failure domain below the rack. Default: none.")] = ""
     instance: Annotated[
         str,
         Field(
-            description="What its supervisor calls this instance of the broker, as a pod's uid: `drain` with another "
-            "one leaves it alone; empty: none.",
+            description="Id that the supervisor gives this instance of the broker, such as a pod's uid; `drain` "
+            "for another instance does nothing. Default: none.",
         ),
     ] = ""
     lease_ttl_ms: Annotated[
-        int, Field(ge=1_000, le=600_000, description="Milliseconds after which etcd forgets a silent broker.")
+        int,
+        Field(
+            ge=1_000,
+            le=600_000,
+            description="Milliseconds after which the registration of an unresponsive broker expires.",
+        ),
     ] = 10_000
     fence_on_lease_loss: Annotated[
         bool,
         Field(
-            description="Serve nothing once etcd was silent for the lease's time: no stale reads, less availability."
+            description="Stop serving when the lease cannot be confirmed. Prevents stale reads at the cost of "
+            "availability."
         ),
     ] = False
     stop_timeout_ms: Annotated[
-        int, Field(ge=1_000, description="Milliseconds that an orderly stop may take before the process ends.")
+        int, Field(ge=1_000, description="Maximum milliseconds of a clean shutdown; the process exits after them.")
     ] = 60_000
     max_inflight_bytes: Annotated[
         int,
         Field(
             ge=32 << 20,
-            description="Bytes of requests being handled and of answers being sent; beyond, calls are throttled.",
+            description="Maximum bytes of requests in progress and of responses being sent; further calls are "
+            "throttled.",
         ),
     ] = 96 << 20
     max_waiting_fetches: Annotated[
-        int, Field(ge=1, le=100_000, description="Fetches that wait for data at once; beyond, their callers wait.")
+        int,
+        Field(
+            ge=1,
+            le=100_000,
+            description="Maximum fetches that wait for data on the broker; for further ones the client waits.",
+        ),
     ] = 2_048
     max_connections: MaxConnections = 0
     max_concurrent_calls: Annotated[
-        int, Field(ge=2, description="Calls at once; more than max_waiting_fetches, so that produce is never shut out.")
+        int,
+        Field(
+            ge=2,
+            description="Maximum concurrent calls; must exceed max_waiting_fetches, so that waiting fetches cannot "
+            "block produce calls.",
+        ),
     ] = 4_096
     max_calls_per_peer: Annotated[
         int,
-        Field(ge=1, description="Calls at once from one client address; raise it where clients share a proxy."),
+        Field(ge=1, description="Maximum concurrent calls from one client address; raise it if clients share a proxy."),
     ] = 512
-    max_request_partitions: Annotated[int, Field(ge=1, description="Partitions that one request may name.")] = 10_000
-    max_request_batches: Annotated[int, Field(ge=1, description="Batches that one produce request may carry.")] = 10_000
-    max_batch_records: Annotated[int, Field(ge=1, le=2**31 - 1, description="Records that one batch may hold.")] = (
+    max_request_partitions: Annotated[int, Field(ge=1, description="Maximum partitions in one request.")] = 10_000
+    max_request_batches: Annotated[int, Field(ge=1, description="Maximum batches in one produce request.")] = 10_000
+    max_batch_records: Annotated[int, Field(ge=1, le=2**31 - 1, description="Maximum records in one batch.")] = (
         1_000_000
     )
     max_payload_bytes: Annotated[
-        int, Field(ge=1 << 16, le=2**31 - 1, description="Bytes of one batch's payload before compression.")
+        int, Field(ge=1 << 16, le=2**31 - 1, description="Maximum bytes of a batch's payload before compression.")
     ] = 64 << 20
     max_fetch_bytes: Annotated[
         int,
         Field(
             ge=1 << 16,
             le=16 << 20,
-            description="Bytes of one fetch answer, whatever it asks for; a first batch may exceed it.",
+            description="Maximum bytes of one fetch response, whatever the request allows; a first batch may "
+            "exceed it.",
         ),
     ] = 4 << 20
-    max_fetch_wait_ms: Annotated[int, Field(ge=0, description="Milliseconds that a fetch may wait.")] = 60_000
+    max_fetch_wait_ms: Annotated[
+        int, Field(ge=0, description="Maximum milliseconds that a fetch may wait for data.")
+    ] = 60_000
     replica_lag_max_ms: Annotated[
         int,
         Field(ge=500, description="Milliseconds behind the leader after which a follower leaves the in-sync set."),
@@ -136,7 +157,8 @@ class BrokerSettings(ServiceSettings):
         Field(
             ge=1,
             le=1_000,
-            description="Phi from which a silent peer is suspected: among equals another leads.",
+            description="Phi from which an unresponsive peer is suspected; elections then prefer an equal replica "
+            "on another broker.",
         ),
     ] = 8.0
     max_replica_fetch_bytes: Annotated[
@@ -144,59 +166,73 @@ class BrokerSettings(ServiceSettings):
         Field(
             ge=1 << 16,
             le=16 << 20,
-            description="Bytes of one message to a follower, for all partitions together; a first batch may exceed it.",
+            description="Maximum bytes of one message to a follower, for all partitions together; a first batch "
+            "may exceed it.",
         ),
     ] = 4 << 20
     drain_timeout_ms: Annotated[
         int,
         Field(
             ge=0,
-            description="Milliseconds that an orderly stop waits for its leaderships to move; 0: it does not wait.",
+            description="Maximum milliseconds that a clean shutdown waits for its leaderships to move; `0` "
+            "disables the wait.",
         ),
     ] = 10_000
     max_producers: Annotated[
         int,
         Field(
             ge=1,
-            description="Idempotent producers remembered a partition; the one that is silent for longest is forgotten "
-            "for a new one.",
+            description="Idempotent producers whose state is kept per partition; a new one evicts the one with the "
+            "oldest last write.",
         ),
     ] = 10_000
     producer_retry_window_ms: Annotated[
         int,
         Field(
             ge=0,
-            description="Milliseconds within which a producer may send a batch again, at least delivery_timeout_ms of "
-            "all producers. Until it was silent for so long a producer is not forgotten for a new one, which is "
-            "refused with THROTTLED.",
+            description="Milliseconds within which a producer may resend a batch; at least delivery_timeout_ms of "
+            "all producers. A producer that wrote within this time is not evicted for a new one, which "
+            "is rejected with THROTTLED.",
         ),
     ] = 900_000
     producer_expiry_ms: Annotated[
-        int, Field(ge=60_000, description="Milliseconds of silence after which a producer is forgotten.")
+        int, Field(ge=60_000, description="Milliseconds without a write after which a producer's state is removed.")
     ] = 7 * 86_400_000
     disk_reserve_bytes: Annotated[
-        int, Field(ge=0, description="Bytes kept back on the volume for checkpoints on a full disk.")
+        int, Field(ge=0, description="Bytes reserved on the volume for checkpoints on a full disk.")
     ] = 16 << 20
     disk_refuse_below_bytes: Annotated[
-        int, Field(ge=0, description="Appends are refused with STORAGE_FULL while fewer bytes are free.")
+        int, Field(ge=0, description="Appends are rejected with STORAGE_FULL while fewer bytes are free.")
     ] = 128 << 20
     disk_resume_above_bytes: Annotated[
-        int, Field(ge=0, description="Refused appends are taken again once as many bytes are free.")
+        int, Field(ge=0, description="Appends are accepted again once this many bytes are free.")
     ] = 256 << 20
     slow_append_ms: Annotated[
-        int, Field(ge=1, description="An append that took this long moves the partition's next ones to a thread.")
+        int,
+        Field(
+            ge=1,
+            description="Duration of an append in milliseconds after which the partition's next appends run in a "
+            "thread.",
+        ),
     ] = 20
-    retention_interval_ms: Annotated[int, Field(ge=10, description="Milliseconds between rounds of retention.")] = (
+    retention_interval_ms: Annotated[int, Field(ge=10, description="Milliseconds between two runs of retention.")] = (
         300_000
     )
     scrub_interval_ms: Annotated[
-        int, Field(ge=0, description="Milliseconds between two checks of all that is stored, for rot; 0: none.")
+        int,
+        Field(
+            ge=0, description="Milliseconds between two background verifications of all stored data; `0` disables them."
+        ),
     ] = 7 * 86_400_000
     scrub_bytes_per_second: Annotated[
-        int, Field(ge=1 << 16, description="How fast that check reads, in bytes a second.")
+        int, Field(ge=1 << 16, description="Read rate of that verification in bytes per second.")
     ] = 16 << 20
     maintenance_interval_ms: Annotated[
-        int, Field(ge=10, description="Milliseconds between rounds of checkpoints and looks at the free space.")
+        int,
+        Field(
+            ge=10,
+            description="Milliseconds between two maintenance runs, which write checkpoints and check the free space.",
+        ),
     ] = 1_000
 
     @property

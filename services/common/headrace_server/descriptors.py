@@ -20,8 +20,9 @@ MaxConnections = Annotated[
     Field(
         ge=0,
         le=1_000_000,
-        description="Connections of clients at once, at most a quarter of the limit of open files; others are "
-        "closed, and one address keeps at most half. 0: 10,000, or that quarter.",
+        description="Maximum client connections, at most a quarter of the limit of open files; further ones "
+        "are closed, and one address keeps at most half. `0` means 10,000, or that quarter if it "
+        "is less.",
     ),
 ]
 """Type of the setting that both services have."""

@@ -180,10 +180,10 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
     KeyFamily(
         SupersededKey,
         "superseded",
-        "`headrace-coordinator recover-metadata`, in the transaction that begins the next one",
+        "`headrace-coordinator recover-metadata`, in the transaction that begins the next generation",
         metadata_pb2.ClusterMeta,
         "persistent",
-        "This generation is over; the value is the next one's. Processes that still use it end.",
+        "This generation has ended; the value is that of the next one. Processes that still use this one exit.",
     ),
     KeyFamily(
         BrokerKey,
@@ -199,7 +199,7 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         "the broker itself, in the transaction of `brokers/{broker_id}`",
         metadata_pb2.BrokerSession,
         "persistent",
-        "Which process and which data directory registered last under this broker id.",
+        "Process and data directory of the latest registration under this broker id.",
     ),
     KeyFamily(
         DirectoryKey,
@@ -207,13 +207,14 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         "the broker itself: at its registration, and every two seconds while records are written or metadata changes",
         metadata_pb2.DirectoryVersion,
         "persistent",
-        "How new the broker's data directory is at least, or it is an older copy of itself. The directory notes when "
-        "etcd had it, and so how new etcd is at least. No process watches it.",
+        "Minimum version of the broker's data directory; a directory below it is an older copy of "
+        "itself. The directory stores the revision at which etcd had this key, which is the "
+        "minimum revision of etcd. No process watches the key.",
     ),
     KeyFamily(
         ControllerKey,
         "controller",
-        "coordinators: made if absent",
+        "coordinators, created if absent",
         metadata_pb2.CoordinatorLive,
         "the controller's lease",
         "The elected controller. Its create_revision is the controller epoch, compared in every write of a controller.",
@@ -224,7 +225,7 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         "the coordinator itself",
         metadata_pb2.CoordinatorLive,
         "the coordinator's lease",
-        "The registration of a coordinator: where clients reach it.",
+        "The registration of a coordinator, with its address for clients.",
     ),
     KeyFamily(
         TopicKey,
@@ -232,7 +233,7 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         "coordinators",
         metadata_pb2.Topic,
         "persistent",
-        "A topic by name. The topic is visible if and only if this key is there.",
+        "A topic by name. The topic is visible if and only if this key exists.",
     ),
     KeyFamily(
         TopicIdKey,
@@ -248,7 +249,7 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         "coordinators, in the transaction that deletes the topic",
         metadata_pb2.DeletedTopic,
         "`deleted_topics_retention_ms`, then removed by the controller",
-        "The topic was deleted: the evidence without which no broker deletes a log of it.",
+        "The topic was deleted. Without this evidence no broker deletes a log of it.",
     ),
     KeyFamily(
         PartitionKey,
@@ -261,18 +262,18 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
     KeyFamily(
         DrainedBrokerKey,
         "drained_brokers/{broker_id}",
-        "coordinators, on an administrator's word; `headrace-broker drain`",
+        "coordinators, at an administrator's request; `headrace-broker drain`",
         metadata_pb2.DrainedBroker,
         "persistent; by `headrace-broker drain` on the lease of the broker's registration",
-        "The broker gets no leadership and no new replicas; what it holds stays in sync.",
+        "The broker gets no leadership and no new replicas; its replicas stay in sync.",
     ),
     KeyFamily(
         ClockKey,
         "clocks/{process}",
-        "every broker and coordinator, each two minutes; `trust-clock` and `recover-metadata`, as `operator`",
+        "every broker and coordinator, every two minutes; `trust-clock` and `recover-metadata`, as `operator`",
         metadata_pb2.ProcessClock,
         "persistent",
-        "The wall clock of a process when it wrote, so that others see a clock that is wrong.",
+        "Wall clock of a process at the time of the write, by which other processes detect a wrong clock.",
     ),
     KeyFamily(
         GroupKey,
@@ -280,7 +281,7 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         "coordinators, by compare-and-swap",
         metadata_pb2.GroupState,
         "persistent; removed with the group",
-        "Members of a consumer group, its topics, who is to own each partition and who does.",
+        "Members of a consumer group, its topics, and the target and current owner of each partition.",
     ),
     KeyFamily(
         GroupAssignmentKey,
@@ -288,22 +289,22 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         "coordinators, in a transaction that compares the group's state",
         metadata_pb2.MemberAssignment,
         "persistent; removed with the member",
-        "What one member owns: the paper's ownership registry. Commits compare it.",
+        "Partitions that a member owns: the paper's ownership registry. Commits compare it.",
     ),
     KeyFamily(
         GroupMemberKey,
         "/headrace/{cluster}/groups/{generation}/group/{group_id}/members/{member_id}",
-        "coordinators, in the transaction that lets the member join",
+        "coordinators, in the transaction in which the member joins",
         metadata_pb2.LiveMember,
         "the member's lease",
-        "The member was heard of within its session timeout: the paper's consumer registry.",
+        "The member sent a heartbeat within its session timeout: the paper's consumer registry.",
     ),
     KeyFamily(
         GroupOffsetKey,
         "/headrace/{cluster}/groups/{generation}/group/{group_id}/offsets/{topic_id}/{partition}",
         "coordinators, for the partition's owner",
         metadata_pb2.CommittedOffset,
-        "persistent; removed with the group, or when it was empty for long",
+        "persistent; removed with the group, which expires after `offsets_retention_ms` without members",
         "The position where the group continues: the paper's offset registry.",
     ),
 )

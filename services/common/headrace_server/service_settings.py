@@ -23,16 +23,19 @@ class ServiceSettings(TlsSettings):
         "127.0.0.1:2379",
     )
     metrics_listen: Annotated[
-        str, Field(description="Address for metrics and health over HTTP, host:port; empty: none.")
+        str,
+        Field(description="Listen address for metrics and health over HTTP, host:port. If empty, they are not served."),
     ] = ""
-    log_level: Annotated[LogLevel, Field(description="The least severe log line that is written.")] = "info"
-    log_format: Annotated[LogFormat, Field(description="Log lines for people or as JSON.")] = "console"
+    log_level: Annotated[LogLevel, Field(description="Minimum level of log lines.")] = "info"
+    log_format: Annotated[LogFormat, Field(description="Format of log lines: readable text or JSON.")] = "console"
     loop_stall_ms: Annotated[
         int,
         Field(
             ge=1_000,
             le=600_000,
-            description="Milliseconds that the event loop may be blocked before liveness fails.",
+            description="Milliseconds for which the event loop may be blocked before liveness fails.",
         ),
     ] = 10_000
-    ready_file: Annotated[str, Field(description="A JSON file written once the process serves; empty: none.")] = ""
+    ready_file: Annotated[
+        str, Field(description="JSON file that is written once the process serves. Default: none.")
+    ] = ""

@@ -15,32 +15,36 @@ class TlsSettings:
     """TLS settings; the settings of each service inherit from them."""
 
     tls_cert_file: Annotated[
-        str, Field(description="This process's certificate, PEM, with the chain below it; empty: no TLS.")
+        str, Field(description="Certificate of this process followed by its chain, PEM. If empty, TLS is off.")
     ] = ""
-    tls_key_file: Annotated[str, Field(description="Its private key, PEM, without a passphrase.")] = ""
+    tls_key_file: Annotated[str, Field(description="Private key of `tls_cert_file`, PEM, without a passphrase.")] = ""
     tls_client_auth: Annotated[
-        ClientAuth, Field(description="Whether clients must show a certificate that `tls_ca_file` has signed.")
+        ClientAuth, Field(description="Whether clients must present a certificate signed by `tls_ca_file`.")
     ] = "none"
-    tls_ca_file: Annotated[str, Field(description="The authorities, PEM, that sign clients' certificates.")] = ""
+    tls_ca_file: Annotated[str, Field(description="CA certificates, PEM, that sign clients' certificates.")] = ""
     internal_tls_cert_file: Annotated[
         str,
         Field(
-            description="The certificate that is shown to brokers and coordinators, for servers and clients alike; "
-            "empty: `tls_cert_file`."
+            description="Certificate presented to brokers and coordinators, for server and client authentication. "
+            "Default: `tls_cert_file`."
         ),
     ] = ""
-    internal_tls_key_file: Annotated[str, Field(description="Its private key; empty: `tls_key_file`.")] = ""
+    internal_tls_key_file: Annotated[
+        str, Field(description="Private key of `internal_tls_cert_file`. Default: `tls_key_file`.")
+    ] = ""
     internal_tls_ca_file: Annotated[
         str,
-        Field(description="The authorities that sign certificates of brokers and coordinators; empty: `tls_ca_file`."),
+        Field(
+            description="CA certificates that sign certificates of brokers and coordinators. Default: `tls_ca_file`."
+        ),
     ] = ""
     etcd_tls_ca_file: Annotated[
-        str, Field(description="The authorities that sign etcd's certificates; empty: etcd is spoken to without TLS.")
+        str, Field(description="CA certificates that sign etcd's certificates. If empty, connect to etcd without TLS.")
     ] = ""
     etcd_tls_cert_file: Annotated[
-        str, Field(description="The certificate that is shown to etcd, where it wants one.")
+        str, Field(description="Client certificate presented to etcd, if etcd requires one.")
     ] = ""
-    etcd_tls_key_file: Annotated[str, Field(description="Its private key.")] = ""
+    etcd_tls_key_file: Annotated[str, Field(description="Private key of `etcd_tls_cert_file`.")] = ""
 
     def check_tls(self) -> None:
         """Check that related settings are set together; called by `__post_init__` of a service's settings."""

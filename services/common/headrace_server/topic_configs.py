@@ -91,20 +91,20 @@ class ConfigDefinition:
 CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
     ConfigDefinition(
         "retention_ms", "integer", 7 * DAY_MS, -1,
-        documentation="Milliseconds for which a record is kept at least, by the time of its append; whole segments are "
-        "deleted once their newest record is older. -1: for ever.",
+        documentation="Minimum milliseconds for which a record is kept, by the time of its append; whole "
+"segments are deleted once their newest record is older. -1 disables the limit.",
     ),
     ConfigDefinition(
         "retention_bytes", "integer", -1, -1,
-        documentation="Bytes of a partition beyond which its oldest segments are deleted. -1: no limit.",
+        documentation="Bytes of a partition above which its oldest segments are deleted. -1 disables the limit.",
     ),
     ConfigDefinition(
         "segment_bytes", "integer", 1 << 30, 1 << 16, (1 << 31) - 1,
-        documentation="Bytes at which a new segment file is begun. At least max_batch_bytes.",
+        documentation="Bytes at which a new segment file is started. At least max_batch_bytes.",
     ),
     ConfigDefinition(
         "segment_ms", "integer", 7 * DAY_MS, 1_000,
-        documentation="Milliseconds after which a new segment file is begun even if the current one is not full.",
+        documentation="Milliseconds after which a new segment file is started even if the current one is not full.",
     ),
     ConfigDefinition(
         "index_interval_bytes", "integer", 4096, 64, 1 << 24,
@@ -118,23 +118,25 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
     ),
     ConfigDefinition(
         "flush_messages", "integer", INT64_MAX, 1,
-        documentation="With durability=async: records appended after which the log is flushed; where set, consumers "
-        "see flushed records only. Refused with durability=fsync, which flushes always. 2^63 - 1: left to the system.",
+        documentation="With durability=async: records appended after which the log is flushed; if set, consumers "
+"see flushed records only. Rejected with durability=fsync, which always flushes. 2^63 - 1 "
+"leaves it to the operating system.",
     ),
     ConfigDefinition(
         "flush_ms", "integer", INT64_MAX, 1,
-        documentation="With durability=async: milliseconds a record waits for a flush at most; where set, consumers "
-        "see flushed records only. Refused with durability=fsync, which flushes always. 2^63 - 1: left to the system.",
+        documentation="With durability=async: maximum milliseconds that a record waits for a flush; if set, "
+"consumers see flushed records only. Rejected with durability=fsync, which always flushes. "
+"2^63 - 1 leaves it to the operating system.",
     ),
     ConfigDefinition(
         "min_insync_replicas", "integer", 0, 0, 32_767,
-        documentation="Replicas in sync below which acks=all is refused. At most the topic's replication factor. "
-        "0: 2 where the topic has at least 3 replicas, else 1.",
+        documentation="In-sync replicas below which acks=all is rejected. At most the topic's replication "
+"factor. 0 means 2 if the topic has at least 3 replicas, else 1.",
     ),
     ConfigDefinition(
         "max_batch_bytes", "integer", (1 << 20) + (1 << 16), 1_024, 16 << 20,
-        documentation="Bytes of the largest batch that is taken, header included. The default is 1 MiB of values and "
-        "64 KiB of room for header and columns.",
+        documentation="Bytes of the largest batch that is accepted, header included. The default is 1 MiB of "
+"values and 64 KiB of room for header and columns.",
     ),
     ConfigDefinition(
         "timestamp_before_max_ms", "integer", CENTURY_MS, 0,
@@ -152,9 +154,10 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
     ),
     ConfigDefinition(
         "validate", "choice", Validation.COLUMNS.value, choices=tuple(Validation),
-        documentation="What the leader checks of a batch. columns: all that a reader needs to decode it; a compressed "
-        "batch is inflated for it, in a thread. header: checksums and header only; a batch that no reader can decode "
-        "is stored then, and readers deal with it as their `on_corrupt_batch` says.",
+        documentation="Checks that the leader makes of a batch. columns: everything that a reader needs to "
+"decode it; a compressed batch is inflated for it, in a thread. header: checksums and "
+"header only; a batch that no reader can decode is then stored, and readers handle it by "
+"their `on_corrupt_batch`.",
     ),
     ConfigDefinition(
         "allowed_codecs", "choices", ",".join(CODECS), choices=CODECS,
@@ -357,9 +360,11 @@ def _check_relations(config: TopicConfig) -> None:
                     action=f"Set durability=async too, or leave {name} out.",
                 )
     if config.retention_ms != -1 and config.retention_ms < 1:
-        raise InvalidConfigError("retention_ms = 0 keeps nothing", action="Use -1 for ever, or 1 or more.")
+        raise InvalidConfigError("retention_ms = 0 would keep no record", action="Use -1 for no limit, or 1 or more.")
     if config.retention_bytes == 0:
-        raise InvalidConfigError("retention_bytes = 0 keeps nothing", action="Use -1 for no limit, or 1 or more.")
+        raise InvalidConfigError(
+            "retention_bytes = 0 would keep no record", action="Use -1 for no limit, or 1 or more."
+        )
 
 
 _DEFAULTS = TopicConfig()

@@ -22,49 +22,51 @@ class CoordinatorSettings(ServiceSettings):
         str,
         Field(description="This coordinator's name, unique in the cluster: 1 to 63 letters, digits, `.`, `_`, `-`."),
     ]
-    listen: Annotated[str, Field(description="Address for clients, host:port; port 0: the kernel chooses.")] = (
-        "127.0.0.1:7170"
-    )
+    listen: Annotated[
+        str, Field(description="Listen address for clients, host:port; with port 0 the kernel chooses a port.")
+    ] = "127.0.0.1:7170"
     advertised_address: Annotated[
-        str, Field(description="The address that clients are told, host:port; empty: the address bound.")
+        str, Field(description="Address published to clients, host:port. Default: the bound address.")
     ] = ""
     lease_ttl_ms: Annotated[
         int,
         Field(
             ge=1_000,
             le=600_000,
-            description="Milliseconds after which etcd forgets a silent coordinator and another becomes controller.",
+            description="Milliseconds after which the registration of an unresponsive coordinator expires and "
+            "another becomes controller.",
         ),
     ] = 10_000
     stop_timeout_ms: Annotated[
-        int, Field(ge=1_000, description="Milliseconds that an orderly stop may take before the process ends.")
+        int, Field(ge=1_000, description="Maximum milliseconds of a clean shutdown; the process exits after them.")
     ] = 15_000
     default_partitions: Annotated[
-        int, Field(ge=1, description="Partitions of a topic that is created without a number.")
+        int, Field(ge=1, description="Partitions of a new topic if the request has no number.")
     ] = 1
     default_replication_factor: Annotated[
         int,
         Field(
             ge=1,
             le=9,
-            description="Replicas of a topic that is created without a number, where that many brokers take replicas; "
-            "else as many as there are.",
+            description="Replicas of a new topic if the request has no number; one per broker if fewer brokers "
+            "accept replicas.",
         ),
     ] = 3
     max_partitions_per_topic: Annotated[
-        int, Field(ge=1, le=100_000, description="Partitions that one topic may have.")
+        int, Field(ge=1, le=100_000, description="Maximum partitions of one topic.")
     ] = 10_000
-    max_request_topics: Annotated[int, Field(ge=1, le=10_000, description="Topics that one request may name.")] = 1_000
+    max_request_topics: Annotated[int, Field(ge=1, le=10_000, description="Maximum topics in one request.")] = 1_000
     max_request_partitions: Annotated[
-        int, Field(ge=1, le=1_000_000, description="Partitions that one request may create, all its topics together.")
+        int,
+        Field(ge=1, le=1_000_000, description="Maximum partitions that one request may create, over all its topics."),
     ] = 10_000
     max_partitions: Annotated[
-        int, Field(ge=1, description="Partitions of the whole cluster beyond which no more are created.")
+        int, Field(ge=1, description="Maximum partitions of the cluster; no more are created.")
     ] = 100_000
     default_timeout_ms: Annotated[
         int,
         Field(
-            ge=100, le=600_000, description="Milliseconds that creating topics may take where the request says nothing."
+            ge=100, le=600_000, description="Timeout in milliseconds for creating topics if the request has no timeout."
         ),
     ] = 30_000
     max_inflight_writes: Annotated[
@@ -72,20 +74,20 @@ class CoordinatorSettings(ServiceSettings):
         Field(
             ge=1,
             le=1_024,
-            description="Transactions that this coordinator has under way at once, each for the "
+            description="Maximum concurrent transactions of this coordinator, counted separately for the "
             "controller and for requests.",
         ),
     ] = 32
     orphan_grace_ms: Annotated[
         int,
-        Field(ge=100, description="Milliseconds after which the controller clears away a topic that was half created."),
+        Field(ge=100, description="Milliseconds after which the controller removes a partially created topic."),
     ] = 60_000
     deleted_topics_retention_ms: Annotated[
         int,
         Field(
             ge=1_000,
-            description="Milliseconds for which etcd keeps that a topic was deleted. A broker that was away for longer "
-            "keeps its logs of the topic as unclaimed.",
+            description="Milliseconds for which etcd keeps the record of a topic's deletion. A broker that was "
+            "down for longer keeps its logs of the topic as unclaimed.",
         ),
     ] = 604_800_000
     leader_rebalance_interval_ms: Annotated[
@@ -93,8 +95,9 @@ class CoordinatorSettings(ServiceSettings):
         Field(
             ge=0,
             le=86_400_000,
-            description="Milliseconds between two rounds in which the first replica of each partition leads again, if "
-            "it is in sync and neither draining nor suspected; 0: never by itself.",
+            description="Milliseconds between preferred leader elections, in which the first replica of each "
+            "partition becomes leader if it is in sync and neither draining nor suspected; `0` "
+            "disables them.",
         ),
     ] = 300_000
     lag_interval_ms: Annotated[
@@ -102,35 +105,41 @@ class CoordinatorSettings(ServiceSettings):
         Field(
             ge=100,
             le=3_600_000,
-            description="Milliseconds between two rounds in which the controller measures how far groups are behind.",
+            description="Milliseconds between two measurements of the groups' lag by the controller.",
         ),
     ] = 15_000
     offsets_retention_ms: Annotated[
         int,
         Field(
             ge=60_000,
-            description="Milliseconds that a group without members is kept, with its offsets.",
+            description="Milliseconds for which a group without members is kept, with its offsets.",
         ),
     ] = 30 * 86_400_000
     max_connections: MaxConnections = 0
     max_concurrent_calls: Annotated[
-        int, Field(ge=2, description="Calls at once; more are refused. Each member of a group holds one.")
+        int,
+        Field(
+            ge=2, description="Maximum concurrent calls; further ones are rejected. Each member of a group holds one."
+        ),
     ] = 16_384
     max_calls_per_peer: Annotated[
         int,
-        Field(ge=1, description="Calls at once from one client address; raise it where clients share a proxy."),
+        Field(ge=1, description="Maximum concurrent calls from one client address; raise it if clients share a proxy."),
     ] = 2_048
     max_groups: Annotated[
         int,
-        Field(ge=1, le=1_000_000, description="Groups of the cluster."),
+        Field(ge=1, le=1_000_000, description="Maximum groups in the cluster."),
     ] = 10_000
-    max_group_members: Annotated[int, Field(ge=1, le=1_000_000, description="Members of all groups together.")] = 50_000
+    max_group_members: Annotated[
+        int, Field(ge=1, le=1_000_000, description="Maximum members of all groups together.")
+    ] = 50_000
     max_group_bytes: Annotated[
         int,
         Field(
             ge=1 << 20,
             le=1 << 30,
-            description="Bytes of all groups' keys in etcd, offsets included; each coordinator keeps them in memory.",
+            description="Maximum bytes of all groups' keys in etcd, offsets included; each coordinator keeps them "
+            "in memory.",
         ),
     ] = 64 << 20
 
