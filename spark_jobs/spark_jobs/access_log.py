@@ -192,12 +192,12 @@ def show_access(summary: Mapping[str, Any], console: Console) -> None:
 def access_log(
     table: TableDirectory,
     file: Annotated[
-        list[Path] | None, typer.Option(exists=True, dir_okay=False, help="A log file; repeatable. Or --topic.")
+        list[Path] | None, typer.Option(exists=True, dir_okay=False, help="Log file; repeatable. Excludes --topic.")
     ] = None,
-    topic: Annotated[str, typer.Option(help="A topic whose values are the lines. Or --file.")] = "",
-    top: Annotated[int, typer.Option(min=1, max=1_000, help="How many pages and clients are shown.")] = 10,
+    topic: Annotated[str, typer.Option(help="Topic whose values are the lines. Excludes --file.")] = "",
+    top: Annotated[int, typer.Option(min=1, max=1_000, help="Number of pages and clients shown.")] = 10,
     session_gap: Annotated[
-        str, typer.Option(metavar="DURATION", help="A client that is silent for so long begins a new session.")
+        str, typer.Option(metavar="DURATION", help="Inactivity of a client that ends its session.")
     ] = "30m",
     bootstrap_servers: BootstrapServers = DEFAULT_SERVERS,
     master: Master = DEFAULT_MASTER,

@@ -106,7 +106,8 @@ def run_audit(spark: SparkSession, wanted: Audit, progress: ProgressLine) -> lis
     for topic in wanted.topics:
         if topic not in sizes:
             raise JobError(
-                f"no producer speaks of {topic} in {wanted.audit_topic}; set audit_topic={wanted.audit_topic!r} in them"
+                f"no producer has claims of {topic} in {wanted.audit_topic}; "
+                f"set audit_topic={wanted.audit_topic!r} in them"
             )
     if not sizes:
         raise JobError(
@@ -277,30 +278,30 @@ def milliseconds(text: str, option: str) -> int:
 
 
 def audit(
-    audit_topic: Annotated[str, typer.Option(help="The topic that producers tell their counts: their audit_topic.")],
+    audit_topic: Annotated[str, typer.Option(help="The producers' audit_topic.")],
     topic: Annotated[
-        list[str] | None, typer.Option(help="Only this one; repeatable. Without: all that producers speak of.")
+        list[str] | None, typer.Option(help="Only this topic; repeatable. The default is every topic with claims.")
     ] = None,
     table: Annotated[
-        Path | None, typer.Option(file_okay=False, exists=True, help="Count in this table, and not in its topic.")
+        Path | None,
+        typer.Option(file_okay=False, exists=True, help="Count the records of this table instead of the topic."),
     ] = None,
-    table_format: Annotated[
-        TableFormat, typer.Option("--format", help="How that table is kept.")
-    ] = TableFormat.PARQUET,
+    table_format: Annotated[TableFormat, typer.Option("--format", help="Format of that table.")] = TableFormat.PARQUET,
     identity: Annotated[
         str,
         typer.Option(
             metavar="SQL",
-            help='What is the same in two copies of a record and in no other, such as "sha2(value, 256)"; then '
-            "missing and doubled are told apart where both happened.",
+            help='Expression that is equal for copies of a record only, such as "sha2(value, 256)", so that '
+            "missing and duplicated records in one window are distinguished.",
         ),
     ] = "",
-    since: Annotated[str, typer.Option(metavar="DURATION", help="Only windows from so long ago on: 1d, 6h.")] = "",
+    since: Annotated[str, typer.Option(metavar="DURATION", help="Only windows of this last period: 1d, 6h.")] = "",
     late_after: Annotated[
-        str, typer.Option(metavar="DURATION", help="Late is what arrives so long after records from past its window.")
+        str,
+        typer.Option(metavar="DURATION", help="Delay after records from past its window from which a record is late."),
     ] = "1m",
     grace: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long after a window its last counts may take.")
+        str, typer.Option(metavar="DURATION", help="Time after a window within which its last counts arrive.")
     ] = "1m",
     bootstrap_servers: BootstrapServers = DEFAULT_SERVERS,
     master: Master = DEFAULT_MASTER,

@@ -45,14 +45,14 @@ BootstrapServers = Annotated[
         "-b",
         envvar="HEADRACE_BOOTSTRAP_SERVERS",
         metavar="HOST:PORT,...",
-        help="Brokers or coordinators to begin with.",
+        help="Bootstrap servers (brokers or coordinators).",
     ),
 ]
 DEFAULT_SERVERS = "localhost:7170"
-AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only the summary, as one JSON object.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Master = Annotated[
-    str, typer.Option(help="Where Spark runs, unless spark-submit says: local[*], local[2], spark://host:7077.")
+    str, typer.Option(help="Spark master, unless spark-submit sets it: local[*], local[2], spark://host:7077.")
 ]
 DEFAULT_MASTER = "local[*]"
 
@@ -78,13 +78,13 @@ TableDirectory = Annotated[
         "--table",
         file_okay=False,
         callback=local_directory,
-        help=f"The table's directory, made where it is not there: on {_DIRECTORY}",
+        help=f"Directory of the table, created if missing: on {_DIRECTORY}",
     ),
 ]
 OutputDirectory = Annotated[
     Path,
     typer.Option(
-        file_okay=False, callback=local_directory, help=f"Where the results and the checkpoint lie: on {_DIRECTORY}"
+        file_okay=False, callback=local_directory, help=f"Directory of the results and the checkpoint: on {_DIRECTORY}"
     ),
 ]
 EventTime = Annotated[
@@ -135,7 +135,7 @@ def run_app(app: typer.Typer, name: str) -> NoReturn:
             _fail(explain(error), _exit_code(error))
         _fail(f"{error.format_message().rstrip('.')}. Try '{program} --help'.", ExitCode.USAGE)
     if result == ExitCode.INTERRUPTED:
-        _fail("interrupted; what was committed stays", ExitCode.INTERRUPTED)
+        _fail("interrupted; commits so far are kept", ExitCode.INTERRUPTED)
     sys.exit(result if isinstance(result, int) else 0)
 
 

@@ -226,7 +226,7 @@ def load(
     topic: Annotated[str, typer.Option(help="The topic.")],
     table: TableDirectory,
     bootstrap_servers: BootstrapServers = DEFAULT_SERVERS,
-    table_format: Annotated[TableFormat, typer.Option("--format", help="How the table is kept.")] = TableFormat.PARQUET,
+    table_format: Annotated[TableFormat, typer.Option("--format", help="Format of the table.")] = TableFormat.PARQUET,
     event_time: EventTime = "timestamp",
     select: Annotated[
         list[str] | None,
@@ -238,10 +238,10 @@ def load(
         ),
     ] = None,
     commit_records: Annotated[
-        int, typer.Option(min=1, help="The most that one commit takes; a larger backlog is loaded by several.")
+        int, typer.Option(min=1, help="Maximum of one commit; a larger backlog is loaded by several.")
     ] = COMMIT_RECORDS,
     accept_data_loss: Annotated[
-        bool, typer.Option("--accept-data-loss", help="Continue where retention removed records that were not loaded.")
+        bool, typer.Option("--accept-data-loss", help="Continue after retention removed records that were not loaded.")
     ] = False,
     query: Annotated[
         list[str] | None, typer.Option(metavar="SQL", help=f"Ask the table, which is called {VIEW}; repeatable.")

@@ -18,8 +18,8 @@ class MissingOffsets:
 
     def __str__(self) -> str:
         return (
-            f"partition {self.partition} begins at offset {self.earliest} and the table ends at {self.wanted}, "
-            f"{self.earliest - self.wanted} are gone"
+            f"partition {self.partition} begins at offset {self.earliest} and the table ends at {self.wanted}: "
+            f"{self.earliest - self.wanted} records were deleted"
         )
 
 

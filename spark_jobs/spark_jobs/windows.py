@@ -47,7 +47,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="Windowed counts, sessions and a join of topics, as they grow.",
+    help="Windowed counts, sessions and a join of topics, as streams.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -59,11 +59,13 @@ class SharedOptions:
     output: OutputDirectory
     watermark: Annotated[
         str,
-        typer.Option(metavar="DURATION", help="How much later than the newest record one may come and still count."),
+        typer.Option(
+            metavar="DURATION", help="Maximum delay behind the newest record within which a record still counts."
+        ),
     ] = "1m"
     event_time: EventTime = "timestamp"
     follow: Annotated[bool, typer.Option("--follow", help="Run until Ctrl-C instead of ending with the topic.")] = False
-    max_records: Annotated[int, typer.Option(min=1, help="The most that one micro-batch takes.")] = 1_000_000
+    max_records: Annotated[int, typer.Option(min=1, help="Maximum records of one micro-batch.")] = 1_000_000
     bootstrap_servers: BootstrapServers = DEFAULT_SERVERS
     master: Master = DEFAULT_MASTER
     quiet: Quiet = False
@@ -166,8 +168,8 @@ def joined(
 def counts(
     *,
     topic: Annotated[str, typer.Option(help="The topic.")],
-    by: Annotated[str, typer.Option(metavar="SQL", help="What is counted for itself.")] = "string(key)",
-    window: Annotated[str, typer.Option(metavar="DURATION", help="The length of a window.")] = "1m",
+    by: Annotated[str, typer.Option(metavar="SQL", help="Expression to group by.")] = "string(key)",
+    window: Annotated[str, typer.Option(metavar="DURATION", help="Length of a window.")] = "1m",
     shared: SharedOptions,
 ) -> None:
     """Count records by window of event time and by key."""
@@ -180,10 +182,8 @@ def counts(
 def sessions(
     *,
     topic: Annotated[str, typer.Option(help="The topic.")],
-    by: Annotated[str, typer.Option(metavar="SQL", help="Whose sessions.")] = "string(key)",
-    gap: Annotated[
-        str, typer.Option(metavar="DURATION", help="A session ends when nothing comes for so long.")
-    ] = "30m",
+    by: Annotated[str, typer.Option(metavar="SQL", help="Key of a session.")] = "string(key)",
+    gap: Annotated[str, typer.Option(metavar="DURATION", help="Inactivity that ends a session.")] = "30m",
     shared: SharedOptions,
 ) -> None:
     """Put the records of a key together that follow each other without a long gap."""
@@ -195,16 +195,16 @@ def sessions(
 @command
 def join(
     *,
-    impressions: Annotated[str, typer.Option(metavar="TOPIC", help="What was shown.")],
-    clicks: Annotated[str, typer.Option(metavar="TOPIC", help="What was clicked.")],
+    impressions: Annotated[str, typer.Option(metavar="TOPIC", help="Topic of impressions.")],
+    clicks: Annotated[str, typer.Option(metavar="TOPIC", help="Topic of clicks.")],
     impression_id: Annotated[
-        str, typer.Option(metavar="SQL", help="What an impression is known by.")
+        str, typer.Option(metavar="SQL", help="Id of an impression.")
     ] = "get_json_object(string(value), '$.id')",
     click_id: Annotated[
-        str, typer.Option(metavar="SQL", help="The impression that a click belongs to.")
+        str, typer.Option(metavar="SQL", help="Id of a click's impression.")
     ] = "get_json_object(string(value), '$.impression')",
     within: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long after its impression a click counts.")
+        str, typer.Option(metavar="DURATION", help="Maximum time from an impression to a click that counts.")
     ] = "1h",
     shared: SharedOptions,
 ) -> None:
@@ -255,7 +255,7 @@ def _show(document: dict[str, Any], console: Console) -> None:
         f"{_unusable(document['without_event_time'])}; {document['written']:,} rows written; "
         f"{document['open']:,} rows of state are open."
     )
-    console.print(f"The watermark is {document['watermark'] or 'not set yet'}; results lie in {document['output']}")
+    console.print(f"The watermark is {document['watermark'] or 'not set yet'}; results are in {document['output']}")
 
 
 def _unusable(records: int) -> str:

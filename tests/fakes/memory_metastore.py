@@ -104,7 +104,9 @@ class MemoryMetastore:
     async def grant_lease(self, ttl_ms: int) -> LeaseGrant:
         """See `Metastore.grant_lease`."""
         if ttl_ms < 1_000:
-            raise InvalidRequestError(f"a lease of {ttl_ms} ms", action="Ask for 1000 ms or more.")
+            raise InvalidRequestError(
+                f"lease TTL {ttl_ms} ms is below the minimum of 1000 ms", action="Ask for 1000 ms or more."
+            )
         self._enter_write()
         granted_ms = -(-ttl_ms // 1_000) * 1_000
         lease_id, self._next_lease_id = self._next_lease_id, self._next_lease_id + 1

@@ -63,7 +63,7 @@ def test_a_drain_that_times_out_lists_what_is_left(replicated: Replicated) -> No
     assert done.returncode == 1
     assert done.stderr.startswith("error: broker 1 is not drained after 1 s: it still leads ")
     assert "held-up-0" in done.stderr
-    assert done.stderr.endswith("Stop it all the same, or see `headrace cluster health` for what holds it up.\n")
+    assert done.stderr.endswith("Stop it anyway, or run `headrace cluster health` to find the cause.\n")
     done = drain(replicated, 1, broker_id=77)
     assert (done.returncode, done.stdout) == (0, "broker 77 is not registered: nothing to hand over\n")
     done = drain(replicated, 1, instance="a pod before")

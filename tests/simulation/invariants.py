@@ -210,7 +210,7 @@ class Checks:
             if isinstance(error, OSError) and error.errno in REFUSED:
                 raise SimulationError("H35", f"{_name(host)} is taken offline for a refusal: {reason}")
             error = error.__cause__
-        if "asks to go back" in reason:
+        if "would truncate to offset" in reason:
             raise SimulationError("I18", f"{_name(host)}: {reason}")
 
     def expired(self, host: Host, start: int) -> None:

@@ -27,7 +27,7 @@ A record as JSON, one object a line; `consume --output json` writes it and `prod
 
 Keys, values and header values are bytes. Bytes that are UTF-8 are a string, other bytes are {"base64": "..."}, an
 absent one is null. On input only `value` must be there, headers may also be {"name": "value"}, and topic, partition and
-offset are ignored: where a record came from does not say where it goes.
+offset are ignored: the options of `produce` determine where a record goes.
 """
 
 

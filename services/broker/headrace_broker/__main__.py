@@ -31,8 +31,10 @@ gc.enable()
 
 cli = typer.Typer(add_completion=False, invoke_without_command=True, help="A headrace broker.")
 
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file of settings.")]
-SetOption = Annotated[list[str], typer.Option("--set", help="name=value, over file and environment; repeatable.")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML file with the settings.")]
+SetOption = Annotated[
+    list[str], typer.Option("--set", help="Setting as name=value; overrides file and environment; repeatable.")
+]
 
 
 @cli.callback()
@@ -51,7 +53,7 @@ def run(config: ConfigOption = None, set_: SetOption = []) -> None:  # noqa: B00
 def drain(
     config: ConfigOption = None,
     set_: SetOption = [],  # noqa: B006
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that it may take.")] = 60.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Timeout in seconds.")] = 60.0,
 ) -> None:
     """Hand over what the broker with these settings leads, and wait until it may be stopped. It need not be stopped
     then: its next start ends the drain.

@@ -74,7 +74,7 @@ async def drain(settings: BrokerSettings, timeout_seconds: float) -> str:
         reason = str(left[-1]) if left else "etcd has not answered"
         raise DrainNotFinishedError(
             f"broker {settings.broker_id} is not drained after {timeout_seconds:g} s: {reason}",
-            action="Stop it all the same, or see `headrace cluster health` for what holds it up.",
+            action="Stop it anyway, or run `headrace cluster health` to find the cause.",
         ) from error
     finally:
         await metastore.close()

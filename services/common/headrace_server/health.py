@@ -42,10 +42,10 @@ class HealthCause(Enum):
     )
     DRAINED = (
         ("readiness",),
-        "it is drained: an administrator took it out of service",
+        "it is drained by an administrator",
         "Run `headrace broker undrain` with its id when it may serve again.",
     )
-    STOPPING = (("readiness",), "it stops", "Wait until it has ended; start it again if it should run.")
+    STOPPING = (("readiness",), "it is shutting down", "Wait until it has exited; restart it if it should run.")
     EVENT_LOOP_BLOCKED = (
         ("liveness",),
         "the event loop is blocked",

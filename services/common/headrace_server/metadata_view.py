@@ -210,7 +210,7 @@ class ClusterView:
                         raise _unreadable(reference.name)
                     raise UnknownTopicError(f"there is no topic named {reference.name[:249]!r}")
                 return found
-        raise InvalidRequestError("the request names a topic neither by name nor by id")
+        raise InvalidRequestError("the request has neither the name nor the id of a topic")
 
     def metadata(self, request: cluster_pb2.GetMetadataRequest, answered_by: str) -> cluster_pb2.GetMetadataResponse:
         """Return the response to `GetMetadata`; an unknown topic is an error in its own result, not of the call.

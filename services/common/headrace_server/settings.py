@@ -137,7 +137,7 @@ def _read_file(config_file: Path | None) -> dict[str, Any]:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(
-            f"the settings file {config_file} is not TOML: {error}", action="Correct the file and start again."
+            f"the settings file {config_file} is not TOML: {error}", action="Correct the file and restart."
         ) from error
 
 

@@ -30,7 +30,7 @@ cli = typer.Typer(
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML file with the settings.")]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="One setting as name=value, over file and environment; repeatable.")
+    list[str] | None, typer.Option("--set", help="Setting as name=value; overrides file and environment; repeatable.")
 ]
 
 

@@ -50,7 +50,7 @@ def test_a_broker_that_is_away_is_shown_with_what_others_know(headrace: Any, thr
     assert headrace("broker", "describe", "9").code == ExitCode.NOT_FOUND
     three.failures["describe_logs"] = StorageFullError("full")
     ended = headrace("broker", "describe", "2")
-    assert (ended.code, ended.err.count("sizes are missing: broker 2 did not answer: full")) == (0, 1)
+    assert (ended.code, ended.err.count("sizes are missing: broker 2 did not respond: full")) == (0, 1)
 
 
 @pytest.fixture

@@ -174,7 +174,7 @@ def test_a_silent_broker_is_a_problem_and_leaves_gaps(headrace: Any, held: Any) 
     held.add("clicks")
     held.failures["describe_logs"] = StorageFullError("the disk is full")
     ended = headrace("cluster", "health")
-    assert (ended.code, "broker 1 did not answer: the disk is full" in ended.out) == (ExitCode.UNHEALTHY, True)
+    assert (ended.code, "broker 1 did not respond: the disk is full" in ended.out) == (ExitCode.UNHEALTHY, True)
     ended = headrace("topic", "describe", "clicks")
     assert (ended.code, "offsets and sizes are missing" in ended.err) == (0, True)
 

@@ -174,14 +174,14 @@ def test_a_refused_partition_ends_with_1_and_its_reason(headrace: Any, four: Any
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("clicks:0",), "goes with --replicas"),
-        (("--replicas", "1,2"), "needs TOPIC:PARTITION"),
+        (("clicks:0",), "requires --replicas"),
+        (("--replicas", "1,2"), "requires TOPIC:PARTITION"),
         (("clicks", "--replicas", "1,2"), "is not TOPIC:PARTITION"),
         (("clicks:x", "--replicas", "1,2"), "is not TOPIC:PARTITION"),
         (("clicks:0", "--replicas", "1,1"), "names a broker twice"),
         (("clicks:0", "--replicas", "1;2"), "is not a list of broker ids"),
-        (("--to-brokers", "1"), "needs --topic"),
-        (("--add-broker", "4", "--plan", "x"), "one way to say where to move"),
+        (("--to-brokers", "1"), "requires --topic"),
+        (("--add-broker", "4", "--plan", "x"), "more than one source of the reassignment"),
         (("--add-broker", "4", "--remove-broker", "4"), "cannot be added and removed"),
         (("--yes",), "nothing to do"),
         (("--cancel", "--throttle", "1MiB"), "--cancel takes partitions"),
@@ -431,7 +431,7 @@ def test_unclean_needs_partitions_a_broker_and_an_answer(headrace: Any, four: An
         (("clicks:0", "--unclean"), "--broker 3, which has the longest log"),
         (("clicks:0", "--unclean", "--broker", "3"), "--yes answers where there is no terminal"),
         (("clicks:0", "--unclean", "--preferred"), "exclude each other"),
-        (("--broker", "3"), "go with --unclean"),
+        (("--broker", "3"), "require --unclean"),
     ):
         ended = headrace(*elect, *arguments)
         assert (ended.code, says in ended.err) == (ExitCode.USAGE, True), arguments
@@ -444,7 +444,7 @@ def test_unclean_needs_partitions_a_broker_and_an_answer(headrace: Any, four: An
 def test_a_broker_without_the_replica_is_told(headrace: Any, four: Any) -> None:
     """Before the cluster refuses; one that has taken it offline is no candidate."""
     ended = headrace("partition", "elect", "clicks:0", "--unclean", "--broker", "4", "--dry-run")
-    assert "clicks-0: broker 4 has no replica that answers." in ended.err
+    assert "clicks-0: broker 4 has no replica that responds." in ended.err
     four.offline[FIRST, 3] = "corrupt"
     found = document(headrace, "elect", "clicks:0", "--unclean", "--dry-run")
     assert [each["broker_id"] for each in found["candidates"]] == [1, 2]

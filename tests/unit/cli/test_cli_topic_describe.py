@@ -81,5 +81,5 @@ def test_a_dead_or_silent_broker_leaves_gaps(headrace: Any, clicks: Any) -> None
     assert partition(headrace, 1)["high_watermark"] is None
     clicks.failures["describe_logs"] = StorageFullError("the disk is full")
     assert headrace("topic", "describe", "clicks").err.splitlines() == [
-        f"headrace: offsets and sizes are missing: broker {each} did not answer: the disk is full" for each in (2, 3)
+        f"headrace: offsets and sizes are missing: broker {each} did not respond: the disk is full" for each in (2, 3)
     ]

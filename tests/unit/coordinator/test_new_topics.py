@@ -62,7 +62,7 @@ def test_the_topics_own_minimum_counts(setting):
 
 def test_numbers_that_cannot_be_are_refused():
     """More replicas than make sense, more in sync than there are replicas."""
-    with pytest.raises(InvalidReplicationFactorError, match="more than 9"):
+    with pytest.raises(InvalidReplicationFactorError, match="replication factor 10 is above 9"):
         check_new_topic(TopicSpec("t", 1, 10), TopicDefaults(), 20)
     with pytest.raises(InvalidConfigError, match="replication factor 2"):
         check_new_topic(TopicSpec("t", configs={"min_insync_replicas": "3"}), TopicDefaults(), 2)

@@ -37,8 +37,8 @@ CANDIDATES = {each: Candidate(10 * each, BrokerLoad(each, host=f"h{each}")) for 
     ("spec", "error", "reason"),
     [
         (TopicSpec("t", partitions=11), InvalidPartitionsError, "11 partitions are outside 1 .. 10"),
-        (TopicSpec("t", replication_factor=-1), InvalidReplicationFactorError, "keeps nothing"),
-        (TopicSpec("t", replication_factor=10), InvalidReplicationFactorError, "is more than 9"),
+        (TopicSpec("t", replication_factor=-1), InvalidReplicationFactorError, "replication factor -1 is below 1"),
+        (TopicSpec("t", replication_factor=10), InvalidReplicationFactorError, "replication factor 10 is above 9"),
         (TopicSpec("t", 3, assignments=((1,), (2,))), InvalidRequestError, "3 partitions are asked for and 2"),
         (TopicSpec("t", 0, 2, assignments=((1,),)), InvalidReplicationFactorError, "2 replicas are asked for and 1"),
         (TopicSpec("t", assignments=((1, 2), (1,))), InvalidRequestError, r"assignment 1 names the brokers \[1\]"),

@@ -164,7 +164,7 @@ run_job(job)
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "said"), [("SIGINT", 130, "error: interrupted; what was committed stays\n"), ("SIGTERM", 143, "")]
+    ("name", "code", "said"), [("SIGINT", 130, "error: interrupted; commits so far are kept\n"), ("SIGTERM", 143, "")]
 )
 def test_a_signal_within_a_finalizer_ends_a_job(name, code, said):
     """Python drops what a finalizer raises, and py4j has one for every Java object: the job would run for ever."""

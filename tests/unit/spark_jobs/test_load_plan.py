@@ -26,7 +26,7 @@ def test_what_retention_removed_is_named():
     """Partition, wanted and earliest offset and the count."""
     plan = plan_load({0: 5, 1: 5}, {0: 9, 1: 0}, {0: 20, 1: 5})
     assert plan.losses == (MissingOffsets(0, 5, 9),)
-    assert str(plan.losses[0]) == "partition 0 begins at offset 9 and the table ends at 5, 4 are gone"
+    assert str(plan.losses[0]) == "partition 0 begins at offset 9 and the table ends at 5: 4 records were deleted"
     assert dict(plan.starts) == {0: 9, 1: 5}
 
 

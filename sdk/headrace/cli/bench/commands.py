@@ -83,7 +83,8 @@ def bench(
     *,
     topic: Topic,
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="replay: read these; - or none: standard input.")
+        list[str] | None,
+        typer.Argument(metavar="[FILE]...", help="replay: files to read; standard input if - or none is given."),
     ] = None,
     workload: Annotated[
         WorkloadName,
@@ -119,7 +120,9 @@ def bench(
     ] = ETC_KEYS,
     zipf_exponent: Annotated[
         float,
-        typer.Option("--zipf", min=0.0, max=10.0, help="etc: exponent of the Zipf distribution of keys; 0: uniform."),
+        typer.Option(
+            "--zipf", min=0.0, max=10.0, help="etc: exponent of the Zipf distribution of keys; 0 means uniform."
+        ),
     ] = ETC_ZIPF,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the generated records.")] = 1,
     input_format: Annotated[

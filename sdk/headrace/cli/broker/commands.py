@@ -31,9 +31,7 @@ REPLICA_COLUMNS = (
     Column("OFFLINE", "offline_reason"),
 )
 
-app = typer.Typer(
-    help="Look at the brokers; take one out of service and back.", no_args_is_help=True, rich_markup_mode=None
-)
+app = typer.Typer(help="Inspect brokers; drain and undrain them.", no_args_is_help=True, rich_markup_mode=None)
 app.command("drain")(drain)
 app.command("undrain")(undrain)
 app.command("check-removal")(check_removal)

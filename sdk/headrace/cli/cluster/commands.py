@@ -21,7 +21,7 @@ COORDINATOR_COLUMNS = (
     Column("VERSION", "version"),
 )
 
-app = typer.Typer(help="Look at the cluster as a whole.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Inspect the whole cluster.", no_args_is_help=True, rich_markup_mode=None)
 
 app.command("health")(health)
 app.command("log-level")(log_level)

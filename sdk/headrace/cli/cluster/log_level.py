@@ -26,7 +26,7 @@ def log_level(
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option("--for", metavar="SECONDS", min=0, help="Duration; 0: until the server stops.")
+        float, typer.Option("--for", metavar="SECONDS", min=0, help="Duration; 0 means until the server stops.")
     ] = 600.0,
 ) -> None:
     """Change the log level of servers, for ten minutes unless --for is given.

@@ -25,15 +25,15 @@ class ExitCode(enum.IntEnum):
 
 MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "It worked.",
-    ExitCode.FAILED: "The cluster refused it, or some of it failed; the message says what to do.",
+    ExitCode.FAILED: "The cluster rejected the request, or a part of it failed; the message contains the next step.",
     ExitCode.USAGE: "The command line or its input is wrong; nothing was sent.",
     ExitCode.UNREACHABLE: "No broker or coordinator could be reached, or no local cluster runs.",
-    ExitCode.NOT_FOUND: "The topic, partition, broker or group is not there.",
+    ExitCode.NOT_FOUND: "The topic, partition, broker or group does not exist.",
     ExitCode.UNHEALTHY: "`cluster health` or `doctor` found something wrong.",
-    ExitCode.TIMED_OUT: "No answer in time, or what was waited for did not come; a change may still take effect.",
-    ExitCode.ALREADY_EXISTS: "The topic is there already.",
+    ExitCode.TIMED_OUT: "No response in time, or the awaited state was not reached; a change may still take effect.",
+    ExitCode.ALREADY_EXISTS: "The topic already exists.",
     ExitCode.INTERRUPTED: "Interrupted from the keyboard (Ctrl-C).",
-    ExitCode.BROKEN_PIPE: "The reader of the output went away, as in `headrace consume ... | head`.",
+    ExitCode.BROKEN_PIPE: "The reader of the output closed it, as in `headrace consume ... | head`.",
 }
 
 _BY_ERROR_CODE: dict[ErrorCode, ExitCode] = {

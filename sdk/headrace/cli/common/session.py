@@ -85,7 +85,7 @@ SslServerName = Annotated[
 Output = Annotated[OutputFormat, typer.Option("--output", case_sensitive=False, help="Format of the result.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more on stderr.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and print the change, and do not make it.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and print the change without making it.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 _SECURITY: Mapping[str, Any] = {

@@ -64,7 +64,8 @@ def _check_process(process: ProcessDescription, now_ms: int) -> Iterator[Finding
             where,
             Status.WARNING,
             f"{process.answered_by} answers at its address {process.address}, so it could not be looked at",
-            "Give each process an advertised_address of its own, or run doctor where they are told apart.",
+            "Give each process an advertised_address of its own, or run doctor on a host that resolves "
+            "them to different processes.",
         )
         return
     if process.error:
@@ -73,7 +74,7 @@ def _check_process(process: ProcessDescription, now_ms: int) -> Iterator[Finding
             where,
             Status.FAILURE,
             f"no answer at {process.address}: {process.error}",
-            "Look whether it runs, at its log, and whether this machine may reach its address.",
+            "Check that it runs, its log, and that this machine can reach its address.",
         )
         return
     yield Finding("reachable", where, Status.OK, f"answers at {process.address}, release {process.version}")
@@ -113,7 +114,7 @@ def check_disk(where: str, disk: DiskDescription) -> Iterator[Finding]:
         action = (
             "Use a local disk with ext4 or xfs."
             if is_remote
-            else "Mount a volume there: what is written now is gone with the container or machine."
+            else "Mount a volume there: the current data is lost with the container or machine."
         )
         yield judged("filesystem", where, status, kind, action)
     if disk.fsync_us:
@@ -152,7 +153,7 @@ def check_certificate(where: str, certificate: CertificateDescription, now_ms: i
     else:
         status = Status.WARNING if left_ms < CERTIFICATE_WARNING_MS else Status.OK
         shown = f"{whose} ends in {left_ms // 86_400_000} days, on {day}"
-    return judged("certificate", where, status, shown, f"Renew {certificate.path}; it is read again by itself.")
+    return judged("certificate", where, status, shown, f"Renew {certificate.path}; it is reloaded automatically.")
 
 
 def _check_versions(reached: Sequence[ProcessDescription]) -> Iterator[Finding]:
@@ -206,7 +207,7 @@ def _check_etcd(reached: Sequence[ProcessDescription]) -> Iterator[Finding]:
                     f"{process.name} to {member.endpoint}",
                     Status.FAILURE,
                     member.error,
-                    "See that etcd runs there and that this process may reach it.",
+                    "Check that etcd runs there and that this process can reach it.",
                 )
             else:
                 members.setdefault(member.endpoint, member)
@@ -228,11 +229,15 @@ def _check_member(where: str, member: EtcdMemberDescription) -> Iterator[Finding
     yield _etcd_version(where, member.version)
     if not member.has_leader:
         yield Finding(
-            "etcd_leader", where, Status.FAILURE, "it knows no leader", "Bring a majority of etcd's members back."
+            "etcd_leader", where, Status.FAILURE, "it has no leader", "Bring a majority of etcd's members back."
         )
     if member.is_learner:
         yield Finding(
-            "etcd_learner", where, Status.WARNING, "it does not vote", "Promote it: `etcdctl member promote`."
+            "etcd_learner",
+            where,
+            Status.WARNING,
+            "it is a learner without a vote",
+            "Promote it: `etcdctl member promote`.",
         )
     for alarm in member.alarms:
         action = (
@@ -243,7 +248,7 @@ def _check_member(where: str, member: EtcdMemberDescription) -> Iterator[Finding
         yield Finding("etcd_alarm", where, Status.FAILURE, alarm, action)
     quota = member.quota_bytes or ETCD_DEFAULT_QUOTA
     share = member.database_bytes / quota
-    assumed = "" if member.quota_bytes else " (assumed: it does not say its quota)"
+    assumed = "" if member.quota_bytes else " (assumed: it does not report its quota)"
     yield judged(
         "etcd_quota",
         where,

@@ -78,7 +78,7 @@ def check_host(facts: HostFacts, now_ms: int) -> list[Finding]:
             status = Status.WARNING if facts.free_files < LEAST_FREE_FILES else Status.OK
             shown = f"room for {facts.free_files:,} more files"
             found.append(
-                judged("free_files", place, status, shown, "Make the file system anew with more inodes, or XFS.")
+                judged("free_files", place, status, shown, "Recreate the file system with more inodes, or as XFS.")
             )
     return [*found, *(_check_certificate_file(where, each, now_ms) for each in facts.certificates)]
 
@@ -97,7 +97,7 @@ def _check_limits(where: str, facts: HostFacts) -> Iterator[Finding]:
         where,
         Status.FAILURE if 0 <= file_bytes < LARGEST_SEGMENT_BYTES else Status.OK,
         "no limit" if file_bytes < 0 else f"limit {bytes_text(file_bytes)}",
-        "Take the limit of a file's size away (LimitFSIZE, ulimit -f): segments of logs are larger.",
+        "Remove the limit of the file size (LimitFSIZE, ulimit -f): log segments are larger.",
     )
 
 
@@ -111,5 +111,5 @@ def _check_certificate_file(
         where,
         Status.FAILURE,
         f"{certificate.path}: {certificate.reason}",
-        "Give a file with -----BEGIN CERTIFICATE-----, readable for who runs this.",
+        "Give a file with -----BEGIN CERTIFICATE-----, readable by the current user.",
     )

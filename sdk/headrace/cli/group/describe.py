@@ -220,7 +220,9 @@ def _notes(group: "GroupDescription", lags: "Sequence[PartitionLag]") -> list[st
         notes.append(f"{counted(len(unowned), 'partition')} without an owner now: {named}")
     if waiting := [each for each in group.members if each.revoking_ms]:
         named = ", ".join(f"{each.name} for {time_text(each.revoking_ms)}" for each in waiting)
-        notes.append(f"asked to give up partitions that it still owns: {named}")
+        notes.append(f"must release partitions that it still owns: {named}")
     if unset := sum(each.committed_offset < 0 and not each.problem for each in lags):
-        notes.append(f"{counted(unset, 'partition')} without a committed offset: auto_offset_reset says where to begin")
+        notes.append(
+            f"{counted(unset, 'partition')} without a committed offset: auto_offset_reset determines the start"
+        )
     return [*notes, *lag_notes(lags)]

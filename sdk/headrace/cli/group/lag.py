@@ -55,7 +55,7 @@ def lag_notes(lags: "Sequence[PartitionLag]") -> list[str]:
     notes = []
     if missed := [each for each in lags if each.missed_records]:
         named = ", ".join(f"{each.topic}:{each.partition} {each.missed_records:,}" for each in missed)
-        notes.append(f"deleted before they were read, and not counted as lag: {named}")
+        notes.append(f"records deleted before they were read, not counted as lag: {named}")
     if beyond := [each for each in lags if 0 <= each.end_offset < each.committed_offset]:
         named = ", ".join(f"{each.topic}:{each.partition}" for each in beyond)
         notes.append(f"the offset is after the end of the log, as after an unclean election: {named}")

@@ -12,7 +12,7 @@ from headrace.cli.partition.problems import MEANINGS, PartitionProblem, problems
 from headrace.cli.partition.reassign import reassign
 
 app = typer.Typer(
-    help="Look at partitions, move them, elect their leaders.", no_args_is_help=True, rich_markup_mode=None
+    help="Inspect and reassign partitions; elect their leaders.", no_args_is_help=True, rich_markup_mode=None
 )
 app.command("reassign")(reassign)
 app.command("elect")(elect)

@@ -82,7 +82,7 @@ def elect(
     if unclean and not partitions:
         raise UsageProblem("--unclean may lose records; name the partitions, for example clicks:3")
     if not unclean and (broker is not None or yes):
-        raise UsageProblem("--broker and --yes go with --unclean")
+        raise UsageProblem("--broker and --yes require --unclean")
     with session.admin() as admin:
         wanted = _resolve(admin, partitions) if partitions else None
         if unclean and wanted is not None:
@@ -108,8 +108,8 @@ def _confirm_unclean(
     """
     if broker is None:
         longest = max(candidates, key=lambda log: log.log_end_offset, default=None)
-        hint = f"{longest.broker_id}, which has the longest log" if longest else "ID; no replica answers now"
-        raise UsageProblem(f"say who is to lead: --broker {hint}")
+        hint = f"{longest.broker_id}, which has the longest log" if longest else "ID; no replica responds"
+        raise UsageProblem(f"name the new leader: --broker {hint}")
     # To stderr, because stdout is only for the result.
     report = _candidate_report(candidates, _losses(wanted, candidates, broker))
     print(render(report, OutputFormat.TABLE), end="", file=sys.stderr, flush=True)
@@ -150,7 +150,7 @@ def _candidate_report(candidates: "Sequence[LogInfo]", notes: Sequence[Note]) ->
         }
         for log in candidates
     ]
-    table = Table(CANDIDATE_COLUMNS, rows, empty="no replica of these partitions answers")
+    table = Table(CANDIDATE_COLUMNS, rows, empty="no replica of these partitions responds")
     return Report({"dry_run": True, "candidates": rows}, (table, *notes))
 
 
@@ -162,7 +162,7 @@ def _losses(wanted: Sequence[TopicPartition], candidates: "Sequence[LogInfo]", b
         own = next((log for log in logs if log.broker_id == broker), None)
         name = f"{where.topic}-{where.partition}"
         if own is None:
-            notes.append(Note(f"{name}: broker {broker} has no replica that answers."))
+            notes.append(Note(f"{name}: broker {broker} has no replica that responds."))
             continue
         known = max(log.log_end_offset for log in logs)
         lacks = known - own.log_end_offset

@@ -116,7 +116,7 @@ def reassign(
     rate = parse_rate(throttle) if throttle is not None else 0
     if cancel:
         if any(each is not None for each in (replicas, to_brokers, plan, throttle)) or add_brokers or remove_brokers:
-            raise UsageProblem("--cancel takes partitions or --topic, and nothing that says where to move")
+            raise UsageProblem("--cancel takes partitions or --topic, and no target of a reassignment")
         planner = None
     else:
         planner = choose_planner(named, chosen, replicas, to_brokers, plan, add_brokers or (), remove_brokers or ())

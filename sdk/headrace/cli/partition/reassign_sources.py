@@ -91,17 +91,17 @@ def choose_planner(
     """
     named = [replicas is not None, to_brokers is not None, plan is not None, bool(add_brokers or remove_brokers)]
     if sum(named) > 1:
-        raise UsageProblem(f"one way to say where to move: {SOURCES}")
+        raise UsageProblem(f"more than one source of the reassignment: use one of {SOURCES}")
     if partitions and replicas is None:
-        raise UsageProblem("TOPIC:PARTITION goes with --replicas, for example clicks:0 --replicas 1,2,3")
+        raise UsageProblem("TOPIC:PARTITION requires --replicas, for example clicks:0 --replicas 1,2,3")
     if replicas is not None:
         if not partitions:
-            raise UsageProblem("--replicas needs TOPIC:PARTITION, for example clicks:0 --replicas 1,2,3")
+            raise UsageProblem("--replicas requires TOPIC:PARTITION, for example clicks:0 --replicas 1,2,3")
         after = parse_broker_ids(replicas, "--replicas")
         return _to_targets({parse_partition(each): after for each in partitions})
     if to_brokers is not None:
         if not topics:
-            raise UsageProblem("--to-brokers needs --topic, for example --topic clicks --to-brokers 1,2,3")
+            raise UsageProblem("--to-brokers requires --topic, for example --topic clicks --to-brokers 1,2,3")
         return _to_brokers(parse_broker_ids(to_brokers, "--to-brokers"))
     if plan is not None:
         return _to_targets(read_plan(plan.read_text("utf-8"), str(plan)))

@@ -38,4 +38,4 @@ def leader_logs(logs: "Iterable[LogInfo]") -> "dict[tuple[str, int], LogInfo]":
 def silence_text(broker_id: int, error: "HeadraceError") -> str:
     """Return a sentence about a broker that did not respond, with its address and the error."""
     where = "; ".join(getattr(error, "__notes__", ()))
-    return f"broker {broker_id} did not answer{f' ({where})' if where else ''}: {error.message}"
+    return f"broker {broker_id} did not respond{f' ({where})' if where else ''}: {error.message}"

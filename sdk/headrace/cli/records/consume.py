@@ -86,10 +86,15 @@ def consume(
     ] = None,
     format_text: Annotated[
         str | None,
-        typer.Option("--format", "-f", metavar="FORMAT", help=r"As '%t %p %o %k %s\n' (`headrace help format`)."),
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="FORMAT",
+            help="Format of a record, such as '%t %p %o %k %s\\n' (`headrace help format`).",
+        ),
     ] = None,
     output: Annotated[
-        RecordOutput, typer.Option("--output", help="raw: values, a line each; json: an object a line.")
+        RecordOutput, typer.Option("--output", help="raw: one value per line; json: one object per line.")
     ] = RecordOutput.RAW,
     on_corrupt_batch: Annotated[
         CorruptBatches,

@@ -105,7 +105,8 @@ def produce(
     *,
     topic: Topic,
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="Files to read; - or none: standard input.")
+        list[str] | None,
+        typer.Argument(metavar="[FILE]...", help="Files to read; standard input if - or none is given."),
     ] = None,
     input_format: Annotated[
         InputFormat, typer.Option("--input", help="A line is a value, or a record as JSON (`headrace help records`).")

@@ -58,7 +58,7 @@ def parse_json_line(line: bytes) -> OutgoingRecord:
     try:
         document = json.loads(line)
     except UnicodeDecodeError:
-        raise ValueError("the line is not UTF-8; JSON has to be") from None
+        raise ValueError("the line is not UTF-8, as JSON must be") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON at character {error.pos + 1}: {error.msg}") from None
     except RecursionError:

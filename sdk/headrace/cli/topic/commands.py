@@ -14,7 +14,7 @@ from headrace.cli.topic.describe import describe
 if TYPE_CHECKING:
     from headrace.client.admin.rpc import TopicDescription
 
-app = typer.Typer(help="Create, look at, change and delete topics.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Create, inspect, alter and delete topics.", no_args_is_help=True, rich_markup_mode=None)
 
 NewTopic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
 Config = Annotated[
@@ -32,7 +32,7 @@ def create(
     *,
     topic: NewTopic,
     partitions: Annotated[
-        int, typer.Option("--partitions", "-p", min=0, help="Number of partitions; 0: the cluster's default.")
+        int, typer.Option("--partitions", "-p", min=0, help="Number of partitions; 0 means the cluster's default.")
     ] = 0,
     replication_factor: Annotated[
         int,
@@ -40,7 +40,7 @@ def create(
             "--replication-factor",
             "-r",
             min=0,
-            help="Replicas per partition; 0: three, or the number of brokers if there are fewer.",
+            help="Replicas per partition; 0 means three, or the number of brokers if there are fewer.",
         ),
     ] = 0,
     config: Config = None,

@@ -84,7 +84,7 @@ class Leadership:
     def check_appending(self, *, committed: bool) -> None:
         """Raise LeaderNotAvailableError (definite) during a hand-over; if `committed`, also as `check_in_sync`."""
         if self._hand_over.paused:
-            raise LeaderNotAvailableError("this broker hands the partition over", outcome=Outcome.NOT_APPLIED)
+            raise LeaderNotAvailableError("this broker is handing the partition over", outcome=Outcome.NOT_APPLIED)
         if committed:
             self.check_in_sync()
 

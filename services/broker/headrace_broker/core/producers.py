@@ -111,7 +111,7 @@ class ProducerWindows:
         if producer_epoch > producer.epoch:
             if base_sequence != 0:
                 raise OutOfOrderSequenceError(
-                    f"producer {producer_id} starts epoch {producer_epoch} with sequence {base_sequence} in place of 0"
+                    f"producer {producer_id} starts epoch {producer_epoch} with sequence {base_sequence} instead of 0"
                 )
             return None
         if base_sequence == producer.next_sequence:
@@ -134,7 +134,7 @@ class ProducerWindows:
                 "are remembered",
                 outcome=Outcome.NOT_APPLIED,
                 retry_after_ms=min(RETRY_AFTER_MS, self._retry_window_ms - silent_ms),
-                action="Keep producers open in place of making new ones, or raise max_producers of the brokers.",
+                action="Reuse producers instead of creating new ones, or raise max_producers of the brokers.",
             )
 
     def record_batch(self, header: BatchHeader) -> None:

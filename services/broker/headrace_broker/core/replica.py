@@ -147,7 +147,7 @@ class PartitionReplica:
 
     def _wrong_epoch(self, known_epoch: int) -> HeadraceError:
         hint = leader_hint(self.state)
-        message = f"the leader epoch is {self.leader_epoch}, the caller knows {known_epoch}"
+        message = f"the leader epoch is {self.leader_epoch}, the caller has {known_epoch}"
         if known_epoch < self.leader_epoch:
             return FencedLeaderEpochError(message, leader=hint)
         return UnknownLeaderEpochError(message, leader=hint)
@@ -174,7 +174,9 @@ class PartitionReplica:
             leadership.check_earliest()
         start_offset = -1 if leadership is None else leadership.start_offset
         if offset > self.log_end_offset and (self.role is Role.FOLLOWING or self.high_watermark < start_offset):
-            raise OffsetNotAvailableError(f"offset {offset} cannot be judged here yet")
+            raise OffsetNotAvailableError(
+                f"offset {offset} is above this replica's log end {self.log_end_offset}: it is not known here yet"
+            )
         raise OffsetOutOfRangeError(
             f"offset {offset} is outside {self.log_start_offset} .. {self.log_end_offset}", outcome=Outcome.NOT_APPLIED
         )

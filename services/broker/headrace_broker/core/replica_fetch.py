@@ -150,7 +150,7 @@ def check_fetch(replica: PartitionReplica, request: FetchRequest) -> None:
     if follower.broker_id not in state.replicas or follower.broker_id == replica.broker_id:
         raise InvalidRequestError(
             f"broker {follower.broker_id} holds no replica of this partition",
-            action="Wait for the metadata: the replicas were moved.",
+            action="Wait for the metadata: the partition was reassigned.",
         )
     if request.partition_epoch < state.fetches_count_from(follower.broker_id):
         raise FencedBrokerError(
@@ -285,8 +285,8 @@ def _truncated_end(log: ReplicaLog, target: int) -> int:
 def _check_cut(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer, target: int) -> None:
     if target < replica.high_watermark and not replica.may_cut_committed(log.last_batch_epoch):
         raise StorageOfflineError(
-            f"the leader of epoch {answer.leader_epoch} asks to go back to offset {target}, below the high watermark "
-            f"{replica.high_watermark}, and there was no unclean election",
+            f"the response of leader epoch {answer.leader_epoch} would truncate to offset {target}, below the high "
+            f"watermark {replica.high_watermark}, and there was no unclean election",
             outcome=Outcome.NOT_APPLIED,
             action="Keep this broker's data and the leader's: one of them lost records.",
         )
@@ -308,11 +308,13 @@ def check_reader(replica: PartitionReplica, log: ReplicaLog, offset: int, last_e
     """
     if last_epoch > replica.leader_epoch:
         raise UnknownLeaderEpochError(
-            f"the reader knows leader epoch {last_epoch}, this replica {replica.leader_epoch}",
+            f"the reader has leader epoch {last_epoch}, this replica has {replica.leader_epoch}",
             leader=leader_hint(replica.state),
         )
     if replica.role is Role.FOLLOWING and offset > replica.high_watermark:
-        raise OffsetNotAvailableError(f"offset {offset} is not known to be committed here yet")
+        raise OffsetNotAvailableError(
+            f"offset {offset} is above this follower's high watermark {replica.high_watermark}"
+        )
     if last_epoch == replica.leader_epoch and offset <= log.log_end_offset:
         return None
     epoch, end_offset = log.epoch_end(last_epoch)

@@ -43,7 +43,7 @@ def not_leading(role: Role, leader: LeaderHint, offline_reason: str) -> Headrace
         case Role.DELETED:
             return UnknownTopicIdError("the topic was deleted", outcome=Outcome.NOT_APPLIED)
         case Role.FENCED:
-            return FencedBrokerError("this broker has no registration now", outcome=Outcome.NOT_APPLIED)
+            return FencedBrokerError("this broker is not registered", outcome=Outcome.NOT_APPLIED)
         case Role.STARTING:
             return LeaderNotAvailableError("this broker is about to lead", outcome=Outcome.NOT_APPLIED)
         case Role.IDLE | Role.FOLLOWING:

@@ -62,7 +62,7 @@ def encode_records(partition: broker_pb2.PartitionProduce, now_ms: int) -> bytes
             raise InvalidRequestError("producer_id, producer_epoch and base_sequence must not be negative")
     keys = [record.key if record.HasField("key") else None for record in records]
     if any(not header.HasField("value") for record in records for header in record.headers):
-        raise InvalidRequestError("a header has no value", action="Send an empty value where there is none.")
+        raise InvalidRequestError("a header has no value", action="Send an empty value for a header without one.")
     headers = [[(header.key, header.value) for header in record.headers] for record in records]
     timestamps = [record.timestamp_ms or now_ms for record in records]
     one_time = len(set(timestamps)) == 1

@@ -94,7 +94,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         """Raise FencedBrokerError if `fence_on_lease_loss` is set and the lease is not valid."""
         session = self._registration.session
         if self._partition_context.settings.fence_on_lease_loss and (session is None or not session.keeper.alive_now()):
-            raise FencedBrokerError("the broker's lease cannot be trusted now", outcome=outcome)
+            raise FencedBrokerError("the broker cannot confirm its lease", outcome=outcome)
 
     @unary
     async def Produce(self, request: SplicedMessage, context: Any) -> broker_pb2.ProduceResponse:

@@ -235,10 +235,10 @@ class LogDeletion:
         if self._view.undecodable:
             return f"{len(self._view.undecodable)} values of the metadata cannot be decoded by this release"
         if self._view.topic_by_id(log_id.topic_id) is None:
-            return "etcd has no topic of this id, and does not say that it was deleted"
+            return "etcd has neither a topic of this id nor a record of its deletion"
         if self._view.partition(*log_id) is None:
             return "etcd has the topic, but no readable key of this partition"
-        return "the partition's key names other brokers, at a revision at which this one may still be to come"
+        return "the partition's key names other brokers, but a later revision may name this one"
 
     def _count(self) -> None:
         self._context.metrics.unclaimed_logs.set(len(self._unclaimed))

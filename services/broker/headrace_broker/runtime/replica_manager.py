@@ -338,7 +338,7 @@ class ReplicaManager:
         if partition.replica.last_epoch > entry.state.leader_epoch:
             partition.fail(
                 StorageOfflineError(
-                    f"the log knows leader epoch {partition.replica.last_epoch}, etcd only {entry.state.leader_epoch}"
+                    f"the log has leader epoch {partition.replica.last_epoch}, etcd has {entry.state.leader_epoch}"
                 )
             )
 

@@ -176,7 +176,7 @@ class Replication:
         if not is_proven(self._view.identity, follower, self._context.broker_id, challenge, identity.proof):
             raise NotAuthorizedError(
                 f"the caller did not prove that it is broker {identity.broker_id} of this cluster",
-                action="Let only brokers of this cluster call its internal listener.",
+                action="Allow only brokers of this cluster to connect to its internal listener.",
             )
         registered = self._view.brokers.get(BrokerId(identity.broker_id))
         if registered is None or registered.broker_epoch != identity.broker_epoch:

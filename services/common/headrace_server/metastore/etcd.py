@@ -137,7 +137,9 @@ class EtcdMetastore:
     async def grant_lease(self, ttl_ms: int) -> LeaseGrant:
         """See `Metastore.grant_lease`."""
         if ttl_ms < 1_000:
-            raise InvalidRequestError(f"a lease of {ttl_ms} ms", action="Ask for 1000 ms or more.")
+            raise InvalidRequestError(
+                f"lease TTL {ttl_ms} ms is below the minimum of 1000 ms", action="Ask for 1000 ms or more."
+            )
         request = stubs.rpc_pb2.LeaseGrantRequest(TTL=-(-ttl_ms // 1_000))
         answer = await self._write(
             "grant_lease", lambda endpoint: endpoint.lease.LeaseGrant(request, timeout=self._try_s)
@@ -202,7 +204,7 @@ class EtcdMetastore:
             raise unavailable("watch", endpoint, "etcd closed the stream")
         except TimeoutError:
             self._leave(endpoint)
-            raise unavailable("watch", endpoint, "etcd has fallen silent") from None
+            raise unavailable("watch", endpoint, "etcd does not respond") from None
         except grpc.aio.AioRpcError as error:
             self._leave(endpoint)
             raise unavailable("watch", endpoint, describe_reason(error)) from error
@@ -301,7 +303,7 @@ class EtcdMetastore:
             raise_definite(what, endpoint.address, error, read=False)
             self._leave(endpoint)
             raise MetastoreUnknownOutcomeError(
-                f"etcd at {endpoint.address} did not say how {what} ended: {describe_reason(error)}"
+                f"etcd at {endpoint.address} did not report the outcome of {what}: {describe_reason(error)}"
             ) from error
         self._note(what, started, None)
         self._check_cluster(answer.header)

@@ -100,7 +100,7 @@ def raise_definite(what: str, address: str, error: grpc.RpcError, *, read: bool)
             action="Let etcd_endpoints name members of etcd (port 2379), not brokers or coordinators.",
         ) from error
     if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE):
-        raise InvalidRequestError(f"etcd refused {what}: {details}", action="Report it: a bug.") from error
+        raise InvalidRequestError(f"etcd refused {what}: {details}", action="Report this bug.") from error
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED) and read:
         raise MetastoreUnavailableError(
             f"etcd refused {what}: {details}", outcome=Outcome.NOT_APPLIED, action="Check the rights in etcd."

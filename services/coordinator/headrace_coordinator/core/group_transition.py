@@ -201,7 +201,7 @@ class _TransitionBuilder:
             return
         if heartbeat.member_epoch > known.member_epoch:
             raise FencedMemberEpochError(
-                f"the member is at epoch {known.member_epoch}, it says {heartbeat.member_epoch}"
+                f"the member is at epoch {known.member_epoch}, the request has epoch {heartbeat.member_epoch}"
             )
         updated = replace(
             known,

@@ -44,7 +44,7 @@ def elect_unclean(state: PartitionState, live: Mapping[int, RegisteredBroker], b
     if complete:
         raise InvalidRequestError(
             f"{_brokers(complete)} {'holds' if len(complete) == 1 else 'hold'} every committed record and "
-            "can lead: an unclean election would lose records for nothing",
+            "can lead: an unclean election would lose records needlessly",
             action="Elect the preferred leader, or wait a moment for the controller.",
         )
     if broker_id is not None and broker_id not in state.replicas:

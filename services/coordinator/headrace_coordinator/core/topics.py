@@ -265,10 +265,10 @@ def _check_partitions(partitions: int, limit: int) -> None:
 
 def _check_replication_factor(replication_factor: int) -> None:
     if replication_factor < 1:
-        raise InvalidReplicationFactorError(f"a replication factor of {replication_factor} keeps nothing")
+        raise InvalidReplicationFactorError(f"replication factor {replication_factor} is below 1")
     if replication_factor > MAX_REPLICATION_FACTOR:
         raise InvalidReplicationFactorError(
-            f"a replication factor of {replication_factor} is more than {MAX_REPLICATION_FACTOR}",
+            f"replication factor {replication_factor} is above {MAX_REPLICATION_FACTOR}",
             action=f"Ask for 1 to {MAX_REPLICATION_FACTOR} replicas, or leave it out.",
         )
 

@@ -36,7 +36,7 @@ def check_group_id(group_id: str) -> None:
     if len(group_id) > MAX_GROUP_ID_CHARACTERS:
         raise InvalidRequestError(
             f"the group id {group_id[:20]!r}... has {len(group_id)} characters, more than {MAX_GROUP_ID_CHARACTERS}",
-            action="Choose a shorter one.",
+            action="Choose a shorter group id.",
         )
     if group_id in {".", ".."} or not _GROUP_ID.fullmatch(group_id):
         raise InvalidRequestError(

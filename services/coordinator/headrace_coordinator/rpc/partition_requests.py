@@ -218,7 +218,9 @@ def _reassign(wanted: cluster_pb2.PartitionReassignment, copy_bytes_per_second: 
     def decide(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> PartitionState | None:
         if wanted.cancel:
             if wanted.replicas:
-                raise InvalidRequestError("a move that is cancelled goes back to where it came from: name no replicas")
+                raise InvalidRequestError(
+                    "a cancelled reassignment restores the previous replicas, so the request must not name replicas"
+                )
             return plan_cancel(state)
         check_target(state, wanted.replicas, live)
         return plan_move(state, tuple(wanted.replicas), copy_bytes_per_second)
@@ -231,16 +233,19 @@ def _check_election(request: cluster_pb2.ElectLeadersRequest) -> None:
         case cluster_pb2.ELECTION_TYPE_PREFERRED:
             if request.HasField("broker_id") and request.broker_id >= 0:
                 raise InvalidRequestError(
-                    "the order of the replicas says who is preferred",
+                    "the order of the replicas determines the preferred leader",
                     action="Leave broker_id out, or change the order by a reassignment.",
                 )
         case cluster_pb2.ELECTION_TYPE_UNCLEAN:
             if not request.topics:
                 raise InvalidRequestError(
-                    "an unclean election of every topic was asked for", action="Name topics, better partitions."
+                    "the request is for an unclean election and names no topic",
+                    action="Name the topics, or better the partitions.",
                 )
         case _:
-            raise InvalidRequestError("the request says no type of election", action="Ask for PREFERRED or UNCLEAN.")
+            raise InvalidRequestError(
+                "the election type of the request is unspecified", action="Set type to PREFERRED or UNCLEAN."
+            )
 
 
 def _asked_elections(

@@ -262,7 +262,7 @@ class Controller:
                 self._metrics.elections.inc()
                 if after.unclean:
                     self._metrics.unclean_elections.inc()
-                    bound.warning("sole_replica_elected", reason="its log may lack the end that a crash took")
+                    bound.warning("sole_replica_elected", reason="its log may lack records that a crash lost")
                 else:
                     bound.info("leader_elected")
             case Step.RELIEVE | Step.PREFER:

@@ -315,7 +315,9 @@ def _check_owner(
         raise UnknownMemberError(f"the group has no member {member_id.hex()}: its session is over")
     assignment = metadata_pb2.MemberAssignment.FromString(stored.value)
     if member_epoch > assignment.member_epoch:
-        raise FencedMemberEpochError(f"the member is at epoch {assignment.member_epoch}, it says {member_epoch}")
+        raise FencedMemberEpochError(
+            f"the member is at epoch {assignment.member_epoch}, the request has epoch {member_epoch}"
+        )
     granted = {
         (topic.topic_id, number): epoch
         for topic in assignment.topics

@@ -138,7 +138,7 @@ class TopicStore:
                 missing = UnknownTopicIdError(f"there is no topic with id {reference.topic_id.hex()}")
                 first = await self._writes.read(self._keyspace.topic_by_id(reference.topic_id), deadline)
             case _:
-                raise InvalidRequestError("the request names a topic neither by name nor by id")
+                raise InvalidRequestError("the request has neither the name nor the id of a topic")
         if first is None:
             raise missing
         message = metadata_pb2.Topic.FromString(first.value)
