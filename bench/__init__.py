@@ -1,1 +1,1 @@
-"""Measurements: programs that print a table and write JSON. Never part of the tests."""
+"""Benchmarks: programs that print a table and write JSON. Not part of the tests."""

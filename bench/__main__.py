@@ -1,8 +1,8 @@
-"""`python -m bench`: what headrace moves, compared with plain gRPC calls with the same bytes in the same run.
+"""`python -m bench`: throughput of headrace, compared with plain gRPC calls with the same bytes in the same run.
 
 Brokers and a coordinator on loopback, topics of one partition, `durability=async`, `acks=1`, no compression, values of
-200 bytes, where a case does not say otherwise. Prints medians over the rounds, what was asked, and the share of the
-limit with the baseline's; writes every repetition as JSON and draws the paper's two figures.
+200 bytes, unless a case differs. Prints medians over the rounds, the targets, and the share of the limit with the
+baseline's; writes every repetition as JSON and draws the paper's two figures.
 """
 
 from __future__ import annotations

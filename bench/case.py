@@ -1,4 +1,4 @@
-"""What a case is, what a repetition of it gives, and what is asked of its figures. Data; nothing here runs anything."""
+"""Data of benchmarks: cases, samples of their repetitions, and targets for their figures."""
 
 from __future__ import annotations
 
@@ -19,70 +19,70 @@ CLIENT_CPU = "client_cpu_s_per_gb"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One repetition of a case."""
+    """Result of one repetition of a case."""
 
     figures: Mapping[str, float]
-    """By name, the unit last."""
+    """Figures by name, which ends with the unit."""
     marks: Sequence[tuple[float, float]] = ()
     """(MB acknowledged or received so far, seconds so far), for the paper's figures."""
 
 
 Results: TypeAlias = dict[str, list[Sample]]
-"""The repetitions of each case, one a round."""
+"""Repetitions of each case, one per round."""
 
 
 def always() -> str:
-    """A case that needs nothing that may not be installed."""
+    """Return an empty string: the case has no optional requirements."""
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One thing that is measured."""
+    """Measurement with a name and a limit."""
 
     name: str
-    """`group/what, and how`."""
+    """Name of the form `group/what, and how`."""
     run: Callable[[Stage], Sample]
-    """Measures it once."""
+    """Function that measures the case once."""
     limit: str = ""
-    """The case whose `wire_mb_per_s` of the same round bounds this one's."""
+    """Case whose `wire_mb_per_s` in the same round is the upper bound of this one's."""
     daily: bool = False
-    """Whether it belongs to what is measured when nothing else is asked for."""
+    """Whether it is measured by default."""
     rounds: int = 0
-    """The most repetitions; 0: as many as are asked for."""
+    """Maximum repetitions; `0` means as many as requested."""
     missing: Callable[[], str] = always
-    """Why it cannot be measured here; empty: it can."""
+    """Function that returns why the case cannot be measured here; an empty string if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of a case."""
+    """Figure of a case."""
 
     case: str
     name: str = RATE
 
     def of(self, results: Results) -> list[float]:
-        """Its repetitions; empty where it was not measured."""
+        """Return its repetitions; empty if it was not measured."""
         return [sample.figures[self.name] for sample in results.get(self.case, ()) if self.name in sample.figures]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is asked: a figure, or its ratio to or its difference from another one of the same round."""
+    """Target for a figure, or for its ratio to or difference from another figure of the same round."""
 
     text: str
     figure: Figure
     bound: float | None
-    """None: nothing is asked, the figure is stated."""
+    """Bound of the figure; `None` if the figure is only reported."""
     against: Figure | None = None
-    """What it is compared with, round by round; None: no other figure."""
+    """Figure with which it is compared in each round; `None` for an absolute figure."""
     at_most: bool = False
-    """Whether `bound` is the most and not the least."""
+    """Whether `bound` is a maximum instead of a minimum."""
     difference: bool = False
-    """Whether what it is compared with is taken away, not divided by."""
+    """Whether the other figure is subtracted instead of used as divisor."""
 
     def measured(self, results: Results) -> float | None:
-        """The median over the rounds; None where something of it was not measured."""
+        """Return the median over the rounds; `None` if a figure was not measured."""
         values = self.figure.of(results)
         if self.against is not None:
             others = self.against.of(results)
@@ -91,11 +91,11 @@ class Target:
         return statistics.median(values) if values else None
 
     def cases(self) -> list[str]:
-        """The names of the cases that it takes."""
+        """Return the names of its cases."""
         return list(dict.fromkeys(figure.case for figure in (self.figure, self.against) if figure is not None))
 
     def met(self, results: Results) -> bool | None:
-        """Whether it is reached; None where it was not measured, or nothing is asked."""
+        """Return whether it is reached; `None` if it was not measured or has no bound."""
         value = self.measured(results)
         if value is None or self.bound is None:
             return None
@@ -104,16 +104,16 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """All cases and all that is asked of them."""
+    """All cases and targets."""
 
     cases: Sequence[Case]
     targets: Sequence[Target] = field(default=())
 
     def chosen(self, patterns: Sequence[str]) -> list[Case]:
-        """The cases that one of some patterns (shell style) names, with the limits they are compared with, in order.
+        """Return the cases that match one of the shell patterns, with their limits, in order.
 
         Raises:
-            KeyError: a pattern names none.
+            KeyError: If a pattern matches no case.
         """
         wanted: set[str] = set()
         for pattern in patterns:

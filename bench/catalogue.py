@@ -1,4 +1,4 @@
-"""Every case of headrace by name, and what is asked of them. The peers' are in `bench.peers.catalogue`."""
+"""Cases of headrace by name, and their targets. The peers' are in `bench.peers.catalogue`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ VALUE_BYTES = 200
 SIZES = {20: "20 B", 200: "200 B", 1_000: "1 kB", 10_000: "10 kB", 100_000: "100 kB", 1_000_000: "1 MB"}
 LOG_SIZES = {100_000_000: "100 MB", 1_000_000_000: "1 GB", 20_000_000_000: "20 GB"}
 SLOW = 0.05
-"""The share of the load for what moves a record a batch."""
+"""Share of the load for cases with one record per batch."""
 LONG = 4.0
-"""The share of the load for what moves gigabytes a second."""
+"""Share of the load for cases that move gigabytes per second."""
 OVER_GRPC = ", gRPC"
-"""What is behind the name of a case that does not use the native protocol."""
+"""Suffix of the name of a case that does not use the native protocol."""
 PARTITION_BATCH = 1_000
-"""Records a batch where partitions are compared: the same for all, and every one of a thousand has some."""
+"""Records per batch in comparisons of partition counts: the same for all, and few enough for a thousand partitions."""
 PARTITION_SHARE = 2.0
-"""So that what a new partition costs once is not all that is measured."""
+"""Share of the load, so that the one-time cost of new partitions does not dominate."""
 
 
 def grpc_limit(way: str) -> Callable[[Stage], Sample]:
-    """What plain unary gRPC calls of 1 MiB move, `in` or `out`."""
+    """Return a case function for plain unary gRPC calls of 1 MiB, `in` or `out`."""
 
     def run(stage: Stage) -> Sample:
         load, server = stage.load(VALUE_BYTES), stage.bare()
@@ -46,7 +46,7 @@ def grpc_limit(way: str) -> Callable[[Stage], Sample]:
 
 
 def machine_limit(name: str) -> Callable[[Stage], Sample]:
-    """What the machine moves without gRPC: into the `page cache`, or to the `disk`."""
+    """Return a case function for plain writes to the `page cache` or to the `disk`."""
 
     def run(stage: Stage) -> Sample:
         load = stage.load(VALUE_BYTES)
@@ -58,7 +58,7 @@ def machine_limit(name: str) -> Callable[[Stage], Sample]:
 
 
 def sendfile_limit(stage: Stage) -> Sample:
-    """What plain `sendfile` moves, and what it costs its sender."""
+    """Measure plain `sendfile`, and its cost for the sender."""
     load = stage.load(VALUE_BYTES, LONG)
     batch, calls = one_batch(load), load.records // records_a_batch(VALUE_BYTES)
     seconds, used = limit.measure_sendfile(stage.directory(), batch, calls)
@@ -67,7 +67,7 @@ def sendfile_limit(stage: Stage) -> Sample:
 
 
 def native_limit_in(stage: Stage) -> Sample:
-    """What frames on a socket move into the page cache, CRC checked, and what that costs the server."""
+    """Measure frames on a socket written to the page cache with CRC checks, and the cost for the server."""
     load = stage.load(VALUE_BYTES)
     batch, calls = one_batch(load), load.records // records_a_batch(VALUE_BYTES)
     seconds, used = native_limit.measure(stage.directory(), batch, calls)
@@ -79,7 +79,7 @@ def native_limit_in(stage: Stage) -> Sample:
 
 
 def failover(way: str) -> Callable[[Stage], Sample]:
-    """The longest wait for an acknowledgement when the leader is killed (`kill`) or stopped (`stop`)."""
+    """Return a case function for the longest wait for an acknowledgement around a `kill` or `stop` of the leader."""
 
     def run(_: Stage) -> Sample:
         with replication.cluster() as running:
@@ -91,7 +91,7 @@ def failover(way: str) -> Callable[[Stage], Sample]:
 
 
 def producing() -> list[Case]:
-    """Batch sizes, message sizes, promises and codecs, one of them changed at a time."""
+    """Return cases of batch sizes, message sizes, acks, durability and codecs, one changed at a time."""
     send = Produce(way="send")
     cases = [
         Case("produce/send", send, limit="limit/native", daily=True),
@@ -145,7 +145,7 @@ def producing() -> list[Case]:
 
 
 def consuming() -> list[Case]:
-    """Ways, message sizes, codecs, partitions, and the same over gRPC."""
+    """Return cases of APIs, message sizes, codecs and partitions, and the same over gRPC."""
     cases = [
         Case("consume/loop", Consume("loop", share=2.0), limit="limit/sendfile", daily=True),
         Case("consume/drain", Consume("drain"), limit="limit/sendfile"),
@@ -173,7 +173,7 @@ def consuming() -> list[Case]:
 
 
 def growing() -> list[Case]:
-    """Clients, logs, latency, recovery, failover."""
+    """Return cases of many clients, long logs, latency, recovery and failover."""
     cases = [
         Case("latency/10000 a second", Latency(), daily=True),
         Case("latency/10000 a second" + OVER_GRPC, Latency(transport="grpc"), daily=True),
@@ -207,7 +207,7 @@ LIMITS = [
 
 
 def ratio(text: str, case: str, other: str, bound: float | None, figure: str = RATE, other_figure: str = "") -> Target:
-    """A figure of a case over the same figure of another."""
+    """Return the target of a figure's ratio to that of another case."""
     return Target(text, Figure(case, figure), bound, Figure(other, other_figure or figure))
 
 
@@ -217,7 +217,7 @@ def at_most(text: str, case: str, figure: str, bound: float) -> Target:
 
 
 def more_cpu(text: str, case: str, other: str, bound: float) -> Target:
-    """Processor seconds of the broker a GB beyond those of a bare server."""
+    """Return the target of the broker's CPU seconds per GB beyond those of a bare server."""
     return Target(text, Figure(case, BROKER_CPU), bound, Figure(other, BROKER_CPU), at_most=True, difference=True)
 
 

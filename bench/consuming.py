@@ -1,6 +1,6 @@
-"""Consuming: record by record, in batches, to Arrow, from the beginning of a topic that is in the page cache.
+"""Cases of consuming from the start of a topic in the page cache: by record, in batches, to Arrow.
 
-The clock starts when the client is connected, as that of the peers' clients does.
+The clock starts once the client is connected, as for the peers' clients.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.stage import Meter, Stage, Target, broker_pids
 
 @dataclass(frozen=True, slots=True)
 class Consume:
-    """One way of consuming; called, it measures it once."""
+    """One way of consuming; a call measures it once."""
 
     way: str = "arrow"
     """`loop`, `drain`, `poll` or `arrow`: see the function of that name."""
@@ -29,13 +29,13 @@ class Consume:
     codec: Literal["none", "gzip", "lz4", "zstd"] = "none"
     partitions: int = 1
     batch_records: int | None = None
-    """How many records a batch of the topic has; None: a batch of 1 MiB."""
+    """Records per batch of the topic; `None` means batches of 1 MiB."""
     transport: Transport = "native"
     share: float = 1.0
-    """Of the usual load."""
+    """Share of the usual load."""
 
     def __call__(self, stage: Stage) -> Sample:
-        """Read the whole topic, which lies in the page cache."""
+        """Read the whole topic, which is in the page cache."""
         load = stage.load(self.value_bytes, self.share)
         target = stage.filled(
             load,
@@ -59,14 +59,14 @@ class Consume:
 
 
 def consumer(target: Target, **settings: Any) -> headrace.Consumer:
-    """A consumer from the beginning, alone."""
+    """Return a consumer that reads all partitions from the start, without a group."""
     return headrace.Consumer(
         target.topic, bootstrap_servers=target.bootstrap_servers, auto_offset_reset="earliest", **settings
     )
 
 
 def loop(target: Target, load: Load, transport: Transport) -> Iterator[int]:
-    """`for record in consumer`, with a statement for each record."""
+    """Consume by `for record in consumer`, with a statement for each record."""
     with consumer(target, transport=transport) as reading:
         yield 0
         seen = value_bytes = 0
@@ -81,7 +81,7 @@ def loop(target: Target, load: Load, transport: Transport) -> Iterator[int]:
 
 
 def drain(target: Target, load: Load, transport: Transport) -> Iterator[int]:
-    """Every record is made and nothing done with it: a deque of length 0 takes them with the least work there is."""
+    """Create every record and discard it: a deque of length 0 consumes an iterator with the least work."""
     with consumer(target, transport=transport) as reading:
         yield 0
         seen, records = 0, iter(reading)
@@ -93,7 +93,7 @@ def drain(target: Target, load: Load, transport: Transport) -> Iterator[int]:
 
 
 def poll(target: Target, load: Load, transport: Transport) -> Iterator[int]:
-    """`consumer.poll()`: batches, of which the values are taken as lists."""
+    """Consume by `consumer.poll()`: batches, whose values are read as lists."""
     with consumer(target, transport=transport) as reading:
         yield 0
         seen = 0
@@ -104,7 +104,7 @@ def poll(target: Target, load: Load, transport: Transport) -> Iterator[int]:
 
 
 def arrow(target: Target, load: Load, transport: Transport) -> Iterator[int]:
-    """`Reader.batches()`, each to Arrow."""
+    """Consume by `Reader.batches()`, each converted to Arrow."""
     seen = 0
     with headrace.Reader(target.topic, bootstrap_servers=target.bootstrap_servers, transport=transport) as reader:
         yield 0

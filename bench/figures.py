@@ -1,6 +1,6 @@
-"""The paper's figures 4 and 5: messages a second against the MB moved, as SVG, written out by hand: no package needed.
+"""The paper's figures 4 and 5, messages per second over the MB moved, as SVG without a plotting package.
 
-One line a case, its rate between two marks; where a case was repeated, the repetition with the median time.
+One line per case with its rate between two marks; of repeated cases the repetition with the median time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Point = tuple[float, float]
 
 
 def rates(sample: Sample, value_bytes: int) -> list[Point]:
-    """(MB so far, messages a second since the mark before) of one repetition."""
+    """Return (MB so far, messages per second since the previous mark) of one repetition."""
     points, before = [], (0.0, 0.0)
     for mark in sample.marks:
         mb, seconds = mark[0] - before[0], mark[1] - before[1]
@@ -31,12 +31,12 @@ def rates(sample: Sample, value_bytes: int) -> list[Point]:
 
 
 def median_sample(samples: Sequence[Sample]) -> Sample:
-    """The repetition that took the median time."""
+    """Return the repetition with the median time."""
     return sorted(samples, key=lambda sample: sample.marks[-1][1])[len(samples) // 2]
 
 
 def draw(title: str, lines: Mapping[str, Sequence[Point]]) -> str:
-    """One figure: messages a second, logarithmic, against MB. Lines without points are left out."""
+    """Return a figure: messages per second, logarithmic, over MB. Lines without points are omitted."""
     lines = {name: points for name, points in lines.items() if points}
     x_most = max((x for points in lines.values() for x, _ in points), default=1.0)
     all_rates = [y for points in lines.values() for _, y in points] or [1.0]

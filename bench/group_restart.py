@@ -1,7 +1,7 @@
-"""`python -m bench.group_restart`: what a rolling restart of a group's consumers costs the group. Prints JSON.
+"""`python -m bench.group_restart`: cost of a rolling restart of a group's consumers, as JSON.
 
-The consumers have all the work that they can take: a backlog, and handlers of a fixed cost. One after the other is
-stopped and replaced by a new one; the next one follows when every consumer has its share again.
+The consumers are saturated: they have a backlog, and handlers of a fixed duration. One after the other is stopped and
+replaced by a new one; the next follows when every consumer has its share again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ app = typer.Typer(add_completion=False, help=__doc__)
 
 
 class Finished:
-    """When each partition's records were finished, and by whom."""
+    """Times at which records were finished, and their members, by partition."""
 
     def __init__(self) -> None:
         self.times: dict[TopicPartition, list[tuple[float, str]]] = defaultdict(list)
@@ -37,22 +37,22 @@ class Finished:
         self._lock = threading.Lock()
 
     def note(self, record: headrace.Record, member: str) -> None:
-        """Add a record that was handled."""
+        """Add a handled record."""
         where = TopicPartition(record.topic, record.partition)
         with self._lock:
             self.times[where].append((time.monotonic(), member))
             self.offsets[where].add(record.offset)
 
     def count(self, since: float, until_: float) -> int:
-        """How many were finished in a time."""
+        """Return the number of records finished in a period."""
         return sum(since <= at < until_ for times in self.times.values() for at, _ in times)
 
     def moved(self, since: float, until_: float) -> int:
-        """How many partitions more than one member worked on in a time."""
+        """Return the number of partitions processed by more than one member in a period."""
         return sum(len({member for at, member in times if since <= at < until_}) > 1 for times in self.times.values())
 
     def gaps(self, since: float, until_: float) -> dict[TopicPartition, float]:
-        """The longest time in which nothing was finished, of each partition that one member had all the time."""
+        """Return the longest gap without a finished record, by partition that one member owned for the whole period."""
         found = {}
         for where, times in self.times.items():
             within = [(at, member) for at, member in times if since <= at < until_]
@@ -63,7 +63,7 @@ class Finished:
 
 
 class Worker:
-    """A consumer that handles two records at a time, each of which takes a fixed time."""
+    """Consumer that handles two records concurrently, each for a fixed time."""
 
     def __init__(self, servers: str, name: str, finished: Finished) -> None:
         self.name = name
@@ -102,7 +102,7 @@ class Worker:
         self._finished.note(record, self.name)
 
     def stop(self) -> None:
-        """Leave the group; raises AssertionError when the consumer failed."""
+        """Leave the group. Raise `AssertionError` if the consumer failed."""
         self._ready.wait(JOIN_SECONDS)
         self._consumer.stop()
         self._thread.join(JOIN_SECONDS)
@@ -112,26 +112,26 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class RollingRestart:
-    """What was seen while every consumer was replaced."""
+    """Measurements during the replacement of every consumer."""
 
     partitions_moved: list[int]
-    """Partitions that more than one consumer worked on, by restart."""
+    """Partitions processed by more than one consumer, by restart."""
     restart_s: float
     calm_records_per_s: float
     restart_records_per_s: float
     calm_gap_s: float
-    """The longest time in which a partition had no record handled, before the restarts."""
+    """Longest gap of a partition without a handled record, before the restarts."""
     restart_gap_s: float
-    """The same while one was replaced, of partitions that stayed with their consumer."""
+    """The same during a replacement, for partitions that stayed with their consumer."""
     offsets: dict[TopicPartition, set[int]]
-    """The records that were handled."""
+    """Offsets of the handled records."""
 
 
 def restart_consumers(servers: str, *, consumers: int, partitions: int, backlog: int, calm: float) -> RollingRestart:
-    """Replace every consumer of a group, one after the other, and look at what the others handle.
+    """Replace every consumer of a group, one after the other, and measure the others.
 
-    `backlog` is the records of each partition, more than are handled, so that no handler waits for one; `calm` the
-    seconds before the first restart. Raises AssertionError when a consumer fails.
+    `backlog` is the number of records per partition, more than are handled, so that no handler waits; `calm` is the
+    seconds before the first restart. Raise `AssertionError` if a consumer fails.
     """
     with headrace.Admin(bootstrap_servers=servers) as admin:
         admin.create_topic(TOPIC, partitions, replication_factor=1)
@@ -171,7 +171,7 @@ def restart_consumers(servers: str, *, consumers: int, partitions: int, backlog:
 
 
 def is_shared(workers: list[Worker], partitions: int) -> bool:
-    """Whether the workers have all partitions, evenly."""
+    """Return whether the workers own all partitions evenly."""
     shares = [worker.assignment for worker in workers]
     return sum(map(len, shares)) == len({where for share in shares for where in share}) == partitions and all(
         len(share) == partitions // len(workers) for share in shares
@@ -185,7 +185,7 @@ def main(
     backlog: Annotated[int, typer.Option(min=1, help="Records of each partition.")] = 1_000,
     calm: Annotated[float, typer.Option(min=0.1, help="Seconds before the first restart.")] = 4.0,
 ) -> None:
-    """Replace ten consumers one after the other; records a second before and meanwhile, and the longest gaps."""
+    """Replace consumers one after the other; print records per second before and meanwhile, and the longest gaps."""
     if partitions % consumers:
         raise typer.BadParameter("partitions must be a multiple of consumers")
     with LocalCluster(LocalClusterSpec(brokers=1)) as running:

@@ -1,9 +1,9 @@
-"""`python -m bench.groups`: what a large consumer group asks of two coordinators and one etcd.
+"""`python -m bench.groups`: load of a large consumer group on two coordinators and one etcd.
 
-Members by bare calls in one process: all join at once, then they stay, then each commits all its partitions once a
-second, then one more joins and leaves again every second, then members die or leave, then one instance after the other
-is started anew. Prints JSON. With heartbeats it prints calls to the same coordinator that do nothing, and how long it
-waited for a core: what a busy machine adds to both.
+Members are bare calls in one process: all join at once, then idle, then each commits all its partitions once per
+second, then one more joins and leaves every second, then members die or leave, then one instance after the other
+restarts. Prints JSON. Next to heartbeats it prints no-op calls to the same coordinator, and how long it waited for a
+core, which shows the effect of a busy machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Partition = tuple[bytes, int]
 
 
 class Member:
-    """One member by the contract of `groups.proto`, which gives up at once."""
+    """Member after the contract of `groups.proto` that releases revoked partitions at once."""
 
     def __init__(self, stub: Any, session_timeout_ms: int, instance_id: str = "") -> None:
         self._stub = stub
@@ -52,11 +52,11 @@ class Member:
 
     @property
     def has_news(self) -> bool:
-        """Whether its next heartbeat is the first that says what it owns since that has changed."""
+        """Whether its next heartbeat is the first to report a change of its owned partitions."""
         return self._said_epoch != self._epoch
 
     async def heartbeat(self, max_wait_ms: int) -> float:
-        """Send one, do what the answer says; the seconds that the call took."""
+        """Send a heartbeat and apply the response; return the duration of the call in seconds."""
         request = groups_pb2.HeartbeatRequest(
             group_id=GROUP,
             member_id=self._member_id,
@@ -86,7 +86,7 @@ class Member:
         return ({"topic_id": topic_id, "partitions": numbers} for topic_id, numbers in topics.items())
 
     async def commit(self) -> float:
-        """Commit all that is owned; the seconds that it took."""
+        """Commit all owned partitions; return the duration in seconds."""
         self._number += 1
         request = groups_pb2.CommitOffsetsRequest(
             group_id=GROUP, member_id=self._member_id, member_epoch=self._epoch, commit_number=self._number
@@ -101,7 +101,7 @@ class Member:
         return time.monotonic() - started
 
     def start(self) -> None:
-        """Join and stay."""
+        """Join and send heartbeats."""
         self.task = asyncio.create_task(self._stay())
 
     async def _stay(self) -> None:
@@ -111,21 +111,21 @@ class Member:
             before = self._epoch
 
     async def die(self) -> None:
-        """Say nothing more."""
+        """Stop sending heartbeats without leaving."""
         assert self.task is not None
         self.task.cancel()
         await asyncio.wait([self.task])
         self.owned = {}
 
     async def leave(self) -> None:
-        """Say that it goes."""
+        """Leave the group."""
         await self.die()
         request = groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=self._member_id)
         await self._stub.LeaveGroup(request, timeout=CALL_SECONDS)
 
 
 async def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> float:
-    """The seconds until `condition` held."""
+    """Return the seconds until `condition` held."""
     started = time.monotonic()
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
@@ -140,17 +140,17 @@ def figures(seconds: list[float]) -> dict[str, float]:
 
 @dataclass(slots=True)
 class Heartbeats:
-    """Heartbeats of one time, by what they say, and what was measured meanwhile. Seconds."""
+    """Durations in seconds of the heartbeats of one period, by kind, and of calls made meanwhile."""
 
     same: list[float] = field(default_factory=list)
-    """Of members that own what they did."""
+    """Heartbeats of members with unchanged partitions."""
     news: list[float] = field(default_factory=list)
-    """Of members that were asked to give something up, or were given something: these wait for a round."""
+    """Heartbeats of members with revoked or granted partitions: these wait for a group transaction."""
     bare: list[float] = field(default_factory=list)
     """Calls of the health service."""
 
     def shown(self, pid: int, used: Usage, seconds: int) -> dict[str, Any]:
-        """As the result has it; `used`: the usage of the coordinator's process before."""
+        """Return the result; `used` is the usage of the coordinator's process before."""
         now = usage(pid)
         return {
             **figures(self.same),
@@ -163,15 +163,15 @@ class Heartbeats:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process has had of the machine."""
+    """CPU usage of a process."""
 
     processor_s: float
     waited_s: float
-    """How long its threads were ready to run and did not."""
+    """Time for which its threads were runnable but not running."""
 
 
 def usage(pid: int) -> Usage:
-    """Of a process so far."""
+    """Return the usage of a process so far."""
     waited_ns = 0
     for thread in os.listdir(f"/proc/{pid}/task"):
         with suppress(FileNotFoundError), open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as schedstat:
@@ -182,7 +182,7 @@ def usage(pid: int) -> Usage:
 async def heartbeats(
     address: str, pid: int, group: list[Member], seconds: int, meanwhile: Callable[[], Awaitable[object]] | None = None
 ) -> dict[str, Any]:
-    """Let each member send one a second more than it does anyway, while `meanwhile` runs."""
+    """Make each member send one additional heartbeat per second, while `meanwhile` runs."""
     found, used = Heartbeats(), usage(pid)
 
     async def one(member: Member) -> float:
@@ -207,7 +207,7 @@ async def heartbeats(
 
 
 async def come_and_go(make: Callable[[], Member], seconds: int) -> None:
-    """Let one more member join and leave again every second."""
+    """Make one more member join and leave every second."""
     for _ in range(seconds):
         member = make()
         member.start()
@@ -217,7 +217,7 @@ async def come_and_go(make: Callable[[], Member], seconds: int) -> None:
 
 
 async def spread(action: Callable[[Member], Awaitable[float]], members: list[Member], seconds: int) -> list[float]:
-    """Let each member act once a second, evenly spread; how long each took."""
+    """Make each member act once per second, evenly spread; return the durations."""
 
     async def each(index: int, member: Member) -> list[float]:
         start = time.monotonic() + index / len(members)
@@ -231,9 +231,9 @@ async def spread(action: Callable[[Member], Awaitable[float]], members: list[Mem
 
 
 async def measure(running: LocalCluster, *, members: int, partitions: int, session_s: float, seconds: int) -> None:
-    """Run all the cases on one cluster and print what they gave."""
+    """Run all cases on one cluster and print the results."""
     channels = [grpc.aio.insecure_channel(part.address) for part in running.coordinators]
-    # A group's calls go to one coordinator, as clients send them; the others do nothing.
+    # A group's calls go to one coordinator, as those of clients; the others are idle.
     stub = groups_pb2_grpc.GroupServiceStub(channels[0])
     metastore = EtcdMetastore([running.etcd.endpoint])
 
@@ -304,7 +304,7 @@ async def measure(running: LocalCluster, *, members: int, partitions: int, sessi
 
 
 async def restart_all(some: list[Member], group: list[Member], stub: Any, session_s: float) -> int:
-    """Start instances anew, one after the other; how many partitions of other members moved meanwhile."""
+    """Restart instances one after the other; return the number of partitions of other members that moved."""
     moved = 0
     for old in some:
         others = {member: dict(member.owned) for member in group if member is not old}

@@ -1,4 +1,4 @@
-"""How cost grows: with many clients, with a long log, with a crash to recover from."""
+"""Cases of growing cost: many clients, long logs, recovery after a crash."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from bench.stage import WARM_UP, Meter, Stage, Target, broker_pids
 VALUE_BYTES = 200
 FILL_SECONDS = 600.0
 KEPT_BYTES = 2_000_000_000
-"""A log that is longer is filled once."""
+"""A longer log is filled only once."""
 LOG_PART_BYTES = 100_000_000
 COLD_BYTES = 1_000_000_000
-"""How much of a log is read cold, if it has as much: a reader's first fetch takes some ms, whatever comes after."""
+"""Maximum bytes of a log read cold; large, because a reader's first fetch takes some ms in any case."""
 WARM_PASSES = 5
 LOG_READS = {"": "native", "grpc_": "grpc"}
-"""By what is put before the name of a figure: how its reader calls the broker."""
+"""Transport of the reader by the prefix of a figure's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """A number of producers or consumers, spread over one process a core; called, it measures them once."""
+    """Many producers or consumers, spread over one process per core; a call measures them once."""
 
     clients: int
     consume: bool = False
 
     def __call__(self, stage: Stage) -> Sample:
-        """Move the usual load, all clients at once; consumers read all of it each, so there is less of it."""
+        """Move the usual load with all clients at once; it is smaller for consumers, because each reads all of it."""
         load = stage.load(VALUE_BYTES, 1 / self.clients if self.consume else 1.0)
         processes = min(self.clients, os.cpu_count() or 1)
         with self._target(stage, load) as target:
@@ -90,7 +90,7 @@ class Many:
 
 
 def run_clients(task: dict[str, Any]) -> None:
-    """Be some of the clients: connect, say `ready`, wait for a line, move the load, print the processor seconds."""
+    """Run a part of the clients: connect, print `ready`, wait for a line, move the load, print the CPU seconds."""
     load = Load(task["records"], VALUE_BYTES)
     servers: dict[str, Any] = {"bootstrap_servers": task["bootstrap_servers"]}
     if task["consume"]:
@@ -123,13 +123,13 @@ def _read(servers: dict[str, Any], topic: str, records: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LongLog:
-    """A log of some size: its newest 100 MB appended and read warm, and its oldest read cold by a reader next to a
-    writer, over the native protocol and over gRPC; called, it measures all once."""
+    """Log of a given size: its newest 100 MB appended and read warm, and its oldest read cold by a reader next to a
+    writer, over the native protocol and over gRPC; a call measures all once."""
 
     log_bytes: int
 
     def __call__(self, stage: Stage) -> Sample:
-        """Fill a topic to the size, then measure; one that takes long to fill stays for the next round."""
+        """Fill a topic to the size, then measure; a large one is kept for the next round."""
         if self.log_bytes > KEPT_BYTES:
             return self._measure(stage.kept(("long", self.log_bytes), lambda: self._filled(stage)))
         with self._filled(stage) as target:
@@ -162,7 +162,7 @@ class LongLog:
     def _beside_a_reader(
         self, sender: headrace.Producer, target: Target, part: Load, reading: Mapping[str, Any]
     ) -> float:
-        """Seconds of the same appends while another process reads from the oldest offset on."""
+        """Return the seconds of the same appends while another process reads from the oldest offset."""
         task = {"read": target.topic, "settings": {**reading, **_servers(target)}}
         command = [sys.executable, "-m", "bench.growth", json.dumps(task)]
         with subprocess.Popen(guarded(command), stdout=subprocess.PIPE, text=True) as reader:
@@ -203,13 +203,13 @@ def _timed(work: Any) -> float:
 
 
 def _read_time(target: Target, **settings: Any) -> float:
-    """Seconds that it takes to read a part of a topic to Arrow."""
+    """Return the seconds to read a part of a topic to Arrow."""
     with headrace.Reader(target.topic, **settings, **_servers(target)) as reader:
         return _timed(lambda: [*map(_rows, reader.batches(timeout=60.0))])
 
 
 def _disk_read_rate(files: Sequence[Path], most: int) -> float:
-    """MB/s at which the disk gives the first `most` bytes of some files, by plain reads of 1 MiB."""
+    """Return the disk's read rate in MB/s for the first `most` bytes of some files, by plain reads of 1 MiB."""
     total, started = 0, time.perf_counter()
     for path in files:
         with path.open("rb", buffering=0) as file:
@@ -220,12 +220,12 @@ def _disk_read_rate(files: Sequence[Path], most: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How long a log of some size takes to open, after a clean stop and after a crash."""
+    """Time to open a log of a given size after a clean stop and after a crash."""
 
     log_bytes: int
 
     def __call__(self, _: Stage) -> Sample:
-        """Write, crash and open a log without a broker around it."""
+        """Write, crash and open a log without a broker."""
         with tempfile.TemporaryDirectory() as path:
             report = opening.measure(path, self.log_bytes)
         return Sample(
@@ -238,7 +238,7 @@ class Recovery:
 
 
 def read_forever(task: dict[str, Any]) -> None:
-    """Read a topic to Arrow again and again, from its oldest offset; say `ready` when the first came."""
+    """Read a topic to Arrow repeatedly from its oldest offset; print `ready` after the first batch."""
     said = False
     while True:
         with headrace.Reader(task["read"], **task["settings"]) as reader:

@@ -1,6 +1,6 @@
-"""Latency from end to end at a fixed rate, open loop.
+"""Cases of end-to-end latency at a fixed rate, open loop.
 
-The reader is a process of its own (`python -m bench.latency`), so that it shares no interpreter with the sender.
+The reader is a separate process (`python -m bench.latency`), so that it shares no interpreter with the sender.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ USUAL_RATE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """One rate and one promise; called, it measures them once."""
+    """Latency at one rate with one setting of acks and durability; a call measures it once."""
 
     rate: int = USUAL_RATE
     linger_ms: int = 0
@@ -48,7 +48,7 @@ class Latency:
     transport: Transport = "native"
 
     def __call__(self, stage: Stage) -> Sample:
-        """Send for a few seconds, and give what the reader saw."""
+        """Send for a few seconds, and return the reader's figures."""
         with (
             stage.topic(
                 brokers=self.replication,
@@ -73,7 +73,7 @@ class Latency:
 
 
 def pauses(_: Stage) -> Sample:
-    """What the machine itself adds, at the same rate: a program on each core that only looks at the clock."""
+    """Measure the machine's own pauses at the same rate: a program on each core that only reads the clock."""
     cores = len(os.sched_getaffinity(0))
     with multiprocessing.get_context("spawn").Pool(cores) as programs:
         waits = programs.map(pauses_ms, [USUAL_RATE] * cores, chunksize=1)
@@ -83,7 +83,7 @@ def pauses(_: Stage) -> Sample:
 
 @contextmanager
 def reader(command: Sequence[str]) -> Iterator[Callable[[], dict[str, float]]]:
-    """A process that prints `ready` when it reads, and its figures at the end; gives what waits for these."""
+    """Start a process that prints `ready` and later its figures; yield a function that waits for the figures."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

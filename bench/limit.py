@@ -1,8 +1,8 @@
-"""The limit: what plain gRPC calls do with the same bytes, in the same run.
+"""Limit of gRPC: plain calls with the same bytes, in the same run.
 
-A bare server (`python -m bench.limit`) answers the public RPCs with nothing behind them: a produce is parsed and thrown
-away, a fetch is answered with bytes prepared beforehand. What headrace reaches is quoted as a share of what the same
-calls reach against this server, so that a slow minute of the machine slows both.
+A bare server (`python -m bench.limit`) serves the public RPCs without a log: a produce is parsed and thrown
+away, a fetch returns prepared bytes. Results of headrace are reported as a share of those of the same calls to this
+server, so that a slow minute of the machine affects both.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ SCRATCH = "scratch"
 
 
 class BareBroker(broker_pb2_grpc.BrokerServiceServicer):
-    """Answers Produce and Fetch with as little work as gRPC allows."""
+    """Servicer of Produce and Fetch with the minimum work that gRPC allows."""
 
     def __init__(self) -> None:
         self._stored = b""
 
     async def Produce(self, request: broker_pb2.ProduceRequest, context: object) -> broker_pb2.ProduceResponse:
-        """Keep the last batches of the request, so that a fetch can answer the same bytes."""
+        """Keep the last batches of the request, so that a fetch can return the same bytes."""
         partition = request.topics[0].partitions[0]
         self._stored = partition.batches[0]
         return broker_pb2.ProduceResponse()
 
     async def Fetch(self, request: broker_pb2.FetchRequest, context: object) -> broker_pb2.FetchResponse:
-        """Answer the bytes that were produced last."""
+        """Return the bytes that were produced last."""
         result = broker_pb2.PartitionFetchResult(partition=0, batches=self._stored)
         return broker_pb2.FetchResponse(topics=[broker_pb2.TopicFetchResult(partitions=[result])])
 
@@ -65,7 +65,7 @@ async def serve() -> None:
 
 @dataclass(frozen=True, slots=True)
 class BareServer:
-    """A bare server in a process of its own, for as long as it is wanted."""
+    """Bare server in a separate process."""
 
     stub: broker_pb2_grpc.BrokerServiceStub
     pid: int
@@ -73,7 +73,7 @@ class BareServer:
 
 @contextmanager
 def bare_server() -> Iterator[BareServer]:
-    """Start a bare server, and end it."""
+    """Start a bare server, and stop it at exit."""
     with (
         own_process("bench.limit") as (port, pid),
         grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel,
@@ -83,7 +83,7 @@ def bare_server() -> Iterator[BareServer]:
 
 @contextmanager
 def own_process(module: str, *arguments: str) -> Iterator[tuple[int, int]]:
-    """A module as a program, for as long as it is wanted: the port that it printed, and its process id."""
+    """Run a module as a program; yield the port that it printed, and its process id."""
     command = [sys.executable, "-m", module, *arguments]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -143,7 +143,7 @@ def measure_page_cache(directory: Path, batch: bytes, calls: int) -> float:
 
 
 def measure_disk(directory: Path, batch: bytes, calls: int) -> float:
-    """As `measure_page_cache`, with an fsync after each write: what the disk takes of a writer who waits."""
+    """Return the same as `measure_page_cache` with an fsync after each write."""
     with _scratch(directory) as descriptor:
         started = time.perf_counter()
         for number in range(calls):
@@ -154,7 +154,7 @@ def measure_disk(directory: Path, batch: bytes, calls: int) -> float:
 
 def measure_sendfile(directory: Path, batch: bytes, calls: int) -> tuple[float, float]:
     """Return the seconds that `sendfile` takes for `calls` batches, from the page cache over loopback to a reader, and
-    the processor seconds of the sender, which is a process of its own, as a broker is."""
+    the CPU seconds of the sender, which is a separate process, as a broker is."""
     with _scratch(directory) as descriptor:
         for number in range(calls):
             os.pwrite(descriptor, batch, number * len(batch))
@@ -170,7 +170,7 @@ def measure_sendfile(directory: Path, batch: bytes, calls: int) -> tuple[float, 
 
 
 def processor_seconds(pid: int) -> float:
-    """Return what a process has used."""
+    """Return the CPU seconds of a process so far."""
     user, system, *_ = psutil.Process(pid).cpu_times()
     return float(user + system)
 
@@ -189,7 +189,7 @@ def send_file(path: str) -> None:
 
 @contextmanager
 def _scratch(directory: Path) -> Iterator[int]:
-    """A new file, removed at the end."""
+    """Yield the descriptor of a new file, removed at the end."""
     path = directory / SCRATCH
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR)
     try:

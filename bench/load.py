@@ -1,4 +1,4 @@
-"""What a case moves: how many records of what size, and the batches they make."""
+"""Load of a case: number and size of records, and their batches."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ BATCH_HEADER_BYTES = 80
 RECORD_OVERHEAD_BYTES = 4
 MAX_LIST = 10_000
 PAPER_BYTES = 200
-"""Of a message in the paper's experiment."""
+"""Message size in the paper's experiment."""
 MARKS = 20
-"""How often on its way a case notes the time, for the paper's figures."""
+"""Number of times recorded during a case, for the paper's figures."""
 
 
 Transport: TypeAlias = Literal["auto", "native", "grpc"]
-"""How clients call brokers."""
+"""Transport of clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Load:
         return self.records * self.value_bytes
 
     def values(self, count: int | None = None) -> list[bytes]:
-        """Values to be sent over and over, all different; by default as many as a batch holds.
+        """Return distinct values to be sent repeatedly; by default as many as a batch holds.
 
-        Half of what they say is chance, so that a codec halves them.
+        Half of their bytes are random, so that a codec halves them.
         """
         chance = random.Random(self.value_bytes)
         size = self.value_bytes
@@ -48,11 +48,11 @@ class Load:
 
 
 def records_a_batch(value_bytes: int) -> int:
-    """How many records of this size a batch of 1 MiB holds; at most `MAX_LIST`."""
+    """Return the records of this size in a batch of 1 MiB; at most `MAX_LIST`."""
     room = (BATCH_BYTES - BATCH_HEADER_BYTES) // (value_bytes + RECORD_OVERHEAD_BYTES)
     return max(1, min(MAX_LIST, room - 8 if room > 100 else room))
 
 
 def one_batch(load: Load) -> bytes:
-    """The batch that the limit is measured with: the bytes that the SDK sends."""
+    """Return the batch for measurements of the limit: the bytes that the SDK sends."""
     return encode_batch(load.values(), base_timestamp_ms=0)

@@ -1,8 +1,7 @@
-"""`python -m bench.metrics`: what metrics cost a broker.
+"""`python -m bench.metrics`: cost of metrics for a broker.
 
-`scrape`: both pages of a broker with many partitions, by wall and processor time, and what answers to other calls wait
-meanwhile. `cost`: processor time of a produce call with and without counting, of one broker that does both in turn.
-Both print JSON.
+`scrape`: wall and CPU time of both pages of a broker with many partitions, and the delay of other calls meanwhile.
+`cost`: CPU time of a produce call with and without counting, alternately on one broker. Both print JSON.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def scrape(
     partitions: Annotated[int, typer.Option(help="Partitions of one replica.")] = 2_000,
     rounds: Annotated[int, typer.Option(help="Scrapes of each page.")] = 20,
 ) -> None:
-    """Both pages, and what a call waits that is answered meanwhile."""
+    """Measure both pages, and the delay of calls meanwhile."""
     spec = LocalClusterSpec(brokers=1, coordinators=1, broker_settings={"metrics_listen": "127.0.0.1:0"})
     with LocalCluster(spec) as cluster:
         with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
@@ -75,7 +74,7 @@ def scrape(
 
 
 def call_waits(address: str, meanwhile: Any, seconds: float) -> dict[str, float]:
-    """How long the smallest call takes, in ms, while something is done over and over."""
+    """Return the duration of the smallest call in ms while `meanwhile` runs repeatedly."""
     ends = threading.Event()
 
     def work() -> None:
@@ -107,10 +106,10 @@ def cost(
     value_bytes: Annotated[int, typer.Option(help="Bytes of the one record of a call.")] = 200,
     control: Annotated[bool, typer.Option("--control", help="Count always: what the method itself is off.")] = False,
 ) -> None:
-    """Processor time of the smallest produce calls, counted and uncounted by one broker, in blocks of A B B A.
+    """Measure the CPU time of the smallest produce calls, counted and uncounted by one broker, in blocks of A B B A.
 
-    A block's share is what its two counted measurements took more than its two uncounted ones: a machine that becomes
-    slower while it runs, however steadily, is in both sums. The interval is of the median of all blocks, at 95 %.
+    A block's share is the excess of its two counted measurements over its two uncounted ones: a machine that becomes
+    steadily slower affects both sums. The interval is that of the median of all blocks, at 95 %.
     """
     found = [session(calls, blocks, value_bytes, control=control) for _ in range(sessions)]
     shares = sorted(share for session_shares, _ in found for share in session_shares)
@@ -133,7 +132,7 @@ def cost(
 def session(
     calls: int, blocks: int, value_bytes: int, *, control: bool
 ) -> tuple[list[float], list[tuple[float, float]]]:
-    """A fresh broker; the share of each block, and its processor seconds for a call, counted and uncounted."""
+    """Start a new broker; return the share of each block, and its CPU seconds per call, counted and uncounted."""
     with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1)) as cluster:
         broker = cluster.brokers[0]
         broker.spec = replace(broker.spec, module="bench.uncounted")
@@ -167,28 +166,28 @@ def session(
 
 
 def median_interval(ordered: list[float]) -> tuple[float, float]:
-    """Between which of the ordered values the median lies at 95 %, whatever their distribution: by the binomial's."""
+    """Return the 95 % confidence interval of the median of ordered values, by the binomial distribution."""
     reach = 0.98 * math.sqrt(len(ordered))
     middle = len(ordered) / 2
     return ordered[max(0, math.floor(middle - reach))], ordered[min(len(ordered) - 1, math.ceil(middle + reach))]
 
 
 def produce_request(topic_id: bytes, batch: bytes) -> broker_pb2.ProduceRequest:
-    """One batch, acknowledged by the leader."""
+    """Return the request for one batch, acknowledged by the leader."""
     part = broker_pb2.PartitionProduce(partition=0, batches=[batch])
     topic = broker_pb2.TopicProduce(topic=topics_pb2.TopicRef(topic_id=topic_id), partitions=[part])
     return broker_pb2.ProduceRequest(acks=broker_pb2.ACKS_LEADER, timeout_ms=30_000, topics=[topic])
 
 
 def is_taken(broker: Any, request: broker_pb2.ProduceRequest) -> bool:
-    """Whether the broker leads already: a topic is there a little earlier."""
+    """Return whether the broker leads already, which is shortly after the creation of the topic."""
     with grpc.insecure_channel(broker.address, options=CHANNEL) as channel:
         answer = broker_pb2_grpc.BrokerServiceStub(channel).Produce(request, timeout=SECONDS)
     return not answer.topics[0].partitions[0].HasField("error")
 
 
 def send(broker: Any, request: broker_pb2.ProduceRequest, calls: int) -> float:
-    """Processor seconds of the broker for one call, of `calls` with `WINDOW` at once, on a connection of its own."""
+    """Return the broker's CPU seconds per call, for `calls` with `WINDOW` in flight on a new connection."""
     room, failed = threading.Semaphore(WINDOW), []
     with grpc.insecure_channel(broker.address, options=CHANNEL) as channel:
         stub = broker_pb2_grpc.BrokerServiceStub(channel)
@@ -200,7 +199,7 @@ def send(broker: Any, request: broker_pb2.ProduceRequest, calls: int) -> float:
 
         before = processor_seconds(broker.pid)
         for _ in range(calls):
-            room.acquire()  # one each, given back when its call has landed
+            room.acquire()  # one per call, released at its completion
             stub.Produce.future(request, timeout=SECONDS).add_done_callback(landed)
         for _ in range(WINDOW):
             room.acquire()
@@ -210,5 +209,5 @@ def send(broker: Any, request: broker_pb2.ProduceRequest, calls: int) -> float:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: the cluster is ended, its directory removed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: stops the cluster and removes its directory.
     app()

@@ -1,7 +1,7 @@
-"""The limit of the native protocol: its frames on a socket with the work that every server of a log has, and no more.
+"""Limit of the native protocol: its frames on a socket with the minimum work of any log server.
 
 `python -m bench.native_limit DIRECTORY` receives Produce requests, checks the CRC of their batches, writes these behind
-one another into a file of fresh pages, and answers. What headrace reaches is quoted as a share of that, in one run.
+one another into a file of new pages, and responds. Results of headrace are reported as a share of this limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCRATCH = "native-scratch"
 
 
 class BareConnection(asyncio.BufferedProtocol):
-    """One connection: no Hello, no limits."""
+    """Connection without Hello and limits."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

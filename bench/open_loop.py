@@ -1,8 +1,8 @@
-"""The load at a fixed rate of every measurement that has one, and the latencies of its records.
+"""Load at a fixed rate, common to all measurements that have one, and the latencies of its records.
 
-The loop is open: a record is sent when it is due, whatever happened to those before it. Its latency counts from when it
-was due, so that a stall of sender, broker or reader counts for every record that it delayed. All processes of a machine
-have the same monotonic clock. Only the standard library: the peers' clients use this in an environment of their own.
+The loop is open: a record is sent when it is due, whatever happened to those before it. Its latency counts from its due
+time, so that a stall of sender, broker or reader counts for every delayed record. All processes of a machine have the
+same monotonic clock. Only the standard library: the peers' clients use this in an environment of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 WARM_SECONDS = 1.0
-"""From the beginning, not counted."""
+"""Warm-up at the start, not counted."""
 SECONDS = 5.0
 STAMP_BYTES = 8
 VALUE_BYTES = 200
@@ -20,12 +20,12 @@ TICK_SECONDS = 0.0005
 
 
 def record_count(rate: int) -> int:
-    """Return the records of one measurement."""
+    """Return the number of records of one measurement."""
     return round(rate * (WARM_SECONDS + SECONDS))
 
 
 def due_times_ns(rate: int, is_over: Callable[[int], bool]) -> Iterator[int]:
-    """Yield when each record was due, as soon as it is, until `is_over(records so far)`, evaluated between ticks."""
+    """Yield each due time at that time, until `is_over(records so far)`, evaluated between ticks."""
     gap_ns, started, count = 1_000_000_000 // rate, time.monotonic_ns(), 0
     while not is_over(count):
         due = (time.monotonic_ns() - started) // gap_ns + 1
@@ -42,7 +42,7 @@ def send_open_loop(send: Callable[[bytes], object], rate: int) -> None:
 
 
 def pauses_ms(rate: int) -> list[float]:
-    """Return the machine's own pauses: how late a program that only reads the clock would send each record."""
+    """Return the machine's own pauses: the delays of a program that only reads the clock."""
     waits: list[float] = []
     gap_ns, started = 1_000_000_000 // rate, time.monotonic_ns()
     while len(waits) < record_count(rate):
@@ -53,7 +53,7 @@ def pauses_ms(rate: int) -> list[float]:
 
 
 def waited_ms(value: bytes) -> float:
-    """Return how long ago a value was due."""
+    """Return the time since a value was due, in ms."""
     return (time.monotonic_ns() - int.from_bytes(value[:STAMP_BYTES], "little")) / 1e6
 
 

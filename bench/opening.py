@@ -1,7 +1,7 @@
-"""`python -m bench.opening`: how long a log takes to open after a clean stop and after a crash, and what it reads.
+"""`python -m bench.opening`: time to open a log after a clean stop and after a crash, and the bytes it reads.
 
-Writes a real log of the size asked for into a temporary directory, closes it, asks the kernel to forget the files, and
-opens it. Then it continues to write in a child process that is killed without notice, and opens it again.
+Writes a real log of the given size to a temporary directory, closes it, drops it from the page cache, and opens it.
+Then it continues to write in a child process that is killed without notice, and opens it again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.load import Load, one_batch
 
 TOPIC_ID = bytes(16)
 CHECKPOINT_BYTES = 256 << 20
-"""How much is written between two recovery points: about a second's worth of a fast producer."""
+"""Bytes between two recovery points: about one second of a fast producer."""
 
 
 def main(
@@ -40,7 +40,7 @@ def main(
 
 
 def measure(path: str, log_bytes: int) -> dict[str, Any]:
-    """Write a log of the size, open it after a clean stop and after a crash, and say what that took."""
+    """Write a log of the size, open it after a clean stop and after a crash, and return the costs."""
     with_log(path, lambda log: write(log, log_bytes))
     result: dict[str, Any] = {"log_bytes": size_of(path), "after_clean_stop": opened(path)}
     child = multiprocessing.get_context("spawn").Process(target=write_and_die, args=(path,))
@@ -63,7 +63,7 @@ def with_log(path: str, use: Any) -> None:
 
 
 def write(log: PartitionLog, size_bytes: int, *, checkpoints: bool = True) -> None:
-    """Append batches of 1 MiB; flush and move the recovery point now and then, as a broker does."""
+    """Append batches of 1 MiB; flush and advance the recovery point periodically, as a broker does."""
     batch = one_batch(Load(0, 200))
     header = read_header(batch)
     since = 0
@@ -77,14 +77,14 @@ def write(log: PartitionLog, size_bytes: int, *, checkpoints: bool = True) -> No
 
 
 def write_and_die(path: str) -> None:
-    """Append 100 MB past the recovery point and end without a word, as kill -9 does."""
+    """Append 100 MB past the recovery point and exit without clean-up, as on kill -9."""
     log = open_directory(path).open_log(TOPIC_ID, 0, LogSettings())
     write(log, 100_000_000, checkpoints=False)
     os._exit(9)
 
 
 def opened(path: str) -> dict[str, Any]:
-    """Open the log with cold files and say what it took; leave it as it was."""
+    """Open the log with cold files and return the cost; leave it unchanged."""
     forget(path)
     started = time.perf_counter()
     data = open_directory(path)
@@ -106,7 +106,7 @@ def forget(path: str) -> None:
 
 
 def size_of(path: str) -> int:
-    """Bytes of all segments."""
+    """Return the bytes of all segments."""
     return sum(file.stat().st_size for file in Path(path).rglob("*.log"))
 
 

@@ -1,8 +1,8 @@
-"""`python -m bench.pipeline`: how long a record takes from its producer into a table (the paper, section 4: 10 s).
+"""`python -m bench.pipeline`: latency of a record from its producer into a table (the paper, section 4: 10 s).
 
-A producer sends at a fixed rate, and `python -m spark_jobs.load` runs again and again, each run behind the one before,
-as from a timer that does not wait. A record is in the table when the run that committed it has ended. Broker, producer
-and Spark share the machine.
+A producer sends at a fixed rate, and `python -m spark_jobs.load` runs repeatedly, each run after the previous one, as
+from a timer without delay. A record is in the table when the run that committed it has ended. Broker, producer and
+Spark share the machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench.stage import Stage, Target
 
 
 class Sender:
-    """Sends at a fixed rate until `stop`, and records when each offset of the only partition was due."""
+    """Sender at a fixed rate until `stop`, with the due time of each offset of the only partition."""
 
     def __init__(self, target: Target, rate: int) -> None:
         self.sent_at: list[float] = []
@@ -48,20 +48,20 @@ class Sender:
         self.stop()
 
     def stop(self) -> None:
-        """Send what is on its way, and no more. Again: nothing."""
+        """Flush and stop sending. Idempotent."""
         self._over.set()
         self._thread.join()
 
 
 class Loaded(NamedTuple):
-    """What one run of the job did."""
+    """Result of one run of the job."""
 
     end: int
-    """The table has every offset below it."""
+    """End offset: the table has every offset below it."""
     at: float
-    """When that was so, by the monotonic clock."""
+    """Time of the end of the run, on the monotonic clock."""
     seconds: float
-    """What the job took once Spark was there."""
+    """Duration of the job after the start of Spark."""
 
 
 def load(target: Target, table: str) -> Loaded:
@@ -76,7 +76,7 @@ def main(
     rate: Annotated[int, typer.Option(help="Records a second.", min=1)] = 1_000,
     seconds: Annotated[float, typer.Option(help="For how long records are sent.", min=1)] = 90.0,
 ) -> None:
-    """Print how long records took, and how long a run took."""
+    """Print the latency of records and the duration of runs."""
     busy = os.getloadavg()[0]
     waits: list[float] = []
     runs: list[float] = []

@@ -1,4 +1,4 @@
-"""Producing: `send`, `send_many`, Arrow, in batches, sizes and with promises of all kinds."""
+"""Cases of producing: `send`, `send_many` and Arrow, by batch size, message size, acks and durability."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FLUSH_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Produce:
-    """One way of producing; called, it measures it once."""
+    """One way of producing; a call measures it once."""
 
     way: str = "send_many"
     """`send`, `send_many` or `arrow`."""
     value_bytes: int = 200
     batch_records: int | None = None
-    """How many records a batch has, and how many a call of `send_many` gives; None: a batch of 1 MiB."""
+    """Records per batch and per call of `send_many`; `None` means batches of 1 MiB."""
     acks: Literal["all", 0, 1] = 1
     return_futures: bool = True
     replication: int = 1
@@ -33,10 +33,10 @@ class Produce:
     codec: Literal["none", "gzip", "lz4", "zstd"] = "none"
     partitions: int = 1
     share: float = 1.0
-    """Of the usual load: less where it would take long."""
+    """Share of the usual load; less for slow cases."""
 
     def __call__(self, stage: Stage) -> Sample:
-        """Send the load to a new topic until all is acknowledged."""
+        """Send the load to a new topic until all records are acknowledged."""
         load = stage.load(self.value_bytes, self.share)
         with stage.topic(
             brokers=self.replication,
@@ -66,7 +66,7 @@ class Produce:
         return Sample(figures, marks if load.value_bytes == PAPER_BYTES else ())
 
     def producer(self, target: Target) -> headrace.Producer:
-        """A producer with these settings; others are as they come."""
+        """Return a producer with these settings and otherwise defaults."""
         batch: dict[str, Any] = {} if self.batch_records is None else {"batch_records": self.batch_records}
         if self.batch_records == 1:
             batch["linger_ms"] = 0
@@ -79,7 +79,7 @@ class Produce:
         )
 
     def send_all(self, sender: headrace.Producer, topic: str, values: Any, load: Load) -> Iterator[int]:
-        """Send the load, `values` over and over; give how many were sent so far, `MARKS` times on the way."""
+        """Send the load, `values` repeatedly; yield the number of sent records `MARKS` times."""
         step, following, sent = load.records / MARKS, 0.0, 0
         turn = 0
         while sent < load.records:
@@ -100,7 +100,7 @@ class Produce:
                 yield sent
 
     def values(self, load: Load) -> Any:
-        """What one call gives, or one turn of the loop."""
+        """Return the values of one call, or of one iteration of the loop."""
         if self.way == "send":
             return load.values(min(load.records, records_a_batch(self.value_bytes)))
         values = load.values(min(load.records, self.batch_records or records_a_batch(self.value_bytes)))
@@ -112,7 +112,7 @@ class Produce:
 
 
 def disk_overhead(target: Target, load: Load, warm: int) -> float:
-    """Bytes of log beyond the values, a record; the leader's."""
+    """Return the bytes per record of the leader's log beyond the values."""
     with headrace.Admin(bootstrap_servers=target.bootstrap_servers) as admin:
         logs = [log for log in admin.describe_logs(target.topic) if log.is_leader]
     stored = sum(log.size_bytes for log in logs)

@@ -1,8 +1,8 @@
-"""`python -m bench.publish RESULTS...`: puts the tables and figures of runs into docs/performance.md.
+"""`python -m bench.publish RESULTS...`: write the tables and figures of runs to docs/performance.md.
 
-Runs of `python -m bench` go between the page's marks for `headrace`, those of `python -m bench.peers` between those
-for `peers`, in the order given; what is asked, whichever run has measured it first, goes between those for `asked`. The
-figures of the first run of each kind go to docs/figures/. Nothing is typed by hand, so the page says what was measured.
+Runs of `python -m bench` go between the page's markers for `headrace`, those of `python -m bench.peers` between those
+for `peers`, in the given order; targets, each with the first run that measured it, go between those for `asked`. The
+figures of the first run of each kind go to docs/figures/. No number on the page is typed by hand.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PLAIN = {**RATES, **CPU, "broker_peak_mb": ("broker MB", "{:,.0f}")}
 def main(
     runs: Annotated[list[Path], typer.Argument(help="Directories that runs wrote: bench/results/...")],
 ) -> None:
-    """Write the page's tables anew."""
+    """Rewrite the tables of the page."""
     documents = [json.loads((run / "report.json").read_text()) for run in runs]
     page = replaced(PAGE.read_text(), "asked", asked_table(documents))
     for name in dict.fromkeys(map(section_of, documents)):
@@ -46,15 +46,15 @@ def main(
 
 
 def section_of(document: dict[str, Any]) -> str:
-    """`peers` where a peer was measured, else `headrace`."""
+    """Return `peers` if a peer was measured, otherwise `headrace`."""
     return "peers" if any(case.startswith(("in/", "out/")) for case in document["cases"]) else "headrace"
 
 
 def replaced(page: str, name: str, text: str) -> str:
-    """The page with other text between the marks of a section.
+    """Return the page with new text between the markers of a section.
 
     Raises:
-        ValueError: it has no such marks.
+        ValueError: If the page has no such markers.
     """
     begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
     if begin not in page or end not in page:
@@ -63,7 +63,7 @@ def replaced(page: str, name: str, text: str) -> str:
 
 
 def tables(document: dict[str, Any]) -> str:
-    """What a run found, as Markdown."""
+    """Return the results of a run as Markdown."""
     machine, settings = document["machine"], document["settings"]
     intro = (
         f"Measured {document['when'][:10]} on {machine['cores']} cores and {machine['memory_bytes'] / 2**30:.0f} GiB, "
@@ -76,7 +76,7 @@ def tables(document: dict[str, Any]) -> str:
 
 
 def not_measured(document: dict[str, Any]) -> list[str]:
-    """What was skipped and why; of what failed only that it did: what it said names the machine's paths."""
+    """Return skipped cases with reasons; failed ones without their error, which contains paths of the machine."""
     return [
         f"Not measured: {case}: {'it failed' if reason.startswith('failed:') else reason}\n"
         for case, reason in document["skipped"].items()
@@ -84,7 +84,7 @@ def not_measured(document: dict[str, Any]) -> list[str]:
 
 
 def asked_table(documents: list[dict[str, Any]]) -> str:
-    """What is asked and what was measured, by the first run that has measured it."""
+    """Return the targets with the results of the first run that measured them."""
     found: dict[str, dict[str, Any]] = {}
     for target in (target for document in documents for target in document["targets"]):
         if found.setdefault(target["text"], target)["measured"] is None:
@@ -121,13 +121,13 @@ def _others(cases: dict[str, Any]) -> str:
 
 
 def median_of(case: dict[str, Any], figure: str, form: str) -> str:
-    """Over the rounds that have the figure; empty where none has."""
+    """Return the median over the rounds that have the figure; empty if none has."""
     values = [repetition[figure] for repetition in case["repetitions"] if figure in repetition]
     return form.format(statistics.median(values)) if values else ""
 
 
 def table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """A table, its first column to the left; empty where there is no row."""
+    """Return a table with a left-aligned first column; empty without rows."""
     if not rows:
         return ""
     rule = ["---", *["---:"] * (len(headings) - 1)]

@@ -1,7 +1,7 @@
-"""`python -m bench.publish_spark [RUN]`: puts what `python -m bench.spark` found into docs/guides/spark.md.
+"""`python -m bench.publish_spark [RUN]`: write the results of `python -m bench.spark` to docs/guides/spark.md.
 
-Between the page's marks for `spark` go what is asked and what is met, and the rates with what a row takes of a
-processor. Nothing is typed by hand, so the page says what was measured.
+Targets with results, and rates with the CPU time per row, go between the page's markers for `spark`. No number on the
+page is typed by hand.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ PARTS = {"java_ns_per_row": "Java, ns", "python_ns_per_row": "Python, ns", "brok
 
 
 def main(run: Annotated[Path, typer.Argument(help="What python -m bench.spark wrote.")] = RUN) -> None:
-    """Write the guide's tables anew."""
+    """Rewrite the tables of the guide."""
     page = replaced(PAGE.read_text(), "spark", section(json.loads(run.read_text())))
     PAGE.write_text(page)
 
 
 def section(document: dict[str, Any]) -> str:
-    """What a run found, as Markdown."""
+    """Return the results of a run as Markdown."""
     machine, settings = document["machine"], document["settings"]
     intro = (
         f"Measured {document['when'][:10]} on {machine['cores']} cores and {machine['memory_bytes'] / 2**30:.0f} GiB "
@@ -40,7 +40,7 @@ def section(document: dict[str, Any]) -> str:
 
 
 def rates_table(cases: dict[str, Any]) -> str:
-    """Rows a second of each case, and what a row takes of a processor."""
+    """Return the table of rows per second and CPU time per row of each case."""
     rows = []
     for name, case in cases.items():
         rates = [repetition[RATE] for repetition in case["repetitions"]]

@@ -1,7 +1,7 @@
-"""`python -m bench.record_cost`: what one record costs the thread that sends or reads it, without any server.
+"""`python -m bench.record_cost`: cost of one record in the thread that sends or reads it, without a server.
 
-Each step is repeated and its least time is taken, so that a busy machine shows little. A batch of a producer without a
-server is thrown away where it would be encoded; encoding, and what comes before and behind it, is measured by itself.
+Each step is repeated and its minimum time counts, so that other load matters little. A batch of a producer without a
+server is discarded instead of encoded; encoding and the steps around it are measured separately.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NO_LIMIT = 2**31 - 1
 
 
 class Unsent(headrace.Producer):
-    """A producer whose sealed batches go nowhere."""
+    """Producer whose sealed batches are discarded."""
 
     def __init__(self, *, return_futures: bool) -> None:
         super().__init__(bootstrap_servers="127.0.0.1:1", return_futures=return_futures, linger_ms=10_000)
@@ -59,16 +59,16 @@ class Unsent(headrace.Producer):
 
 
 class Named:
-    """A method with the parameters of `send`, and nothing in it."""
+    """Object with an empty method with the parameters of `send`."""
 
     def send(
         self, topic: str, value: Any, key: Any = None, *, headers: Any = None, partition: Any = None, at: Any = None
     ) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def least_ns(work: Callable[[], Any], records: int, repeat: int) -> float:
-    """The least time of `work` a record, in ns."""
+    """Return the minimum time of `work` per record, in ns."""
     times = []
     for _ in range(repeat):
         started = time.perf_counter_ns()
@@ -78,7 +78,7 @@ def least_ns(work: Callable[[], Any], records: int, repeat: int) -> float:
 
 
 def sending(send: Callable[[str, bytes], Any], values: Sequence[bytes]) -> Callable[[], None]:
-    """A `send` loop."""
+    """Return a function with a `send` loop."""
 
     def loop() -> None:
         for value in values:
@@ -88,7 +88,7 @@ def sending(send: Callable[[str, bytes], Any], values: Sequence[bytes]) -> Calla
 
 
 def measure(value_bytes: int, repeat: int) -> dict[str, float]:
-    """Every step by name, in ns a record."""
+    """Return the ns per record of every step by name."""
     records = records_a_batch(value_bytes)
     values = Load(records=records, value_bytes=value_bytes).values()
     stamp: dict[str, Any] = {"base_timestamp_ms": 1, "producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
@@ -126,7 +126,7 @@ def main(
     repeat: Annotated[int, typer.Option(help="How often each step is measured.", min=1)] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print what a record costs, step by step."""
+    """Print the cost of a record, step by step."""
     found = measure(value_bytes, repeat)
     if as_json:
         print(json.dumps(found, indent=1))

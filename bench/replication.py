@@ -1,8 +1,8 @@
-"""`python -m bench.replication CASE`: what replication costs and how fast it heals, on three brokers.
+"""`python -m bench.replication CASE`: cost of replication and speed of recovery, on three brokers.
 
 
 Cases: `catch-up` (a follower copies what it missed, and a plain fetch of the same bytes), `idle` (processor time of the
-brokers while nothing happens), `failover` (a broker with a third of the leaderships is killed), `outage` (how long one
+idle brokers), `failover` (a broker with a third of the leaderships is killed), `outage` (how long one
 partition takes no writes after kill -9 of its leader, and during a controlled stop). Prints JSON.
 """
 
@@ -41,7 +41,7 @@ def show(result: dict[str, Any]) -> None:
 
 @contextmanager
 def cluster(**broker_settings: object) -> Iterator[LocalCluster]:
-    """Three brokers, two coordinators, one etcd."""
+    """Run three brokers, two coordinators and one etcd."""
     with LocalCluster(LocalClusterSpec(brokers=3, broker_settings=broker_settings)) as running:
         yield running
 
@@ -54,7 +54,7 @@ def create_topic(running: LocalCluster, partitions: int, **config: str) -> None:
 
 
 def metadata(running: LocalCluster) -> list[cluster_pb2.PartitionMetadata]:
-    """The topic's partitions as the first coordinator sees them that answers."""
+    """Return the topic's partitions from the first coordinator that responds."""
     request = cluster_pb2.GetMetadataRequest(topics=[topics_pb2.TopicRef(name=TOPIC)])
     failures = []
     for coordinator in running.coordinators:
@@ -73,7 +73,7 @@ def in_sync(running: LocalCluster, replicas: int) -> bool:
 
 
 def wait_until_in_sync(running: LocalCluster) -> float:
-    """Return when every partition has three replicas in sync; the seconds that took."""
+    """Wait until every partition has three in-sync replicas; return the seconds."""
     return wait_until(lambda: in_sync(running, 3), "all replicas in sync")
 
 
@@ -82,7 +82,7 @@ def idle(
     partitions: Annotated[int, typer.Option(help="Partitions of three replicas.")] = 1_000,
     seconds: Annotated[float, typer.Option(help="How long to watch.")] = 20.0,
 ) -> None:
-    """Processor time a broker spends on partitions without writes."""
+    """Measure the CPU time of a broker with partitions without writes."""
     with cluster() as running:
         create_topic(running, partitions)
         settled = wait_until_in_sync(running)
@@ -96,7 +96,7 @@ def idle(
 
 @app.command("failover")
 def failover(partitions: Annotated[int, typer.Option(help="Partitions of three replicas.")] = 1_000) -> None:
-    """Kill a broker; how long until others lead and serve all that it led, from its detection on."""
+    """Kill a broker; measure the time from its detection until others lead and serve all its partitions."""
     with cluster(lease_ttl_ms=3_000) as running:
         create_topic(running, partitions)
         wait_until_in_sync(running)
@@ -125,7 +125,7 @@ def failover(partitions: Annotated[int, typer.Option(help="Partitions of three r
 
 
 def serves_all(running: LocalCluster) -> bool:
-    """Whether the leader of every partition answers for it."""
+    """Return whether the leader of every partition serves it."""
     by_leader: dict[int, list[int]] = {}
     for part in metadata(running):
         by_leader.setdefault(part.leader_id, []).append(part.partition)
@@ -146,7 +146,7 @@ def catch_up(
     gigabytes: Annotated[float, typer.Option(help="What the follower has missed.")] = 2.0,
     rounds: Annotated[int, typer.Option(help="How many pairs of a plain fetch and a copy.")] = 5,
 ) -> None:
-    """A follower that lost its disk copies everything; right before it a plain fetch of the same bytes, each round."""
+    """Measure in each round a plain fetch, and then the copy of the same bytes to a follower that lost its disk."""
     with cluster(lease_ttl_ms=2_000) as running:
         create_topic(running, 1, durability="async")
         wait_until_in_sync(running)
@@ -182,7 +182,7 @@ def catch_up(
 
 
 def copy_rate(leader: LocalService, follower: LocalService, end_offset: int) -> tuple[float, list[float]]:
-    """Bytes a second at which a follower copies, from its first bytes on; how much of a core either broker used."""
+    """Return the follower's copy rate in bytes per second from its first bytes, and both brokers' CPU use in cores."""
     pids = [part.pid for part in (leader, follower) if part.pid is not None]
     started, copied_from, before = 0.0, 0, [0.0, 0.0]
     with log_of(follower.address) as read_log:
@@ -197,10 +197,10 @@ def copy_rate(leader: LocalService, follower: LocalService, end_offset: int) -> 
 
 
 def touch_memory(size_bytes: int) -> float:
-    """Write a file of that size and remove it, twice; the rate of the second time in bytes a second.
+    """Write and remove a file of that size twice; return the rate of the second write in bytes per second.
 
-    On a virtual machine the page cache is several times slower where it takes memory that was never used before: that
-    would be measured in place of the follower.
+    On a virtual machine the page cache is several times slower with memory that was never used before, which would be
+    measured instead of the follower.
     """
     rate = 0.0
     for _ in range(2):
@@ -214,7 +214,7 @@ def touch_memory(size_bytes: int) -> float:
 
 @contextmanager
 def log_of(address: str) -> Iterator[Callable[[], broker_pb2.LogDescription]]:
-    """What a broker says of the topic's first replica, asked again by each call."""
+    """Yield a function that describes the broker's replica of the topic's first partition by a new request."""
     with grpc.insecure_channel(address) as channel:
         stub = broker_pb2_grpc.BrokerServiceStub(channel)
 
@@ -226,7 +226,7 @@ def log_of(address: str) -> Iterator[Callable[[], broker_pb2.LogDescription]]:
 
 
 def plain_fetch(address: str, end_offset: int) -> float:
-    """Fetch everything by one unary call after the other; seconds."""
+    """Fetch everything by consecutive unary calls; return the seconds."""
     with grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", 32 << 20)]) as channel:
         fetch = channel.unary_unary(
             "/headrace.v1.BrokerService/Fetch",
@@ -245,7 +245,7 @@ def plain_fetch(address: str, end_offset: int) -> float:
 
 
 def last_offset(data: Any) -> int:
-    """The offset after the last of some batches, by their headers."""
+    """Return the offset after the last batch, by its header."""
     from headrace.wire.batch import iter_batches
 
     end_offset = 0
@@ -259,7 +259,7 @@ def outage(
     rounds: Annotated[int, typer.Option(help="How many times each.")] = 3,
     lease_ttl_ms: Annotated[int, typer.Option(help="The brokers' lease.")] = 10_000,
 ) -> None:
-    """The longest wait for an acknowledgement (acks=all, fsync) around a kill -9 of the leader, and around its stop."""
+    """Measure the longest wait for an acknowledgement (acks=all, fsync) around a kill -9 and a stop of the leader."""
     with cluster(lease_ttl_ms=lease_ttl_ms) as running:
         create_topic(running, 1)
         wait_until_in_sync(running)
@@ -272,7 +272,7 @@ def outage(
 
 
 def longest_wait(running: LocalCluster, way: str, seconds: float) -> float:
-    """Send one record after the other, take the leader away, bring it back; the longest wait for one."""
+    """Send records one by one while the leader goes down and returns; return the longest wait for a record."""
     leader = metadata(running)[0].leader_id
     waits: list[float] = []
     end = threading.Event()

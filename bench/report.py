@@ -1,7 +1,7 @@
-"""The results of a run: as tables, as JSON, with the targets, and with a run that was kept as a baseline.
+"""Results of a run: tables, JSON, targets, and the comparison with a baseline run.
 
-Two runs are compared by what their cases reached of the limit of their own run, never by records a second: these are
-the machine's of that minute.
+Two runs are compared by the share of their own run's limit that their cases reach, never by records per second, which
+depend on the machine's load at the time.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ SHOWN = {
     "broker_peak_mb": ("broker MB", "{:,.0f}"),
 }
 WORSE = 0.8
-"""A share of the baseline below which a case is called slower."""
+"""Share of the baseline below which a case is reported as slower."""
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return a description of the machine."""
     return {
         "cores": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
@@ -58,48 +58,48 @@ VERDICTS = {True: "yes", False: "NO", None: ""}
 
 
 def asked(bound: float | None, *, at_most: bool) -> str:
-    """What is asked, in words."""
+    """Return the bound of a target as text."""
     return "stated" if bound is None else f"at {'most' if at_most else 'least'} {bound:,.6g}"
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One run."""
+    """Report of one run."""
 
     catalogue: Catalogue
     results: Results
     settings: Mapping[str, Any]
-    """What the run was told."""
+    """Settings of the run."""
     skipped: Mapping[str, str] = field(default_factory=dict)
-    """Why cases were not measured, by name."""
+    """Reasons for cases that were not measured, by name."""
     machine: Mapping[str, Any] = field(default_factory=machine)
-    """Where, and how busy it was before."""
+    """Machine, and its load before the run."""
 
     def measured(self) -> list[Case]:
-        """The cases that have repetitions, in the catalogue's order."""
+        """Return the cases that have repetitions, in the catalogue's order."""
         return [case for case in self.catalogue.cases if case.name in self.results]
 
     def median(self, case: str, figure: str) -> float | None:
-        """Of one figure over the rounds; None where a case has no such figure."""
+        """Return the median of a figure over the rounds; `None` if the case has no such figure."""
         values = [sample.figures[figure] for sample in self.results[case] if figure in sample.figures]
         return statistics.median(values) if values else None
 
     def of_limit(self, case: Case) -> float | None:
-        """The median share of the limit of the same round."""
+        """Return the median share of the limit of the same round."""
         if not case.limit or case.limit not in self.results:
             return None
         pairs = zip(self.results[case.name], self.results[case.limit], strict=False)
         return statistics.median(mine.figures[MB] / most.figures[MB] for mine, most in pairs)
 
     def missing(self, target: Target) -> str:
-        """Why a figure that is asked for was not measured; empty: it was."""
+        """Return why a target's figure was not measured; an empty string if it was."""
         if target.measured(self.results) is not None:
             return ""
         reasons = [f"{case}: {self.skipped[case]}" for case in target.cases() if case in self.skipped]
         return "; ".join(reasons) or "not run"
 
     def document(self) -> dict[str, Any]:
-        """Everything, as JSON: machine, versions, settings and every repetition."""
+        """Return machine, versions, settings and every repetition as JSON."""
         return {
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": self.machine,
@@ -185,7 +185,7 @@ class Report:
         return table
 
     def compare(self, path: Path, console: Console) -> list[str]:
-        """Print what this run's cases reached of their limits, with a baseline's; return those that are slower."""
+        """Print the shares of the limits of this run and of a baseline; return the cases that are slower."""
         kept = json.loads(path.read_text())
         table = Table(title=f"of the limit, with the baseline of {kept['when']}")
         table.add_column("case")
@@ -204,7 +204,7 @@ class Report:
         return slower
 
     def baseline(self) -> dict[str, Any]:
-        """What is kept of a run to compare later ones with."""
+        """Return the values by which later runs are compared with this one."""
         shares = {case.name: self.of_limit(case) for case in self.measured()}
         return {
             "when": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,10 +1,10 @@
-"""`python -m bench.rolling CASE`: what clients notice while brokers are restarted. Prints JSON.
+"""`python -m bench.rolling CASE`: effects of broker restarts on clients, as JSON.
 
 Cases: `restart` (each of three brokers is drained, stopped and started again, one after the other, under a load that
-does not wait for answers) and `ready` (how long a broker takes from nothing to serving on an empty disk).
+does not wait for responses) and `ready` (time from the start of a broker on an empty disk until it serves).
 
-The load is a process of its own (`send`), so that it does not share an interpreter with what looks on. Every value has
-a number, so that each record that was acknowledged is looked for at the end, and none may be there twice.
+The load is a separate process (`send`), so that it does not share an interpreter with the observer. Every value has a
+number, so that lost and duplicated records are found at the end.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def restart(
         ),
     ] = False,
 ) -> None:
-    """Restart every broker under load; failed, lost and doubled records, and what sends waited, from when due."""
+    """Restart every broker under load; print failed, lost and duplicated records, and latencies since each due time."""
     spec = LocalClusterSpec(etcd_members=3 if machines else 1)
     with LocalCluster(spec) as running, tempfile.TemporaryDirectory() as directory:
         create_topic(running, partitions, durability=durability)
@@ -101,7 +101,7 @@ def restart(
 
 
 def restart_one(running: LocalCluster, broker: LocalService, *, machine: bool) -> dict[str, float]:
-    """As an upgrade does it: drained, stopped, started, and every replica in sync again. When it began, and seconds.
+    """Drain, stop and start a broker as an upgrade does, and wait until all are in sync; return start and seconds.
 
     `machine`: see `restart`.
     """
@@ -134,7 +134,7 @@ def restart_one(running: LocalCluster, broker: LocalService, *, machine: bool) -
 
 
 class Neighbours:
-    """The member of etcd that leads, and the controller."""
+    """The leader of etcd, and the controller."""
 
     def __init__(self, running: LocalCluster) -> None:
         self._running = running
@@ -142,12 +142,12 @@ class Neighbours:
         self._controller = running.coordinator(describe_cluster(running.coordinators[0].address).controller_id)
 
     def go(self) -> None:
-        """Kill the member, and ask the controller to stop."""
+        """Kill the etcd member, and send the controller SIGTERM."""
         self._controller.terminate()
         self._member.kill()
 
     def come_back(self) -> None:
-        """Both again."""
+        """Start both again."""
         code = self._controller.stop()
         assert code == 0, f"{self._controller.name} ended with {code}: {self._controller.log_tail()}"
         self._running.restart_etcd(self._member)
@@ -156,7 +156,7 @@ class Neighbours:
 
 @contextmanager
 def looking(running: LocalCluster) -> Iterator[list[float]]:
-    """Looks at the metadata all the time; gives the seconds of each spell with a replica that was not in sync."""
+    """Poll the metadata; yield the durations in seconds of periods with a replica out of sync."""
     spells: list[float] = []
     end = threading.Event()
 
@@ -184,7 +184,7 @@ def looking(running: LocalCluster) -> Iterator[list[float]]:
 
 
 class Sent:
-    """What the sender says at its end."""
+    """Results of the sender."""
 
     def __init__(self, path: Path) -> None:
         facts = json.loads((path / "facts.json").read_text())
@@ -192,12 +192,12 @@ class Sent:
         self.count: int = facts["count"]
         self.failures: list[str] = facts["failures"]
         self.waits = list(zip(read_array(path / "due", "d"), read_array(path / "wait", "d"), strict=True))
-        """(when it was due, on the monotonic clock; milliseconds from then to the acknowledgement)."""
+        """(due time on the monotonic clock, milliseconds from then to the acknowledgement)."""
         self.acknowledged = read_array(path / "numbers", "q")
 
 
 def read_array(path: Path, kind: str) -> array[Any]:
-    """What `array.tofile` wrote."""
+    """Return an array written by `array.tofile`."""
     found: array[Any] = array(kind)
     found.frombytes(path.read_bytes())
     return found
@@ -205,7 +205,7 @@ def read_array(path: Path, kind: str) -> array[Any]:
 
 @contextmanager
 def sending(running: LocalCluster, rate: int, value_bytes: int, directory: Path) -> Iterator[Any]:
-    """Runs the sender; gives what ends it and reads its account."""
+    """Run the sender; yield a function that stops it and returns its results."""
     arguments = [running.bootstrap_servers, str(rate), str(value_bytes), str(directory)]
     command = [sys.executable, "-m", "bench.rolling", "send", *arguments]
     process = subprocess.Popen(guarded(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -218,7 +218,7 @@ def sending(running: LocalCluster, rate: int, value_bytes: int, directory: Path)
 
     try:
         assert process.stdout is not None
-        process.stdout.readline()  # It has sent its first record.
+        process.stdout.readline()  # The sender has sent its first record.
         yield finish
     finally:
         process.kill()
@@ -227,7 +227,7 @@ def sending(running: LocalCluster, rate: int, value_bytes: int, directory: Path)
 
 @app.command("send", hidden=True)
 def send(bootstrap_servers: str, rate: int, value_bytes: int, directory: Path) -> None:
-    """Send numbers at a fixed rate, whatever becomes of them, until stdin ends; then tell what became of them."""
+    """Send numbers at a fixed rate regardless of the outcome until stdin ends; then write their outcomes."""
     ends = threading.Event()
 
     def wait_for_end() -> None:
@@ -246,7 +246,7 @@ def send(bootstrap_servers: str, rate: int, value_bytes: int, directory: Path) -
                 if error is not None:
                     failures.append(f"{number}: {error}")
                     return
-                # All on gRPC's one thread, so the three stay in step.
+                # All callbacks run on gRPC's one thread, so the three arrays stay consistent.
                 due_at.append(due)
                 waits.append((time.monotonic() - due) * 1e3)
                 numbers.append(number)
@@ -267,7 +267,7 @@ def send(bootstrap_servers: str, rate: int, value_bytes: int, directory: Path) -
 
 
 def read_numbers(running: LocalCluster) -> Counter[int]:
-    """Return how often each number is in the topic."""
+    """Return the number of occurrences of each number in the topic."""
     found: Counter[int] = Counter()
     with headrace.Reader(TOPIC, bootstrap_servers=running.bootstrap_servers) as reader:
         for record in reader:
@@ -275,12 +275,12 @@ def read_numbers(running: LocalCluster) -> Counter[int]:
     return found
 
 
-# --- from nothing to serving ---
+# --- start on an empty disk ---
 
 
 @app.command("ready")
 def ready(rounds: Annotated[int, typer.Option(help="Brokers, one after the other.")] = 10) -> None:
-    """Seconds from the start of a broker's process, on an empty disk, until it is registered and serves."""
+    """Measure the seconds from the start of a broker's process on an empty disk until it is registered and serves."""
     with LocalCluster(LocalClusterSpec(brokers=2, coordinators=1)) as running:
         broker, took = running.broker(2), []
         for _ in range(rounds):
@@ -293,5 +293,5 @@ def ready(rounds: Annotated[int, typer.Option(help="Brokers, one after the other
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: the cluster is ended, its directory removed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: stops the cluster and removes its directory.
     app()

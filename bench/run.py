@@ -1,4 +1,4 @@
-"""Runs cases and writes what they gave. In every round each case is measured once, so that a slow minute slows all."""
+"""Runner of cases. In every round each case is measured once, so that a slow minute affects all."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ Output = Annotated[Path | None, typer.Option(help="A directory for JSON and figu
 def measure(
     stage: Stage, cases: Sequence[Case], rounds: int, console: Console, *, warm_rounds: int = 0
 ) -> tuple[Results, dict[str, str]]:
-    """Measure every case `rounds` times; give the repetitions, and why cases have none.
+    """Measure every case `rounds` times; return the repetitions, and the reasons of cases without any.
 
-    `warm_rounds` more come before and do not count. A case that fails is reported and dropped; the others continue.
+    `warm_rounds` precede and do not count. A case that fails is reported and dropped; the others continue.
     """
     results: Results = {}
     skipped = {case.name: reason for case in cases if (reason := case.missing())}
@@ -100,7 +100,7 @@ def run(
 
 @contextmanager
 def _large_buffers() -> Iterator[None]:
-    """Kept, here and in every process of the run, the limit's and the peers' too, as an application would keep them."""
+    """Reuse large buffers instead of unmapping them, here and in all child processes, as an application would."""
     headrace.keep_large_buffers()
     settings = {"MALLOC_MMAP_THRESHOLD_": str(MMAP_BYTES), "MALLOC_TRIM_THRESHOLD_": str(TRIM_BYTES)}
     with patch.dict(os.environ, settings):
@@ -108,7 +108,7 @@ def _large_buffers() -> Iterator[None]:
 
 
 def list_cases(catalogue: Catalogue) -> None:
-    """Print every case, and which are measured when none is named."""
+    """Print every case, and mark those measured by default."""
     for case in catalogue.cases:
         reason = case.missing()
         print(f"{'*' if case.daily else ' '} {case.name}{f'  (skipped: {reason})' if reason else ''}")
@@ -116,10 +116,10 @@ def list_cases(catalogue: Catalogue) -> None:
 
 
 def choose(catalogue: Catalogue, names: Sequence[str] | None, *, everything: bool) -> list[Case]:
-    """The cases that are asked for; those of every day where none is.
+    """Return the named cases, or the default ones if none is named.
 
     Raises:
-        typer.BadParameter: a name that no case has.
+        typer.BadParameter: If a name matches no case.
     """
     try:
         wanted = ["*"] if everything else list(names or [case.name for case in catalogue.cases if case.daily])

@@ -1,11 +1,10 @@
-"""`python -m bench.spark`: topics read and written by Spark, and rows that an Arrow generator makes in memory.
+"""`python -m bench.spark`: Spark reads and writes topics, compared with rows of an in-memory Arrow generator.
 
-`local[2]` on one machine with the brokers. In every round each case is measured once, so that a slow minute slows all
-of them, after a round that does not count; medians, what is asked and what is met are printed, and everything is
-written as JSON, which `python -m bench.publish_spark` puts into the guide. Rows have values of 200 bytes, no keys. The
-generator is a Python data source, too: what it costs is what Spark takes for rows that are there already. With the
-rates it prints the processor time that a row takes of Java, of Python and of brokers, which can be compared on a busy
-machine too.
+Spark runs as `local[2]` next to the brokers. In every round each case is measured once, so a slow minute affects all of
+them, after a warm-up round; medians and targets are printed, and everything is written as JSON, which
+`python -m bench.publish_spark` writes to the guide. Rows have values of 200 bytes, no keys. The generator is a Python
+data source, too: its cost is that of Spark for rows in memory. With the rates it prints the CPU time per row of Java,
+Python and brokers, which can be compared on a busy machine, too.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ BROKERS = 2
 MASTER = "local[2]"
 MICRO_BATCH_ROWS = 1_000_000
 IDLE_TRIGGERS = 10
-"""That a streaming query is watched for when it has read all."""
+"""Triggers for which a streaming query is observed after it has read everything."""
 MILLIONS = "million_rows_per_s"
-"""The rate as it is asked for."""
+"""Rate in the unit of the targets."""
 TWO_COLUMNS = "offset LONG, value BINARY"
 PARTS = {"java": "org.apache.spark", "python": "pyspark", "brokers": "headrace_broker"}
-"""Whose processor time is told apart, and by which word in the command."""
+"""Processes whose CPU time is reported separately, by a word in their command."""
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -61,17 +60,17 @@ SETTINGS = {
 
 
 class GeneratorReader(DataSourceReader):
-    """Returns the same Arrow batch repeatedly."""
+    """Reader that returns the same Arrow batch repeatedly."""
 
     def __init__(self, schema: StructType, rows: int) -> None:
         self._schema, self._rows = schema, rows
 
     def partitions(self) -> list[InputPartition]:
-        """As many as the topic has."""
+        """Return as many partitions as the topic has."""
         return [InputPartition(number) for number in range(PARTITIONS)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Make one batch, and give it until there are enough rows."""
+        """Make one batch, and yield it until there are enough rows."""
         import numpy as np
         import pyarrow as pa
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -102,7 +101,7 @@ class GeneratorReader(DataSourceReader):
 
 
 class GeneratorSource(DataSource):
-    """The format `generator`; the option `rows` says how many."""
+    """Data source `generator`; the option `rows` is the number of rows."""
 
     @classmethod
     def name(cls) -> str:
@@ -110,20 +109,20 @@ class GeneratorSource(DataSource):
         return "generator"
 
     def schema(self) -> StructType:
-        """The same seven columns."""
+        """Return the seven columns of headrace's data source."""
         from headrace.spark.schema import full_schema
 
         return full_schema(True)
 
     def reader(self, schema: StructType) -> GeneratorReader:
-        """Make a reader of `rows` rows."""
+        """Return a reader of `rows` rows."""
         return GeneratorReader(schema, int(self.options["rows"]))
 
 
 class Watch:
-    """What Spark and the brokers take while a case runs: processor time, and the largest of Spark's Python workers.
+    """Meter of the CPU time of Spark and brokers during a case, and of the largest of Spark's Python workers.
 
-    A context manager; looks at memory ten times a second on a thread of its own.
+    Context manager; samples the memory ten times per second on its own thread.
     """
 
     def __init__(self) -> None:
@@ -142,7 +141,7 @@ class Watch:
                     continue
 
     def _seconds(self) -> dict[str, float]:
-        """Processor time so far of Java, of Spark's Python workers and of the brokers; what else runs takes none."""
+        """Return the CPU time so far of Java, of Spark's Python workers and of the brokers."""
         found = dict.fromkeys(PARTS, 0.0)
         for process in psutil.Process().children(recursive=True):
             try:
@@ -164,13 +163,13 @@ class Watch:
         self._thread.join()
 
     def figures(self, rows: int) -> dict[str, float]:
-        """What a row took of a processor, and the largest worker."""
+        """Return the CPU time per row, and the memory of the largest worker."""
         spent = {part: (seconds - self._before[part]) * 1e9 / rows for part, seconds in self._seconds().items()}
         return {**{f"{part}_ns_per_row": ns for part, ns in spent.items()}, "python_peak_mb": self.peak_bytes / 1e6}
 
 
 class SparkStage:
-    """A session, and a topic with as many rows as are asked for. Kept by the stage of a run."""
+    """Spark session and a topic with the requested rows. Owned by the stage of a run."""
 
     def __init__(self, stage: Stage, spark: SparkSession, topic: str) -> None:
         self.stage, self.spark, self.topic = stage, spark, topic
@@ -178,35 +177,35 @@ class SparkStage:
         self.options = {"headrace.bootstrap.servers": servers_of(stage)}
 
     def generated(self, schema: str = "") -> Any:
-        """A frame of generated rows."""
+        """Return a frame of generated rows."""
         reader = self.spark.read.format("generator").option("rows", self.rows)
         return (reader.schema(schema) if schema else reader).load()
 
     def read(self, schema: str = "", **settings: str) -> Any:
-        """A frame of the topic's rows."""
+        """Return a frame of the topic's rows."""
         options = {"subscribe": self.topic, "includeHeaders": "true", **self.options, **settings}
         reader = self.spark.read.format("headrace").options(**options)
         return (reader.schema(schema) if schema else reader).load()
 
     def versions(self) -> dict[str, str]:
-        """What Spark runs with."""
+        """Return the versions of Spark and its environment."""
         jvm: Any = self.spark.sparkContext._jvm
         java = jvm.java.lang.System.getProperty("java.version")
         return {"pyspark": pyspark.__version__, "java": java, "pyarrow": pyarrow.__version__}
 
 
 def servers_of(stage: Stage) -> str:
-    """Where the brokers are."""
+    """Return the bootstrap servers."""
     return stage.cluster(BROKERS).bootstrap_servers
 
 
 def topic_of(stage: Stage) -> Any:
-    """A new topic, removed at the end."""
+    """Return a new topic, removed at the end."""
     return stage.topic(brokers=BROKERS, partitions=PARTITIONS)
 
 
 def fill(stage: Stage, topic: str, rows: int) -> None:
-    """Write rows evenly."""
+    """Write rows evenly to all partitions."""
     values = [bytes(PAPER_BYTES)] * BATCH_ROWS
     with headrace.Producer(bootstrap_servers=servers_of(stage)) as producer:
         for number in range(rows // BATCH_ROWS):
@@ -214,7 +213,7 @@ def fill(stage: Stage, topic: str, rows: int) -> None:
 
 
 def spark_of(stage: Stage) -> SparkStage:
-    """The session of a run, started when it is first asked for."""
+    """Return the session of a run, started at first use."""
 
     @contextmanager
     def started() -> Iterator[SparkStage]:
@@ -236,12 +235,12 @@ def spark_of(stage: Stage) -> SparkStage:
 
 
 def rate(rows: int, seconds: float) -> dict[str, float]:
-    """Rows a second, as all benches have it and in millions."""
+    """Return rows per second, in the unit of all benchmarks and in millions."""
     return {RATE: rows / seconds, MILLIONS: rows / seconds / 1e6}
 
 
 def counted(frame: Callable[[SparkStage], Any]) -> Callable[[Stage], Sample]:
-    """Measures the count of a frame."""
+    """Return a case function that measures the count of a frame."""
 
     def run(stage: Stage) -> Sample:
         spark = spark_of(stage)
@@ -256,10 +255,10 @@ def counted(frame: Callable[[SparkStage], Any]) -> Callable[[Stage], Sample]:
 
 
 def write(stage: Stage) -> Sample:
-    """Write generated values to a topic that goes afterwards.
+    """Write generated values to a topic that is deleted afterwards.
 
-    Else the rounds would fill the page cache, and the last ones measure how fast the disk takes the first ones: a
-    broker then needs three times as long for a row.
+    Otherwise the rounds would fill the page cache, and the last ones would measure the write-back of the first ones: a
+    broker then needs three times as long per row.
     """
     spark = spark_of(stage)
     frame = spark.generated("value BINARY")
@@ -274,9 +273,9 @@ def write(stage: Stage) -> Sample:
 
 
 def micro_batch(stage: Stage) -> Sample:
-    """Of a streaming query the second micro-batch of a million rows, and the triggers that find nothing.
+    """Measure the second micro-batch of a streaming query, of a million rows, and triggers without new rows.
 
-    The first one starts workers and compiles what the query needs.
+    The first micro-batch starts workers and compiles the query.
     """
     spark = spark_of(stage)
     with topic_of(stage) as target, tempfile.TemporaryDirectory() as checkpoint:
@@ -290,7 +289,7 @@ def micro_batch(stage: Stage) -> Sample:
         query = stream.load().writeStream.format("noop").option("checkpointLocation", checkpoint).start()
 
         def triggers(rows: int) -> list[float]:
-            """Return the milliseconds of those that found `rows`."""
+            """Return the milliseconds of the triggers that found `rows`."""
             progress = [each for each in query.recentProgress if each["numInputRows"] == rows]
             return [each["durationMs"]["triggerExecution"] for each in progress]
 
@@ -332,14 +331,14 @@ CATALOGUE = Catalogue(
         Target("an idle micro-batch, ms", Figure(MICRO_BATCH, "idle_ms"), 250, at_most=True),
     ),
 )
-"""What is measured, and what is asked of it. "1.5 times" of two columns can be meant in two ways: both are told."""
+"""Cases and targets. "1.5 times" for two columns has two interpretations: both are reported."""
 
 
 @contextmanager
 def compiled_once() -> Iterator[None]:
-    """Let Python keep what it has compiled, as it does unless told otherwise.
+    """Enable Python's bytecode cache, as by default.
 
-    Spark starts several processes of Python a query: where they may write no bytecode, each parses for half a second.
+    Spark starts several Python processes per query; without a bytecode cache each parses for half a second.
     """
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
         with patch.dict(os.environ, {"PYTHONPYCACHEPREFIX": directory}):

@@ -1,8 +1,8 @@
-"""Where cases are measured: clusters, topics, bare servers, started when a case first wants them, all ended together.
+"""Environment of cases: clusters, topics and bare servers, started at first use and stopped together.
 
-A topic that a case writes is removed after it. On a virtual machine the page cache is several times slower where it has
-to take memory that the machine never touched before, so a growing one would measure that. A topic that cases read is
-filled once and stays.
+A topic that a case writes is removed after it. On a virtual machine the page cache is several times slower with memory
+that the machine never used before, so a growing cache would distort results. A topic that cases read is filled once and
+kept.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ WAIT_SECONDS = 120.0
 POLL_SECONDS = 0.02
 CREATION_SECONDS = 120.0
 WARM_UP = b"warm"
-"""Sent and acknowledged before the clock starts: connections, metadata and the producer id are there then."""
+"""Record sent and acknowledged before the clock starts, so that connections, metadata and the producer id exist."""
 
 Thing = TypeVar("Thing")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A topic of a cluster."""
+    """Topic of a cluster."""
 
     cluster: LocalCluster
     topic: str
 
     @property
     def bootstrap_servers(self) -> str:
-        """For clients."""
+        """Bootstrap servers for clients."""
         return self.cluster.bootstrap_servers
 
     def segments(self) -> list[Path]:
-        """The files of its log, a partition's oldest first."""
+        """Return its segment files, the oldest of a partition first."""
         with headrace.Admin(bootstrap_servers=self.bootstrap_servers) as admin:
             topic_id = admin.describe_topic(self.topic).topic_id
         return sorted(self.cluster.directory.rglob(f"{topic_id.hex()}-*/*.log"))
 
 
 class Stage:
-    """Owns everything that cases run against. A context manager; one thread."""
+    """Owner of all resources that cases use. Context manager for one thread."""
 
     def __init__(self, records: int) -> None:
         self.records = records
-        """How many records of 200 bytes a case moves; of others as many as make the same bytes, within reason."""
+        """Number of records of 200 bytes that a case moves; for other sizes roughly the same bytes."""
         self._stack = ExitStack()
         self._kept: dict[Any, Any] = {}
         self._topics = 0
@@ -68,13 +68,13 @@ class Stage:
         self._stack.close()
 
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` gave when it was first asked for under `key`: a context manager, entered until the end."""
+        """Return the value of the context manager from `make`, entered at the first use of `key` until the end."""
         if key not in self._kept:
             self._kept[key] = self._stack.enter_context(make())
         return self._kept[key]
 
     def load(self, value_bytes: int, share: float = 1.0) -> Load:
-        """About `share` of the usual load in values of a size, at least 20 of them."""
+        """Return about `share` of the usual load in values of a size, at least 20 of them."""
         records = min(self.records * 200 // value_bytes, self.records * 2)
         return Load(max(20, round(records * share)), value_bytes)
 
@@ -85,12 +85,12 @@ class Stage:
         return cluster
 
     def bare(self) -> BareServer:
-        """The bare server that bounds what gRPC moves."""
+        """Return the bare server that measures the limit of gRPC."""
         server: BareServer = self.kept("bare", bare_server)
         return server
 
     def directory(self) -> Path:
-        """A directory on the disk that brokers write to."""
+        """Return a directory on the brokers' disk."""
         return self.cluster().directory
 
     @contextmanager
@@ -102,7 +102,7 @@ class Stage:
         replication: int = 1,
         **config: str,
     ) -> Iterator[Target]:
-        """A new topic, removed at the end; acknowledged from the page cache if nothing else is said."""
+        """Yield a new topic, removed at the end; acknowledged from the page cache by default."""
         self._topics += 1
         target = Target(self.cluster(brokers), f"bench-{self._topics}")
         settings = {"durability": "async", "file_delete_delay_ms": 0, **config}
@@ -127,9 +127,9 @@ class Stage:
         codec: Literal["none", "gzip", "lz4", "zstd"] = "none",
         batch_records: int | None = None,
     ) -> Target:
-        """A topic of one broker that has the load, a batch a partition in turn; the same one every time.
+        """Return a topic of one broker filled with the load, batches round-robin by partition; the same one every time.
 
-        It lies in the page cache.
+        It is in the page cache.
         """
 
         @contextmanager
@@ -151,9 +151,9 @@ class Stage:
 
 
 def read_through(files: Iterable[Path]) -> None:
-    """Read files to their end, so that they lie in the page cache.
+    """Read files to their end, so that they are in the page cache.
 
-    Some kernels take out what was not read for a minute, and a case is measured every few minutes.
+    Some kernels evict pages not read for a minute, and a case is measured every few minutes.
     """
     buffer = bytearray(1 << 20)
     for path in files:
@@ -173,7 +173,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = WAIT_S
     """Poll until `condition` holds; return the seconds that took.
 
     Raises:
-        TimeoutError: not in time; names `what`.
+        TimeoutError: If the time is over; the message names `what`.
     """
     started = time.monotonic()
     while not condition():
@@ -184,17 +184,17 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = WAIT_S
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the user and system time of a process, with its ended threads, to the nanosecond: a clock of Linux."""
+    """Return the user and system time of a process, ended threads included, by Linux's per-process clock in ns."""
     return time.clock_gettime(~pid << 3 | 2)
 
 
 class Meter:
-    """Processor time and memory of servers, and of this process, between two moments."""
+    """Meter of CPU time and memory of servers and of this process since its creation."""
 
     def __init__(self, pids: Sequence[int | None]) -> None:
         self._servers = [psutil.Process(pid) for pid in pids if pid is not None]
         for server in self._servers:
-            # Linux: 5 forgets the peak of the resident memory.
+            # Linux: 5 resets the peak of the resident memory.
             Path(f"/proc/{server.pid}/clear_refs").write_text("5")
         self._server_seconds = self._seconds()
         self._client_seconds = time.process_time()
@@ -205,7 +205,7 @@ class Meter:
     def figures(
         self, load: Load, seconds: float, batches: float, client_seconds: float | None = None
     ) -> dict[str, float]:
-        """The figures of a load that was moved since the meter was made; `client_seconds` are of other processes."""
+        """Return the figures of a load moved since the creation; `client_seconds` are those of other processes."""
         gigabytes = load.total_bytes / 1e9
         used = time.process_time() - self._client_seconds if client_seconds is None else client_seconds
         wire_bytes = load.total_bytes + load.records * RECORD_OVERHEAD_BYTES + batches * BATCH_HEADER_BYTES
@@ -224,5 +224,5 @@ def _peak_bytes(process: psutil.Process) -> int:
 
 
 def broker_pids(cluster: LocalCluster) -> list[int | None]:
-    """The brokers' processes."""
+    """Return the process ids of the brokers."""
     return [broker.pid for broker in cluster.brokers]

@@ -1,6 +1,6 @@
-"""A broker that counts nothing after SIGUSR1, and counts again after the next: what `bench.metrics cost` compares.
+"""Broker whose metrics SIGUSR1 switches off and on, for `bench.metrics cost`.
 
-Run as `python -m bench.uncounted`. The code of the instruments is exchanged, not the instruments: a kept
+Run as `python -m bench.uncounted`. The code of the instruments is exchanged, not the instruments, so that a stored
 reference to a method calls the other code, too.
 """
 
@@ -27,11 +27,11 @@ COUNTING: tuple[Any, ...] = (
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """In place of counting."""
+    """Do nothing; replaces the instruments' methods."""
 
 
 class Switch:
-    """Exchanges the codes at each call."""
+    """Signal handler that exchanges the code at each call."""
 
     def __init__(self, functions: tuple[Any, ...]) -> None:
         self._functions = functions
@@ -39,7 +39,7 @@ class Switch:
         self._counts = True
 
     def __call__(self, *_: object) -> None:
-        """As a handler of signals."""
+        """Exchange the code; called by the signal."""
         self._counts = not self._counts
         for function, code in zip(self._functions, self._codes, strict=True):
             function.__code__ = code if self._counts else nothing.__code__

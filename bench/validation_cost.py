@@ -1,4 +1,4 @@
-"""`python -m bench.validation_cost`: what checking columns on the leader costs, compared with appending a batch.
+"""`python -m bench.validation_cost`: cost of column checks on the leader, compared with appending a batch.
 
 Each round encodes a batch as `send_many` or Arrow in does, checks its header and appends it to a real log without an
 fsync, then checks its columns; CPU time of the thread, medians and their ratio of one run. `--cluster` sends the same
@@ -38,7 +38,7 @@ SHAPES = ((1, 200), (100, 100), (5_000, 200), (10_000, 100))
 
 @contextmanager
 def open_log() -> Iterator[PartitionLog]:
-    """An empty log in a directory of its own."""
+    """Open an empty log in a temporary directory."""
     with tempfile.TemporaryDirectory() as path:
         directory = DataDirectory.open(
             str(Path(path)), cluster_id="bench", generation=1, broker_id=1, new_storage_id=bytes(16)
@@ -50,7 +50,7 @@ def open_log() -> Iterator[PartitionLog]:
 
 
 def way_in(make: Callable[[], bytes], rounds: int) -> tuple[list[float], list[float]]:
-    """CPU microseconds of a batch's way in without a look at its columns, and of that look."""
+    """Return the CPU microseconds of a batch's path without the column check, and of that check."""
     ways: list[float] = []
     looks: list[float] = []
     with open_log() as log:
@@ -67,7 +67,7 @@ def way_in(make: Callable[[], bytes], rounds: int) -> tuple[list[float], list[fl
 
 
 def measure(records: int, value_bytes: int, rounds: int) -> list[dict[str, Any]]:
-    """One row for each way in."""
+    """Return one row for each way of encoding."""
     values = [os.urandom(value_bytes // 2) + bytes(value_bytes - value_bytes // 2) for _ in range(records)]
     array = pa.array(values, pa.binary())
     keys = [b"%d" % (number % 100) for number in range(records)]
@@ -96,13 +96,13 @@ def measure(records: int, value_bytes: int, rounds: int) -> list[dict[str, Any]]
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """CPU time of this process and others so far."""
+    """Return the CPU time of this process and others so far."""
     times = [psutil.Process(pid).cpu_times() for pid in (os.getpid(), *pids)]
     return sum(each.user + each.system for each in times)
 
 
 def measure_cluster(rounds: int) -> list[dict[str, Any]]:
-    """One row for each way of sending to a real broker: 100 MB a round and topic, in turn."""
+    """Return one row for each way of sending to a real broker: 100 MB per round and topic, in turn."""
     values = [os.urandom(100) + bytes(100) for _ in range(5_000)]
     calls: dict[str, tuple[Any, Any, int]] = {
         "send_many": (values, "none", 10_000),
@@ -150,7 +150,7 @@ def main(
     cluster: Annotated[bool, typer.Option("--cluster", help="Send to a broker; 5 rounds are enough.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print what a batch costs on its way in, and what checking its columns adds."""
+    """Print the cost of a batch's path, and the additional cost of the column check."""
     if cluster:
         rows = measure_cluster(rounds)
     else:

@@ -1,7 +1,7 @@
-"""`python -m bench.workload`: how fast one core makes the requests that `headrace bench` sends, without sending any.
+"""`python -m bench.workload`: rate at which one core generates the requests of `headrace bench`, without sending.
 
-Requests are made in blocks of columns, with when each is due, its key and its value, by the code that the command uses.
-Processor seconds are counted, so that what else the machine does matters little; the median of some rounds is printed.
+Requests are generated in blocks of columns (due time, key, value) by the code of the command. CPU seconds are counted,
+so that other load matters little; the median of several rounds is printed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.table import Table
 
 ASKED = 2_000_000
-"""Requests a second and core."""
+"""Target in requests per second and core."""
 PARTITIONS = 4
 SEED = 1
 
 
 def requests_per_second(workload: Workload, requests: int) -> float:
-    """Of the model alone: when each is due, which key, how long a value."""
+    """Return the rate of the model alone: due times, key ranks and value sizes."""
     started = time.process_time()
     for _ in range(0, requests, BLOCK_RECORDS):
         workload.requests(BLOCK_RECORDS)
@@ -33,7 +33,7 @@ def requests_per_second(workload: Workload, requests: int) -> float:
 
 
 def records_per_second(workload: Workload, pool: KeyPool | None, requests: int) -> float:
-    """Of whole records: keys and values as columns, a partition each, as the producer takes them."""
+    """Return the rate of whole records: keys and values as columns by partition, as arguments of the producer."""
     started = time.process_time()
     for block in made_blocks(workload, requests, pool, SEED):
         for _ in block.columns(0, len(block.due_s)):
@@ -46,7 +46,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="How often each is measured.", min=1)] = 5,
     keys: Annotated[int, typer.Option(help="etc: how many different ones.", min=1)] = ETC_KEYS,
 ) -> None:
-    """Print a table."""
+    """Print a table of the generation rates."""
     requests -= requests % BLOCK_RECORDS
     workloads: dict[str, tuple[Workload, KeyPool | None]] = {
         "paper": (PaperWorkload(PAPER_VALUE_BYTES, math.inf), None),

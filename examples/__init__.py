@@ -1,1 +1,1 @@
-"""Programs that show headrace at work. Each is run by a test."""
+"""Example programs. A test runs each of them."""

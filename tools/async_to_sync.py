@@ -1,16 +1,16 @@
-"""Writes the blocking classes of the SDK and their tests from the asyncio ones, or checks that they are fresh.
+"""Generator of the SDK's blocking classes and their tests from the asyncio ones, and check that they are current.
 
-Run by `make blocking` and `make check` (`--check`). `x_async.py` is written by hand; `x.py` is generated. The
-tree of the source says what to change; the text is changed in place, so comments and docstrings stay. ruff sorts the
-imports, drops those that are not used, and formats the result.
+Run by `make blocking` and `make check` (`--check`). `x_async.py` is written by hand; `x.py` is generated. The syntax
+tree of the source determines the edits, which are made in the text, so comments and docstrings stay. ruff sorts the
+imports, removes unused ones, and formats the result.
 
-- `async` and `await` go, and the parentheses that only an `await` needed.
-- Names lose their mark: `AsyncAdmin`, `aexecute`, `__aenter__`, `admin_async`, `headrace.aio`, `grpc.aio`.
-- `for x in y: yield x` of an asynchronous generator, which has no `yield from`, becomes one.
-- `ashielded(x)` becomes `x`; `if ASYNC and ...:` goes; of `if not ASYNC:` its one statement stays.
-- Docstrings and comments: the words of `WORDING`.
+- `async` and `await` are removed, with the parentheses that only an `await` needed.
+- Names lose their asyncio marker: `AsyncAdmin`, `aexecute`, `__aenter__`, `admin_async`, `headrace.aio`, `grpc.aio`.
+- `for x in y: yield x` of an asynchronous generator, which cannot have `yield from`, becomes `yield from`.
+- `ashielded(x)` becomes `x`; `if ASYNC and ...:` is removed; `if not ASYNC:` is replaced by its single statement.
+- Words in docstrings and comments are replaced by `WORDING`.
 
-Anything that exists in asyncio only is an error, and belongs in a module that both classes import.
+Code that exists only in asyncio is an error and belongs in a module that both classes import.
 """
 
 import ast
@@ -34,7 +34,7 @@ SOURCES = (
     "tests/unit/client/admin/test_admin_async.py",
     "tests/unit/client/consumer/test_reader_async.py",
 )
-"""The modules written by hand."""
+"""Modules that are written by hand."""
 
 NAMES = {
     "StopAsyncIteration": "StopIteration",
@@ -61,16 +61,16 @@ WORDING = (
     ("other task", "other thread"),
 )
 MARKED = re.compile(r"\bAsync(?=[A-Z])|(?<=\w)(?<!\bcommit)_async\b")
-"""`commit_async` waits for nothing in either class."""
+"""`commit_async` keeps its name: it does not block in either class."""
 NAME = re.compile(r"\b(" + "|".join(NAMES) + r")\b")
 
 
 class ConversionError(Exception):
-    """The source uses what the blocking module cannot have."""
+    """Construct in the source that has no blocking equivalent."""
 
 
 class Edit(NamedTuple):
-    """Replace `source[start:end]`."""
+    """Replacement of `source[start:end]`."""
 
     start: int
     end: int
@@ -83,29 +83,29 @@ def blocking_path(source: Path) -> Path:
 
 
 def renamed(text: str) -> str:
-    """Return a name, or a text with names in it, as the blocking module has it."""
+    """Return a name, or a text with names, with the names of the blocking module."""
     return MARKED.sub("", NAME.sub(lambda found: NAMES[found[0]], text))
 
 
 def reworded(text: str) -> str:
-    """Return a docstring or a comment as the blocking module has it."""
+    """Return the wording of a docstring or comment in the blocking module."""
     for old, new in WORDING:
         text = text.replace(old, new)
     return renamed(text).replace("headrace.aio", "headrace")
 
 
 def converted(source: str) -> str:
-    """Return the blocking module, neither sorted nor formatted.
+    """Return the blocking module before sorting and formatting.
 
     Raises:
-        ConversionError: the source uses what the blocking module cannot have.
+        ConversionError: If the source has a construct without a blocking equivalent.
     """
     text = Text(source)
     tree = ast.parse(source)
     edits = [*_tree_edits(text, tree), *_token_edits(text, tree)]
     parts, at = [], 0
     for edit in sorted(edits, key=lambda edit: (edit.start, -edit.end)):
-        if edit.end <= at and edit.start < at:  # It is in a part that was left out.
+        if edit.end <= at and edit.start < at:  # Inside a part that was removed.
             continue
         assert at <= edit.start, f"two edits at {source[edit.start : at]!r}"
         parts += [source[at : edit.start], edit.text]
@@ -114,7 +114,7 @@ def converted(source: str) -> str:
 
 
 class Text:
-    """A source with the positions of `ast` (bytes of a line) and of `tokenize` (characters of it)."""
+    """Source text indexed by positions of `ast` (bytes in a line) and of `tokenize` (characters in a line)."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -124,21 +124,21 @@ class Text:
             self._starts.append(self._starts[-1] + len(line))
 
     def at(self, line: int, column: int) -> int:
-        """Return the index of a position of `tokenize`."""
+        """Return the index of a `tokenize` position."""
         return self._starts[line - 1] + column
 
     def start(self, node: ast.expr | ast.stmt) -> int:
-        """Return the index at which a node begins."""
+        """Return the start index of a node."""
         return self._at_byte(node.lineno, node.col_offset)
 
     def end(self, node: ast.expr | ast.stmt | ast.alias) -> int:
-        """Return the index behind a node."""
+        """Return the index after a node."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         return self._at_byte(node.end_lineno, node.end_col_offset)
 
     def without_lines(self, statement: ast.stmt) -> Edit:
-        """Return the edit that takes out a statement's lines."""
+        """Return the edit that removes a statement's lines."""
         return Edit(self._starts[statement.lineno - 1], self.end(statement) + 1, "")
 
     def _at_byte(self, line: int, column: int) -> int:
@@ -146,7 +146,7 @@ class Text:
 
 
 def _tree_edits(text: Text, tree: ast.Module) -> Iterator[Edit]:
-    """Yield what is known from the tree alone: parentheses, packages."""
+    """Yield the edits derived from the tree alone: parentheses, packages."""
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(value=ast.Await() as inner) | ast.Subscript(value=ast.Await() as inner):
@@ -172,7 +172,7 @@ def _tree_edits(text: Text, tree: ast.Module) -> Iterator[Edit]:
                 yield text.without_lines(node)
             case ast.JoinedStr():
                 written = text.source[text.start(node) : text.end(node)]
-                if "await" in written or renamed(written) != written:  # Python 3.11 has no tokens in there.
+                if "await" in written or renamed(written) != written:  # Python 3.11 has no tokens inside f-strings.
                     raise ConversionError(f"line {node.lineno}: move what is converted out of the f-string")
             case ast.Attribute(value=ast.Name(id="headrace" | "grpc"), attr="aio"):
                 yield Edit(text.end(node) - len(".aio"), text.end(node), "")
@@ -185,7 +185,7 @@ def _tree_edits(text: Text, tree: ast.Module) -> Iterator[Edit]:
 
 
 def _token_edits(text: Text, tree: ast.Module) -> Iterator[Edit]:
-    """Yield keywords, names and texts that change."""
+    """Yield the edits of keywords, names and texts."""
     docstrings = _docstrings(text, tree)
     for token in tokenize.generate_tokens(io.StringIO(text.source).readline):
         start, end = text.at(*token.start), text.at(*token.end)
@@ -201,7 +201,7 @@ def _token_edits(text: Text, tree: ast.Module) -> Iterator[Edit]:
 
 
 def _docstrings(text: Text, tree: ast.Module) -> set[int]:
-    """Return where strings begin that are statements."""
+    """Return the start indices of strings that are statements."""
     return {
         text.start(node)
         for node in ast.walk(tree)
@@ -213,7 +213,7 @@ def blocking(source: Path) -> str:
     """Return the generated module of a source.
 
     Raises:
-        ConversionError: the source uses what the blocking module cannot have.
+        ConversionError: If the source has a construct without a blocking equivalent.
     """
     header = f"# Generated by tools/async_to_sync.py from {source.name}. Edit that and run `make blocking`.\n"
     return formatted(header + converted(source.read_text("utf-8")), blocking_path(source), ROOT)
@@ -225,7 +225,7 @@ def texts() -> dict[Path, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0: all modules are fresh, or were written."""
+    """Return exit code 0 if all modules are current or were written."""
     description = "Write the blocking modules of the SDK from the asyncio ones."
     return run(description, "edit its asyncio module, run `make blocking` and commit both", ROOT, texts, arguments)
 

@@ -1,8 +1,8 @@
-"""Writes the pages of docs that come from code and protos, or checks that they are fresh.
+"""Generator of the docs pages that come from code and protos, and check that they are current.
 
 Run by `make docs` (writes) and `make check` (`--check`: exit code 1 and the names of the stale pages). Each page is a
-function of `reference_pages.pages`; nothing in it depends on time, machine or the order of a set. The pages are
-committed: they can be read without a build, and a changed format shows in its review as a changed page.
+function of `reference_pages.pages`, independent of time, machine and set order. The pages are committed, so that they
+can be read without a build and a review shows a changed format.
 """
 
 import sys
@@ -21,7 +21,7 @@ def texts() -> dict[Path, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0: all pages are fresh, or were written."""
+    """Return exit code 0 if all pages are current or were written."""
     return run("Write the generated pages of docs.", "run `make docs` and commit it", ROOT, texts, arguments)
 
 

@@ -1,10 +1,10 @@
-"""`make fast`: the unit and property tests of what changed, nearest first, for at most a minute.
+"""`make fast`: run the unit and property tests of changed code, nearest first, for at most a minute.
 
-Changed is what differs from the merge base with main, uncommitted and new files included (`--base` takes another
-commit). A test file is chosen if it is changed, or if it imports a changed module or one that imports it, directly or
-through others: by the import graph of grimp, which import-linter brings. Files at the least distance run first; what
-the time leaves out is counted and named. pytest-testmon is more exact, but needs a traced run of everything first, and
-traces no process that a test starts.
+Changed files differ from the merge base with main; uncommitted and new ones are included (`--base` sets another
+commit). A test file is selected if it is changed, or if it imports a changed module or one that imports it, directly or
+indirectly, by the import graph of grimp, a dependency of import-linter. Files at the shortest distance run first; files
+left out for lack of time are counted and named. pytest-testmon is more exact, but needs a traced run first, and does
+not trace processes that a test starts.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ PACKAGES = {
 }
 TESTS = ("tests/unit", "tests/property")
 SECONDS = 45.0
-"""For the tests; start-up and the last ones under way fit into the rest of a minute."""
+"""Time for tests; start-up and the tests still running at the end fit in the rest of the minute."""
 FILES = 60
-"""At most: to collect more takes the minute by itself."""
+"""Maximum number of files: collecting more takes the whole minute."""
 FAR = 99
 
 
 def main() -> int:
-    """Choose, run, and say what was left out."""
+    """Select and run the tests, and print what was left out."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--base", help="the commit to compare with; the default is the merge base with main")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time for the tests (default: %(default)s)")
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def changed_files(base: str | None) -> list[str]:
-    """Return the paths that differ from `base`, and those that git does not know yet."""
+    """Return the paths that differ from `base`, and untracked ones."""
     if base is None:
         found = subprocess.run(
             ["git", "merge-base", "HEAD", "main"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -82,7 +82,7 @@ def _git(*arguments: str) -> list[str]:
 
 
 def choose(changed: Iterable[str]) -> list[tuple[str, int]]:
-    """Return the test files that concern changed files, as (path, distance in imports), nearest first."""
+    """Return the test files for changed files as (path, distance in imports), nearest first."""
     changed = list(changed)
     distances = module_distances([name for name in map(module_of, changed) if name])
     found: dict[str, int] = {}
@@ -100,13 +100,13 @@ def choose(changed: Iterable[str]) -> list[tuple[str, int]]:
 
 
 def _is_helper_of(changed: str, test: str) -> bool:
-    """Return whether a changed file is a conftest or a helper next to a test or above it."""
+    """Return whether a changed file is a conftest or helper in the test's directory or above."""
     folder, _, name = changed.rpartition("/")
     return changed.startswith("tests/") and not name.startswith("test_") and test.startswith(f"{folder}/")
 
 
 def module_of(path: str) -> str | None:
-    """Return the module that a path is, `headrace.log.segment`; None if it is none of ours."""
+    """Return the module of a path, such as `headrace.log.segment`; `None` if it is not in the workspace."""
     for package, folder in PACKAGES.items():
         if path.startswith(f"{folder}/{package}/") and path.endswith(".py"):
             return path.removeprefix(f"{folder}/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -114,7 +114,7 @@ def module_of(path: str) -> str | None:
 
 
 def module_distances(changed: Iterable[str]) -> dict[str, int]:
-    """Return each module that imports a changed one, with the number of imports between them; 0: itself."""
+    """Return the modules that import changed ones, with the distance in imports; a changed module has distance 0."""
     graph = grimp.build_graph(*PACKAGES, include_external_packages=False)
     distances = dict.fromkeys(changed, 0)
     edge = [name for name in distances if name in graph.modules]
@@ -129,7 +129,7 @@ def module_distances(changed: Iterable[str]) -> dict[str, int]:
 
 
 def imported(file: Path) -> Iterator[str]:
-    """Yield the names of the modules that a test file imports, and of the modules that they are in."""
+    """Yield the names of the modules that a test file imports, and of their parent packages."""
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -1,4 +1,4 @@
-"""Generated files that are committed: written, or checked to be current. Used by the tools that generate them."""
+"""Writer and checker of committed generated files, for the tools that generate them."""
 
 import argparse
 import subprocess
@@ -29,7 +29,7 @@ def run(
 
 
 def formatted(text: str, path: Path, root: Path) -> str:
-    """Return a generated module as it is written: imports sorted and used, formatted."""
+    """Return the final text of a generated module: formatted, imports sorted, unused imports removed."""
     for arguments in (["check", "--select", "I,F401", "--fix", "--exit-zero"], ["format"]):
         name = str(path.relative_to(root))
         command = [sys.executable, "-m", "ruff", *arguments, "--quiet", "--stdin-filename", name, "-"]

@@ -1,8 +1,8 @@
-"""Writes the Python code of proto/ into the members, or checks that what is committed is what the protos give.
+"""Generator of the members' Python code from proto/, and check that the committed code is current.
 
 Run by `make proto` and `make check`, under `.venv`; the compiler is in `.venv-proto` (grpcio-tools 1.62.3, old on
-purpose: its code runs under protobuf 4.25 and later, so users of the SDK need not have the newest). Its wheels exist
-for Python 3.11 and 3.12: where neither is on the machine the check says so and passes.
+purpose: its code runs under protobuf 4.25 and later, so users of the SDK do not need the latest). Its wheels exist
+for Python 3.11 and 3.12; on machines with neither, the check prints that and passes.
 """
 
 import subprocess
@@ -19,21 +19,21 @@ WITH_SERVICE = ("broker", "cluster", "groups", "process")
 
 
 def protoc(*arguments: str) -> None:
-    """Runs the compiler in the workspace's root; its complaint ends this program."""
+    """Run the compiler in the workspace's root; exit if it fails."""
     done = subprocess.run([PROTOC, "-m", "grpc_tools.protoc", *arguments], cwd=ROOT, check=False)
     if done.returncode != 0:
         sys.exit("protoc failed: see above")
 
 
 def generate(into: Path) -> dict[str, bytes]:
-    """Generates everything below `into`; answers path (relative to the root) -> content."""
+    """Generate all files below `into`; return path (relative to the root) -> content."""
     public = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "proto/headrace/v1").glob("*.proto"))
     internal = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "proto/headrace/internal/v1").glob("*.proto"))
     sdk, common = into / "sdk", into / "services" / "common"
     for directory in (sdk, common):
         directory.mkdir(parents=True)
     protoc("-Iproto", f"--python_out={sdk}", f"--pyi_out={sdk}", f"--grpc_python_out={sdk}", *public)
-    # Mapped onto the path below the member, so that the generated module lies inside the package that uses it.
+    # Mapped to the path below the member, so that the generated module is in the package that uses it.
     mapped = "-Iheadrace_server/internal_v1=proto/headrace/internal/v1"
     protoc(mapped, "-Iproto", f"--python_out={common}", f"--pyi_out={common}", *internal)
     generated = {str(path.relative_to(into)): path.read_bytes() for path in sorted(into.rglob("*_pb2*"))}
@@ -45,13 +45,13 @@ def generate(into: Path) -> dict[str, bytes]:
 
 
 def committed() -> dict[str, bytes]:
-    """Return what is in the work tree now."""
+    """Return path -> content of the generated files in the work tree."""
     found = [path for folder in (PUBLIC, INTERNAL) for path in sorted((ROOT / folder).glob("*_pb2*"))]
     return {str(path.relative_to(ROOT)): path.read_bytes() for path in found}
 
 
 def main(check: bool) -> int:
-    """Exit code 0: fresh, written, or (check only) no compiler to be had."""
+    """Return exit code 0 if the code is current, was written, or (check only) no compiler is available."""
     made = subprocess.run([sys.executable, ROOT / "tools" / "set_up.py", "proto"], check=False)
     if made.returncode != 0:
         if not check:

@@ -1,10 +1,10 @@
-"""`make release VERSION=x.y.z`: all that a release has, in dist/x.y.z, built and checked from the last commit.
+"""`make release VERSION=x.y.z`: build and check all release artifacts of the last commit in dist/x.y.z.
 
 `__version__` in sdk/headrace/__init__.py is the version. The distributions take it from there when they are built; the
-files of `DERIVED`, which nothing builds, hold copies that this program writes and tests/unit/workspace compares.
+files of `DERIVED` are not built; they contain copies that this program writes and tests/unit/workspace compares.
 
-Everything happens in a copy of the commit. The checkout gets the new version and the artifacts when all of it is
-checked: a release that fails, or is ended, leaves nothing behind. Nothing is pushed, tagged or uploaded.
+The build runs in a copy of the commit. The checkout gets the new version and the artifacts only after all checks pass,
+so a failed or interrupted release leaves nothing behind. Nothing is pushed, tagged or uploaded.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ DISTRIBUTIONS = {
     "headrace-spark-jobs": "spark_jobs",
 }
 IN_THE_IMAGE = ("headrace", "headrace-server")
-"""What requirements-image.lock has the dependencies of."""
+"""Distributions whose dependencies requirements-image.lock locks."""
 
 
 class ReleaseError(Exception):
-    """There is no release; the message says why."""
+    """Failed release; the message has the reason."""
 
 
 def main() -> int:
-    """Build and check; then write the version and the artifacts into the checkout, or with `--dry-run` nothing."""
+    """Build and check a release, then write the version and artifacts into the checkout unless `--dry-run` is set."""
     parser = argparse.ArgumentParser(prog="make release", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("version", metavar="VERSION", help="x.y.z, or x.y.zrc1")
     parser.add_argument("--dry-run", action="store_true", help="build and check everything, and keep nothing")
@@ -92,7 +92,7 @@ def read_version(root: Path) -> str:
 
 
 def write_version(root: Path, version: str) -> list[str]:
-    """Write the version, and its copies; return the paths of the files that had another one."""
+    """Write the version and its copies; return the paths of the files that changed."""
     changed = []
     for path, pattern in {str(SOURCE): SOURCE_PATTERN, **DERIVED}.items():
         text = (root / path).read_text("utf-8")
@@ -106,7 +106,7 @@ def write_version(root: Path, version: str) -> list[str]:
 
 
 def check_may_release(version: str) -> None:
-    """Refuse a version that is none or goes back, a checkout with changes, a tag of another commit, no changelog."""
+    """Reject an invalid or lower version, uncommitted changes, a tag of another commit, a missing changelog."""
     if not re.fullmatch(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(rc[1-9]\d*)?", version):
         raise ReleaseError(f"{version!r} is no version: VERSION=x.y.z, or x.y.zrc1")
     if Version(version) < Version(read_version(ROOT)):
@@ -125,16 +125,16 @@ def check_may_release(version: str) -> None:
 
 
 def export(copy: Path) -> None:
-    """Write the files of the last commit to `copy`, and nothing else that lies in the checkout."""
+    """Write the files of the last commit to `copy`, without other files of the checkout."""
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
     copy.mkdir()
     subprocess.run(["tar", "--extract"], cwd=copy, input=archive, check=True)
 
 
 def build(copy: Path, artifacts: Path, version: str) -> None:
-    """Build wheels from the sdists, the chart, the bill of materials and the list of the image's tags.
+    """Build the sdists and wheels from them, the chart, the bill of materials and the list of the image's tags.
 
-    The times in the archives are the commit's, so that the same commit gives the same bytes.
+    Archives have the commit's time, so that builds of the same commit are identical.
     """
     environment = {"SOURCE_DATE_EPOCH": run("git", "log", "-1", "--format=%ct").strip()}
     bin_ = Path(sys.executable).parent
@@ -156,14 +156,14 @@ def build(copy: Path, artifacts: Path, version: str) -> None:
 
 
 def package_chart(chart: Path, artifacts: Path) -> None:
-    """Package the chart as `helm package` does, by Helm's own library."""
+    """Package the chart with Helm's library, as `helm package` does."""
     import helm_python
 
     helm_python.package(chart, destination=artifacts)
 
 
 def check(copy: Path, artifacts: Path, version: str, venv: Path) -> None:
-    """See that the artifacts are complete, say what they are, and run where nothing else is installed."""
+    """Check that the artifacts are complete, have the right metadata, and run in an empty environment."""
     names = {path.name for path in artifacts.iterdir()}
     stems = {name: f"{name.replace('-', '_')}-{version}" for name in DISTRIBUTIONS}
     expected = {f"{stem}{end}" for stem in stems.values() for end in (".tar.gz", "-py3-none-any.whl")}
@@ -182,7 +182,7 @@ def check(copy: Path, artifacts: Path, version: str, venv: Path) -> None:
     run(*uv, "venv", "--quiet", "--python", sys.executable, str(venv))
     install = [*uv, "pip", "install", "--quiet", "--python", str(venv)]
     run(*install, "setuptools", "--constraint", "requirements-bootstrap.lock", cwd=copy)
-    # etcd3 is published as source only: it is built by the setuptools that the bootstrap lock pins.
+    # etcd3 is published as source only; the setuptools pinned in the bootstrap lock builds it.
     locked = ["--require-hashes", "--requirement", "requirements-image.lock"]
     run(*install, "--no-build-isolation-package", "etcd3", *locked, cwd=copy)
     wheels = [str(artifacts / f"{stems[name]}-py3-none-any.whl") for name in IN_THE_IMAGE]
@@ -214,10 +214,10 @@ def write_sums(artifacts: Path) -> None:
 
 
 def run(*command: str, cwd: Path | None = None, environment: dict[str, str] | None = None) -> str:
-    """Run a program and return what it prints.
+    """Run a program and return its output.
 
     Raises:
-        ReleaseError: it failed; the message has its output.
+        ReleaseError: If it fails; the message has its output.
     """
     variables = {
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS")

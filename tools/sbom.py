@@ -13,7 +13,7 @@ OUTPUT = ROOT / "dist" / "headrace.cdx.json"
 
 
 def main(output: Path) -> None:
-    """Write the document. cyclonedx-bom reads a version in pyproject.toml: ours is added."""
+    """Write the document. Add the version, because cyclonedx-bom reads it only from pyproject.toml."""
     command = [
         sys.executable,
         "-W",

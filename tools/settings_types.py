@@ -1,8 +1,8 @@
-"""Writes the types of keyword arguments from the dataclasses that check them, or checks that they are fresh.
+"""Generator of the types of keyword arguments from the dataclasses that validate them, and check that they are current.
 
 Run by `make blocking` and `make check` (`--check`). A class such as `Producer` takes `**settings: Unpack[...]`, so that
-type checkers and editors know every setting with its type and its text. The dataclass is the one declaration: of each
-field this takes the annotation, the values in `one_of` and the text.
+type checkers and editors have every setting with its type and description. The dataclass is the single declaration: the
+generator copies the annotation, the values in `one_of` and the description of each field.
 """
 
 import ast
@@ -22,7 +22,7 @@ SDK = ROOT / "sdk"
 
 
 class Source(NamedTuple):
-    """The dataclasses of a module, by name, and the names of what is made of them."""
+    """Dataclasses of a module, by name, with the names of the generated types."""
 
     module: str
     target: str
@@ -44,12 +44,12 @@ SOURCES = (
 
 
 def path_of(module: str) -> Path:
-    """Return the file of a module of the SDK."""
+    """Return the path of an SDK module."""
     return SDK.joinpath(*module.split(".")).with_suffix(".py")
 
 
 def generated(source: Source) -> str:
-    """Return the module of a source, neither sorted nor formatted."""
+    """Return the module of a source before sorting and formatting."""
     tree = ast.parse(path_of(source.module).read_text("utf-8"))
     module = importlib.import_module(source.module)
     nodes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
@@ -79,7 +79,7 @@ def _class(node: ast.ClassDef, dataclass: Any, source: Source) -> Iterator[str]:
         if rule.get("one_of"):
             annotation = f"Literal[{', '.join(map(repr, rule['one_of']))}]"
         elif not rule and "None" not in annotation:
-            annotation += " | None"  # Leaves the default, as `RunOptions.of` does.
+            annotation += " | None"  # `None` keeps the default, as in `RunOptions.of`.
         yield f"\n    {name}: {annotation}"
         if rule:
             text = textwrap.wrap(rule["text"], 110, break_long_words=False, break_on_hyphens=False)
@@ -107,7 +107,7 @@ def texts() -> dict[Path, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0: all modules are fresh, or were written."""
+    """Return exit code 0 if all modules are current or were written."""
     description = "Write the types of keyword arguments of the SDK."
     return run(description, "run `make blocking` and commit it", ROOT, texts, arguments)
 

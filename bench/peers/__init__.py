@@ -1,1 +1,1 @@
-"""headrace compared with other systems: the same bytes, the same promises, the same machine, the same minutes."""
+"""Comparison of headrace with other systems: same bytes, guarantees, machine and time."""

@@ -1,8 +1,8 @@
 """`python -m bench.peers`: headrace and other systems, in the same rounds; `bench/peers/install.sh` installs them.
 
-The first round is not counted: Java's virtual machines are slow until they have compiled what they run. Prints a table,
-draws the paper's two figures with a line for each, and writes every repetition as JSON. What is not installed is
-skipped, and why is said.
+The first round is a warm-up, because Java's virtual machines are slow until their code is compiled. Prints a table,
+draws the paper's two figures with a line per system, and writes every repetition as JSON. Systems that are not
+installed are skipped with a reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The peers' cases, and the targets of headrace compared with them. Each client is at the batch that is best for it."""
+"""The peers' cases, and the targets of headrace compared with them. Each client uses its best batch size."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ QUICK_FETCHES = {"fetch.queue.backoff.ms": 1}
 
 
 def confluent(batch: int = 0, share: float = 1.0, **settings: Any) -> Client:
-    """confluent-kafka with a linger of 5 ms, none at batch 1."""
+    """Return confluent-kafka with a linger of 5 ms, none at batch 1."""
     linger = {"linger.ms": 0 if batch == 1 else 5}
     return Client(KAFKA, "confluent", "kafka", share, batch, {**linger, **settings})
 
 
 def case_in(name: str, client: Client, operation: str = "in") -> Case:
-    """A case of producing."""
+    """Return a case of producing."""
     return Case(f"in/{name}", PeerIn(client, operation), daily=True, missing=client.missing)
 
 
 def case_out(name: str, client: Client, filler: Client, operation: str = "out", *, drains: bool = False) -> Case:
-    """A case of consuming."""
+    """Return a case of consuming."""
     return Case(f"out/{name}", PeerOut(client, filler, operation, drains), daily=True, missing=client.missing)
 
 
 def kafka_cases() -> list[Case]:
-    """Clients in C, Java and Python."""
+    """Return the cases of Kafka's clients in C, Java and Python."""
     c, java, aio = "librdkafka (C)", "Java", "aiokafka"
     python = Client(KAFKA, "python_kafka", "kafka", SLOW)
     fast = confluent(10_000)
@@ -65,7 +65,7 @@ def kafka_cases() -> list[Case]:
 
 
 def other_cases() -> list[Case]:
-    """RabbitMQ, NATS, Redis, ActiveMQ: on a bare socket, and by the usual client in Python."""
+    """Return the cases of RabbitMQ, NATS, Redis and ActiveMQ: on a bare socket, and by the usual client in Python."""
     stream, rstream = Client(RABBIT, "wire_stream", "stream"), Client(RABBIT, "rabbit_rstream", "stream", SLOW)
     long_stream = Client(RABBIT, "wire_stream", "stream", catalogue.LONG)
     queue = Client(RABBIT, "wire_amqp", "amqp", SLOWER)
@@ -133,10 +133,10 @@ TARGETS = [
         at_most=True,
     ),
 ]
-"""The targets of headrace compared with its peers."""
+"""Targets of headrace compared with its peers."""
 
 COMPARED = frozenset(target.figure.case for target in TARGETS)
-"""The cases of headrace that are compared with the peers'."""
+"""Cases of headrace that are compared with the peers'."""
 
 CATALOGUE = Catalogue(
     [

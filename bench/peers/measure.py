@@ -1,4 +1,4 @@
-"""One client of a peer as a case: its program runs in the peers' environment, with a server started once."""
+"""Cases of the peers' clients: programs in the peers' environment, with servers started once."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ LIBRDKAFKA = PEERS / "librdkafka"
 ROOT = Path(__file__).parents[2]
 PROGRAM_SECONDS = 600
 ROUND_RECORDS = 10_000
-"""Loads are multiples of it, so that every client's blocks fit in."""
+"""Loads are multiples of it, so that every client's blocks divide them."""
 
 Marks = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client of a peer."""
+    """Client of a peer."""
 
     server: Server
     program: str
-    """A module of `bench.peers.clients`, `librdkafka`, or `java`."""
+    """Module of `bench.peers.clients`, `librdkafka`, or `java`."""
     protocol: str
-    """Which port of the server it speaks to."""
+    """Protocol, which selects the server's port."""
     share: float = 1.0
-    """Of the usual load: less for what takes long."""
+    """Share of the usual load; less for slow clients."""
     batch: int = 0
-    """Records a batch; 0: as the client likes."""
+    """Records per batch; `0` means the client's default."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """More, by the client's own names."""
+    """Further settings by the client's names."""
 
     def missing(self) -> str:
-        """Why it cannot be measured here; empty: it can."""
+        """Return why the client cannot be measured here; an empty string if it can."""
         client = {"java": needs("java", "debian"), "librdkafka": needs(LIBRDKAFKA, "c")}
         return needs_all(self.server.missing, needs(PYTHON, "pip"), client.get(self.program, lambda: ""))()
 
     def load(self, stage: Stage) -> Load:
-        """What it moves."""
+        """Return the client's load."""
         records = max(1, round(stage.records * self.share / ROUND_RECORDS)) * ROUND_RECORDS
         return Load(records, PAPER_BYTES)
 
     def run(self, operation: str, running: Running, topic: str, load: Load, rate: int = 0) -> dict[str, Any]:
-        """Run its program once; what it printed."""
+        """Run its program once; return its output."""
         port = running.ports[self.protocol]
         match self.program:
             case "java":
@@ -68,7 +68,7 @@ class Client:
         return found
 
     def command(self, operation: str, running: Running, topic: str, load: Load, rate: int) -> list[str]:
-        """What runs a Python client."""
+        """Return the command of a Python client."""
         task = {
             "operation": operation,
             "port": running.ports[self.protocol],
@@ -87,13 +87,13 @@ CONFLUENT = Client(KAFKA, "confluent", "kafka")
 
 @dataclass(frozen=True, slots=True)
 class PeerIn:
-    """Producing by a peer's client; called, it measures it once."""
+    """Producing by a peer's client; a call measures it once."""
 
     client: Client
     operation: str = "in"
 
     def __call__(self, stage: Stage) -> Sample:
-        """Send the load to a topic of its own."""
+        """Send the load to a new topic."""
         load, running = self.client.load(stage), server_of(stage, self.client.server)
         with topic_of(self.client, running, "bench-in") as topic:
             meter = Meter(running.pids)
@@ -102,16 +102,16 @@ class PeerIn:
 
 @dataclass(frozen=True, slots=True)
 class PeerOut:
-    """Consuming by a peer's client what another has filled in; called, it measures it once."""
+    """Consuming by a peer's client of records sent by another; a call measures it once."""
 
     client: Client
     filler: Client
     operation: str = "out"
     drains: bool = False
-    """Whether what is consumed is gone, so that every time it is filled in anew."""
+    """Whether consumed records are removed, so that each repetition must send them again."""
 
     def __call__(self, stage: Stage) -> Sample:
-        """Read the load from the beginning."""
+        """Read the load from the start."""
         load, running = self.client.load(stage), server_of(stage, self.client.server)
 
         @contextmanager
@@ -134,13 +134,13 @@ class PeerOut:
 
 @dataclass(frozen=True, slots=True)
 class PeerLatency:
-    """From end to end at a rate, open loop; called, it measures it once."""
+    """End-to-end latency at a rate, open loop; a call measures it once."""
 
     client: Client
     rate: int = 10_000
 
     def __call__(self, stage: Stage) -> Sample:
-        """A sender and a reader, a process each."""
+        """Run a sender and a reader, each in a process."""
         running, load = server_of(stage, self.client.server), Load(ROUND_RECORDS, PAPER_BYTES)
         with topic_of(self.client, running, "bench-latency") as topic:
             command = self.client.command("latency-out", running, topic, load, self.rate)
@@ -150,20 +150,20 @@ class PeerLatency:
 
 
 def files_below(directory: Path) -> Iterator[Path]:
-    """Every regular file, but for what is deleted meanwhile."""
+    """Yield every regular file, except those deleted meanwhile."""
     for place, _, names in os.walk(directory):
         yield from filter(Path.is_file, (Path(place, name) for name in names))
 
 
 def server_of(stage: Stage, server: Server) -> Running:
-    """The server, started when it is first wanted."""
+    """Return the server, started at first use."""
     running: Running = stage.kept(("server", server.name), server.running)
     return running
 
 
 @contextmanager
 def topic_of(client: Client, running: Running, name: str) -> Iterator[str]:
-    """A topic for one measurement. Kafka's are made and deleted; of others the programs empty one that stays."""
+    """Yield a topic for one measurement. Kafka's are created and deleted; other programs empty a permanent one."""
     name = f"{name}-{client.protocol}"
     if client.server is not KAFKA:
         yield name
@@ -177,7 +177,7 @@ def topic_of(client: Client, running: Running, name: str) -> Iterator[str]:
 
 
 def sample_of(meter: Meter, load: Load, found: Mapping[str, Any]) -> Sample:
-    """The figures of a run; MB are the values' alone, as what a peer wraps them in is not known."""
+    """Return the figures of a run; MB are those of the values only, because the peers' framing is not known."""
     seconds = found["seconds"]
     figures = meter.figures(load, seconds, 0, found.get("cpu_seconds", 0.0))
     figures[MB] = load.total_bytes / seconds / 1e6
@@ -186,10 +186,10 @@ def sample_of(meter: Meter, load: Load, found: Mapping[str, Any]) -> Sample:
 
 
 def output_of(command: Sequence[str]) -> str:
-    """What a program prints.
+    """Return the output of a program.
 
     Raises:
-        RuntimeError: it failed; has what it said.
+        RuntimeError: If it fails; the message has its output.
     """
     done = subprocess.run(guarded(command), capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False)
     if done.returncode or not done.stdout.strip():
@@ -199,7 +199,7 @@ def output_of(command: Sequence[str]) -> str:
 
 
 def run_librdkafka(operation: str, port: int, topic: str, load: Load, batch: int) -> dict[str, Any]:
-    """Run the program in C; batch 1 without linger, else 5 ms."""
+    """Run the C program; with 5 ms of linger, none at batch 1."""
     command = [str(LIBRDKAFKA), operation, f"127.0.0.1:{port}", topic, str(load.records)]
     if operation == "in":
         command += [str(load.value_bytes), str(batch or 10_000), "0" if batch == 1 else "5", "1"]
@@ -209,7 +209,7 @@ def run_librdkafka(operation: str, port: int, topic: str, load: Load, batch: int
 
 
 def run_java(operation: str, port: int, topic: str, load: Load, batch: int) -> dict[str, Any]:
-    """Run Kafka's own measuring programs; the clock is theirs, without the start of the virtual machine."""
+    """Run Kafka's performance tools; their clock excludes the start of the virtual machine."""
     servers = f"127.0.0.1:{port}"
     before = os.times()
     if operation == "in":

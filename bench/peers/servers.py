@@ -1,8 +1,8 @@
-"""The peers' servers: where each is found, how it is started, and how it is ended.
+"""The peers' servers: paths, start and stop.
 
-Each runs on ports of loopback that the kernel chose, keeps its data in a temporary directory, acknowledges from the
-page cache as headrace does with `durability=async`, and ends with this process, however that ends. The page
-docs/performance.md gives the reasons for the settings.
+Each runs on loopback ports chosen by the kernel, keeps its data in a temporary directory, acknowledges from the page
+cache as headrace with `durability=async`, and stops with this process, however that ends. The page docs/performance.md
+gives the reasons for the settings.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import psutil
 from bench.children import guarded, search_path
 
 PEERS = Path(__file__).parents[2] / ".peers"
-"""Where `install.sh` puts what is no package of Debian's."""
+"""Directory in which `install.sh` installs software that is not in Debian."""
 INSTALL = "bench/peers/install.sh"
 DIRECTORY = "headrace-peer-"
-"""How a server's directory begins; the process id of its bench follows."""
+"""Prefix of a server's directory; the process id of its benchmark follows."""
 START_SECONDS = 90.0
 KAFKA_CLUSTER_ID = "aGVhZHJhY2UtYmVuY2gtMQ"
 RABBITMQ = Path("/usr/lib/rabbitmq/lib")
@@ -36,28 +36,28 @@ ACTIVEMQ = Path("/usr/share/activemq/lib")
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that takes clients."""
+    """Server that accepts clients."""
 
     ports: Mapping[str, int]
-    """On loopback, by protocol."""
+    """Loopback ports by protocol."""
     pids: Sequence[int]
     directory: Path
-    """Where its data lies."""
+    """Directory of its data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A peer."""
+    """Peer system."""
 
     name: str
     missing: Callable[[], str]
-    """Why it cannot be started here; empty: it can."""
+    """Function that returns why the server cannot start here; an empty string if it can."""
     start: Callable[[Path, ExitStack], Running]
-    """Start it in an empty directory, to be ended by the stack."""
+    """Function that starts it in an empty directory; the stack stops it."""
 
     @contextmanager
     def running(self) -> Iterator[Running]:
-        """Start it, and end it."""
+        """Start the server, and stop it at exit."""
         with ExitStack() as stack:
             remove_leftovers()
             prefix = f"{DIRECTORY}{os.getpid()}-{self.name}-"
@@ -66,7 +66,7 @@ class Server:
 
 
 def remove_leftovers() -> None:
-    """Remove what a bench that was killed could not."""
+    """Remove directories left behind by killed benchmarks."""
     for path in Path(tempfile.gettempdir()).glob(f"{DIRECTORY}*"):
         owner = path.name.removeprefix(DIRECTORY).partition("-")[0]
         if owner.isdigit() and not psutil.pid_exists(int(owner)):
@@ -74,7 +74,7 @@ def remove_leftovers() -> None:
 
 
 def needs(program: str | Path, part: str) -> Callable[[], str]:
-    """Say what to install where a program, or a file, is missing."""
+    """Return a check that names the package to install if a program or file is missing."""
 
     def missing() -> str:
         found = program.exists() if isinstance(program, Path) else shutil.which(program, path=search_path())
@@ -84,12 +84,12 @@ def needs(program: str | Path, part: str) -> Callable[[], str]:
 
 
 def needs_all(*checks: Callable[[], str]) -> Callable[[], str]:
-    """The first reason that any of them has."""
+    """Return a check that returns the first reason of several checks."""
     return lambda: next(filter(None, (check() for check in checks)), "")
 
 
 def free_ports(*names: str) -> dict[str, int]:
-    """Ports that were free a moment ago, all different."""
+    """Return distinct ports that were free when checked."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names]
         return {name: taken.getsockname()[1] for name, taken in zip(names, sockets, strict=True)}
@@ -98,7 +98,7 @@ def free_ports(*names: str) -> dict[str, int]:
 def spawn(
     command: Sequence[str | Path], directory: Path, stack: ExitStack, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a program that ends with the stack, and with this process; what it says goes to `log` in the directory."""
+    """Start a program that ends with the stack and with this process; its output goes to `log` in the directory."""
     with (directory / "log").open("ab") as log:
         process = subprocess.Popen(
             guarded(command),
@@ -114,17 +114,17 @@ def spawn(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a program and all that it started: its data is thrown away anyway."""
+    """Kill a program and its children; its data is temporary."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], directory: Path) -> None:
-    """Return when something listens.
+    """Wait until the port accepts connections.
 
     Raises:
-        RuntimeError: the program ended, or did not listen in time; has the end of its log.
+        RuntimeError: If the program ends, or does not listen in time; the message has the end of its log.
     """
     deadline = time.monotonic() + START_SECONDS
     while True:
@@ -140,7 +140,7 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], directory: Path) 
 
 
 def start_kafka(directory: Path, stack: ExitStack) -> Running:
-    """One node, broker and controller (KRaft); nothing is flushed, as its documentation advises."""
+    """Start one node, broker and controller (KRaft), without flushes, as its documentation recommends."""
     ports = free_ports("kafka", "controller")
     settings = {
         "process.roles": "broker,controller",
@@ -170,12 +170,12 @@ def start_kafka(directory: Path, stack: ExitStack) -> Running:
 
 
 def java(main_class: str, *options: str) -> list[str]:
-    """The command that runs a class of Kafka's jars, quiet unless something is wrong."""
+    """Return the command for a class of Kafka's jars that logs only errors."""
     return ["java", *options, "-cp", f"{PEERS / 'kafka'}/*", main_class]
 
 
 def start_rabbitmq(directory: Path, stack: ExitStack) -> Running:
-    """One node with the stream plugin; epmd of its own."""
+    """Start one node with the stream plugin and its own epmd."""
     ports = free_ports("amqp", "stream", "distribution", "epmd")
     (directory / "plugins").write_text("[rabbitmq_stream].\n")
     (directory / "rabbitmq.conf").write_text(
@@ -196,7 +196,7 @@ def start_rabbitmq(directory: Path, stack: ExitStack) -> Running:
         "RABBITMQ_LOG_BASE": str(directory / "logs"),
         "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "plugins"),
-        # Become the server, rather than stay its parent.
+        # Exec the server instead of staying its parent.
         "RUNNING_UNDER_SYSTEMD": "1",
     }
     names = spawn(["epmd", "-port", str(ports["epmd"])], directory, stack, environment)
@@ -209,7 +209,7 @@ def start_rabbitmq(directory: Path, stack: ExitStack) -> Running:
 
 
 def start_nats(directory: Path, stack: ExitStack) -> Running:
-    """JetStream in files; they are synced every two minutes, as it comes."""
+    """Start JetStream with file storage, synced every two minutes, its default."""
     ports = free_ports("nats")
     (directory / "nats.conf").write_text(
         f'listen: "127.0.0.1:{ports["nats"]}"\nmax_payload: 8MB\nmax_pending: 256MB\n'
@@ -221,7 +221,7 @@ def start_nats(directory: Path, stack: ExitStack) -> Running:
 
 
 def start_redis(directory: Path, stack: ExitStack) -> Running:
-    """Append-only file, written at once and synced by the kernel, no snapshots."""
+    """Start with an append-only file, written at once and synced by the kernel, without snapshots."""
     ports = free_ports("redis")
     options = {
         "port": ports["redis"],
@@ -241,7 +241,7 @@ def start_redis(directory: Path, stack: ExitStack) -> Running:
 
 
 def start_activemq(directory: Path, stack: ExitStack) -> Running:
-    """Persistent messages in KahaDB, whose journal is not synced a message; STOMP."""
+    """Start with persistent messages in KahaDB, whose journal is not synced per message, and STOMP."""
     ports = free_ports("stomp")
     uri = (
         f"broker:(stomp://127.0.0.1:{ports['stomp']})?persistent=true&useJmx=false"

@@ -1,6 +1,6 @@
-"""A steady load for docker-compose.yml's profile `demo`: a producer, a group of two consumers, a line every 10 s.
+"""Steady load for the profile `demo` of docker-compose.yml: a producer, a group of two consumers, a line every 10 s.
 
-python demo_load.py --bootstrap-servers localhost:7170 --records-per-second 2000; SIGTERM or Ctrl-C ends it in order.
+python demo_load.py --bootstrap-servers localhost:7170 --records-per-second 2000; SIGTERM or Ctrl-C stops it cleanly.
 """
 
 import argparse
@@ -18,7 +18,7 @@ ROUND_SECONDS = 0.1
 
 
 class Counts:
-    """How many records went in and came out; each number is written by one thread."""
+    """Numbers of produced and consumed records; each is written by one thread."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -26,7 +26,7 @@ class Counts:
 
 
 def produce(servers: str, rate: float, stop: threading.Event, counts: Counts) -> None:
-    """Send `rate` records a second, by users who come back, until `stop`."""
+    """Send `rate` records per second of recurring users until `stop` is set."""
     draw = random.Random(1)
     with headrace.Producer(bootstrap_servers=servers, client_id="demo-producer", return_futures=False) as producer:
         begun = time.monotonic()
@@ -40,7 +40,7 @@ def produce(servers: str, rate: float, stop: threading.Event, counts: Counts) ->
 
 
 def consume(servers: str, number: int, stop: threading.Event, counts: Counts) -> None:
-    """Read as a member of the group, until `stop`."""
+    """Consume as a member of the group until `stop` is set."""
     settings = {"group_id": GROUP, "client_id": f"demo-consumer-{number}", "auto_offset_reset": "earliest"}
     with headrace.Consumer(TOPIC, bootstrap_servers=servers, **settings) as consumer:
         while not stop.is_set():
@@ -48,7 +48,7 @@ def consume(servers: str, number: int, stop: threading.Event, counts: Counts) ->
 
 
 def main() -> None:
-    """Run until a signal."""
+    """Run until a signal arrives."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap-servers", default="localhost:7170")
     parser.add_argument("--records-per-second", type=float, default=2_000)

@@ -1,8 +1,8 @@
-"""Lets clients in other containers use the addresses that clients are told: docker-compose.yml's service `gateway`.
+"""Port forwarder for clients in other containers: the service `gateway` of docker-compose.yml.
 
-Brokers and coordinators tell each client localhost and a port, which on this machine is published. In a container
-localhost is the container itself; so a client there shares this one's network, where the same ports are passed on to
-the services.
+Brokers and coordinators advertise localhost and a port that is published on this machine. In a container localhost is
+the container itself. A client there shares this container's network, where the same ports are forwarded to the
+services.
 
 python gateway.py 7170=coordinator-1:7170 7181=broker-1:7181; SIGTERM ends it. Standard library only.
 """
@@ -17,7 +17,7 @@ CHUNK_BYTES = 256 * 1024
 
 
 async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    """Everything that comes, as fast as it is taken; then the end."""
+    """Copy the stream with backpressure, then close the target."""
     with contextlib.suppress(ConnectionError):
         while data := await source.read(CHUNK_BYTES):
             target.write(data)
@@ -27,7 +27,7 @@ async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> No
 
 
 async def pass_on(host: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One connection, both ways; closed at once where the service does not answer."""
+    """Forward one connection in both directions; close it at once if the service is unreachable."""
     with contextlib.closing(writer), contextlib.suppress(OSError):
         there_reader, there_writer = await asyncio.open_connection(host, port)
         with contextlib.closing(there_writer):
@@ -35,7 +35,7 @@ async def pass_on(host: str, port: int, reader: asyncio.StreamReader, writer: as
 
 
 async def serve(routes: list[str]) -> None:
-    """Listen on the loopback for each PORT=HOST:PORT until a signal comes."""
+    """Listen on loopback for each PORT=HOST:PORT until a signal arrives."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

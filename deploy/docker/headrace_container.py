@@ -1,7 +1,7 @@
 #!/opt/headrace/bin/python -I
 """The entry point of the image: the first argument selects what the container runs.
 
-    broker, coordinator   the service with these options, in place of this process: it gets the signals itself
+    broker, coordinator   the service with these options, by exec: it receives the signals itself
     drain                 hand over the leaderships of this container's broker (before it is stopped)
     health [NAME]         exit code 0 if startup, liveness or readiness (the default) succeeds
     node-label            write a label of this Kubernetes node into a file: a broker's rack, from its node's zone
@@ -105,7 +105,7 @@ def node_label(arguments: list[str]) -> int:
     try:
         token = (parsed.account / "token").read_text("ascii").strip()
         context = ssl.create_default_context(cafile=str(parsed.account / "ca.crt"))
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # Authorities of many clusters lack its extensions.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # CA certificates of many clusters lack extensions.
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
         with urllib.request.urlopen(request, timeout=10, context=context) as answer:
             labels = json.load(answer)["metadata"].get("labels", {})
@@ -137,7 +137,7 @@ def main() -> None:
 def command_for(word: str, rest: list[str]) -> list[str]:
     """Return the command that replaces this process."""
     match word:
-        case "broker" if not rest or rest[0].startswith("-"):  # Else it is a command about brokers: `broker list`.
+        case "broker" if not rest or rest[0].startswith("-"):  # Otherwise a CLI command: `broker list`.
             return ["headrace-broker", "run", *rest]
         case "coordinator":
             return ["headrace-coordinator", *rest]

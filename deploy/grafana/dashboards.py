@@ -1,7 +1,7 @@
-"""The eight dashboards and their generator: python -m deploy.grafana.dashboards [--check].
+"""Generator of the eight dashboards: python -m deploy.grafana.dashboards [--check].
 
-They are committed as JSON in the chart, which makes ConfigMaps of them; docker-compose.yml mounts the same files.
-A test fails if they are stale or use a metric that does not exist.
+The dashboards are committed as JSON in the chart, which renders ConfigMaps; docker-compose.yml mounts the same files. A
+test fails if they are stale or use a metric that does not exist.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the dashboards are made of: panels as data, and how Grafana's own SDK writes them down.
+"""Panels of the dashboards as data, and their conversion by Grafana's SDK.
 
-A panel is a title, a sentence, a unit and its queries; everything else is the same for all, so that eight dashboards
-look like one. Every query goes to `${datasource}` and to one cluster; rates are over `$__rate_interval`.
+A panel is a title, a description, a unit and its queries; everything else is the same for all, so that the dashboards
+look alike. Every query goes to `${datasource}` and to one cluster; rates are over `$__rate_interval`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ DATASOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
 WIDTH = 24
 HEIGHTS = {"stat": 4, "graph": 8}
 COLUMNS = 3
-"""Graphs in a line, at most."""
+"""Maximum graphs per row."""
 NOTHING = "none"
 NOT_SCRAPED = "not scraped"
 COUNTS = ("short", "reqps", "ops", "iops")
-"""Units whose axis reaches 1 at least: of zeros alone, Grafana would draw one up to 100."""
+"""Units whose axis reaches at least 1: for zeros only, Grafana would draw one up to 100."""
 DETAIL_SECONDS = 60
-"""How seldom the series of single partitions are scraped: the least step of queries on them."""
+"""Scrape interval of the series of single partitions: the minimum step of queries on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One expression and what its lines are called."""
+    """Expression with the legend of its lines."""
 
     expr: str
     legend: str = ""
@@ -44,33 +44,33 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel."""
+    """Panel of a dashboard."""
 
     title: str
     description: str
-    """What it shows and when to look at it: a sentence."""
+    """Sentence on its content and use."""
     unit: str
     queries: tuple[Query, ...]
     kind: str = "graph"
-    """`graph` over time, or `stat`, one number."""
+    """`graph` over time, or `stat` for one number."""
     steps: tuple[tuple[float | None, str], ...] = ()
-    """Colours from a value on; None: from the bottom."""
+    """Lower bound and colour of each step; a bound of `None` is the lowest."""
     stack: bool = False
     signed: bool = False
-    """Values may fall below zero; every other graph begins at zero."""
+    """Whether values may be negative; the axis of other graphs begins at zero."""
     highest: float | None = None
     decimals: int | None = None
     words: tuple[tuple[str, str, str], ...] = ()
-    """A text and a colour in place of a value: (value, text, colour)."""
+    """Texts and colours that replace values: (value, text, colour)."""
     detail: bool = False
-    """Of /metrics/detail."""
+    """Whether its metrics are on /metrics/detail."""
     without_data: str = ""
-    """Replaces "No data" where a healthy cluster may have none: errors by code, metrics of applications."""
+    """Text instead of "No data" if a healthy cluster may have none: errors by code, metrics of applications."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A heading with its panels."""
+    """Heading with its panels."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -78,7 +78,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A choice above the panels, from the values of a label."""
+    """Selector above the panels, with the values of a label."""
 
     name: str
     metric: str
@@ -86,7 +86,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """One dashboard; `name` is the end of its uid and of its file's name."""
+    """Dashboard; `name` is the suffix of its uid and of its file's name."""
 
     name: str
     title: str
@@ -96,12 +96,12 @@ class Dashboard:
 
 
 def graph(title: str, description: str, unit: str, *queries: Query | str, **more: object) -> Panel:
-    """A panel over time."""
+    """Return a panel over time."""
     return Panel(title, description, unit, _queries(queries), **more)  # type: ignore[arg-type]
 
 
 def number(title: str, description: str, unit: str, query: str, **more: object) -> Panel:
-    """A panel with one number."""
+    """Return a panel with one number."""
     return Panel(title, description, unit, _queries((query,)), "stat", **more)  # type: ignore[arg-type]
 
 
@@ -110,7 +110,7 @@ def _queries(queries: Sequence[Query | str]) -> tuple[Query, ...]:
 
 
 def build(board: Dashboard, others: Sequence[Dashboard]) -> dashboard.Dashboard:
-    """Make Grafana's model of a dashboard, with links to the others."""
+    """Return Grafana's model of a dashboard, with links to the others."""
     builder = (
         builders.Dashboard(f"headrace / {board.title}")
         .uid(f"headrace-{board.name}")
@@ -148,7 +148,7 @@ def build(board: Dashboard, others: Sequence[Dashboard]) -> dashboard.Dashboard:
 
 
 def _lines(panels: Sequence[Panel]) -> list[Sequence[Panel]]:
-    """Share panels out to lines that each fill the page: numbers on one line, graphs as evenly as possible."""
+    """Divide panels into rows that fill the page: numbers in one row, graphs as evenly as possible."""
     count = 1 if panels[0].kind == "stat" else math.ceil(len(panels) / COLUMNS)
     edges = [len(panels) - len(panels) * (count - line) // count for line in range(count + 1)]
     return [panels[begin:end] for begin, end in itertools.pairwise(edges)]

@@ -13,11 +13,11 @@ from examples.demo.command import demo
 
 
 def main() -> None:
-    """Run the demo; a typed error is one line and exit code 1."""
+    """Run the demo; print a `HeadraceError` on one line and exit with code 1."""
     app = typer.Typer(add_completion=False)
     app.command()(demo)
     try:
-        with stop_signals(signal.SIGTERM, signal.SIGHUP):  # In order, so that the cluster is stopped.
+        with stop_signals(signal.SIGTERM, signal.SIGHUP):  # A clean exit stops the cluster.
             app(prog_name="python -m examples.demo")
     except HeadraceError as error:
         sys.exit(f"error: {error}")

@@ -1,4 +1,4 @@
-"""`python -m examples.demo`: what `make demo` runs."""
+"""`python -m examples.demo`: the command of `make demo`."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def demo(
     as_json_text: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Start a cluster, send log data through it, kill a broker meanwhile, read the data back twice, check it, load it
-    into a table and ask that.
+    into a table and query it.
 
-    Exit code 1: a check failed.
+    Exit code 1 means that a check failed.
     """
     if log is not None and records is not None:
         raise typer.BadParameter("--records is for made-up page views; --log sends the file's lines, all of them")
@@ -99,10 +99,10 @@ def _load(cluster: LocalCluster, table: Path, questions: offline.Questions, cons
 def run_demo(
     cluster: LocalCluster, load: DemoLoad, console: Console, *, kill: bool
 ) -> tuple[list[DemoTopicReport], FailoverReport | None]:
-    """Make the topics, send, follow, kill, compare, on a cluster that runs and does not have these topics.
+    """Create the topics, send, follow, kill and compare on a running cluster without these topics.
 
     Raises:
-        HeadraceError: something did not work at all; what is merely wrong is in the reports.
+        HeadraceError: If the demo cannot run; wrong results are in the reports.
     """
     stop = threading.Event()
     acknowledgements = AcknowledgementTimes(TOPICS)
@@ -156,10 +156,10 @@ def _raise_first_error(threads: Sequence[TopicFollower | Failover]) -> None:
 
 
 def _create_topics(admin: headrace.Admin, brokers: int, stop: threading.Event) -> None:
-    """Return when every partition answers, so that the figures are of sending and not of a topic's first moments.
+    """Create the topics. Return when every partition responds, so that the figures do not include their creation.
 
     Raises:
-        HeadraceError: a partition does not answer in time, or for a reason that no retry resolves.
+        HeadraceError: If a partition does not respond in time, or its error is not retriable.
     """
     replicas = min(REPLICAS, brokers)
     config = {"min_insync_replicas": MIN_INSYNC_REPLICAS} if replicas == REPLICAS else None
@@ -168,7 +168,7 @@ def _create_topics(admin: headrace.Admin, brokers: int, stop: threading.Event) -
         try:
             admin.list_offsets(topic)
         except headrace.HeadraceError as error:
-            new = error.code == headrace.ErrorCode.UNKNOWN_TOPIC_ID  # Not at the broker yet.
+            new = error.code == headrace.ErrorCode.UNKNOWN_TOPIC_ID  # The broker does not have the topic yet.
             if not (error.retriable or new):
                 raise
             return False
@@ -186,7 +186,7 @@ def _send_all(
     acknowledgements: AcknowledgementTimes,
     stop: threading.Event,
 ) -> tuple[dict[str, int], MetricsFeed]:
-    """Send both topics; answers when (ns) the last record of each was acknowledged."""
+    """Send both topics; return the times (ns) at which the last record of each was acknowledged."""
     with headrace.Producer(
         bootstrap_servers=bootstrap_servers, acks="all", buffer_memory=BUFFER_BYTES, client_id="demo-producer"
     ) as producer:

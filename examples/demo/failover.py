@@ -1,8 +1,8 @@
-"""The failover part of the demo: `kill -9` of a leader while records are produced, and the recovery times.
+"""Failover part of the demo: `kill -9` of a leader while records are produced, and the recovery times.
 
-`Failover` runs in a thread of its own, next to the sending one. It notes when the partitions that the broker led are
-acknowledged again, starts the broker again, and waits until every replica is in sync. What it measures is what a user
-has: the time without a leader runs from the kill to the first acknowledgement by the new leader.
+`Failover` runs in a separate thread. It measures when the partitions that the broker led are acknowledged again,
+restarts the broker, and waits until every replica is in sync. The times are those of a user: the time without a leader
+is from the kill to the first acknowledgement by the new leader.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ COPIED_BYTES_METRIC = "headrace_broker_replicated_in_bytes_total"
 
 @dataclass(frozen=True, slots=True)
 class LeaderChange:
-    """One partition that the killed broker led."""
+    """Partition that the killed broker led."""
 
     topic: str
     partition: int
     leader_id: int
-    """The current leader."""
+    """Current leader."""
     leader_epoch: int
     seconds_without_leader: float | None
-    """From the kill to the first acknowledged write after it; `None` means that no write followed."""
+    """Time from the kill to the next acknowledged write; `None` means that no write followed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailoverReport:
-    """What a `kill -9` cost."""
+    """Effects of a `kill -9`."""
 
     broker_id: int
     lease_ttl_seconds: float
-    """How long a silent broker is taken for alive."""
+    """Lease TTL, after which an unresponsive broker is considered dead."""
     partitions: tuple[LeaderChange, ...]
     seconds_until_elected: float
-    """From the kill until the metadata named another leader for each of them."""
+    """Time from the kill until the metadata has a new leader for each partition."""
     seconds_until_in_sync: float
-    """From the start of the broker until all replicas of all partitions were in sync."""
+    """Time from the restart of the broker until all replicas of all partitions are in sync."""
     copied_bytes: int
-    """Bytes that it copied from the new leaders meanwhile."""
+    """Bytes that the broker copied from the new leaders in this time."""
 
     def longest_seconds_without_leader(self, topic: str | None = None) -> float | None:
-        """Of one topic or of all; `None` means that no write to those partitions followed."""
+        """Return the maximum of one topic or of all; `None` means that no write to those partitions followed."""
         spans = [
             change.seconds_without_leader
             for change in self.partitions
@@ -62,7 +62,7 @@ class FailoverReport:
 
 
 class AcknowledgementTimes:
-    """When what was sent to each partition was acknowledged. Written by the producer's threads, read by any."""
+    """Acknowledgement times by partition. Written by the producer's threads, read by any."""
 
     def __init__(self, topics: Mapping[str, int]) -> None:
         """`topics`: name -> partitions."""
@@ -71,21 +71,21 @@ class AcknowledgementTimes:
         }
 
     def note(self, future: headrace.RecordFuture) -> None:
-        """Enter one batch that is done; for `add_done_callback`."""
+        """Record one completed batch; for `add_done_callback`."""
         if future.exception(0) is None:
             where = future.result(0)
             self._times_ns[where.topic, where.partition].append(time.monotonic_ns())
 
     def times_ns(self, topic: str, partition: int) -> list[int]:
-        """All so far, on the monotonic clock."""
+        """Return all times so far, on the monotonic clock."""
         return list(self._times_ns[topic, partition])
 
 
 def silence_end_ns(acknowledged_ns: Iterable[int], killed_ns: int, now_ns: int) -> int | None:
-    """When the longest silence since the kill ended, or None where it lasts until now.
+    """Return the end of the longest gap since the kill, or `None` if it has not ended.
 
-    What the broker sent before it was killed may arrive after the kill, at once; a new leader comes when the lease has
-    run out. So the silence between the two is the longest, once a new leader is elected.
+    Acknowledgements sent before the kill may arrive shortly after it; a new leader is elected after the lease has
+    expired. So the gap between the two is the longest, once a new leader is elected.
     """
     times = [killed_ns, *sorted(at for at in acknowledged_ns if at > killed_ns), now_ns]
     silence, end_ns = max(((after - before), after) for before, after in itertools.pairwise(times))
@@ -93,7 +93,7 @@ def silence_end_ns(acknowledged_ns: Iterable[int], killed_ns: int, now_ns: int) 
 
 
 class Failover(threading.Thread):
-    """Kills at `strike`. `report` and `error` are for when it has ended, by `end` at the latest."""
+    """Thread that kills a broker at `strike`. `report` and `error` are set at its end, by `end` at the latest."""
 
     def __init__(
         self,
@@ -124,17 +124,17 @@ class Failover(threading.Thread):
         self._killed.wait()
 
     def all_sent(self) -> None:
-        """Note that all records are acknowledged: silent partitions have nothing outstanding."""
+        """Record that all records are acknowledged, so that no partition has outstanding writes."""
         self._all_sent.set()
 
     def end(self) -> None:
-        """Wait for its end; once the demo's `stop` is set that is soon."""
+        """Wait for the end of the thread, which is soon after the demo's `stop` is set."""
         if self._stop_now.is_set():
             self._strike.set()
         self.join()
 
     def run(self) -> None:
-        """From the kill until all replicas are in sync."""
+        """Measure from the kill until all replicas are in sync."""
         try:
             self._strike.wait()
             if not self._stop_now.is_set():
@@ -204,7 +204,7 @@ class Failover(threading.Thread):
         return found
 
     def _wait_for_acknowledgements(self, led: Sequence[tuple[str, int]], killed_ns: int) -> list[int | None]:
-        """When each of the partitions was acknowledged again; None where nothing is left to be."""
+        """Return the time of the next acknowledgement of each partition; `None` if no write is outstanding."""
         ends: list[int | None] = [None] * len(led)
 
         def look() -> bool:
@@ -223,7 +223,7 @@ class Failover(threading.Thread):
 
 
 def all_in_sync(admin: headrace.Admin, topics: Sequence[str]) -> bool:
-    """Whether every replica of the topics is in sync."""
+    """Return whether every replica of the topics is in sync."""
     return all(set(part.in_sync_replicas) == set(part.replicas) for part in _partitions(admin, topics).values())
 
 

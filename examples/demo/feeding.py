@@ -1,4 +1,4 @@
-"""The sending side: user activity as fast as the cluster takes it, and the machine's metrics a few times a second."""
+"""Sending side: user activity as fast as the cluster accepts it, and the machine's metrics a few times per second."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ TOPICS = {ACTIVITY: 6, METRICS: 3}
 SAMPLE_SECONDS = 0.25
 LEAST_SAMPLES = 4
 BUFFER_BYTES = 8 << 20
-"""Small, so that the time from send to receive is the cluster's and not that of a queue in front of it."""
+"""Small, so that the end-to-end latency is that of the cluster and not of a queue in the producer."""
 FLUSH_TIMEOUT_SECONDS = 60.0
 
 
 class MetricsFeed(threading.Thread):
-    """Samples the machine and sends each sample by `send`, keyed by kind, until `finish`."""
+    """Thread that samples the machine and sends each sample by `send`, keyed by kind, until `finish`."""
 
     def __init__(self, producer: headrace.Producer, acknowledgements: AcknowledgementTimes) -> None:
         super().__init__(name="machine metrics", daemon=True)
         self.error: BaseException | None = None
         self.key_bytes = 0
-        """Bytes of all keys sent."""
+        """Total bytes of sent keys."""
         self._producer = producer
         self._acknowledgements = acknowledgements
         self._finish = threading.Event()
         self._sent: list[tuple[headrace.RecordFuture, bytes, int]] = []
 
     def run(self) -> None:
-        """Until `finish`, and LEAST_SAMPLES at least."""
+        """Send samples until `finish`, at least LEAST_SAMPLES."""
         try:
             sampler = MachineSampler()
             samples = 0
             while samples < LEAST_SAMPLES or not self._finish.is_set():
-                # Not the event's wait: the least samples keep their distance also when all else is sent.
+                # Not the event's wait: the minimum samples keep their interval even after `finish`.
                 time.sleep(SAMPLE_SECONDS)
                 for key, value in sampler.sample():
                     at_ns = time.monotonic_ns()
@@ -57,15 +57,15 @@ class MetricsFeed(threading.Thread):
             self.error = error
 
     def finish(self) -> None:
-        """Send no more, and wait for the end of the thread."""
+        """Stop sending, and wait for the end of the thread."""
         self._finish.set()
         self.join()
 
     def enter_into(self, ledger: Ledger) -> None:
-        """Account for what was sent, by the futures. A partition's futures must ascend in the order of sending.
+        """Add the sent records to the ledger, and count offsets that do not ascend in the order of sending.
 
         Raises:
-            HeadraceError: a record was not delivered.
+            HeadraceError: If a record was not delivered.
         """
         for future, value, at_ns in self._sent:
             where = future.result(FLUSH_TIMEOUT_SECONDS)
@@ -82,10 +82,10 @@ def feed(
     acknowledgements: AcknowledgementTimes,
     stop: threading.Event,
 ) -> int:
-    """Send all chunks by `send_many`, each part to its partition; returns when (ns) the last one was acknowledged.
+    """Send all chunks by `send_many`, each part to its partition; return the time (ns) of the last acknowledgement.
 
     Raises:
-        DeliveryError: records were not delivered.
+        DeliveryError: If records were not delivered.
     """
     for chunk in chunks:
         for partition, values in chunk:

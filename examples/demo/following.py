@@ -1,4 +1,4 @@
-"""The reading side: a consumer of its own that follows all partitions while they are written, as Arrow columns."""
+"""Reading side: a separate consumer that follows all partitions during the writes, as Arrow columns."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from examples.demo.ledger import Ledger
 
 POLL_SECONDS = 0.2
 STALL_SECONDS = 30.0
-"""Without a record for so long after the last one was sent, what is missing counts as lost."""
+"""Time without a record after the last send, after which missing records count as lost."""
 
 
 class TopicFollower(threading.Thread):
-    """One independent reader. `ledger` may be read once the thread has ended."""
+    """Independent reader. `ledger` may be read after the thread has ended."""
 
     def __init__(self, name: str, bootstrap_servers: str, topics: dict[str, int], stop: threading.Event) -> None:
         super().__init__(name=name, daemon=True)
         self.ledger = Ledger(topics)
         self.error: BaseException | None = None
         self.started = threading.Event()
-        """Set when it reads, so that latencies do not include its connecting."""
+        """Set when it reads, so that latencies do not include the connection setup."""
         self._topics = topics
         self._bootstrap_servers = bootstrap_servers
         self._stop_now = stop
@@ -34,7 +34,7 @@ class TopicFollower(threading.Thread):
         self._wanted = records
 
     def run(self) -> None:
-        """Until all expected records are there, none comes any more, or the demo is stopped."""
+        """Read until all expected records have arrived, no more arrive, or the demo is stopped."""
         try:
             with headrace.Consumer(
                 *self._topics,

@@ -1,7 +1,7 @@
 """Operational metrics: this machine's processors, memory, disks and network from /proc, as JSON.
 
-Counters become rates between two samples. A source that the machine does not have (a container without disks, say) is
-left out of the sample and named in `absent`.
+Counters become rates between two samples. A source that the machine lacks (such as disks in a container) is omitted
+from the sample and named in `absent`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 SECTOR_BYTES = 512
-"""The unit of /proc/diskstats, whatever the disk's own is."""
+"""Unit of /proc/diskstats, independent of the disk's sector size."""
 _CPU_FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 
 
 class MachineSampler:
-    """Reads /proc. One thread."""
+    """Reader of /proc; for one thread."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
@@ -28,7 +28,7 @@ class MachineSampler:
         self.sample()
 
     def sample(self) -> list[tuple[bytes, bytes]]:
-        """Key (the kind of metric) and value (JSON) of each metric, rates since the sample before."""
+        """Return key (the kind of metric) and value (JSON) of each metric, with rates since the previous sample."""
         now = time.monotonic()
         seconds = max(now - self._before_at, 1e-3)
         counters = {**self._cpus(), **self._disks(), **self._networks()}

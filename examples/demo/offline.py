@@ -1,6 +1,6 @@
-"""The offline half: Spark loads the user activity into a table and answers three questions from it.
+"""Offline part: Spark loads the user activity into a table and runs three queries on it.
 
-The load job is a program of its own and is run as one, `python -m spark_jobs.load`, with its summary as JSON.
+The load job runs as a separate program, `python -m spark_jobs.load`, with its summary as JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One query of the table, which it calls `records`."""
+    """Query of the table, which it names `records`."""
 
     title: str
     sql: str
@@ -38,7 +38,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """The load job and the queries on its table."""
+    """Load job and queries on its table."""
 
     event_time: str
     columns: tuple[str, ...]
@@ -93,7 +93,7 @@ OF_LINES = Questions(
 
 
 def is_installed() -> bool:
-    """Whether the load job is there."""
+    """Return whether the load job is installed."""
     return importlib.util.find_spec("spark_jobs.load") is not None
 
 
@@ -101,7 +101,7 @@ def load(bootstrap_servers: str, table: Path, questions: Questions) -> dict[str,
     """Load the user activity into a new table and query it. Return the job's summary.
 
     Raises:
-        HeadraceError: the job failed; the message includes its output.
+        HeadraceError: If the job fails; the message includes its output.
     """
     shutil.rmtree(table, ignore_errors=True)
     command = [sys.executable, "-m", "spark_jobs.load", "--json", "--quiet", "--topic", ACTIVITY, "--table", str(table)]
@@ -122,7 +122,7 @@ def load(bootstrap_servers: str, table: Path, questions: Questions) -> dict[str,
 
 
 def problems(summary: Mapping[str, Any], records: int) -> list[str]:
-    """Compare a table with what was sent."""
+    """Return the differences between a table and the sent records."""
     found = []
     if summary["table_rows"] != records:
         found.append(f"{records} records were sent and the table has {summary['table_rows']} rows")

@@ -1,4 +1,4 @@
-"""Compare produced with consumed records and print the result: a table for people, JSON for programs."""
+"""Comparison of produced with consumed records, and its output: a table for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from examples.demo.ledger import Ledger
 
 @dataclass(frozen=True, slots=True)
 class DemoTopicReport:
-    """One topic's figures and findings."""
+    """Figures and findings of one topic."""
 
     topic: str
     partitions: int
     replicas: int
-    """Of each partition."""
+    """Replicas of each partition."""
     records: int
     value_bytes: int
     seconds: float
-    """From the first send until the last record was acknowledged."""
+    """Time from the first send to the last acknowledgement."""
     records_per_second_in: float
     records_per_second_out: float
-    """Of the slower reader, until its last record."""
+    """Rate of the slower reader, until its last record."""
     latency_p50_ms: float
     latency_p99_ms: float
     overhead_bytes_per_record: float
-    """Bytes on the leaders' disks beyond the values (and keys); of one replica."""
+    """Bytes on the leaders' disks beyond values and keys, for one replica."""
     lost: int
     duplicated: int
     problems: tuple[str, ...]
-    """Empty: counts, order and checksums agree."""
+    """Empty if counts, order and checksums agree."""
 
 
 def compare(
@@ -50,8 +50,8 @@ def compare(
     key_bytes: int = 0,
     replica_end_offsets: Mapping[int, Sequence[int]] | None = None,
 ) -> DemoTopicReport:
-    """Check one topic. `end_offsets`: partition -> records that its leader gives to readers; `replica_end_offsets`:
-    partition -> records in the log of each replica, the leader among them.
+    """Check one topic. `end_offsets`: partition -> records that its leader serves to readers; `replica_end_offsets`:
+    partition -> records in the log of each replica, including the leader.
     """
     problems = []
     lost = duplicated = 0
@@ -113,7 +113,7 @@ def as_json(
     source: str,
     table: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return the output of `--json`."""
     return {
         "ok": not any(report.problems for report in reports),
         "cluster": cluster,
@@ -126,7 +126,7 @@ def as_json(
 
 
 def show(reports: Sequence[DemoTopicReport], failover: FailoverReport | None, console: Console) -> None:
-    """Print the table, figures downward and topics across, and the verdict."""
+    """Print the table, with figures as rows and topics as columns, and the verdict."""
     table = Table("", *(report.topic for report in reports), title="What went through")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -165,7 +165,7 @@ def _without_leader(failover: FailoverReport, report: DemoTopicReport) -> str:
 
 
 def _latencies_ms(topic: str, sent: Ledger, readers: Sequence[Ledger]) -> tuple[float, float]:
-    """p50 and p99 over all records and readers."""
+    """Return p50 and p99 over all records and readers, in milliseconds."""
     spans = []
     for reader in readers:
         for wrote, read in zip(sent.topic(topic), reader.topic(topic), strict=True):

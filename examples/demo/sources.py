@@ -1,7 +1,7 @@
-"""User activity: the lines of a file, or page views made up with the skew that real ones have.
+"""User activity: the lines of a file, or generated page views with a realistic skew.
 
-Both give chunks of `(partition, values)`: what belongs together (a user, a client address) goes to one partition, so
-that its order is kept. A `DemoLoad` has a known size, so the demo can act in its middle.
+Both yield chunks of `(partition, values)`: records of one user or client address go to one partition, so that its order
+is kept. A `DemoLoad` has a known size, so the demo can act in its middle.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.cli.bench.workloads import Popularity
 CHUNK_RECORDS = 12_000
 CHUNK_BYTES = 2 << 20
 LEAST_CHUNKS = 8
-"""A small load comes in smaller chunks: it has a middle, too."""
+"""A small load has smaller chunks, so that it has a middle, too."""
 
 USERS = 50_000
 PAGES = 4_000
@@ -26,7 +26,7 @@ USER_SKEW = 0.9
 PAGE_SKEW = 1.1
 """Exponents of Zipf's law: a few users and pages make most of the traffic."""
 SESSION_VIEWS = 8
-"""Page views of a session, on average."""
+"""Average page views per session."""
 MEAN_DWELL_MS = 20_000.0
 START_MS = 1_700_000_000_000
 
@@ -35,18 +35,18 @@ Chunk = list[tuple[int, list[bytes]]]
 
 @dataclass(frozen=True, slots=True)
 class DemoLoad:
-    """The records to send."""
+    """Records to send."""
 
     description: str
-    """For people."""
+    """Description for people."""
     chunks: Iterator[Chunk]
     size: int
-    """Of everything, in the unit of `measure`; an upper bound."""
+    """Upper bound of the total size, in the unit of `measure`."""
     measure: Callable[[list[bytes]], int]
-    """The size of some of its values."""
+    """Function that returns the size of some values."""
 
     def interrupted(self, interrupt: Callable[[], None]) -> Iterator[Chunk]:
-        """The chunks, with one call of `interrupt` between two of them: where half of it is sent, or at the end."""
+        """Yield the chunks; call `interrupt` once, after half of the load or at the end."""
         passed, called = 0, False
         for chunk in self.chunks:
             if not called and passed * 2 >= self.size:
@@ -59,10 +59,10 @@ class DemoLoad:
 
 
 def load_of_lines(path: Path, partitions: int) -> DemoLoad:
-    """The lines of a file.
+    """Return the lines of a file as a load.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: If the file cannot be read.
     """
 
     def measure(values: list[bytes]) -> int:
@@ -72,7 +72,7 @@ def load_of_lines(path: Path, partitions: int) -> DemoLoad:
 
 
 def load_of_views(records: int, partitions: int, seed: int) -> DemoLoad:
-    """Made-up page views."""
+    """Return generated page views as a load."""
     return DemoLoad(f"{records:,} made-up page views", page_views(records, partitions, seed), records, len)
 
 
@@ -85,10 +85,10 @@ _VIEW = (
 
 
 def log_lines(path: Path, partitions: int) -> Iterator[Chunk]:
-    """The lines of a file, exactly once each and without their line ends, by the first word of the line.
+    """Yield each line of a file once, without line end, partitioned by its first word.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: If the file cannot be read.
     """
     chunk_bytes = min(CHUNK_BYTES, path.stat().st_size // LEAST_CHUNKS + 1)
     with path.open("rb") as file:
@@ -100,7 +100,7 @@ def log_lines(path: Path, partitions: int) -> Iterator[Chunk]:
 
 
 def page_views(records: int, partitions: int, seed: int) -> Iterator[Chunk]:
-    """Made-up page views as JSON lines, about 190 bytes each; the same for the same arguments."""
+    """Yield generated page views as JSON lines of about 190 bytes; deterministic for the same arguments."""
     random = np.random.default_rng(seed)
     users, pages = Popularity(USERS, USER_SKEW), Popularity(PAGES, PAGE_SKEW)
     sessions = np.zeros(USERS, dtype=np.int64)
@@ -110,7 +110,7 @@ def page_views(records: int, partitions: int, seed: int) -> Iterator[Chunk]:
     for first in range(0, records, chunk_records):
         count = min(chunk_records, records - first)
         user = users.ranks(random.random(count))
-        # By partition first and by time within it: the order in which they will be sent.
+        # By partition, then by time: the order of sending.
         order = np.argsort(user % partitions, kind="stable")
         when = at_ms + np.sort(random.integers(0, count, count))
         at_ms += count

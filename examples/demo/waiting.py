@@ -1,4 +1,4 @@
-"""Waiting in the demo: poll a condition until it holds, the time is over or the demo stops."""
+"""Polling of a condition until it holds, the time is over or the demo stops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TIMEOUT_SECONDS = 60.0
 
 
 class StoppedError(Exception):
-    """The demo was stopped before the condition held; the stopping thread has the reason."""
+    """Demo stopped before the condition held; the stopping thread has the reason."""
 
 
 def wait_until(
@@ -22,8 +22,8 @@ def wait_until(
     """Return when `condition()` is true.
 
     Raises:
-        StoppedError: `stop` was set.
-        ClusterNotHealthyError: not in time; the message names `what`.
+        StoppedError: If `stop` is set.
+        ClusterNotHealthyError: If the time is over; the message names `what`.
     """
     deadline = time.monotonic() + timeout_seconds
     while not condition():

@@ -1,4 +1,4 @@
-"""Look at and change a cluster: python admin.py [host:port [topic]]."""
+"""Inspect and change a cluster: python admin.py [host:port [topic]]."""
 
 import sys
 
@@ -6,7 +6,7 @@ import headrace
 
 
 def main(cluster: str = "localhost:7170", topic: str = "example-admin") -> None:
-    """Create a topic, change it, look at it, delete its records, delete it."""
+    """Create a topic, alter and describe it, delete its records, delete it."""
     with headrace.Admin(bootstrap_servers=cluster) as admin:
         print("brokers", [broker.broker_id for broker in admin.describe_cluster().brokers])
         admin.create_topic(topic, partitions=1, config={"retention_ms": 86_400_000}, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Produce and consume at once on one event loop: python asyncio_pipeline.py [host:port [topic]]."""
+"""Produce and consume concurrently on one event loop: python asyncio_pipeline.py [host:port [topic]]."""
 
 import asyncio
 import sys
@@ -16,7 +16,7 @@ async def produce(cluster: str, topic: str) -> None:
 
 
 async def consume(consumer: aio.Consumer) -> int:
-    """Add up what comes."""
+    """Return the sum of the consumed values."""
     total = count = 0
     async for record in consumer:
         total += int(record.value)
@@ -27,7 +27,7 @@ async def consume(consumer: aio.Consumer) -> int:
 
 
 async def run(cluster: str, topic: str) -> None:
-    """Run both side by side; if one fails the other is cancelled."""
+    """Run both concurrently; if one fails, the other is cancelled."""
     async with aio.Admin(bootstrap_servers=cluster) as admin:
         await admin.create_topic(topic, partitions=2, exist_ok=True)
     async with aio.Consumer(topic, bootstrap_servers=cluster) as consumer, asyncio.TaskGroup() as tasks:

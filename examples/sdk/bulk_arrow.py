@@ -1,4 +1,4 @@
-"""Send an Arrow array and read an Arrow table, no Python object a record: python bulk_arrow.py [host:port [topic]]."""
+"""Send an Arrow array, read an Arrow table, no object per record: python bulk_arrow.py [host:port [topic]]."""
 
 import sys
 
@@ -7,7 +7,7 @@ import pyarrow as pa
 
 
 def main(cluster: str = "localhost:7170", topic: str = "example-bulk") -> None:
-    """Send a hundred thousand values in compressed batches, and read them back."""
+    """Send 100,000 values in compressed batches, and read them back."""
     values = pa.array([b"value %d" % number for number in range(100_000)], pa.binary())
     with headrace.Admin(bootstrap_servers=cluster) as admin:
         admin.create_topic(topic, partitions=1, exist_ok=True)

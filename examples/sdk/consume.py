@@ -1,4 +1,4 @@
-"""Read records as they come, and begin in the middle: python consume.py [host:port [topic]]."""
+"""Read records as they arrive, and from an offset: python consume.py [host:port [topic]]."""
 
 import sys
 

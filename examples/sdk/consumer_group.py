@@ -8,7 +8,7 @@ ORDERS = 100
 
 
 def main(cluster: str = "localhost:7170", topic: str = "example-group") -> None:
-    """Send orders, and deal with each; what one consumer has dealt with the next one does not get."""
+    """Send orders and handle each; records handled by one consumer are not delivered to the next."""
     with headrace.Admin(bootstrap_servers=cluster) as admin:
         admin.create_topic(topic, partitions=4, exist_ok=True)
     with headrace.Producer(bootstrap_servers=cluster) as producer:

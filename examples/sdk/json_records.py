@@ -1,4 +1,4 @@
-"""Objects in and out by serializers, and a partitioner of one's own: python json_records.py [host:port [topic]]."""
+"""Send and read objects by serializers, with a custom partitioner: python json_records.py [host:port [topic]]."""
 
 import sys
 
@@ -6,12 +6,12 @@ import headrace
 
 
 def by_length(topic: str, key: bytes | None, partitions: int) -> int:
-    """Put keys of the same length together."""
+    """Return the partition for a key: keys of the same length share one."""
     return len(key or b"") % partitions
 
 
 def main(cluster: str = "localhost:7170", topic: str = "example-json") -> None:
-    """Send objects, read them, and see what a wrong one says."""
+    """Send objects, read them, and print the error of an invalid one."""
     with headrace.Admin(bootstrap_servers=cluster) as admin:
         admin.create_topic(topic, partitions=2, exist_ok=True)
     settings: headrace.ProducerSettings = {

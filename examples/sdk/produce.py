@@ -1,4 +1,4 @@
-"""Send records and learn where they went: python produce.py [host:port [topic]]."""
+"""Send records and print their partitions and offsets: python produce.py [host:port [topic]]."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Handle records concurrently; keep those that cannot be handled: python run_handlers.py [host:port [topic]]."""
+"""Handle records concurrently, with a dead-letter topic: python run_handlers.py [host:port [topic]]."""
 
 import sys
 import threading
@@ -9,7 +9,7 @@ ORDERS = 100
 
 
 def main(cluster: str = "localhost:7170", topic: str = "example-run") -> None:
-    """Send orders, one of them broken; handle them on eight threads, in order for each customer."""
+    """Send orders, one of them invalid; handle them on eight threads, in order for each customer."""
     dead = f"{topic}-dead"
     with headrace.Admin(bootstrap_servers=cluster) as admin:
         admin.create_topic(topic, partitions=4, exist_ok=True)

@@ -1,1 +1,1 @@
-"""What the generated pages of docs/reference are made of; called by `tools/docs.py`."""
+"""Generators of the pages in docs/reference, called by `tools/docs.py`."""

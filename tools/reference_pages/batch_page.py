@@ -1,4 +1,4 @@
-"""docs/reference/batch-format.md: the tables out of the docstrings, and one small batch byte by byte."""
+"""Generator of docs/reference/batch-format.md: the tables from the docstrings, and a small batch byte by byte."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ The stamp (the first 32 bytes) is the leader's. A produced batch has `base_offse
 
 
 def batch_body() -> str:
-    """The page from its title on."""
+    """Return the page from its title."""
     assert set(_FLAGS) == set(BatchFlags)
     assert set(_CODECS) == set(Codec)
     flags = [(f"{flag.value:#06x}", f"`{flag.name}`", meaning) for flag, meaning in _FLAGS.items()]

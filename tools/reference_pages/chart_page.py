@@ -1,4 +1,4 @@
-"""docs/reference/chart-values.md: every value of the Helm chart, from the `@param` lines of its values.yaml."""
+"""Generator of docs/reference/chart-values.md: all values of the Helm chart, from `@param` lines in values.yaml."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ so are values that contradict each other. [The guide](../guides/installing.md) s
 
 
 def chart_body() -> str:
-    """The page from its title on."""
+    """Return the page from its title."""
     text = VALUES_FILE.read_text("utf-8")
     values = yaml.safe_load(text)
     sections: list[tuple[str, list[tuple[str, str, str]]]] = []

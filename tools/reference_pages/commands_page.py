@@ -1,4 +1,4 @@
-"""docs/reference/commands.md: every command of `headrace` with its arguments, options and examples, as it has them."""
+"""Generator of docs/reference/commands.md: all commands of `headrace` with their arguments, options and examples."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _HEAD = ("option", "meaning")
 
 
 def commands_body() -> str:
-    """The page from its title on."""
+    """Return the page from its title."""
     return commands_text(_INTRO, leaves(typer.main.get_command(app), ("headrace",)), _SHARED)
 
 
 def commands_text(intro: str, commands: Sequence[tuple[tuple[str, ...], Any]], shared_names: Sequence[str]) -> str:
-    """A page of commands: the options that all have in common once, then each command with its own.
+    """Return a page of commands: first the options common to all, then each command with its own.
 
     Args:
-        intro: the title, and what comes before the first heading.
-        commands: what is typed for each, and the command.
-        shared_names: parameters that are told once, in this order.
+        intro: Title and text before the first heading.
+        commands: Words of each command line, and the command.
+        shared_names: Parameters described once, in this order.
     """
     shared: dict[str, tuple[str, str]] = {}
     sections: list[str] = []
@@ -54,7 +54,7 @@ def commands_text(intro: str, commands: Sequence[tuple[tuple[str, ...], Any]], s
                 name, meaning = parameter.get_help_record(context)
                 meaning = meaning.replace("*", "\\*")
                 if not parameter.opts[0].startswith("-"):
-                    name = name.partition(" <")[0]  # An argument's type says nothing that its name does not.
+                    name = name.partition(" <")[0]  # The type of an argument only repeats its name.
                 if parameter.name in shared_names:
                     shared.setdefault(parameter.name, (f"`{name}`", meaning))
                 else:
@@ -66,7 +66,7 @@ def commands_text(intro: str, commands: Sequence[tuple[tuple[str, ...], Any]], s
 
 
 def leaves(command: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
-    """The commands below a group, in its order."""
+    """Return the commands below a group, in its order."""
     children = getattr(command, "commands", None)
     if children is None:
         return [(path, command)]

@@ -1,4 +1,4 @@
-"""docs/decisions/README.md: the table of decisions, from the headers of the pages."""
+"""Generator of docs/decisions/README.md: the table of decisions, read from the headers of the pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AREAS = (
     "Operations",
     "Simulation and tests",
 )
-"""The sections of the index, in order. An area without a page has no section."""
+"""Sections of the index, in order. An area without a page has no section."""
 _HEADER = re.compile(
     r"# (?P<number>[1-9]\d*)\. (?P<title>.+)\n\n"
     r"- Status: (?P<status>.+)\n- Date: (?P<date>\d{4}-\d\d-\d\d)\n- Area: (?P<area>.+)\n\n"
@@ -35,7 +35,7 @@ status of the old page becomes `replaced by`. [CONTRIBUTING.md](../../CONTRIBUTI
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The title and the header of a page."""
+    """Title and header of a page."""
 
     path: Path
     number: int
@@ -54,7 +54,7 @@ def read_decision(path: Path) -> Decision:
 
 
 def decisions_body() -> str:
-    """Return the page from its title on."""
+    """Return the page from its title."""
     decisions = [read_decision(path) for path in sorted(FOLDER.glob("[0-9]*.md"))]
     sections = [_INTRO]
     for area in AREAS:

@@ -1,4 +1,4 @@
-"""docs/reference/errors.md: the one table of errors, and those that arise in the client."""
+"""Generator of docs/reference/errors.md: the table of error codes, and errors raised by the client itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ These never cross the wire."""
 
 
 def errors_body() -> str:
-    """The page from its title on."""
+    """Return the page from its title."""
     rows = [
         (
             code.value,

@@ -1,4 +1,4 @@
-"""docs/reference/jobs.md: every option of the jobs on Spark, as their commands have them."""
+"""Generator of docs/reference/jobs.md: all options of the Spark jobs, read from their commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHARED = ("bootstrap_servers", "master", "quiet", "as_json")
 
 
 def jobs_body() -> str:
-    """The page from its title on."""
+    """Return the page from its title."""
     apps = {"load": job_app(load), "audit": job_app(audit), "windows": windows.app, "access_log": job_app(access_log)}
     commands = [
         found

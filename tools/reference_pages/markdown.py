@@ -1,4 +1,4 @@
-"""Turns docstrings and rows into markdown."""
+"""Conversion of docstrings and rows to markdown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def docstring(thing: object) -> str:
-    """Return a docstring as markdown: what is indented in it becomes a code block, the rest stays."""
+    """Return a docstring as markdown; indented lines become code blocks."""
     text = inspect.getdoc(thing)
     assert text, f"{thing} has no docstring"
     blocks: list[str] = []

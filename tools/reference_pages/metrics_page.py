@@ -1,4 +1,4 @@
-"""docs/reference/metrics.md: every instrument of the services, asked of the registries that serve them."""
+"""Generator of docs/reference/metrics.md: all instruments of the services, read from their registries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ watch their producers and consumers."""
 
 
 def metrics_body() -> str:
-    """The page from its title on."""
+    """Return the page from its title."""
     broker = CollectorRegistry()
     BrokerMetrics(broker)
     coordinator = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""docs/reference/native-protocol.md: frames from the module that writes them, limits from the code that keeps them."""
+"""Generator of docs/reference/native-protocol.md, from the modules that write the frames and enforce the limits."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ Ignore a correlation that nothing waits for, and open another connection after G
 
 
 def native_body() -> str:
-    """The page from its title on."""
+    """Return the page from its title."""
     _check_layout()
     return "\n\n".join(
         [
@@ -229,7 +229,7 @@ def native_body() -> str:
 
 
 def _check_layout() -> None:
-    """The table of the docstring is that of the struct."""
+    """Assert that the table in the docstring matches the struct."""
     stated = re.findall(r"^    (\d+) +(\d+) +(\S.*?)(?::|, see|$)", str(frames.__doc__), re.MULTILINE)
     sizes = [struct.calcsize("<" + code) for code in HEADER.format.lstrip("<")]
     positions = [sum(sizes[:index]) for index in range(len(sizes))]

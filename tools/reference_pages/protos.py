@@ -1,8 +1,8 @@
-"""Reads this repository's .proto files with their comments, which the generated code does not keep.
+"""Reader of this repository's .proto files with their comments, which the generated code does not contain.
 
-Understands the plain style that `buf lint` holds our protos to: one declaration a line, comments above what they
-explain. `check_complete` compares what was read with the descriptors of the generated code, so that a declaration this
-reader does not understand cannot be left out in silence.
+It supports the style that `buf lint` enforces: one declaration per line, with its comment above. `check_complete`
+compares the result with the descriptors of the generated code, so that a declaration that this reader does not support
+cannot be omitted silently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OPEN = re.compile(r"(service|message|enum|oneof) (\w+) \{")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A field, an enum value or an rpc."""
+    """Field, enum value or rpc."""
 
     name: str
     type: str
@@ -34,7 +34,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Declaration:
-    """A service, message or enum."""
+    """Service, message or enum."""
 
     kind: str
     name: str
@@ -44,14 +44,14 @@ class Declaration:
 
 @dataclass(slots=True)
 class ProtoFile:
-    """One .proto file, its declarations in order."""
+    """.proto file with its declarations in order."""
 
     path: Path
     declarations: list[Declaration]
 
 
 def read_proto(path: Path) -> ProtoFile:
-    """Read one file; raises ValueError at a line that it does not understand."""
+    """Return the parsed file. Raise `ValueError` at an unsupported line."""
     declarations: list[Declaration] = []
     comment: list[str] = []
     oneof = ""
@@ -91,7 +91,7 @@ def _entry(kind: str, line: str, comment: str, oneof: str) -> Entry | None:
 
 
 def check_complete(proto: ProtoFile, descriptor: FileDescriptor) -> None:
-    """Assert that the reader found exactly what the generated code declares."""
+    """Assert that the parsed declarations are exactly those of the generated code."""
     read = {declaration.name: {entry.name for entry in declaration.entries} for declaration in proto.declarations}
     declared = {
         name: {field.name for field in message.fields} for name, message in descriptor.message_types_by_name.items()

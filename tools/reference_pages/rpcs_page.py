@@ -1,4 +1,4 @@
-"""docs/reference/rpcs.md, and the values in docs/reference/etcd-keys.md: the protos with their comments."""
+"""Generator of docs/reference/rpcs.md and of the values in docs/reference/etcd-keys.md, from the protos."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Rules that hold for every call:
 - Numbers that mean a time end in `_ms` and are milliseconds; timestamps count from 1970 in UTC.
 """
 
-# What a field means wherever its proto says nothing else.
+# Default descriptions of fields without a comment in their proto.
 _COMMON = {
     "client_id": "Who calls; for logs and errors.",
     "name": "The topic's name.",
@@ -68,7 +68,7 @@ _COMMON = {
 
 
 def rpcs_body() -> str:
-    """The page from its title on."""
+    """Return the page from its title."""
     files = [
         _read(PROTO / "v1" / "broker.proto", broker_pb2),
         _read(PROTO / "v1" / "cluster.proto", cluster_pb2),
@@ -87,7 +87,7 @@ def rpcs_body() -> str:
 
 
 def values_body() -> str:
-    """Return the messages that are values in etcd, as sections of the second level."""
+    """Return the messages that are values in etcd, as second-level sections."""
     file = _read(PROTO / "internal" / "v1" / "metadata.proto", metadata_pb2)
     known = {declaration.name for declaration in file.declarations}
     return "\n\n".join(["## Values", *(_section(declaration, known) for declaration in file.declarations)])
@@ -126,11 +126,11 @@ def _section(declaration: Declaration, known: set[str]) -> str:
 
 
 def _types(text: str, known: set[str]) -> str:
-    """Link the messages and enums of this page inside a type."""
+    """Return a type with links to the messages and enums of this page."""
     linked = re.sub(r"\w+", lambda word: f"[{word[0]}](#{word[0].lower()})" if word[0] in known else word[0], text)
     return linked.replace("<", "&lt;").replace("->", "→")
 
 
 def _text(comment: str) -> str:
-    """A comment may name a page of docs/reference as plain text: make it a link."""
+    """Return a comment in which plain names of pages in docs/reference are links."""
     return re.sub(r"docs/reference/([\w-]+\.md)", r"[\1](\1)", comment)

@@ -1,4 +1,4 @@
-"""docs/reference/segment-format.md: what a broker keeps on disk, from the docstrings of the modules that write it."""
+"""Generator of docs/reference/segment-format.md: files of a broker, from the docstrings of their modules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ file is written and fsynced, renamed over the old one, and the directory is fsyn
 
 
 def segment_body() -> str:
-    """The page from its title on."""
+    """Return the page from its title."""
     files = [
         (f"`<base_offset:020d>{segment.LOG_SUFFIX}`", "a segment of the log", "the data"),
         ("`<base_offset:020d>.index`", "offset to position, sparse", "made again from the segment"),

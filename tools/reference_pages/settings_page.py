@@ -1,4 +1,4 @@
-"""docs/reference/settings.md: every setting of the services and of the SDK."""
+"""Generator of docs/reference/settings.md: all settings of the services and of the SDK."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ the command `headrace` does.
 
 
 def settings_body() -> str:
-    """The page from its title on."""
+    """Return the page from its title."""
     return "\n\n".join(
         [
             _INTRO,
@@ -63,7 +63,7 @@ _SDK_CLASSES: tuple[tuple[str, type[ClientConfig]], ...] = (
 
 
 def _sdk_table(cls: type[ClientConfig], but: type[ClientConfig] | None = None) -> str:
-    """The settings of `cls` without those of `but`."""
+    """Return the table of the settings of `cls` without those of `but`."""
     known = {row.name for row in describe(but)} if but else set()
     rows = [
         (f"`{row.name}`", f"`{row.default}`", row.range, row.text) for row in describe(cls) if row.name not in known

@@ -11,7 +11,7 @@ from bench.peers.clients.task import Task, main
 
 
 async def sending(task: Task) -> AsyncIterator[int]:
-    """`await producer.send()` in a loop, batches of up to 1 MB, 5 ms of linger."""
+    """Await `producer.send()` in a loop, with batches of up to 1 MB and 5 ms of linger."""
     sender = AIOKafkaProducer(
         bootstrap_servers=f"127.0.0.1:{task.port}",
         acks=1,

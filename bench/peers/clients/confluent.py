@@ -16,12 +16,12 @@ WARM = b"warm"
 
 
 def connect(task: Task) -> dict[str, Any]:
-    """Where to."""
+    """Return the client's address settings."""
     return {"bootstrap.servers": f"127.0.0.1:{task.port}", **task.settings}
 
 
 def producer(task: Task) -> Producer:
-    """A producer that has sent one record."""
+    """Return a producer that has sent one record."""
     batch = {"batch.num.messages": task.batch} if task.batch else {}
     own = {"acks": 1, "queue.buffering.max.messages": 1_000_000, "queue.buffering.max.kbytes": 1_000_000, **batch}
     made = Producer({**own, **connect(task)})
@@ -31,7 +31,7 @@ def producer(task: Task) -> Producer:
 
 
 def send(task: Task, callback: Any = None) -> Iterator[int]:
-    """`produce()` in a loop."""
+    """Call `produce()` in a loop."""
     sender, sent, topic = producer(task), 0, task.topic
     yield 0
     for chunk in task.chunks():
@@ -50,7 +50,7 @@ def send(task: Task, callback: Any = None) -> Iterator[int]:
 
 
 def send_with_callbacks(task: Task) -> Iterator[int]:
-    """`produce()` in a loop, each told of by a callback."""
+    """Call `produce()` in a loop, with a delivery callback per record."""
     delivered: list[Any] = []
 
     def on_delivery(error: Any, message: Any) -> None:
@@ -62,7 +62,7 @@ def send_with_callbacks(task: Task) -> Iterator[int]:
 
 
 def consumer(task: Task) -> Consumer:
-    """A consumer at the beginning of the topic, past the first record."""
+    """Return a consumer at the start of the topic, after the first record."""
     own = {name: value for name, value in connect(task).items() if name != "linger.ms"}
     made = Consumer({"group.id": "bench", "enable.auto.commit": False, **own})
     made.assign([TopicPartition(task.topic, 0, OFFSET_BEGINNING)])
@@ -72,7 +72,7 @@ def consumer(task: Task) -> Consumer:
 
 
 def consume(task: Task) -> Iterator[int]:
-    """`consume(500)`."""
+    """Consume by `consume(500)`."""
     reader, seen = consumer(task), 0
     yield 0
     while seen < task.records:
@@ -81,7 +81,7 @@ def consume(task: Task) -> Iterator[int]:
 
 
 def poll(task: Task) -> Iterator[int]:
-    """`poll()`, a message at a time."""
+    """Consume by `poll()`, one message at a time."""
     reader, seen = consumer(task), 0
     yield 0
     while seen < task.records:
@@ -92,7 +92,7 @@ def poll(task: Task) -> Iterator[int]:
 
 
 def send_at_rate(task: Task) -> Iterator[int]:
-    """Open loop."""
+    """Send records at a fixed rate, open loop."""
     sender = producer(task)
     yield 0
 
@@ -105,11 +105,11 @@ def send_at_rate(task: Task) -> Iterator[int]:
 
 
 def receive_at_rate(task: Task) -> Iterator[int]:
-    """Say `ready`, take the records of `send_at_rate`, say what they waited."""
+    """Print `ready`, receive the records of `send_at_rate`, print their latencies."""
     reader, waits = consumer(task), []
     print("ready", flush=True)
     yield 0
-    # The sender's first record is its warm-up.
+    # The sender's first record is the warm-up.
     reader.poll(60)
     for _ in range(record_count(task.rate)):
         waits.append(waited_ms(reader.poll(60).value()))
@@ -127,7 +127,7 @@ def admin(task: Task) -> Iterator[int]:
 
 
 def warm(task: Task) -> Iterator[int]:
-    """Make the topic by sending one record."""
+    """Create the topic by sending one record."""
     producer(task)
     yield 0
 

@@ -1,4 +1,4 @@
-"""Operations of asyncio clients as the generators that `task.main` wants."""
+"""Adapter of asyncio clients' operations to the generators of `task.main`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.peers.clients.task import Operation, Task
 
 
 def waited(steps_of: Callable[[Task], AsyncIterator[int]]) -> Operation:
-    """An operation that is written as an asynchronous generator."""
+    """Return the operation of an asynchronous generator."""
 
     def run(task: Task) -> Iterator[int]:
         loop, steps = asyncio.new_event_loop(), steps_of(task)

@@ -14,7 +14,7 @@ from bench.peers.clients.task import Task, main
 
 
 async def sending(task: Task) -> AsyncIterator[int]:
-    """`publish_async`, up to 4,000 unacknowledged."""
+    """Call `publish_async`, with up to 4,000 unacknowledged messages."""
     client = await nats.connect(f"nats://127.0.0.1:{task.port}")
     stream = client.jetstream(publish_async_max_pending=4_000, timeout=60)
     with contextlib.suppress(NotFoundError):
@@ -31,7 +31,7 @@ async def sending(task: Task) -> AsyncIterator[int]:
 
 
 async def receiving(task: Task) -> AsyncIterator[int]:
-    """Pushed from the beginning, without acknowledgements."""
+    """Receive pushed messages from the start, without acknowledgements."""
     client = await nats.connect(f"nats://127.0.0.1:{task.port}")
     stream = client.jetstream(timeout=60)
     yield 0

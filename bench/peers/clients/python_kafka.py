@@ -10,7 +10,7 @@ from bench.peers.clients.task import Task, main
 
 
 def send(task: Task) -> Iterator[int]:
-    """`send()` in a loop, batches of up to 1 MB, 5 ms of linger."""
+    """Call `send()` in a loop, with batches of up to 1 MB and 5 ms of linger."""
     sender = KafkaProducer(
         bootstrap_servers=f"127.0.0.1:{task.port}",
         acks=1,
@@ -30,7 +30,7 @@ def send(task: Task) -> Iterator[int]:
 
 
 def receive(task: Task) -> Iterator[int]:
-    """`poll()`: dictionaries of lists."""
+    """Consume by `poll()`, which returns dictionaries of lists."""
     reader = KafkaConsumer(
         bootstrap_servers=f"127.0.0.1:{task.port}", max_poll_records=5_000, max_partition_fetch_bytes=8 << 20
     )

@@ -16,7 +16,7 @@ LOGIN = {"host": "127.0.0.1", "username": "guest", "password": "guest"}
 
 
 async def sending(task: Task) -> AsyncIterator[int]:
-    """`send_batch` of 1,000; all are confirmed."""
+    """Call `send_batch` with 1,000 messages, all with confirms."""
     confirmed, done = 0, asyncio.Event()
 
     def on_confirm(status: Any) -> None:
@@ -40,7 +40,7 @@ async def sending(task: Task) -> AsyncIterator[int]:
 
 
 async def receiving(task: Task) -> AsyncIterator[int]:
-    """A callback for each message, which is not decoded."""
+    """Receive each message by a callback, without decoding."""
     seen, progress = 0, asyncio.Event()
 
     def on_message(message: bytes, context: Any) -> None:

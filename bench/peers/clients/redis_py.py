@@ -13,7 +13,7 @@ READ_RECORDS = 10_000
 
 
 def send(task: Task) -> Iterator[int]:
-    """XADD in pipelines of 1,000."""
+    """Send XADD in pipelines of 1,000."""
     client = redis.Redis(port=task.port)
     client.delete(task.topic)
     yield 0
@@ -29,7 +29,7 @@ def send(task: Task) -> Iterator[int]:
 
 
 def receive(task: Task) -> Iterator[int]:
-    """XREAD of 10,000 entries after the last one."""
+    """Read by XREAD, 10,000 entries after the last one."""
     client = redis.Redis(port=task.port)
     last, seen = b"0", 0
     yield 0

@@ -1,8 +1,8 @@
-"""What every client program has in common: its task comes as JSON in its first argument, its figures go out as JSON.
+"""Common part of all client programs: the task is JSON in the first argument, the figures are printed as JSON.
 
 A program is a table of operations. An operation is a generator that yields 0 when it is connected, which starts the
-clock, and then, now and then, how many records were acknowledged or received, or sent where the client does not say; it
-ends when the last one is acknowledged, or received. Standard library only.
+clock, and then occasionally the number of records acknowledged or received, or sent if the client reports none; it ends
+when the last one is acknowledged, or received. Standard library only.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from bench.open_loop import after_warm_up, percentiles
 
 CHUNK_RECORDS = 10_000
 MARKS = 20
-"""How often on its way the time is noted, at most."""
+"""Maximum number of times recorded during an operation."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One operation and its parameters."""
+    """Operation and its parameters."""
 
     operation: str
-    """`in`, `out`, `latency-in` or `latency-out`, as the program names them."""
+    """Name of the operation in the program: `in`, `out`, `latency-in` or `latency-out`."""
     port: int
-    """On loopback."""
+    """Port on loopback."""
     topic: str
-    """Or stream, or queue."""
+    """Topic, stream or queue."""
     records: int
     value_bytes: int = 200
     batch: int = 0
-    """Records a batch; 0: as many as the client likes."""
+    """Records per batch; `0` means the client's default."""
     rate: int = 0
-    """Records a second of a latency measurement."""
+    """Records per second of a latency measurement."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """More, by the client's own names."""
+    """Further settings by the client's names."""
 
     def values(self) -> list[bytes]:
-        """`CHUNK_RECORDS` values, half chance."""
+        """Return `CHUNK_RECORDS` values, half of each random."""
         chance = random.Random(self.value_bytes)
         return [
             (n.to_bytes(4, "big").hex() + chance.randbytes(self.value_bytes // 2).hex())[: self.value_bytes].encode()
@@ -51,7 +51,7 @@ class Task:
         ]
 
     def chunks(self) -> Iterator[list[bytes]]:
-        """The values of all records, up to `CHUNK_RECORDS` at a time."""
+        """Yield the values of all records, up to `CHUNK_RECORDS` at a time."""
         values, left = self.values(), self.records
         while left > 0:
             yield values if left >= len(values) else values[:left]
@@ -62,7 +62,7 @@ Operation = Callable[[Task], Iterator[int]]
 
 
 def main(operations: Mapping[str, Operation]) -> None:
-    """Do what the first argument says and print the figures."""
+    """Run the task in the first argument and print the figures."""
     task = Task(**json.loads(sys.argv[1]))
     running = operations[task.operation](task)
     first = next(running)
@@ -76,12 +76,12 @@ def main(operations: Mapping[str, Operation]) -> None:
     seconds = time.perf_counter() - started
     used = _processor_seconds() - before
     print(json.dumps({"seconds": seconds, "cpu_seconds": used, "marks": [*marks, (task.records, seconds)]}), flush=True)
-    # Some clients wait long for threads of theirs; what they did is done.
+    # Some clients wait long for their threads at exit; the operation is complete.
     os._exit(0)
 
 
 def report_waits(waits_ms: list[float]) -> None:
-    """Print the figures of a latency measurement and end."""
+    """Print the figures of a latency measurement and exit."""
     print(json.dumps(percentiles(after_warm_up(waits_ms))), flush=True)
     os._exit(0)
 

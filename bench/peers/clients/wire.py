@@ -1,6 +1,6 @@
-"""A peer's protocol on a bare socket: messages are encoded before the clock starts, answers are counted, not decoded.
+"""Peer protocols on a bare socket: messages are encoded before the clock starts, responses are counted, not decoded.
 
-That is more than a client in any language does at best: what is measured is the server. Standard library only.
+This is faster than a client in any language, so that the server is measured. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ READ_BYTES = 1 << 20
 
 
 class Occurrences:
-    """Counts a text in a stream of bytes, also where it is parted."""
+    """Counter of a byte sequence in a stream, also across parts."""
 
     def __init__(self, text: bytes) -> None:
         self._text = text
         self._rest = b""
 
     def __call__(self, data: bytes) -> int:
-        """How often it is in this part."""
+        """Return the occurrences that end in this part."""
         data = self._rest + data
         self._rest = data[max(0, len(data) - len(self._text) + 1) :]
         return data.count(self._text)
 
 
 class Connection:
-    """A socket on loopback."""
+    """Socket on loopback."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECONDS)
@@ -39,7 +39,7 @@ class Connection:
         self._changed = threading.Condition()
 
     def send(self, data: bytes) -> None:
-        """Send all of it."""
+        """Send all bytes."""
         self.socket.sendall(data)
 
     def read(self, count: int) -> bytes:
@@ -49,13 +49,13 @@ class Connection:
         return data
 
     def receive(self) -> bytes:
-        """What has come; waits for some."""
+        """Return received bytes; wait for at least one."""
         data: bytes = self.stream.read1(READ_BYTES)
         assert data, "the server closed the connection"
         return data
 
     def count_answers(self, next_count: Callable[[], int]) -> None:
-        """From now on a thread calls `next_count`, which waits for bytes and says how many answers were in them."""
+        """Start a thread that calls `next_count`, which waits for bytes and returns the number of responses in them."""
 
         def run() -> None:
             while True:
@@ -68,11 +68,11 @@ class Connection:
 
     @property
     def answered(self) -> int:
-        """How many answers there were."""
+        """Number of responses so far."""
         return self._answered
 
     def wait_for_answers(self, count: int) -> None:
-        """Return when there were `count` of them."""
+        """Wait for `count` responses."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._answered >= count, WAIT_SECONDS), "answers stayed out"
 
@@ -80,7 +80,7 @@ class Connection:
 def send_in_window(
     connection: Connection, blocks: Sequence[bytes], block_records: int, records: int, window: int
 ) -> Iterator[int]:
-    """Send blocks over and over, at most `window` records unanswered, until all are answered; `records` is a multiple
+    """Send blocks repeatedly, with at most `window` records unanswered, until all are answered; `records` is a multiple
     of `block_records`."""
     sent = 0
     while sent < records:

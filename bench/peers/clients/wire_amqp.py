@@ -16,22 +16,22 @@ DURABLE, NO_ACK = 2, 2
 
 
 def short(text: str) -> bytes:
-    """A short string."""
+    """Return a short string."""
     return bytes([len(text)]) + text.encode()
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
-    """A frame."""
+    """Return a frame."""
     return struct.pack(">BHI", kind, channel, len(payload)) + payload + END
 
 
 def method(channel: int, group: int, number: int, arguments: bytes) -> bytes:
-    """A frame that calls a method."""
+    """Return a method frame."""
     return frame(METHOD, channel, struct.pack(">HH", group, number) + arguments)
 
 
 class Channel(Connection):
-    """A connection with one open channel and the queue, which is durable."""
+    """Connection with one open channel and a durable queue."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task.port)
@@ -50,7 +50,7 @@ class Channel(Connection):
         self.stored()
 
     def expect(self, group: int, number: int) -> bytes:
-        """The arguments of the next method, which must be this one."""
+        """Return the arguments of the next method, which must be this one."""
         kind, _, size = struct.unpack(">BHI", self.read(7))
         payload = self.read(size + 1)[:-1]
         found = (kind, *struct.unpack(">HH", payload[:4]))
@@ -58,7 +58,7 @@ class Channel(Connection):
         return payload[4:]
 
     def stored(self) -> int:
-        """How many messages the queue has; makes it where there is none."""
+        """Return the number of messages in the queue; create the queue if missing."""
         self.send(method(1, 50, 10, b"\0\0" + short(self.queue) + bytes([DURABLE]) + struct.pack(">I", 0)))
         answer = self.expect(50, 11)
         messages: int = struct.unpack_from(">I", answer, 1 + answer[0])[0]
@@ -66,7 +66,7 @@ class Channel(Connection):
 
 
 def send(task: Task) -> Iterator[int]:
-    """Persistent messages, no confirms; ends when the queue has them all."""
+    """Publish persistent messages without confirms, until the queue has them all."""
     channel = Channel(task)
     channel.send(method(1, 50, 30, b"\0\0" + short(task.topic) + b"\0"))
     channel.expect(50, 31)
@@ -85,7 +85,7 @@ def send(task: Task) -> Iterator[int]:
 
 
 def receive(task: Task) -> Iterator[int]:
-    """Taken from the queue without acknowledgements."""
+    """Consume from the queue without acknowledgements."""
     channel = Channel(task)
     yield 0
     channel.send(method(1, 60, 20, b"\0\0" + short(task.topic) + short("") + bytes([NO_ACK]) + struct.pack(">I", 0)))

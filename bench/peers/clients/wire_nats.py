@@ -14,7 +14,7 @@ ANSWERS = "answers"
 
 
 def connect(task: Task) -> Connection:
-    """A connection that hears its answers."""
+    """Return a connection subscribed to its reply subject."""
     connection = Connection(task.port)
     assert connection.receive().startswith(b"INFO")
     connection.send(b'CONNECT {"verbose":false,"protocol":1}\r\nSUB %b 1\r\n' % ANSWERS.encode())
@@ -22,7 +22,7 @@ def connect(task: Task) -> Connection:
 
 
 def ask(connection: Connection, subject: str, body: object, *, may_fail: bool = False) -> None:
-    """One request of JetStream's, and its answer."""
+    """Send a JetStream request and wait for its response."""
     data = json.dumps(body).encode() if body else b""
     connection.send(b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), ANSWERS.encode(), len(data), data))
     while not (line := connection.stream.readline()).startswith(b"MSG"):
@@ -32,7 +32,7 @@ def ask(connection: Connection, subject: str, body: object, *, may_fail: bool = 
 
 
 def send(task: Task) -> Iterator[int]:
-    """Published at once, up to 4,000 unacknowledged."""
+    """Publish asynchronously, with up to 4,000 unacknowledged messages."""
     connection, name = connect(task), task.topic
     ask(connection, f"$JS.API.STREAM.DELETE.{name}", None, may_fail=True)
     ask(connection, f"$JS.API.STREAM.CREATE.{name}", {"name": name, "subjects": [name], "storage": "file"})
@@ -47,7 +47,7 @@ def send(task: Task) -> Iterator[int]:
 
 
 def receive(task: Task) -> Iterator[int]:
-    """Pushed from the beginning, without acknowledgements."""
+    """Receive pushed messages from the start, without acknowledgements."""
     connection = connect(task)
     connection.send(b"SUB records 2\r\n")
     configuration = {"deliver_subject": "records", "ack_policy": "none", "deliver_policy": "all"}
@@ -55,7 +55,7 @@ def receive(task: Task) -> Iterator[int]:
     body = json.dumps({"stream_name": task.topic, "config": configuration}).encode()
     subject = f"$JS.API.CONSUMER.CREATE.{task.topic}".encode()
     connection.send(b"PUB %b %b %d\r\n%b\r\n" % (subject, ANSWERS.encode(), len(body), body))
-    # A message names the subject that it was published to, and the subscription that it came by.
+    # A message contains its subject and the subscription by which it was delivered.
     messages, seen = Occurrences(b"MSG %b 2 " % task.topic.encode()), 0
     while seen < task.records:
         seen += messages(connection.receive())

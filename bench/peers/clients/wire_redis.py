@@ -1,4 +1,4 @@
-"""Redis streams by its protocol on a bare socket."""
+"""Redis streams by the Redis protocol on a bare socket."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ READ_RECORDS = 10_000
 
 
 def command(*words: bytes) -> bytes:
-    """As the protocol writes it."""
+    """Return a command in the protocol's encoding."""
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
 def send(task: Task) -> Iterator[int]:
-    """XADD in pipelines of 1,000; each is answered by its id."""
+    """Send XADD in pipelines of 1,000; each response is an id."""
     connection = Connection(task.port)
     key, values = task.topic.encode(), task.values()
     connection.send(command(b"DEL", key))
@@ -32,14 +32,14 @@ def send(task: Task) -> Iterator[int]:
 
 
 def receive(task: Task) -> Iterator[int]:
-    """XREAD of 10,000 entries after the last one."""
+    """Read by XREAD, 10,000 entries after the last one."""
     connection = Connection(task.port)
     last, seen = b"0", 0
     yield 0
     while seen < task.records:
         wanted = min(READ_RECORDS, task.records - seen)
         connection.send(command(b"XREAD", b"COUNT", b"%d" % wanted, b"STREAMS", task.topic.encode(), last))
-        # An entry ends with its value, which is the only text of that length.
+        # An entry ends with its value, the only string of that length.
         length = b"$%d\r\n" % task.value_bytes
         entries, found, end = Occurrences(length), 0, b""
         while found < wanted:

@@ -12,7 +12,7 @@ PREFETCH = 1_000
 
 
 def connect(task: Task) -> Connection:
-    """A session."""
+    """Return a connected session."""
     connection = Connection(task.port)
     connection.send(b"CONNECT\naccept-version:1.1\nhost:localhost\n\n\0")
     assert connection.receive().startswith(b"CONNECTED")
@@ -20,7 +20,7 @@ def connect(task: Task) -> Connection:
 
 
 def send(task: Task) -> Iterator[int]:
-    """Persistent messages; the last of every hundred asks for a receipt, and the last receipt is waited for."""
+    """Send persistent messages; request a receipt for every hundredth, and wait for the last receipt."""
     connection, values = connect(task), task.values()
     head = f"SEND\ndestination:/queue/{task.topic}\npersistent:true\ncontent-length:{task.value_bytes}\n".encode()
     blocks = []
@@ -39,7 +39,7 @@ def send(task: Task) -> Iterator[int]:
 
 
 def receive(task: Task) -> Iterator[int]:
-    """Taken from the queue, acknowledged by being sent, a thousand ahead."""
+    """Consume from the queue in mode `auto`, with a prefetch of a thousand."""
     connection = connect(task)
     yield 0
     head = f"SUBSCRIBE\nid:1\ndestination:/queue/{task.topic}\nack:auto\nactivemq.prefetchSize:{PREFETCH}\n\n\0"

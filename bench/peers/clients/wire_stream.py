@@ -1,4 +1,4 @@
-"""RabbitMQ streams by their own protocol on a bare socket."""
+"""RabbitMQ streams by the stream protocol on a bare socket."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ WINDOW_RECORDS = 50_000
 CREDITS = 50
 FRAME_BYTES = 16 << 20
 CHUNK_HEADER = struct.Struct(">B BBHI")
-"""Subscription; magic, type, entries, records. What follows is not looked at."""
+"""Subscription; magic, type, entries, records. The rest of a chunk is not parsed."""
 
 
 def text(value: str) -> bytes:
-    """A string with its length."""
+    """Return a string with its length."""
     return struct.pack(">H", len(value)) + value.encode()
 
 
 def frame(key: int, body: bytes) -> bytes:
-    """A command."""
+    """Return a command frame."""
     return struct.pack(">IHH", len(body) + 4, key, 1) + body
 
 
 class Stream(Connection):
-    """A connection that is logged in."""
+    """Authenticated connection."""
 
     def __init__(self, port: int) -> None:
         super().__init__(port)
@@ -48,12 +48,12 @@ class Stream(Connection):
         self.ask(PROPERTIES, struct.pack(">I", 0))
 
     def next_frame(self) -> tuple[int, bytes]:
-        """Key and body of the next one."""
+        """Return key and body of the next frame."""
         size, key, _ = struct.unpack(">IHH", self.read(8))
         return key, self.read(size - 4)
 
     def ask(self, key: int, body: bytes, *, may_fail: bool = False) -> None:
-        """Send a command and wait for its answer."""
+        """Send a command and wait for its response."""
         self.send(frame(key, struct.pack(">I", 1) + body))
         answered, answer = self.next_frame()
         assert answered == key | 0x8000, f"{answered:#x} in answer to {key:#x}"
@@ -62,7 +62,7 @@ class Stream(Connection):
 
 
 def send(task: Task) -> Iterator[int]:
-    """Publish frames of 500 messages; all are confirmed."""
+    """Publish frames of 500 messages, all with confirms."""
     connection = Stream(task.port)
     connection.ask(DELETE, text(task.topic), may_fail=True)
     connection.ask(CREATE, text(task.topic) + struct.pack(">I", 0))
@@ -80,13 +80,13 @@ def send(task: Task) -> Iterator[int]:
 
 
 def publish(values: list[bytes]) -> bytes:
-    """One frame."""
+    """Return the frame that publishes `values`."""
     messages = [struct.pack(">QI", number, len(value)) + value for number, value in enumerate(values)]
     return frame(PUBLISH, b"\1" + struct.pack(">I", len(values)) + b"".join(messages))
 
 
 def receive(task: Task) -> Iterator[int]:
-    """Chunks from the first on; their records are counted by their headers."""
+    """Receive chunks from the first; count records by the chunk headers."""
     connection = Stream(task.port)
     first = struct.pack(">H", 1)
     yield 0

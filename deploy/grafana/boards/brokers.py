@@ -1,4 +1,4 @@
-"""Each broker's utilisation, saturation and errors."""
+"""Dashboard of utilisation, saturation and errors by broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients meet with, as brokers see it."""
+"""Dashboard of errors and latencies of clients, measured by brokers."""
 
 from __future__ import annotations
 

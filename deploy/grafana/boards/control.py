@@ -1,4 +1,4 @@
-"""Coordinators, and etcd as they see it."""
+"""Dashboard of coordinators, and of etcd as seen by them."""
 
 from __future__ import annotations
 

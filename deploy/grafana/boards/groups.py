@@ -1,4 +1,4 @@
-"""Lag, progress and members of consumer groups."""
+"""Dashboard of lag, progress and members of consumer groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the cluster well, how much goes through it."""
+"""Dashboard of the cluster's health and throughput."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ CONTROLLERS = f"sum(headrace_coordinator_is_controller{{{OURS}}})"
 UNDER_MINIMUM = f"sum(headrace_broker_under_min_insync{{{OURS}}})"
 UNDER_REPLICATED = f"max(headrace_coordinator_under_replicated_partitions{{{OURS}}})"
 BROKERS_UP = f"(sum({UP}) / (sum({UP}) + ({DOWN} > {MISSING} or {MISSING} or {DOWN}))) or vector(0)"
-"""A broker that is down may have lost its target (Kubernetes), or its registration, or both: the larger count."""
+"""A broker that is down may have lost its target (Kubernetes), its registration, or both: the larger count applies."""
 VERDICT = (
     f"clamp_max(2 * (({OFFLINE} > bool 0) + ({UNDER_MINIMUM} > bool 0) + ({CONTROLLERS} != bool 1)) + "
     f"clamp_max(({MISSING} > bool 0) + ({DOWN} > bool 0) + ({UNDER_REPLICATED} > bool 0), 1), 2) or vector(2)"
 )
-"""Without data of brokers or of coordinators there is no sum: critical."""
+"""Without data of brokers or coordinators the sum is absent, which is critical."""
 
 BOARD = Dashboard(
     "overview",

@@ -1,4 +1,4 @@
-"""In-sync sets, followers, leaders."""
+"""Dashboard of in-sync sets, followers and leaders."""
 
 from __future__ import annotations
 

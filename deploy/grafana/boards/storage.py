@@ -1,4 +1,4 @@
-"""Room, speed of disks, recovery and corruption."""
+"""Dashboard of disk space, disk latency, recovery and corruption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traffic and size by topic, from /metrics/detail."""
+"""Dashboard of traffic and size by topic, from /metrics/detail."""
 
 from __future__ import annotations
 

@@ -50,10 +50,10 @@ class LoadPlan:
     """Parameters of a load."""
 
     workload: WorkloadName
-    # Records a second; infinite: as fast as it goes; None: the workload's own.
+    # Records per second; infinity means the maximum, `None` the workload's own rate.
     rate: float | None
     speed: float
-    # None: until the file ends, or `seconds` are over.
+    # `None` means until the end of the file or for `seconds`.
     records: int | None
     seconds: float | None
     value_bytes: int
@@ -73,7 +73,7 @@ class LoadOutcome:
     processor_seconds: float
     # Rejected, or not acknowledged within the timeout.
     failed_records: int
-    # Why it ended early or is not whole: raised once the rest is told.
+    # Reason for an early or incomplete end: raised after the results are printed.
     failure: BaseException | None
 
 
@@ -204,7 +204,7 @@ def _send(plan: LoadPlan, blocks: "Iterator[Block]", send: "Send", producer: Any
             producer.flush(FLUSH_SECONDS)
         except DeliveryError as error:
             failure, failed_records = failure or error, error.failed_records + error.pending_records
-        # Ctrl-C may come between a send and its count; the producer knows what it took.
+        # Ctrl-C may arrive between a send and its count; the producer has the exact count.
         progress.records = producer.stats().sent_records + failed_records
     seconds, processor_seconds = time.perf_counter() - started, time.process_time() - used
     return LoadOutcome(progress, seconds, processor_seconds, failed_records, failure)
@@ -228,7 +228,7 @@ def _check(plan: LoadPlan) -> None:
     """Check for options without an effect.
 
     Raises:
-        UsageProblem: If there is one; names it.
+        UsageProblem: If an option has no effect; the message names it.
     """
     replay = plan.workload is WorkloadName.REPLAY
     if plan.files and not replay:

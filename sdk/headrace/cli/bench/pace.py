@@ -45,15 +45,15 @@ def send_paced(
     seconds: float | None = None,
     progress: SendProgress | None = None,
 ) -> SendProgress:
-    """Send all blocks; returns when the last one was taken, not acknowledged.
+    """Send all blocks. Return when the producer has accepted the last one, which may not be acknowledged yet.
 
     Args:
-        blocks: in the order in which they are due.
-        send: takes some records.
-        clock: seconds, from any moment on.
-        sleep: waits that number of seconds.
-        seconds: send what is due within them; what is due all at once is sent for that time. None: send all.
-        progress: the counters, for a caller that needs them after an error too; None: new ones.
+        blocks: Records in the order of their due times.
+        send: Function that sends the records of one partition.
+        clock: Monotonic clock in seconds.
+        sleep: Function that waits for a number of seconds.
+        seconds: Duration of the load; records that are all due at once are sent for that time. `None` sends all.
+        progress: Counters to update, for a caller that needs them also after an error; `None` creates them.
     """
     started = clock()
     if progress is None:

@@ -51,7 +51,7 @@ class Block(Protocol):
         """Yield the records `start` to `end` by partition."""
 
     def bytes_of(self, start: int, end: int) -> int:
-        """Keys and values of some of them."""
+        """Return the size of the keys and values of the records `start` to `end`."""
 
 
 class KeyPool:
@@ -98,7 +98,7 @@ class MadeBlock:
             yield RecordColumns(values.slice(first, length), texts.slice(first, length), partition=int(sorted_[first]))
 
     def bytes_of(self, start: int, end: int) -> int:
-        """Keys and values."""
+        """Return the size of the keys and values of the records `start` to `end`."""
         total = int(self.requests.value_bytes[start:end].sum())
         if self.pool is not None and self.requests.keys is not None:
             total += int(self.pool.sizes[self.requests.keys[start:end]].sum())
@@ -146,7 +146,7 @@ class ReadBlock:
         )
 
     def bytes_of(self, start: int, end: int) -> int:
-        """Keys and values."""
+        """Return the size of the keys and values of the records `start` to `end`."""
         return sum(record.size_bytes for record in self.records[start:end])
 
 
@@ -154,11 +154,11 @@ class Timetable:
     """Due times of records of a file: by their timestamps, or evenly spaced."""
 
     def __init__(self, speed: float, rate: float | None) -> None:
-        """Prepare.
+        """Initialize the timetable.
 
         Args:
-            speed: of the time stamps; 2 halves the gaps.
-            rate: records a second in place of the time stamps, infinite for all at once; None: the time stamps.
+            speed: Speed-up factor of the timestamps; 2 halves the gaps.
+            rate: Records per second, infinity for all at once; `None` uses the timestamps.
         """
         self._speed = speed
         self._rate = rate
@@ -167,10 +167,10 @@ class Timetable:
         self._count = 0
 
     def due_s(self, records: Sequence[OutgoingRecord]) -> Floats:
-        """When the next ones are due; one that is older than the one before it is due with that one.
+        """Return the due times of the next records; a record older than its predecessor is due with it.
 
         Raises:
-            ValueError: a record has no time stamp, and they are needed.
+            ValueError: If a record lacks a required timestamp.
         """
         numbers = np.arange(self._count, self._count + len(records), dtype=np.float64)
         self._count += len(records)

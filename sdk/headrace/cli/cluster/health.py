@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     NamedPartition = tuple[str, PartitionDescription]
 
 MAX_NAMED = 10
-"""How many partitions one finding names before it ends with `and n more`."""
+"""Maximum partitions that one finding names before `and n more`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatchingUp:
-    """How far the replicas that are not in sync are behind."""
+    """Lag of the replicas that are not in sync."""
 
     replicas: int
     records: int
-    """Sum of the records that they lack; a replica that has not fetched yet lacks the whole log."""
+    """Total of the missing records; a replica that has not fetched yet lacks the whole log."""
 
 
 def failure(check: str, found: str, action: str) -> Finding:
-    """Return what makes the cluster unhealthy."""
+    """Return a finding that makes the cluster unhealthy."""
     return Finding(check, "cluster", Status.FAILURE, found, action)
 
 
@@ -45,7 +45,7 @@ def _notice(check: str, found: str, action: str) -> Finding:
 def find_failures(
     cluster: "ClusterDescription", topics: "Sequence[TopicDescription]", logs: "Sequence[LogInfo]"
 ) -> Iterator[Finding]:
-    """Yield everything that is wrong, the gravest first; nothing if the cluster is healthy."""
+    """Yield all failures, the most severe first; none if the cluster is healthy."""
     live = {broker.broker_id for broker in cluster.brokers}
     found = _by_problem(topics, _able(cluster))
     if not cluster.controller_id:
@@ -83,12 +83,12 @@ def find_failures(
 def find_notices(
     cluster: "ClusterDescription", topics: "Sequence[TopicDescription]", drained: Collection[int]
 ) -> Iterator[Finding]:
-    """Yield what an administrator should know, also of a healthy cluster.
+    """Yield notices for administrators, also of a healthy cluster.
 
     Args:
-        cluster: the cluster.
-        topics: its topics.
-        drained: the brokers that an administrator drains; others that drain are stopping.
+        cluster: Description of the cluster.
+        topics: Descriptions of its topics.
+        drained: Brokers drained by an administrator; other draining brokers are stopping.
     """
     able = _able(cluster)
     stopping = {broker.broker_id for broker in cluster.brokers} - able - set(drained)
@@ -129,7 +129,7 @@ def find_notices(
 
 
 def catching_up(topics: "Sequence[TopicDescription]", logs: "Sequence[LogInfo]") -> CatchingUp | None:
-    """Return how far replicas are behind their leaders, by the leaders' state; `None` means that all are in sync."""
+    """Return the lag of replicas by the state of their leaders; `None` means that all are in sync."""
     leads = leader_logs(logs)
     replicas = records = 0
     for topic in topics:
@@ -146,7 +146,7 @@ def catching_up(topics: "Sequence[TopicDescription]", logs: "Sequence[LogInfo]")
 
 
 def _able(cluster: "ClusterDescription") -> set[int]:
-    """Return the brokers that may lead."""
+    """Return the brokers that can become leaders."""
     return {broker.broker_id for broker in cluster.brokers if not broker.draining}
 
 

@@ -2,16 +2,16 @@
 
 Pure and deterministic: the same cluster gives the same plan, and the plan of a cluster after its plan is empty. A plan
 
-1. takes every replica off brokers that may hold none: each goes to a broker of the rack, then of the host, with the
-   fewest replicas of that partition, there to the one with the fewest replicas in all, then of that topic;
-2. then takes replicas to brokers with at least two fewer than the fullest, while that leaves no partition on fewer
-   racks; among a broker's replicas one that brings its partition to a further rack goes first, then one of a topic of
-   which the receiver has few, then the smallest;
-3. in the partitions that it moves anyway, makes that replica the first, who is to lead, whose broker is first in the
-   fewest; the one that was first stays so where it has at most one more.
+1. moves every replica off brokers that must hold none: each goes to a broker of the rack, then of the host, with the
+   fewest replicas of that partition, there to the one with the fewest replicas in total, then of that topic;
+2. then moves replicas to brokers with at least two fewer than the fullest, unless that leaves a partition on fewer
+   racks; among a broker's replicas one that adds a rack to its partition moves first, then one of a topic of
+   which the receiver has few replicas, then the smallest;
+3. in the partitions that it moves anyway, makes that replica the preferred leader whose broker is preferred in the
+   fewest partitions; the current preferred leader stays if its broker has at most one more.
 
-So nothing is copied that does not have to be for an even count of replicas; spreading over failure domains comes first,
-as where topics are placed (KIP-36).
+So only the copies needed for an even replica count are made. Spreading over failure domains has priority, as in the
+placement of new topics (KIP-36).
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from headrace.wire.ids import TopicPartition
 
 
 class PlanImpossibleError(ValueError):
-    """There are too few brokers for a partition's replicas; the message names it."""
+    """Too few brokers for the replicas of a partition; the message names the partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,12 @@ def plan_moves(
     brokers: Sequence[PlanBroker],
     receivers: Collection[int] | None = None,
 ) -> list[PlannedMove]:
-    """Return moves after which only `brokers` have `partitions`, evenly; by topic and partition.
+    """Return the moves, by topic and partition, after which only `brokers` have `partitions`, evenly.
 
     Args:
-        partitions: partitions that may move, in any order.
-        brokers: brokers that may have replicas. Other replicas must move to any of them that receives.
-        receivers: the brokers among them that get replicas for an even count; `None` means all that receive.
+        partitions: Partitions that may move, in any order.
+        brokers: Brokers that may have replicas. Replicas on other brokers must move to receivers among them.
+        receivers: Brokers among them that get replicas for an even count; `None` means all that accept replicas.
 
     Raises:
         PlanImpossibleError: If there is no broker for a replica that must move.
