@@ -110,9 +110,7 @@ def run_audit(spark: SparkSession, wanted: Audit, progress: ProgressLine) -> lis
                 f"set audit_topic={wanted.audit_topic!r} in them"
             )
     if not sizes:
-        raise JobError(
-            f"there is no claim in {wanted.audit_topic}; set audit_topic={wanted.audit_topic!r} in producers"
-        )
+        raise JobError(f"{wanted.audit_topic} has no claims; set audit_topic={wanted.audit_topic!r} in producers")
     arrived: dict[tuple[str, int], Arrived] = {}
     removed: dict[str, int] = {}
     for topic, window_ms in sorted(sizes.items()):
@@ -261,7 +259,7 @@ def show_audit(summary: Mapping[str, Any], console: Console) -> None:
     console.print(
         f"{summary['state']}: {summary['windows_judged']:,} windows, {summary['acknowledged']:,} records acknowledged, "
         f"{summary['arrived']:,} arrived, {summary['missing']:,} missing, {summary['doubled']:,} doubled, "
-        f"{summary['late']:,} late; {summary['failed']:,} had failed, as their producers know."
+        f"{summary['late']:,} late; {summary['failed']:,} had failed and were reported by their producers."
     )
 
 
@@ -314,7 +312,7 @@ def audit(
     """
     started = time.monotonic()
     if table is not None and (topic is None or len(topic) != 1):
-        raise usage_error("--table holds one topic: name it by --topic")
+        raise usage_error("--table requires exactly one --topic, the topic of the table")
     wanted = Audit(
         audit_topic,
         bootstrap_servers,

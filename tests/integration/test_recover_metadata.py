@@ -77,7 +77,7 @@ def test_a_cluster_continues_under_a_restored_etcd(own_cluster: Callable[..., Lo
     assert refused.returncode == 1
     assert "the log state of broker 3 is missing; it may hold the only copy of records" in refused.stderr
     planned = recover_metadata(cluster, log_states, "--lost=3")
-    assert planned.stdout.endswith("nothing was changed: say --apply to begin it\n"), planned.stderr
+    assert planned.stdout.endswith("nothing was changed: pass --apply to begin it\n"), planned.stderr
     done = recover_metadata(cluster, log_states, "--lost=3", "--apply")
     assert done.returncode == 0, done.stderr
     assert "generation 2 of cluster headrace: 1 topics of the backup, 1 that it lacks; 2 of 2" in done.stdout

@@ -316,7 +316,7 @@ def test_a_producer_that_was_killed_leaves_its_windows_unconfirmed(jobs, servers
 def test_an_audit_without_claims_reports_that(jobs, servers, topic, audit_topic):
     """Nothing was counted: that is not complete."""
     send(servers, topic, 1)
-    with pytest.raises(JobError, match="there is no claim"):
+    with pytest.raises(JobError, match="has no claims"):
         audited(jobs, servers, audit_topic)
 
 

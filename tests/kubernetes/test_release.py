@@ -403,7 +403,7 @@ def test_etcd_is_restored_from_a_backup(outside: Release, figure: Figure, tmp_pa
         options += ["--log-state", path]
     command = ("headrace-coordinator", "recover-metadata", "--config", "/etc/headrace/coordinator.toml", *options)
     planned = outside.kubectl("exec", coordinator, "--", *command)
-    assert planned.endswith("nothing was changed: say --apply to begin it\n")
+    assert planned.endswith("nothing was changed: pass --apply to begin it\n")
     outside.kubectl("exec", coordinator, "--", *command, "--apply")
     upgrade(outside, "--set=recovery.name=")
     healthy(outside)

@@ -54,7 +54,7 @@ class Remainder:
 
     def __str__(self) -> str:
         parts = [f"it still leads {_names(self.led)}"] if self.led else []
-        parts += [f"too few others are in sync of {_names(self.needed)}"] if self.needed else []
+        parts += [f"too few replicas would be in sync of {_names(self.needed)}"] if self.needed else []
         return " and ".join(parts)
 
 
@@ -71,7 +71,7 @@ async def drain(settings: BrokerSettings, timeout_seconds: float) -> str:
         async with asyncio.timeout(timeout_seconds):
             return await _drain(metastore, settings, SystemClock(), left)
     except TimeoutError as error:
-        reason = str(left[-1]) if left else "etcd has not answered"
+        reason = str(left[-1]) if left else "etcd did not respond"
         raise DrainNotFinishedError(
             f"broker {settings.broker_id} is not drained after {timeout_seconds:g} s: {reason}",
             action="Stop it anyway, or run `headrace cluster health` to find the cause.",

@@ -28,7 +28,7 @@ class HealthCause(Enum):
     STARTING = (
         ("startup", "readiness"),
         "it is starting",
-        "Wait until it has read the metadata from etcd and recovered its logs; its log shows what it waits for.",
+        "Wait until it has read the metadata from etcd and recovered its logs; its log shows the progress.",
     )
     UNREGISTERED = (
         ("readiness",),
@@ -49,7 +49,7 @@ class HealthCause(Enum):
     EVENT_LOOP_BLOCKED = (
         ("liveness",),
         "the event loop is blocked",
-        "Restart it if this lasts; docs/runbooks/HeadraceEventLoopStalled.md tells how to find the cause.",
+        "Restart it if this lasts; docs/runbooks/HeadraceEventLoopStalled.md describes how to find the cause.",
     )
 
     def __init__(self, probes: tuple[str, ...], reason: str, action: str) -> None:

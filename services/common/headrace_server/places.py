@@ -72,9 +72,9 @@ class _PlacePool:
     def enter(self, peer: str) -> None:
         of_peer = self._peers.get(peer, 0)
         if of_peer >= self._max_peer_calls:
-            raise _no_place(f"{of_peer} calls of {self._name} from {peer} are open, its share of the places")
+            raise _no_place(f"{of_peer} calls of {self._name} from {peer} are open, the maximum per peer")
         if self._calls >= self._max_calls:
-            raise _no_place(f"{self._calls} calls of {self._name} are open, all that there are places for")
+            raise _no_place(f"{self._calls} calls of {self._name} are open, the maximum")
         self._calls += 1
         self._peers[peer] = of_peer + 1
 
@@ -129,10 +129,10 @@ class Rates:
         over_seconds = self.debt_seconds(peer, method) - BURST_SECONDS
         if over_seconds > 0:
             raise ThrottledError(
-                f"{peer} had more of {method} than {per_second:g} {unit} a second",
+                f"{peer} exceeded {per_second:g} {unit} per second of {method}",
                 outcome=Outcome.NOT_APPLIED,
                 retry_after_ms=round(over_seconds * 1000) + 1,
-                action="Ask for less, or less often.",
+                action="Send smaller or fewer requests.",
             )
 
     def debt_seconds(self, peer: str, method: str) -> float:
@@ -175,5 +175,5 @@ def _no_place(message: str) -> ThrottledError:
         message,
         outcome=Outcome.NOT_APPLIED,
         retry_after_ms=RETRY_AFTER_MS,
-        action="Let calls end before others begin, or raise max_calls_per_peer and max_concurrent_calls.",
+        action="Wait for open calls to end, or raise max_calls_per_peer and max_concurrent_calls.",
     )

@@ -215,8 +215,8 @@ async def _read_backup(metastore: Metastore, identity: ClusterIdentity, now_ms: 
                 pass  # Keys of processes that have ended, or of the old generation only.
             case _:
                 raise RecoveryRefusedError(
-                    f"the backup holds {key_value.key}, which this release does not know",
-                    action="Use the release that wrote it: what is left out here would be gone.",
+                    f"the backup holds {key_value.key}, which this release does not support",
+                    action="Use the release that wrote it; otherwise the key would be lost.",
                 )
     for key_value in (await metastore.range(old.groups_prefix)).key_values:
         renamed = new.groups_prefix + key_value.key[len(old.groups_prefix) :]
@@ -303,7 +303,9 @@ async def _write(
         [Put(meta_key(identity.cluster), after.SerializeToString()), Put(old.superseded(), ended)],
     )
     if not result.succeeded:
-        raise RecoveryRefusedError("something was started meanwhile", action="Stop all brokers and coordinators first.")
+        raise RecoveryRefusedError(
+            "a broker or coordinator started during the recovery", action="Stop all brokers and coordinators first."
+        )
     return plan
 
 
@@ -341,4 +343,4 @@ def _report(identity: ClusterIdentity, backup: _Backup, plan: GenerationPlan, *,
         f"generation {identity.generation + 1} of cluster {identity.cluster}: {len(backup.names)} topics of the "
         f"backup, {len(plan.recovered_topics)} that it lacks; {led} of {len(plan.states)} partitions can be led"
     )
-    yield "begun: start coordinators and brokers" if applied else "nothing was changed: say --apply to begin it"
+    yield "begun: start coordinators and brokers" if applied else "nothing was changed: pass --apply to begin it"

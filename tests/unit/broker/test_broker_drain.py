@@ -54,4 +54,4 @@ def test_it_waits_for_a_replica_that_catches_up() -> None:
 def test_the_sentence_names_some_partitions() -> None:
     """Five, then a count."""
     text = str(Remainder(tuple(f"t-{number}" for number in range(7)), ("u-0",)))
-    assert text == "it still leads t-0, t-1, t-2, t-3, t-4 and 2 more and too few others are in sync of u-0"
+    assert text == "it still leads t-0, t-1, t-2, t-3, t-4 and 2 more and too few replicas would be in sync of u-0"

@@ -429,7 +429,7 @@ def test_unclean_needs_partitions_a_broker_and_an_answer(headrace: Any, four: An
     for arguments, says in (
         (("--unclean",), "name the partitions"),
         (("clicks:0", "--unclean"), "--broker 3, which has the longest log"),
-        (("clicks:0", "--unclean", "--broker", "3"), "--yes answers where there is no terminal"),
+        (("clicks:0", "--unclean", "--broker", "3"), "pass --yes without a terminal"),
         (("clicks:0", "--unclean", "--preferred"), "exclude each other"),
         (("--broker", "3"), "require --unclean"),
     ):

@@ -52,7 +52,7 @@ def test_help_describes_what_a_job_does(arguments, capsys):
             (access_log, "--table", "x", "--topic", "t", "--session-gap", "soon"),
             "--session-gap 'soon' is not a duration",
         ),
-        ((audit, "--audit-topic", "a", "--table", "."), "name it by --topic"),
+        ((audit, "--audit-topic", "a", "--table", "."), "requires exactly one --topic"),
         ((windows, "counts", "--topic", "t", "--output", "x", "--window", "1 minute"), "--window '1 minute'"),
     ],
 )

@@ -73,7 +73,7 @@ def _show_holding(session: Session, held: Mapping[int, Sequence[str]], undecodab
     if held:
         part = Table((Column("ID", "broker_id"), Column("REPLICAS", "replicas")), rows)
     if is_removable is None:
-        part = Note("it is not known whether they hold replicas")
+        part = Note("it is unknown whether they hold replicas")
     session.show(Report(document, (part,)))
     if is_removable is None:
         raise CommandFailed(

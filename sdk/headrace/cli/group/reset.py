@@ -253,7 +253,7 @@ def _current(session: Session, admin: "Admin", group: str, *, changes: bool) -> 
     except UnknownGroupError:
         if not changes:
             raise
-        session.note(f"there is no group {group} yet; storing offsets makes it")
+        session.note(f"group {group} does not exist yet; storing offsets creates it")
         return {}, 0
     if changes and found.members:
         members = f"{counted(len(found.members), 'member')}: {member_list(found.members)}"
@@ -278,7 +278,7 @@ def _choose(
     source = target.offsets if target is not None and target.offsets is not None else current
     if not chosen:
         if not source:
-            raise UsageProblem("no offsets are stored that say which partitions are meant; name them by --topic")
+            raise UsageProblem("the group has no stored offsets; name the partitions by --topic")
         return sorted(source)
     found: dict[TopicPartition, None] = {}
     for topic, numbers in chosen:
@@ -311,7 +311,7 @@ def _plan(
             ends = admin.list_offsets(topic, "latest", partitions=numbers)
             at_time = admin.list_offsets(topic, time_of(target, now_ms), partitions=numbers) if target.time_kind else {}
         except (UnknownTopicError, InvalidTopicNameError):
-            session.note(f"{topic}: there is no such topic now; left as it is")
+            session.note(f"{topic}: the topic does not exist; left unchanged")
             continue
         for where in sorted(starts):
             bounds = LogBounds(starts[where].offset, ends[where].offset)

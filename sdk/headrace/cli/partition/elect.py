@@ -179,7 +179,7 @@ def _ask(wanted: Sequence[TopicPartition]) -> None:
         CommandFailed: If the input differs.
     """
     if not sys.stdin.isatty():
-        raise UsageProblem("an unclean election asks first; --yes answers where there is no terminal")
+        raise UsageProblem("an unclean election requires confirmation; pass --yes without a terminal")
     for topic in dict.fromkeys(where.topic for where in wanted):
         named = ", ".join(where_text(where) for where in wanted if where.topic == topic)
         print(f"Lose what these logs lack of {named}? Type the topic's name: ", end="", file=sys.stderr, flush=True)

@@ -99,7 +99,7 @@ def plan_offset(
         return PlannedOffset(where, before, None, bounds)
     if target.shift is not None:
         if before is None:
-            return PlannedOffset(where, None, None, bounds, "no offset is stored that could be shifted; left as it is")
+            return PlannedOffset(where, None, None, bounds, "no stored offset to shift; left unchanged")
         wanted = before + target.shift
     elif target.offsets is not None:
         wanted = target.offsets[where]

@@ -25,7 +25,7 @@ def elect_preferred(state: PartitionState, live: Mapping[int, RegisteredBroker])
     """
     if state.leader is None or not is_session(state.leader, live):
         raise LeaderNotAvailableError(
-            "the partition has no leader that could hand over",
+            "the partition has no leader to hand over",
             action="Wait for the controller to elect one, or elect uncleanly if no replica in sync comes back.",
         )
     leader = preferred(state, [entry for entry in state.in_sync if is_session(entry, live)], live)

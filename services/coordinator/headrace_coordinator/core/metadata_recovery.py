@@ -101,7 +101,7 @@ def plan_partitions(
         topic, found = _recover_topic(topic_id, count, log_states, broker_epoch, now_ms)
         decided.update(found)
         recovered.append(topic)
-        notes.append(f"topic {topic.name}: made after the backup; its settings are the defaults")
+        notes.append(f"topic {topic.name}: created after the backup; its settings are the defaults")
     notes += [
         f"{names.get(topic_id, topic_id.hex())}-{number} at broker {log_state.broker_id}: not counted, {reason}"
         for log_state in log_states
@@ -136,15 +136,15 @@ def _decide(
     replicas = (*state.replicas, *(broker_id for broker_id in moved if broker_id not in state.replicas))
     lost = [broker_id for broker_id in state.replicas if broker_id not in present]
     if len(lost) >= max(1, state.min_insync_replicas):
-        notes.append(f"{name}: of the brokers {lost} nothing is known; records that only they had are lost")
+        notes.append(f"{name}: no log state of the brokers {lost}; records that only they had are lost")
     members: list[int] = []
     if best is not None:
         members = [broker_id for broker_id in replicas if broker_id in ends and _is_same(ends[broker_id], best)]
     elif first := next((broker_id for broker_id in replicas if broker_id in present), None):
-        notes.append(f"{name}: no disk has a log of it, as after its deletion; it begins empty")
+        notes.append(f"{name}: no disk has its log, as after a deletion; it starts empty")
         members = [first]
     else:
-        notes.append(f"{name}: no disk of its brokers is there; it has no leader until one is elected uncleanly")
+        notes.append(f"{name}: no disk of its brokers is available; it has no leader until an unclean election")
     epoch = LEADER_EPOCHS_APART + max([state.leader_epoch, *(end.last_epoch for end in ends.values())])
     after = replace(
         state,

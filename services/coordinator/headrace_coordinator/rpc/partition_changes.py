@@ -170,7 +170,7 @@ def _not_handed_over(state: PartitionState) -> TimedOutError:
     return TimedOutError(
         f"the replica did not reach the end of the leader's log in time; broker {state.leader_id} leads on",
         outcome=Outcome.UNKNOWN if state.successors else Outcome.NOT_APPLIED,
-        action="Ask again; where it lasts, wait until less is written, or the replica is faster.",
+        action="Retry; if it persists, wait until fewer records are written or the replica is faster.",
     )
 
 

@@ -341,7 +341,7 @@ def _check_empty(view: GroupView, group_id: str, entry: GroupEntry, expected_gro
         raise GroupNotEmptyError(f"group {group_id} has {len(entry.group.members)} members")
     if expected_group_epoch not in (None, entry.group.group_epoch):
         raise ConflictError(
-            f"members of group {group_id} came or went: it is at epoch {entry.group.group_epoch}, "
+            f"the members of group {group_id} changed: it is at epoch {entry.group.group_epoch}, "
             f"not at {expected_group_epoch} as when it was looked at",
             retriable=False,
             action="Look at the group again, then decide.",
