@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, NoReturn
+
+from headrace.log.open_files import OpenFiles
 
 from tests.fakes.memory_filesystem import Loss, MemoryFileSystem, PowerLost, _Fault
 from tests.simulation.broker import Broker
@@ -86,12 +88,15 @@ class BrokerNode:
 
     @contextmanager
     def sound_disk(self) -> Iterator[None]:
-        """For the simulator's own look at the disk: faults that wait for the next call wait on."""
+        """For the simulator's own look at the disk: faults wait for the broker's next call, and its files stay open."""
         disk = self.filesystem
         waiting = disk._faults, disk._refusal
         disk._faults, disk._refusal = [], None
         try:
-            yield
+            with ExitStack() as stack:
+                if self.broker is not None and self.broker.app is not None:
+                    stack.enter_context(_as_before(self.broker.app._directory._environment.files))
+                yield
         finally:
             disk._faults, disk._refusal = waiting
 
@@ -140,3 +145,18 @@ class BrokerNode:
     def _restart(self) -> None:
         if self.wanted:
             self.start()
+
+
+@contextmanager
+def _as_before(files: OpenFiles) -> Iterator[None]:
+    """Open files beyond the capacity within, and have the same ones open afterwards, in the same order of use."""
+    capacity, opened, order = files._capacity, set(files._files), list(files._unpinned)
+    files._capacity = capacity + 1_000
+    try:
+        yield
+    finally:
+        files._capacity = capacity
+        for file in [file for path, file in files._files.items() if path not in opened]:
+            files._close(file)
+        for path in order:
+            files._unpinned.move_to_end(path)
