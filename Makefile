@@ -77,7 +77,7 @@ test-slow: set-up ## the tests marked slow, which make test leaves out: most job
 	$(BIN)/pytest $(PYTEST_FLAGS) -m slow
 
 test-grpc: set-up ## the tests of clients and brokers where brokers do not serve the native protocol, so that all use gRPC
-	HEADRACE_TEST_TRANSPORT=grpc $(BIN)/pytest $(PYTEST_FLAGS) -m "not slow" tests/contract tests/integration tests/paper --deselect tests/integration/test_native.py --deselect tests/paper/test_paper_cluster.py::test_section_3_1_segments_go_to_consumers_by_sendfile
+	HEADRACE_TEST_TRANSPORT=grpc $(BIN)/pytest $(PYTEST_FLAGS) -m "not slow and not native" tests/contract tests/integration tests/paper
 
 fast: set-up ## the unit and property tests of what changed since main, nearest first, for at most a minute (FAST_FLAGS=--help)
 	@$(BIN)/python tools/fast.py $(FAST_FLAGS)

@@ -15,6 +15,8 @@ from headrace.spark.schema import full_schema
 from headrace.wire.ids import TopicPartition
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
+pytestmark = pytest.mark.native
+
 RECORDS = 5_000
 METRICS = {"metrics_listen": "127.0.0.1:0"}
 

@@ -243,6 +243,7 @@ def test_section_3_1_rewind(servers: str, make_topic: Callable[..., str]) -> Non
         assert again == [(number, b"%d" % number) for number in range(7, 50)]
 
 
+@pytest.mark.native
 def test_section_3_1_segments_go_to_consumers_by_sendfile(own_cluster: Callable[..., LocalCluster]) -> None:
     """Section 3.1: bytes go from the segment file to the consumer's socket by sendfile, and not through the broker.
 
