@@ -24,7 +24,8 @@ from tests.deploy.matrix import EVERYTHING, MATRIX, REFUSED
 CUSTOM = {"ServiceMonitor", "PrometheusRule", "Certificate"}
 SET_BY_CHART = {
     "broker_id", "data_dir", "cluster", "etcd_endpoints", "listen", "metrics_listen", "advertised_address",
-    "internal_advertised_address", "internal_listen", "native_listen",
+    "internal_advertised_address", "internal_listen", "native_listen", "replication_advertised_address",
+    "replication_listen",
     "native_advertised_address", "internal_tls_allowed_names", "rack", "host", "instance", "log_level",
     "log_format", "ready_file", "coordinator_id", *(field.name for field in dataclasses.fields(TlsSettings)),
 }  # fmt: skip
@@ -449,7 +450,7 @@ def test_clients_reach_the_native_protocol_unless_it_is_switched_off(render: Ren
             assert ("nodePort" in port) == (service["spec"].get("type") == "NodePort")
         for policy in select(objects, "NetworkPolicy", "-broker"):
             opened = [[port["port"] for port in rule["ports"]] for rule in policy["spec"]["ingress"]]
-            assert opened == [[7181, 7183], [7381], [9464]]
+            assert opened == [[7181, 7183], [7381, 7383], [9464]]
 
 
 @pytest.mark.parametrize("name", ["gRPC alone", "node ports, gRPC alone", "one host for all"])

@@ -27,7 +27,7 @@ def test_what_is_between_the_releases_pods_is_closed_by_default(render: Render) 
     policies = {each["metadata"]["name"]: _open_to(each) for each in select(objects, "NetworkPolicy")}
     services, all_ = {"broker", "coordinator"}, {"all"}
     assert policies == {
-        "demo-headrace-broker": {7181: all_, 7183: all_, 7381: services, 9464: all_},
+        "demo-headrace-broker": {7181: all_, 7183: all_, 7381: services, 7383: services, 9464: all_},
         "demo-headrace-etcd": {2379: services | {"etcd"}, 2380: {"etcd"}, 2381: all_},
     }
     for component in ("broker", "etcd"):
@@ -37,7 +37,7 @@ def test_what_is_between_the_releases_pods_is_closed_by_default(render: Render) 
     closed = render(MATRIX["everything"])
     named = {each["metadata"]["name"].rpartition("-")[2]: _open_to(each) for each in select(closed, "NetworkPolicy")}
     assert named == {
-        "broker": {7181: {"others"}, 7183: {"others"}, 7381: services, 9464: {"others"}},
+        "broker": {7181: {"others"}, 7183: {"others"}, 7381: services, 7383: services, 9464: {"others"}},
         "coordinator": {7170: {"others"}, 9464: {"others"}},
         "etcd": {2379: services | {"etcd"}, 2380: {"etcd"}, 2381: {"others"}},
     }

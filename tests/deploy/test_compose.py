@@ -121,6 +121,7 @@ def test_settings_are_taken_by_the_services(compose: dict[str, Any]) -> None:
             settings = load_settings(BrokerSettings, environ=environ, environ_prefix="HEADRACE_BROKER_")
             brokers.append(settings)
             assert settings.internal_advertised_address == f"{name}:7381"
+            assert settings.replication_advertised_address == f"{name}:7383"
             assert settings.stop_timeout_ms < 60_000
         else:
             told = load_settings(CoordinatorSettings, environ=environ, environ_prefix="HEADRACE_COORDINATOR_")

@@ -77,7 +77,6 @@ def play(cluster: LocalCluster, rows: Sequence[Row]) -> list[Row]:
     described = describe_cluster(cluster.coordinators[0].address)
     places = {
         "headrace.v1.BrokerService": cluster.broker(1).address,
-        "headrace.internal.v1.ReplicaService": cluster.broker(1).internal_address,
         "headrace.v1.ProcessService": cluster.broker(1).address,
     }
     answers = []
@@ -143,16 +142,21 @@ def _ask(address: str, method: str, request: bytes) -> Row:
                 answers = [channel.unary_unary(f"/{method}")(request, timeout=SECONDS, wait_for_ready=True)]
         except grpc.RpcError as error:
             return {"status": from_rpc_error(error).code.name, "errors": [], "fields": []}
+    return {"status": "OK", **describe([answer_class.FromString(answer) for answer in answers])}
+
+
+def describe(answers: Sequence[Message]) -> Row:
+    """Return the typed errors in messages, and the fields that are set."""
     fields: set[str] = set()
     errors: set[str] = set()
     for answer in answers:
-        for path, value in _walk(answer_class.FromString(answer), ""):
+        for path, value in _walk(answer, ""):
             if path.endswith("log_start_offset") and value == -1:
                 continue  # A leader that has just started does not know it yet.
             fields.add(path)
             if isinstance(value, errors_pb2.ErrorDetail):
                 errors.add(f"{path} {errors_pb2.ErrorCode.Name(value.code).removeprefix('ERROR_CODE_')}")
-    return {"status": "OK", "errors": sorted(errors), "fields": sorted(fields)}
+    return {"errors": sorted(errors), "fields": sorted(fields)}
 
 
 def _walk(message: Message, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -188,4 +192,6 @@ def record() -> Path:
 
 
 if __name__ == "__main__":
-    print(f"wrote {record().name}")
+    from tests.golden.frames import record_frames
+
+    print(f"wrote {record().name} and {record_frames().name}")

@@ -14,7 +14,6 @@ from google.protobuf.message import Message
 from headrace.v1 import broker_pb2, cluster_pb2, groups_pb2, handshake_pb2, process_pb2, topics_pb2
 from headrace.wire.encoding import encode_batch
 from headrace.wire.releases import CAPABILITIES, RELEASE
-from headrace_server.internal_v1 import replication_pb2
 
 TOPIC_ID = b"golden topic id."
 CLUSTER_ID = "golden-cluster-id-of-36-characters.."
@@ -45,13 +44,6 @@ def all_requests() -> Iterator[Asked]:
     yield from _broker(by_name, by_id, handshake)
     yield from _groups(handshake)
     yield from _process()
-    follower = replication_pb2.FollowerIdentity(
-        cluster_id=CLUSTER_ID, generation=1, broker_id=UNREGISTERED, broker_epoch=1 << 60, handshake=handshake
-    )
-    fetch = replication_pb2.PartitionReplicaFetch(partition=0, token=1, last_epoch=-1, partition_epoch=1)
-    topic = replication_pb2.TopicReplicaFetch(topic_id=TOPIC_ID, partitions=[fetch])
-    request = replication_pb2.ReplicaFetchRequest(follower=follower, topics=[topic])
-    yield Asked("headrace.internal.v1.ReplicaService/ReplicaFetch", "a follower's first", request)
     names = [topics_pb2.TopicRef(name=TOPIC)]
     delete = cluster_pb2.DeleteTopicsRequest(client_id=CLIENT_ID, topics=names)
     yield Asked("headrace.v1.ClusterService/DeleteTopics", "by name", delete)

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-import queue
 import socket
 import threading
 import time
@@ -24,11 +23,11 @@ import headrace
 from headrace.client.admin.replication import LogInfo
 from headrace.client.admin.rpc import PartitionDescription
 from headrace.v1 import broker_pb2 as pb
-from headrace.v1 import broker_pb2_grpc, topics_pb2
+from headrace.v1 import broker_pb2_grpc, cluster_pb2, topics_pb2
 from headrace.wire.batch import iter_batches
 from headrace.wire.columns import decode_batch
 from headrace.wire.encoding import encode_batch
-from headrace.wire.errors import Outcome
+from headrace.wire.errors import HeadraceError, Outcome
 from headrace_devcluster.cluster import LocalCluster
 from headrace_devcluster.service import LocalService
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
@@ -39,6 +38,7 @@ from headrace_server.metastore.api import Delete, Put
 from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.partition_state import PartitionState, Replica, decode
 
+from tests.integration.hand_streams import HandResult, HandStream
 from tests.integration.metastore import connected
 
 Answer = TypeVar("Answer")
@@ -54,7 +54,6 @@ BROKER_SETTINGS: dict[str, object] = {
 }
 PACE = 60
 """Records that a writer sends in 30 ms at most: the machine has more to do, and small requests cost most."""
-REPLICA_FETCH = "/headrace.internal.v1.ReplicaService/ReplicaFetch"
 
 
 def until(condition: Callable[[], Answer], what: str, seconds: float = SECONDS) -> Answer:
@@ -278,7 +277,16 @@ class Replicated:
 
         session = self.in_etcd(write)
         until(lambda: broker_id in self.sessions().values() and self.broker_epoch(broker_id) == session, "registered")
+        until(
+            lambda: all(self.revision(part) >= session for part in self.cluster.brokers if part.pid), "brokers know it"
+        )
         return session
+
+    def revision(self, broker: LocalService) -> int:
+        """How far a broker has read etcd."""
+        with grpc.insecure_channel(broker.address, options=LOCAL_CHANNEL) as channel:
+            stub = broker_pb2_grpc.BrokerServiceStub(channel)
+            return stub.GetMetadata(cluster_pb2.GetMetadataRequest(), timeout=SECONDS).revision
 
     def unregister_hand(self, broker_id: int) -> None:
         """End what `register_hand` began."""
@@ -372,14 +380,20 @@ class Writer:
         offsets = [future.result(SECONDS).offset for future in self.futures]
         for partition in range(self.partitions):
             sent = [b"%d" % number for number in range(partition, len(self.futures), self.partitions)]
-            with headrace.Reader(self.topic, partitions=[partition], bootstrap_servers=self.servers) as reader:
-                found = [(record.offset, record.value) for record in reader]
             start = (starts or {}).get(partition, 0)
+            deadline = time.monotonic() + SECONDS
+            found = self._read(partition)
+            while len(found) < len(sent) - start and time.monotonic() < deadline:
+                found = self._read(partition)  # What one replica acknowledged is committed a moment later.
             assert found == [*enumerate(sent)][start:], (
                 f"partition {partition}: {len(found)} of {len(sent)} less {start}"
             )
             assert offsets[partition :: self.partitions] == [*range(len(sent))]
         replicated.check_replicas_equal(self.topic, self.partitions)
+
+    def _read(self, partition: int) -> list[tuple[int, bytes]]:
+        with headrace.Reader(self.topic, partitions=[partition], bootstrap_servers=self.servers) as reader:
+            return [(record.offset, record.value) for record in reader]
 
 
 class Follower:
@@ -540,40 +554,14 @@ class Gate:
 # --- a follower by hand ---
 
 
-class HandFollower:
-    """A stream of ReplicaFetch whose messages a test writes; a heartbeat goes out whenever it waits."""
-
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address, options=LOCAL_CHANNEL)
-        self._requests: queue.SimpleQueue[internal.ReplicaFetchRequest | None] = queue.SimpleQueue()
-        call = self._channel.stream_stream(
-            REPLICA_FETCH,
-            request_serializer=internal.ReplicaFetchRequest.SerializeToString,
-            response_deserializer=internal.ReplicaFetchResponse.FromString,
-        )
-        self._call = call(iter(self._requests.get, None), wait_for_ready=True)
-        self._answers: queue.SimpleQueue[internal.ReplicaFetchResponse | grpc.RpcError | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        try:
-            for response in self._call:
-                self._answers.put(response)
-            self._answers.put(None)
-        except grpc.RpcError as error:
-            self._answers.put(error)
-
-    def close(self) -> None:
-        self._requests.put(None)
-        self._call.cancel()
-        self._channel.close()
+class HandFollower(HandStream):
+    """A stream to a leader whose messages a test writes; a heartbeat goes out whenever it waits."""
 
     def challenge(self) -> bytes:
-        """Ask for the leader's challenge and return it."""
-        self._requests.put(internal.ReplicaFetchRequest())
-        response = self._answers.get(timeout=SECONDS)
-        assert isinstance(response, internal.ReplicaFetchResponse), response
-        return response.challenge
+        """Return the leader's challenge, its first message."""
+        challenge = self.answers.get(timeout=SECONDS)
+        assert isinstance(challenge, bytes), challenge
+        return challenge
 
     def identify(
         self, identity: ClusterIdentity, broker_id: int, broker_epoch: int, leader_id: int = 1, **other: Any
@@ -587,41 +575,40 @@ class HandFollower:
             broker_id=broker_id,
             broker_epoch=broker_epoch,
         )
-        self._requests.put(internal.ReplicaFetchRequest(follower=follower))
+        self.send(internal.ReplicaFetchRequest(follower=follower))
 
-    def send(self, topic_id: bytes, partition: int = 0, **fetch_fields: Any) -> None:
+    def fetch(self, topic_id: bytes, partition: int = 0, **fetch_fields: Any) -> None:
         """One fetch, as of the newest key."""
         fields = {"last_epoch": -1, "token": 1, "partition_epoch": 1 << 40, **fetch_fields}
         entry = internal.PartitionReplicaFetch(partition=partition, **fields)
         topic = internal.TopicReplicaFetch(topic_id=topic_id, partitions=[entry])
-        self._requests.put(internal.ReplicaFetchRequest(topics=[topic]))
+        self.send(internal.ReplicaFetchRequest(topics=[topic]))
 
-    def answer(self) -> internal.PartitionReplicaFetchResult:
+    def answer(self) -> HandResult:
         """The next answer to a fetch; heartbeats are passed over, and one is sent for each."""
         deadline = time.monotonic() + SECONDS
         while True:
-            response = self._answers.get(timeout=max(deadline - time.monotonic(), 0.01))
-            assert isinstance(response, internal.ReplicaFetchResponse), response
-            if response.topics:
-                (topic,) = response.topics
-                (part,) = topic.partitions
-                return part
-            self._requests.put(internal.ReplicaFetchRequest())
+            results = self.answers.get(timeout=max(deadline - time.monotonic(), 0.01))
+            assert isinstance(results, list), results
+            if results:
+                (result,) = results
+                return result
+            self.send(internal.ReplicaFetchRequest())
 
-    def ask(self, topic_id: bytes, partition: int = 0, **fields: Any) -> internal.PartitionReplicaFetchResult:
+    def ask(self, topic_id: bytes, partition: int = 0, **fields: Any) -> HandResult:
         """One fetch and its answer."""
-        self.send(topic_id, partition, **fields)
+        self.fetch(topic_id, partition, **fields)
         return self.answer()
 
-    def end(self, *, alive: bool = False) -> grpc.RpcError | None:
+    def end(self, *, alive: bool = False) -> HeadraceError | None:
         """What ended the stream: an error, or `None` for a clean end. `alive`: heartbeats continue."""
         deadline = time.monotonic() + SECONDS
         while True:
-            response = self._answers.get(timeout=max(deadline - time.monotonic(), 0.01))
-            if not isinstance(response, internal.ReplicaFetchResponse):
-                return response
+            found = self.answers.get(timeout=max(deadline - time.monotonic(), 0.01))
+            if found is None or isinstance(found, HeadraceError):
+                return found
             if alive:
-                self._requests.put(internal.ReplicaFetchRequest())
+                self.send(internal.ReplicaFetchRequest())
 
 
 @contextmanager

@@ -5,21 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-import grpc
 import headrace
 import headrace.aio
 import pytest
 from headrace.client.group import membership
 from headrace.client.net import bootstrap_client
 from headrace.v1 import handshake_pb2
-from headrace.wire.errors import UnsupportedVersionError, from_rpc_error
+from headrace.wire.errors import UnsupportedVersionError
 from headrace.wire.releases import CAPABILITIES, RELEASE
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.errors import PartStartError
 from headrace_devcluster.service import LocalService
 from headrace_server.internal_v1 import replication_pb2 as internal
 
-from tests.integration.replicated import BROKER_SETTINGS, HandFollower, Replicated, until
+from tests.integration.replicated import BROKER_SETTINGS, Replicated, follower_at, until
 
 ONE_APART, TWO_APART = "0.2.0", "0.3.1"
 
@@ -145,15 +144,10 @@ def test_a_follower_two_minor_releases_apart_is_refused(skewed: Replicated) -> N
         said = internal.FollowerIdentity(
             cluster_id=identity.cluster_id, generation=identity.generation, broker_id=9, handshake=handshake
         )
-        follower = HandFollower(skewed.broker(1).internal_address)
-        try:
+        with follower_at(skewed.broker(1).replication_address) as follower:
             follower.challenge()
-            follower._requests.put(internal.ReplicaFetchRequest(follower=said))
-            error = follower._answers.get(timeout=20)
-        finally:
-            follower.close()
-        assert isinstance(error, grpc.RpcError)
-        refused = from_rpc_error(error)
+            follower.send(internal.ReplicaFetchRequest(follower=said))
+            refused = follower.end()
         assert isinstance(refused, UnsupportedVersionError)
         assert sentence in refused.message
         assert "broker 9, which follows here," in refused.message

@@ -167,6 +167,7 @@ def test_too_few_in_sync(replicated: Replicated) -> None:
     for broker_id in (2, 3):
         replicated.broker(broker_id).stop()
     replicated.wait_for("few", lambda part: part.in_sync_replicas == (1,), "the leader alone in sync")
+    until(lambda: replicated.metric(1, "under_min_insync"), "the leader knows it")
     refused = until(lambda: refusal(produce(address, topic_id, b"never")), "a refusal")
     assert (refused.code, refused.retriable, refused.outcome) == (
         ErrorCode.NOT_ENOUGH_REPLICAS,
@@ -257,9 +258,9 @@ def test_what_only_the_old_leader_had(replicated: Replicated) -> None:
 def test_a_leader_that_its_followers_do_not_reach(replicated: Replicated) -> None:
     """H27, H13: it cannot acknowledge alone, keeps what was committed, and continues when they reach it again."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        internal = f"127.0.0.1:{free.getsockname()[1]}"
-    with Gate(internal) as gate:
-        replicated.reconfigure(1, internal_listen=internal, internal_advertised_address=gate.address)
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    with Gate(listen) as gate:
+        replicated.reconfigure(1, replication_listen=listen, replication_advertised_address=gate.address)
         try:
             topic_id = replicated.create("unreached", [[1, 2, 3]], min_insync_replicas=2)
             address = replicated.broker(1).address
@@ -278,7 +279,7 @@ def test_a_leader_that_its_followers_do_not_reach(replicated: Replicated) -> Non
             assert replicated.values(3, "unreached") == [b"before", b"after"]
         finally:
             gate.open()
-            replicated.reconfigure(1, internal_listen="", internal_advertised_address="")
+            replicated.reconfigure(1, replication_listen="", replication_advertised_address="")
 
 
 def test_the_controller_is_paused_while_a_leader_dies(own_cluster: Callable[..., LocalCluster]) -> None:

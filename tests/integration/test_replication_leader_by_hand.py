@@ -11,11 +11,9 @@ import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-import grpc
 import pytest
 from headrace.log.directory import DataDirectory
 from headrace.log.settings import LogSettings
@@ -30,11 +28,13 @@ from headrace_server.metastore.api import Put
 from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.partition_state import PartitionState, Replica, encode
 
+from tests.integration.hand_streams import HandServer
 from tests.integration.metastore import connected
-from tests.integration.replicated import REPLICA_FETCH, SECONDS, batch, until
+from tests.integration.replicated import SECONDS, batch, until
 
 Answer = TypeVar("Answer")
 HAND, FOLLOWER = 2, 1
+NOWHERE = "127.0.0.1:1"
 
 
 class HandLeader:
@@ -46,18 +46,8 @@ class HandLeader:
         self.epoch = 0
         self._fetches: queue.SimpleQueue[internal.PartitionReplicaFetch] = queue.SimpleQueue()
         self.identities: list[internal.FollowerIdentity] = []
-        self._answers: queue.SimpleQueue[internal.ReplicaFetchResponse | None] = queue.SimpleQueue()
-        self.silent = False
-        self._server = grpc.server(ThreadPoolExecutor(8))
-        handler = grpc.stream_stream_rpc_method_handler(
-            self._serve,
-            request_deserializer=internal.ReplicaFetchRequest.FromString,
-            response_serializer=internal.ReplicaFetchResponse.SerializeToString,
-        )
-        service, _, method = REPLICA_FETCH[1:].partition("/")
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
+        self.server = HandServer()
+        threading.Thread(target=self._sort, daemon=True).start()
         self._directory = DataDirectory.open(
             str(directory), cluster_id="hand", generation=1, broker_id=HAND, new_storage_id=b"h" * 16
         )
@@ -65,32 +55,18 @@ class HandLeader:
         self.log.start_epoch(0)
 
     def close(self) -> None:
-        self._answers.put(None)
-        self._server.stop(0).wait()
+        self.server.requests.put(internal.ReplicaFetchRequest(follower=internal.FollowerIdentity(broker_id=HAND)))
+        self.server.close()
         self._directory.close_log(self.log)
         self._directory.close(clean=True)
 
-    def _serve(self, requests: Any, _context: Any) -> Iterator[internal.ReplicaFetchResponse]:
-        answers: queue.SimpleQueue[internal.ReplicaFetchResponse | None] = queue.SimpleQueue()
-        self._answers = answers
-
-        def read() -> None:
-            try:
-                next(requests)
-                answers.put(internal.ReplicaFetchResponse(challenge=b"challenge"))
-                for request in requests:
-                    if request.HasField("follower"):
-                        self.identities.append(request.follower)
-                    for topic in request.topics:
-                        for entry in topic.partitions:
-                            self._fetches.put(entry)
-                    if not self.silent:
-                        answers.put(internal.ReplicaFetchResponse())
-            except grpc.RpcError:
-                answers.put(None)
-
-        threading.Thread(target=read, daemon=True).start()
-        return iter(answers.get, None)
+    def _sort(self) -> None:
+        while (request := self.server.requests.get()).follower.broker_id != HAND:
+            if request.HasField("follower"):
+                self.identities.append(request.follower)
+            for topic in request.topics:
+                for entry in topic.partitions:
+                    self._fetches.put(entry)
 
     # --- etcd ---
 
@@ -107,7 +83,7 @@ class HandLeader:
         async def write(metastore: EtcdMetastore, identity: ClusterIdentity) -> None:
             keys = identity.keyspace
             live = metadata_pb2.BrokerLive(
-                broker_id=HAND, address=self.address, internal_address=self.address, boot_id=b"h" * 16
+                broker_id=HAND, address=NOWHERE, replication_address=self.server.address, boot_id=b"h" * 16
             )
             result = await metastore.txn([], [Put(keys.broker(HAND), live.SerializeToString())])
             self.me = Replica(HAND, result.revision)
@@ -159,12 +135,12 @@ class HandLeader:
         """The next fetch that comes."""
         return self._fetches.get(timeout=SECONDS)
 
-    def answer(self, fetch: internal.PartitionReplicaFetch, **fields: Any) -> None:
+    def answer(self, fetch: internal.PartitionReplicaFetch, batches: bytes = b"", **fields: Any) -> None:
         """Say anything to a fetch."""
-        values = {"token": fetch.token, "leader_epoch": fetch.leader_epoch, **fields}
+        values = {"token": fetch.token, "leader_epoch": fetch.leader_epoch, "batches_size": len(batches), **fields}
         result = internal.PartitionReplicaFetchResult(partition=0, **values)
         topic = internal.TopicReplicaFetchResult(topic_id=self.topic_id, partitions=[result])
-        self._answers.put(internal.ReplicaFetchResponse(topics=[topic]))
+        self.server.answer(internal.ReplicaFetchResponse(topics=[topic]), [batches])
 
     def batches(self, offset: int) -> bytes:
         """What the hand's log has from an offset on."""
@@ -363,9 +339,9 @@ def test_a_silent_leader_gets_a_new_stream(leader: HandLeader) -> None:
     """A stream on which nothing comes is given up, and made anew with its fetches."""
     fetch = leader.bring((b"a",))
     streams = len(leader.identities)
-    leader.silent = True
+    leader.server.silent = True
     again = leader.next_fetch()
-    leader.silent = False
+    leader.server.silent = False
     assert len(leader.identities) == streams + 1
     assert (again.offset, again.leader_epoch) == (fetch.offset, fetch.leader_epoch)
     assert again.token > fetch.token

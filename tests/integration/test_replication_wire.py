@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 from headrace.wire.batch import iter_batches
-from headrace.wire.errors import ErrorCode, HeadraceError, Outcome, from_rpc_error
+from headrace.wire.errors import ErrorCode, HeadraceError, Outcome
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_server.cluster_secret import prove
 from headrace_server.partition_state import Replica
@@ -33,11 +33,12 @@ class Setting:
     replicated: Replicated
     topic_id: bytes
     address: str
+    replication_address: str
     broker_epoch: int
     crcs: list[int]
 
     def follower(self, broker_id: int = 3) -> HandFollower:
-        follower = HandFollower(self.address)
+        follower = HandFollower(self.replication_address)
         follower.identify(self.replicated.identity(), broker_id, self.broker_epoch)
         return follower
 
@@ -60,7 +61,7 @@ def setting() -> Iterator[Setting]:
                 append(address, topic_id, b"c", b"d")
             batches = fetch(address, topic_id, 0).batches
             crcs = [header.crc for header, _ in iter_batches(batches)]
-            yield Setting(replicated, topic_id, address, broker_epoch, crcs)
+            yield Setting(replicated, topic_id, address, cluster.broker(1).replication_address, broker_epoch, crcs)
         finally:
             replicated.close()
 
@@ -76,7 +77,7 @@ def refusal(follower: HandFollower) -> HeadraceError:
     """The error that ended the stream."""
     error = follower.end()
     assert error is not None, "the stream ended without an error"
-    return from_rpc_error(error)
+    return error
 
 
 def test_a_follower_is_given_the_log(setting: Setting, follower: HandFollower) -> None:
@@ -103,7 +104,7 @@ def test_a_follower_without_an_epoch(setting: Setting, follower: HandFollower) -
 
 def test_a_broker_without_a_replica(setting: Setting) -> None:
     """A broker that the key does not name gets nothing of the partition."""
-    with follower_at(setting.address) as follower:
+    with follower_at(setting.replication_address) as follower:
         follower.identify(setting.replicated.identity(), 9, setting.replicated.register_hand(9))
         answer = follower.ask(setting.topic_id, leader_epoch=1, offset=0)
     setting.replicated.unregister_hand(9)
@@ -115,7 +116,7 @@ def test_a_broker_without_a_replica(setting: Setting) -> None:
 @pytest.mark.parametrize("other", [{"cluster_id": "another"}, {"generation": 7}])
 def test_a_follower_of_another_cluster(setting: Setting, other: dict[str, object]) -> None:
     """H42, H81: a broker of another cluster, or of another generation of this one, is not let in."""
-    with follower_at(setting.address) as follower:
+    with follower_at(setting.replication_address) as follower:
         follower.identify(setting.replicated.identity(), 3, setting.broker_epoch, **other)
         error = refusal(follower)
     assert error.code == ErrorCode.INVALID_REQUEST
@@ -124,14 +125,14 @@ def test_a_follower_of_another_cluster(setting: Setting, other: dict[str, object
 
 def test_a_follower_that_is_this_broker(setting: Setting) -> None:
     """Two brokers with one id, or an address that is one's own: refused."""
-    with follower_at(setting.address) as follower:
+    with follower_at(setting.replication_address) as follower:
         follower.identify(setting.replicated.identity(), 1, 2**40)
         assert refusal(follower).code == ErrorCode.INVALID_REQUEST
 
 
 def test_a_stale_session_is_not_let_in(setting: Setting) -> None:
     """H17: a broker known in a later session is fenced, and the later session's own stream continues."""
-    with follower_at(setting.address) as follower:
+    with follower_at(setting.replication_address) as follower:
         follower.identify(setting.replicated.identity(), 2, setting.replicated.broker_epoch(2) - 1)
         assert refusal(follower).code == ErrorCode.FENCED_BROKER
     assert setting.replicated.metric(1, "connected_followers") >= 1
@@ -145,29 +146,29 @@ def test_unproven_or_unregistered_follower_is_refused(setting: Setting) -> None:
     """
     identity = setting.replicated.identity()
     own = Replica(3, setting.broker_epoch)
-    with follower_at(setting.address) as other:
+    with follower_at(setting.replication_address) as other:
         foreign = prove(identity, own, 1, other.challenge())
     forged = dataclasses.replace(identity, secret=bytes(32))
     for proof in (b"", foreign, prove(forged, own, 1, b"")):
-        with follower_at(setting.address) as follower:
+        with follower_at(setting.replication_address) as follower:
             follower.identify(identity, 3, setting.broker_epoch, proof=proof)
             assert refusal(follower).code == ErrorCode.NOT_AUTHORIZED
-    with follower_at(setting.address) as follower:
+    with follower_at(setting.replication_address) as follower:
         follower.identify(identity, 3, setting.broker_epoch, leader_id=2)
         assert refusal(follower).code == ErrorCode.NOT_AUTHORIZED
     for broker_id, session in ((3, setting.broker_epoch + 5), (77, 1)):
-        with follower_at(setting.address) as follower:
+        with follower_at(setting.replication_address) as follower:
             follower.identify(identity, broker_id, session)
             assert refusal(follower).code == ErrorCode.FENCED_BROKER
-    with follower_at(setting.address) as follower:
+    with follower_at(setting.replication_address) as follower:
         follower.identify(identity, 3, setting.broker_epoch)
         assert follower.ask(setting.topic_id, leader_epoch=1, offset=0).batches
 
 
 def test_a_stream_without_identity(setting: Setting) -> None:
     """The first message says who follows."""
-    with follower_at(setting.address) as follower:
-        follower.send(setting.topic_id, leader_epoch=1, offset=0)
+    with follower_at(setting.replication_address) as follower:
+        follower.fetch(setting.topic_id, leader_epoch=1, offset=0)
         assert refusal(follower).code == ErrorCode.INVALID_REQUEST
 
 
@@ -192,7 +193,7 @@ def test_an_unknown_partition(setting: Setting, follower: HandFollower) -> None:
 
 def test_a_broker_that_does_not_lead(setting: Setting) -> None:
     """A follower asked for data says who leads."""
-    with follower_at(setting.replicated.broker(2).internal_address) as follower:
+    with follower_at(setting.replicated.broker(2).replication_address) as follower:
         follower.identify(setting.replicated.identity(), 3, setting.broker_epoch, leader_id=2)
         answer = follower.ask(setting.topic_id, leader_epoch=1, offset=0)
     assert (answer.error.code, answer.error.leader.leader_id) == (ErrorCode.NOT_LEADER, 1)
@@ -255,9 +256,9 @@ def test_a_fetch_waits_and_is_answered_once(setting: Setting, follower: HandFoll
     topic_id = setting.topic_id
     end = setting.replicated.logs("wire")[1].log_end_offset
     last = {"leader_epoch": 1, "last_epoch": 1, "last_crc": last_crc(setting), "high_watermark": end}
-    follower.send(topic_id, token=7, offset=end, **last)
-    follower.send(topic_id, token=8, offset=end, **last)
-    follower.send(topic_id, token=8, offset=end, **last)
+    follower.fetch(topic_id, token=7, offset=end, **last)
+    follower.fetch(topic_id, token=8, offset=end, **last)
+    follower.fetch(topic_id, token=8, offset=end, **last)
     # The stream is in order: once this one is answered, those before have been taken in.
     assert follower.ask(bytes(16), leader_epoch=1, offset=0).HasField("error")
     append(setting.address, topic_id, b"new")
@@ -285,17 +286,17 @@ def test_what_counts_as_copied(setting: Setting, durability: str) -> None:
     identity = replicated.identity()
     replicated.broker(2).pause()
     try:
-        with follower_at(setting.address) as follower, ThreadPoolExecutor(1) as pool:
+        with follower_at(setting.replication_address) as follower, ThreadPoolExecutor(1) as pool:
             follower.identify(identity, 2, session)
             produced = pool.submit(produce, setting.address, topic_id, b"x")
             (header,) = [header for header, _ in iter_batches(follower.ask(topic_id, leader_epoch=0, offset=0).batches)]
             fields = {"leader_epoch": 0, "offset": 1, "last_epoch": 0, "last_crc": header.crc}
-            follower.send(topic_id, token=2, durable_offset=0, **fields)
+            follower.fetch(topic_id, token=2, durable_offset=0, **fields)
             assert follower.ask(bytes(16), leader_epoch=1, offset=0).HasField("error")
             if durability == "fsync":
                 assert not produced.done()
                 assert fetch(setting.address, topic_id, 0).high_watermark == 0
-                follower.send(topic_id, token=3, durable_offset=1, **fields)
+                follower.fetch(topic_id, token=3, durable_offset=1, **fields)
             assert follower.answer().high_watermark == 1
             assert not produced.result(30).HasField("error")
     finally:

@@ -1,6 +1,7 @@
 """The two listeners of a broker, and TLS among real processes: clients, command line, brokers, coordinators, etcd."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -14,12 +15,14 @@ import grpc
 import headrace
 import headrace.aio
 import pytest
+from headrace.v1 import broker_pb2, broker_pb2_grpc
 from headrace.wire.errors import InvalidRequestError, NotAuthorizedError, TransportError, from_rpc_error
 from headrace_devcluster.certificates import Authority
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_server.internal_v1 import replication_pb2 as internal
 
-from tests.integration.replicated import LOCAL_CHANNEL, REPLICA_FETCH, until
+from tests.integration.hand_streams import HandStream
+from tests.integration.replicated import LOCAL_CHANNEL, until
 
 # One cluster with TLS for all of them: they run in one worker, in order.
 METRICS = {"metrics_listen": "127.0.0.1:0"}
@@ -36,30 +39,36 @@ def settings_of(cluster, **changed):
     return {"bootstrap_servers": cluster.bootstrap_servers, **cluster.client_settings, **changed}
 
 
-def replica_fetch(channel):
-    open_stream = channel.stream_stream(
-        REPLICA_FETCH,
-        request_serializer=internal.ReplicaFetchRequest.SerializeToString,
-        response_deserializer=internal.ReplicaFetchResponse.FromString,
-    )
-    for _challenge in open_stream(iter([internal.ReplicaFetchRequest()]), timeout=10):
-        pass
+def error_of_call(address, authority, paths):
+    """What ends a call to the internal listener; `paths`: the certificate that is shown."""
+    shown = (None, None) if paths is None else (paths.key_file.read_bytes(), paths.cert_file.read_bytes())
+    credentials = grpc.ssl_channel_credentials(authority.read_bytes(), *shown)
+    with grpc.secure_channel(address, credentials, options=LOCAL_CHANNEL) as channel:
+        try:
+            broker_pb2_grpc.BrokerServiceStub(channel).DescribeLogs(broker_pb2.DescribeLogsRequest(), timeout=10)
+        except grpc.RpcError as error:
+            return from_rpc_error(error)
+    return None
 
 
-def credentials(paths, ca_file):
-    return grpc.ssl_channel_credentials(ca_file.read_bytes(), paths.key_file.read_bytes(), paths.cert_file.read_bytes())
+def error_of_stream(address, authority, paths):
+    """The same of a follower's stream, for TLS errors as gRPC has them; one that is let in names no follower."""
+    context = ssl.create_default_context(cafile=authority)
+    if paths is not None:
+        context.load_cert_chain(paths.cert_file, paths.key_file)
+    try:
+        with contextlib.closing(HandStream(address, context)) as stream:
+            stream.send(internal.ReplicaFetchRequest())
+            while isinstance(found := stream.answers.get(timeout=20), bytes):
+                pass
+    except OSError as error:
+        return TransportError(f"{error}")
+    if isinstance(found, InvalidRequestError):  # It was asked who follows.
+        return None
+    return TransportError("the connection was closed") if found is None else found
 
 
-def error_of_replica_fetch(address, channel_credentials=None):
-    opened = (
-        grpc.secure_channel(address, channel_credentials, options=LOCAL_CHANNEL)
-        if channel_credentials
-        else grpc.insecure_channel(address, options=LOCAL_CHANNEL)
-    )
-    with opened as channel:
-        with pytest.raises(grpc.RpcError) as caught:
-            replica_fetch(channel)
-    return from_rpc_error(caught.value)
+LISTENERS = [("internal_address", error_of_call), ("replication_address", error_of_stream)]
 
 
 def serial_at(address):
@@ -82,15 +91,16 @@ def metric(part, name):
     }
 
 
-def test_replica_fetches_are_refused_where_clients_are_served(headrace_cluster):
-    """A replica fetch on the clients' listener ends with NOT_AUTHORIZED and names the setting to change."""
-    error = error_of_replica_fetch(headrace_cluster.broker(1).address)
-    assert isinstance(error, NotAuthorizedError)
-    assert not error.retriable
-    assert "internal_advertised_address" in str(error)
+@pytest.mark.native
+def test_followers_learn_that_an_address_is_that_of_clients(headrace_cluster):
+    """And which setting is wrong."""
+    with contextlib.closing(HandStream(native_address(headrace_cluster))) as stream:
+        refused = stream.answers.get(timeout=20)
+    assert isinstance(refused, InvalidRequestError)
+    assert "replication_advertised_address" in refused.action
 
 
-@pytest.mark.parametrize("transport", ["native", "grpc"])
+@pytest.mark.parametrize("transport", [pytest.param("native", marks=pytest.mark.native), "grpc"])
 def test_records_go_through_a_cluster_with_tls_everywhere(tls_cluster, topic_name, transport):
     """With TLS to clients, among brokers and to etcd, what all acknowledged is read, blocking and with asyncio."""
     large, by_transport = b"large" * 60_000, {"transport": transport}
@@ -198,19 +208,15 @@ def test_doctor_tells_when_the_certificates_of_every_process_end(tls_cluster):
     until(lambda: look("ok", "89 days"), "the certificate that was renewed")
 
 
-def test_the_internal_listener_serves_services_alone(tls_cluster):
+@pytest.mark.parametrize(("listener", "error_of"), LISTENERS)
+def test_the_internal_listeners_serve_services_alone(tls_cluster, listener, error_of):
     """No certificate and a client's certificate end the handshake; a service's is let in."""
-    certificates, address = tls_cluster.certificates, tls_cluster.broker(1).internal_address
+    certificates, address = tls_cluster.certificates, getattr(tls_cluster.broker(1), listener)
     authority = certificates.services.ca_file
-    for channel_credentials in (
-        grpc.ssl_channel_credentials(authority.read_bytes()),
-        credentials(certificates.client, authority),
-        None,
-    ):
-        error = error_of_replica_fetch(address, channel_credentials)
+    for paths in (None, certificates.client):
+        error = error_of(address, authority, paths)
         assert isinstance(error, TransportError), error
-    let_in = error_of_replica_fetch(address, credentials(certificates.services.issue("peer"), authority))
-    assert isinstance(let_in, InvalidRequestError), let_in  # It was asked who follows.
+    assert error_of(address, authority, certificates.services.issue("peer")) is None
 
 
 def native_address(cluster):
@@ -218,7 +224,7 @@ def native_address(cluster):
     return json.loads(cluster.broker(1).ready_file.read_text())["native_address"]
 
 
-@pytest.mark.parametrize("is_native", [False, True])
+@pytest.mark.parametrize("is_native", [False, pytest.param(True, marks=pytest.mark.native)])
 def test_older_versions_of_tls_are_refused(tls_cluster, is_native):
     """TLS 1.1 ends the handshake, 1.2 does not."""
     address = native_address(tls_cluster) if is_native else tls_cluster.broker(1).address
@@ -305,16 +311,14 @@ def test_a_service_with_an_expired_certificate_does_not_start(tls_cluster, tmp_p
     assert f"error: the certificate in {paths.cert_file} has expired, on" in ended.stderr
 
 
-def test_the_internal_listener_may_be_for_named_certificates(tls_cluster):
+def test_the_internal_listeners_may_be_for_named_certificates(tls_cluster):
     """With internal_tls_allowed_names, a certificate of the right authority and another name gets NOT_AUTHORIZED."""
     certificates = tls_cluster.certificates
     third = tls_cluster.add_broker(internal_tls_allowed_names="broker-1,broker-2,coordinator-a")
     authority = certificates.services.ca_file
-    refused = error_of_replica_fetch(
-        third.internal_address, credentials(certificates.services.issue("peer"), authority)
-    )
-    assert isinstance(refused, NotAuthorizedError)
-    assert "internal_tls_allowed_names" in str(refused)
-    named = certificates.services.issue("broker-2", file_name="as-broker-2")
-    let_in = error_of_replica_fetch(third.internal_address, credentials(named, authority))
-    assert isinstance(let_in, InvalidRequestError), let_in
+    peer, named = certificates.services.issue("peer"), certificates.services.issue("broker-2", file_name="as-broker-2")
+    for listener, error_of in LISTENERS:
+        refused = error_of(getattr(third, listener), authority, peer)
+        assert isinstance(refused, NotAuthorizedError)
+        assert "internal_tls_allowed_names" in str(refused)
+        assert error_of(getattr(third, listener), authority, named) is None

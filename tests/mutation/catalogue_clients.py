@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutants import Mutant, Simulation, Test, drop, never, replace
 
 SOUND_BATCHES = "The simulator's producers send sound, uncompressed batches."
-NO_SOCKETS = "The simulator carries no bytes of the native protocol."
+NO_SOCKETS = "The simulator carries no bytes of clients' native protocol."
 NO_SPARK = "The simulator runs no query."
 FAILOVERS = {"faults": ("kill", "isolate", "pause", "move leader"), "fault_period_ms": 500}
 
@@ -196,7 +196,7 @@ CLIENTS = (
     Mutant(
         "verdict-never-asked-for",
         "H148",
-        "NativeConnection._answer",
+        "FramedConnection._send",
         replace("is_valid is None or is_valid()", "True"),
         "A broker confirms bytes of a log that was cut while it sent them.",
         Test("tests/unit/common/test_native_server.py::test_a_log_that_was_cut_meanwhile_is_discarded", NO_SOCKETS),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutation.mutants import Mutant, Scenario, Simulation, Test, always, drop, never, replace
 
+NO_DISCARD = "Truncations in the moment in which a range leaves are too seldom in the simulator."
+
 REPLICATION = (
     Mutant(
         "unknown-write-not-settled",
@@ -44,6 +46,47 @@ REPLICATION = (
         Test(
             "tests/unit/broker/test_broker_violations.py::test_a_violation_in_a_task_that_nobody_awaits_ends_the_broker",
             "The simulator has no tasks.",
+        ),
+    ),
+    Mutant(
+        "discarded-message-applied",
+        "H148",
+        "ReplicaFetcher._apply",
+        never("is_discarded"),
+        "A follower appends bytes that its leader took back.",
+        Test(
+            "tests/unit/broker/test_broker_fetch_ahead.py::test_a_discarded_answer_is_not_applied_and_fetched_again",
+            NO_DISCARD,
+        ),
+    ),
+    Mutant(
+        "ranges-always-valid",
+        "H148",
+        "_Response._is_valid",
+        replace("not any((found.was_cut for found in self._partitions))", "True"),
+        "A leader confirms ranges of a log that was truncated while they were sent.",
+        Test("tests/unit/broker/test_broker_follower_session.py::test_a_range_that_was_cut_is_discarded", NO_DISCARD),
+    ),
+    Mutant(
+        "failed-range-not-reported",
+        "H33",
+        "_Response._failed",
+        drop("self._partitions[found].corruption.note_read_error(error)"),
+        "A leader whose file has become short breaks its followers' streams for ever, and stays leader.",
+        Test(
+            "tests/unit/broker/test_broker_follower_session.py::test_a_range_that_cannot_be_read_takes_the_replica_offline",
+            "Files that become short are drawn too seldom where a follower is far behind.",
+        ),
+    ),
+    Mutant(
+        "large-message-before-proof",
+        "A13",
+        "MessageStream._admit",
+        never("header.size > self.max_message_bytes"),
+        "A stranger has memory for a message of 64 MiB before it proves that it is a broker.",
+        Test(
+            "tests/unit/common/test_native_streams.py::test_what_breaks_the_protocol_ends_the_stream",
+            "The simulator has no strangers.",
         ),
     ),
     Mutant(

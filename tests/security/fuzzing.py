@@ -92,24 +92,25 @@ class Fuzz:
         data = self._message(message_type, DEPTH).SerializeToString()
         return self._mutate(data) if kind < 0.4 else data
 
-    def connections(self, count: int) -> Iterator[bytes]:
-        """What is sent at the port of the native protocol, connection by connection."""
+    def connections(self, count: int, *, are_streams: bool = False) -> Iterator[bytes]:
+        """What is sent at a port of the native protocol, connection by connection; `are_streams`: at the followers'."""
+        frame = self._stream_frame if are_streams else self._frame
         greeting = NativeCalls("", "fuzz").greeting()
         for _ in range(count):
             kind = self._random.random()
             if kind < 0.1:
                 yield self._random.randbytes(self._random.choice((1, 8, 30, 1_000)))
             elif kind < 0.2:
-                yield self._mutate(greeting) + self._frame(1)
+                yield self._mutate(greeting) + frame(1)
             else:
-                frames = b"".join(self._frame(number) for number in range(1, self._random.choice((2, 4, 80))))
+                frames = b"".join(frame(number) for number in range(1, self._random.choice((2, 4, 80))))
                 yield greeting + self._mutate(frames, 0.2)
 
     def _frame(self, number: int) -> bytes:
         """A request, or what passes for one: its header may contradict what follows."""
         draw = self._random
-        method, attached = draw.choice(list(MethodCode)), b""
         names = {MethodCode.PRODUCE: "Produce", MethodCode.FETCH: "Fetch", MethodCode.LIST_OFFSETS: "ListOffsets"}
+        method, attached = draw.choice(list(names)), b""
         message = self.request(f"/headrace.v1.BrokerService/{names[method]}")
         if method is MethodCode.PRODUCE and draw.random() < 0.7:
             message, attached = self._produce()
@@ -126,6 +127,16 @@ class Fuzz:
             field = draw.choice(Header._fields)
             header = header._replace(**{field: draw.choice(LIES[field])})
         return HEADER.pack(*header) + draw.choice((b"abcdef", b"\xff\x00\n\r\x1b~")) + message + attached
+
+    def _stream_frame(self, number: int) -> bytes:
+        """A follower's message, or what passes for one."""
+        draw = self._random
+        message = self._message(replication_pb2.ReplicaFetchRequest.DESCRIPTOR, DEPTH).SerializeToString()
+        header = Header(len(message), Kind.MESSAGE, MethodCode.REPLICA_FETCH, 0, number, len(message))
+        if draw.random() < 0.2:
+            field = draw.choice(Header._fields)
+            header = header._replace(**{field: draw.choice(LIES[field])})
+        return HEADER.pack(*header) + self._mutate(message, 0.2)
 
     def _produce(self) -> tuple[bytes, bytes]:
         """A ProduceRequest and its batches, whose sizes it may get wrong."""

@@ -13,7 +13,6 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from headrace.v1 import broker_pb2, cluster_pb2, groups_pb2, process_pb2, topics_pb2
 from headrace.wire.encoding import encode_batch
-from headrace_server.internal_v1 import replication_pb2
 
 REQUEST_PARTITIONS = 10_000
 """`max_request_partitions` of brokers, `max_request_partitions` of coordinators, and `MAX_REQUEST_PARTITIONS`."""
@@ -208,17 +207,6 @@ _largest(_GROUP + "DescribeGroup", lambda w: groups_pb2.DescribeGroupRequest(gro
 _largest(_GROUP + "DeleteGroups", lambda _: groups_pb2.DeleteGroupsRequest(group_ids=[f"no-{n}" for n in range(2_000)]))
 _largest("/headrace.v1.ProcessService/DescribeProcess", lambda _: process_pb2.DescribeProcessRequest())
 _largest("/headrace.v1.ProcessService/SetLogLevel", lambda _: process_pb2.SetLogLevelRequest(level="no such level"))
-_largest(
-    "/headrace.internal.v1.ReplicaService/ReplicaFetch",
-    lambda w: replication_pb2.ReplicaFetchRequest(
-        topics=[
-            replication_pb2.TopicReplicaFetch(
-                topic_id=w.wide_id,
-                partitions=[replication_pb2.PartitionReplicaFetch(partition=n) for n in range(2_400)],
-            )
-        ]
-    ),
-)
 for _name in ("Check", "Watch"):
     _largest(f"/grpc.health.v1.Health/{_name}", lambda _: health_pb2.HealthCheckRequest())
 _largest("/grpc.health.v1.Health/List", lambda _: health_pb2.HealthListRequest())

@@ -85,7 +85,6 @@ def listener_of(path: str) -> str:
     return {
         "headrace.v1.ClusterService": "coordinator",
         "headrace.v1.GroupService": "coordinator",
-        "headrace.internal.v1.ReplicaService": "internal",
     }.get(service, "client")
 
 
@@ -281,5 +280,5 @@ def test_connections_without_calls(witness: Witness) -> None:
 def test_health_has_more_places_than_one_caller_may_take() -> None:
     """The pools' totals are many times one peer's share."""
     limits = PlaceLimits()
-    for total, share in (limits.clients, limits.administrators, limits.brokers, limits.health):
+    for total, share in (limits.clients, limits.administrators, limits.health):
         assert total >= 4 * share

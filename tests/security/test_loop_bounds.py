@@ -25,7 +25,7 @@ LIMIT_SECONDS = 0.100
 ROUNDS = 3
 """The least of this number of calls is judged: what a process does by itself now and then is not the call's."""
 PROBE = Path(__file__).parent / "probe"
-STREAMS = ("/ReplicaFetch", "/ServerReflectionInfo")
+STREAMS = ("/ServerReflectionInfo",)
 
 long = pytest.mark.skipif("HEADRACE_TEST_SECURITY" not in os.environ, reason="takes minutes; make security runs it")
 

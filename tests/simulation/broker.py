@@ -45,6 +45,7 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.view import PrefixView
+from headrace_server.native import answers
 from headrace_server.observability import Observability
 from headrace_server.service_process import ServiceProcess
 from headrace_server.tls import ServiceTls
@@ -54,7 +55,7 @@ from prometheus_client import CollectorRegistry
 from tests.simulation.client_calls import clients_in_virtual_time
 from tests.simulation.exercise import FORGOTTEN
 from tests.simulation.host import Host, WatchedDirectory
-from tests.simulation.transport import Server
+from tests.simulation.transport import Server, SimulatedNativeServer
 from tests.simulation.virtual_lease import LoopRenewer, VirtualKeeper
 from tests.simulation.virtual_loop import LoopMetastore, VirtualExecutor, VirtualLoop
 from tests.simulation.world import NodeClock
@@ -337,6 +338,13 @@ class SimulatedListeners(Listeners):
     def _make_server(self, max_connections: int, **checks: Any) -> Any:
         return Server(self.life.cluster.transport, self.life.loop, self.life.process)
 
+    def _make_native_server(self, metrics: Any, connect: Any, max_connections: int) -> SimulatedNativeServer:
+        server = SimulatedNativeServer(
+            self._process.name, metrics, connect, executor=self._executor, max_connections=max_connections
+        )
+        server.transport, server.process, server.loop = self.life.cluster.transport, self.life.process, self.life.loop
+        return server
+
 
 def _drain_ms(plan: Plan) -> int:
     return ORDERLY_DRAIN_MS if plan.is_orderly else DRAIN_MS
@@ -351,6 +359,7 @@ def _settings(node: BrokerNode) -> BrokerSettings:
         listen=f"{node.name}:7181",
         internal_listen=f"{node.name}:7381",
         native_listen="off",
+        replication_listen=f"{node.name}:7383",
         rack=f"rack {node.broker_id}",
         lease_ttl_ms=LEASE_TTL_MS,
         fence_on_lease_loss=plan.fences,
@@ -408,6 +417,8 @@ def simulated(seed: int = 0, *, small: bool = False) -> Iterator[None]:
             soon = partial(TopicConfig, file_delete_delay_ms=FILE_DELETE_DELAY_MS)
             stack.enter_context(mock.patch.object(log_deletion, "TopicConfig", soon))
             stack.enter_context(mock.patch.object(partition_follower, "_INLINE_BYTES", 300))
+            stack.enter_context(mock.patch.object(answers, "COPIED_BYTES", 300))
+            stack.enter_context(mock.patch.object(answers, "CHUNK_BYTES", 200))
             stack.enter_context(mock.patch.object(producer_state, "SNAPSHOT_MS", 2_500))
             stack.enter_context(mock.patch.object(maintenance, "SCRUB_BYTES", 1_000))
             stack.enter_context(mock.patch.object(ProducerWindows, "_forget", _forget))

@@ -1,29 +1,36 @@
-"""gRPC for brokers on virtual loops: servers with the shipped services, unary calls, streams with back-pressure.
+"""What brokers on virtual loops send: unary calls of gRPC, and connections of the native protocol.
 
-What a service registers is called as gRPC calls it, with its own serializers, so no object is shared. Streams
-lie on `network.Stream`s: in order, held by blocked links, broken with notice to one side or both. A side that does not
-read lets the other one wait: the number of messages under way or unread is bounded.
+What a service registers is called as gRPC calls it, with its own serializers, so no object is shared. A connection is
+bytes on a `network.Stream`: in order, cut by chance, held by blocked links, broken with notice to one side or both;
+`_Socket` is its transport, and the shipped frames, streams and servers are over it. A side that does not read lets the
+other one wait: the bytes under way or unread are bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
-from types import SimpleNamespace, TracebackType
-from typing import Any, Self
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
-from headrace_broker.runtime import replica_fetcher
-from headrace_server.tls import open_channel
+from google.protobuf.message import DecodeError
+from headrace.wire.frames import HEADER, Header, Kind
+from headrace_server.internal_v1 import replication_pb2
+from headrace_server.native.server import NativeServer
+from headrace_server.native.streams import ServedStream
 
 from tests.simulation.network import Network, Stream
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import Process, World
 
-WINDOW_MESSAGES = (1, 2, 4)
-"""The maximum of messages under way in a stream: drawn for each."""
+WINDOW_BYTES = (1, 600, 2_500)
+"""Bytes that may be under way on a connection before its sender is told to pause: drawn for each."""
+CUT_RATE = 0.1
+"""How often what is written arrives in two pieces."""
 Reply = Callable[["bytes | grpc.aio.AioRpcError"], object]
 
 
@@ -89,9 +96,6 @@ class Server:
             ),
         )
 
-    def refuse_internal(self, _service_name: str, _call_errors: object) -> None:
-        """The simulation has no confusion of listeners."""
-
     async def start(self, listen: str, _credentials: object = None) -> str:
         """Take calls at an address."""
         self.address = listen
@@ -150,165 +154,152 @@ class Server:
             for callback in context.callbacks:
                 callback(context)
 
-    def serve_stream(self, method: str, side: _Side) -> None:
-        """Serve a bidirectional stream until it ends."""
-        side.task = self._spawn(self._serve_stream(self._method(method), side))
 
-    async def _serve_stream(self, handler: Any, side: _Side) -> None:
-        async def requests() -> AsyncIterator[Any]:
-            while (data := await side.read()) is not None:
-                yield handler.request_deserializer(data)
+class SimulatedNativeServer(NativeServer):
+    """A `NativeServer` whose connections come from the simulated network."""
 
-        context = _Context(self.loop, None)
-        try:
-            async with aclosing(handler.stream_stream(requests(), context)) as answers:
-                async for answer in answers:
-                    await side.write(handler.response_serializer(answer), _describe_answers(answer))
-        except _Aborted as aborted:
-            side.send_end(aborted.error)
-        except grpc.aio.AioRpcError:
-            pass  # The other side is gone.
-        else:
-            side.send_end(None)
+    transport: Transport
+    process: Process
+    loop: VirtualLoop
+
+    async def start(self, listen: str, make_context: object = None) -> str:
+        """Take connections at an address."""
+        self.transport.native_servers[listen] = self
+        self._tasks = [self.loop.create_task(self._look())]
+        return listen
+
+    def accept(self, socket: _Socket) -> None:
+        """Take a connection that has arrived."""
+        socket.connect(self._connect_to(self))
 
 
-class _Side:
-    """One end of a stream."""
+class _Socket:
+    """One end of a connection, as a transport of asyncio: bytes arrive in order, in pieces that chance cuts."""
 
-    def __init__(self, loop: VirtualLoop, process: Process, stream: Stream, window: int) -> None:
+    def __init__(self, transport: Transport, loop: VirtualLoop, process: Process, stream: Stream, window: int) -> None:
+        self._chance = transport.chance
         self.loop = loop
         self.process = process
         self._stream = stream
-        self._room = window
-        self.other: _Side
-        self.task: asyncio.Task[None] | None = None
-        """What serves it, at a server."""
-        self._inbox: deque[bytes] = deque()
-        self.is_over = False
-        """Whether this side knows that it is over."""
-        self._error: grpc.aio.AioRpcError | None = None
-        self._waiting: asyncio.Future[None] | None = None
-        self._waiting_for_room: asyncio.Future[None] | None = None
+        self._window = window
+        self.other: _Socket
+        self._protocol: asyncio.BufferedProtocol | None = None
+        self._under_way = 0
+        """Bytes sent that the other side has not read."""
+        self._is_full = False
+        self._is_paused = False
+        self._unread: deque[memoryview] = deque()
+        self._is_over = False
 
-    async def read(self) -> bytes | None:
-        """The next message; None: the other side has ended it. Raises what broke it."""
-        while not self._inbox:
-            if self._error is not None:
-                raise self._error
-            if self.is_over:
-                return None
-            self._waiting = self.loop.create_future()
-            await self._waiting
-        self.other._give_room()
-        return self._inbox.popleft()
+    def connect(self, protocol: asyncio.BufferedProtocol) -> None:
+        """Begin to deliver to `protocol`."""
+        self._protocol = protocol
+        protocol.connection_made(self)  # type: ignore[arg-type]
+        self._deliver()
 
-    async def write(self, data: bytes, what: str) -> None:
-        """Send a message once there is room."""
-        while not self._room and not self.is_over:
-            self._waiting_for_room = self.loop.create_future()
-            await self._waiting_for_room
-        if self.is_over:
-            raise self._error or unavailable("the stream has ended")
-        self._room -= 1
-        other = self.other
-        self._stream.send(self.process, what, lambda: other.loop.run(other._take, data))
+    # --- asyncio.Transport ---
 
-    def _give_room(self) -> None:
-        self._room += 1
-        if self._waiting_for_room is not None and self.process.alive:
-            self.loop.run(self._wake)
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """See asyncio. The kernel sends nothing here, as it does not with TLS."""
+        return {"peername": (self.other.process.name, 1), "ssl_object": "none"}.get(name, default)
 
-    def _take(self, data: bytes) -> None:
-        if not self.is_over:
-            self._inbox.append(data)
-            self._wake()
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """See asyncio: the limits are the window's."""
 
-    def send_end(self, error: grpc.aio.AioRpcError | None) -> None:
-        """Tell the other side, behind all that was sent, that it is over."""
-        other = self.other
-        self._stream.send(self.process, "", lambda: other.loop.run(other.end, error))
+    def is_closing(self) -> bool:
+        """See asyncio."""
+        return self._is_over
 
-    def end(self, error: grpc.aio.AioRpcError | None) -> None:
-        """It is over on this side."""
-        if self.is_over:
+    def pause_reading(self) -> None:
+        """See asyncio."""
+        self._is_paused = True
+
+    def resume_reading(self) -> None:
+        """See asyncio."""
+        self._is_paused = False
+        self.loop.call_soon(self._deliver)
+
+    def write(self, data: bytes) -> None:
+        """See asyncio."""
+        if self._is_over or not data:
             return
-        self.is_over, self._error = True, error
-        self._stream.close(self.process)
-        if self.task is not None:
-            self.task.cancel()
-        self._wake()
+        what, other = self._describe(data), self.other
+        self._under_way += len(data)
+        cuts = {0, len(data)}
+        if self._chance.random() < CUT_RATE:
+            cuts.add(self._chance.randrange(len(data)))
+        places = sorted(cuts)
+        for start, end in pairwise(places):
+            piece = memoryview(bytes(data[start:end]))
+            self._stream.send(self.process, what, partial(other.loop.run, other._arrived, piece))
+            what = ""
+        if self._under_way > self._window and not self._is_full:
+            self._is_full = True
+            assert self._protocol is not None
+            self._protocol.pause_writing()
 
-    def _wake(self) -> None:
-        for waiting in (self._waiting, self._waiting_for_room):
-            if waiting is not None and not waiting.done():
-                waiting.set_result(None)
-        self._waiting = self._waiting_for_room = None
+    def close(self) -> None:
+        """See asyncio: the other side receives what was sent before."""
+        if not self._is_over:
+            self._stream.send(self.process, "", partial(self.other.loop.run, self.other.lose, None))
+            self.lose(None, is_told=True)
 
+    def abort(self) -> None:
+        """See asyncio."""
+        if not self._is_over:
+            self.lose(None)
 
-class _Channel:
-    """A client's channel to one address."""
+    # --- the network ---
 
-    def __init__(self, transport: Transport, loop: VirtualLoop, process: Process, address: str) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._process = process
-        self._address = address
-        self._calls: list[_StreamCall] = []
+    def lose(self, error: OSError | None, *, is_told: bool = False) -> None:
+        """End it at this side; `is_told`: the other side will hear of it."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if not is_told:
+            self._stream.close(self.process)
+        if self._protocol is not None:
+            self.loop.call_soon(self._protocol.connection_lost, error)
 
-    async def __aenter__(self) -> Self:
-        return self
+    def _arrived(self, piece: memoryview) -> None:
+        if not self._is_over:
+            self._unread.append(piece)
+            self._deliver()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        for call in self._calls:
-            call.cancel()
+    def _deliver(self) -> None:
+        protocol: Any = self._protocol
+        while protocol is not None and self._unread and not self._is_paused and not self._is_over:
+            piece = self._unread.popleft()
+            buffer = protocol.get_buffer(len(piece))
+            size = min(len(buffer), len(piece))
+            buffer[:size] = piece[:size]
+            if size < len(piece):
+                self._unread.appendleft(piece[size:])
+            if self.other.process.alive:
+                self.other.loop.run(self.other._was_read, size)
+            protocol.buffer_updated(size)
 
-    def stream_stream(
-        self, method: str, request_serializer: Callable[[Any], bytes], response_deserializer: Callable[[bytes], Any]
-    ) -> Callable[[], _StreamCall]:
-        """See gRPC."""
+    def _was_read(self, size: int) -> None:
+        self._under_way -= size
+        if self._is_full and self._under_way <= self._window and not self._is_over:
+            self._is_full = False
+            assert self._protocol is not None
+            self._protocol.resume_writing()
 
-        def open_call() -> _StreamCall:
-            side = self._transport.open(self._loop, self._process, self._address, method)
-            call = _StreamCall(side, request_serializer, response_deserializer)
-            self._calls.append(call)
-            return call
-
-        return open_call
-
-
-class _StreamCall:
-    """A bidirectional call at its client."""
-
-    def __init__(
-        self, side: _Side | None, serialize: Callable[[Any], bytes], deserialize: Callable[[bytes], Any]
-    ) -> None:
-        self._side = side
-        self._serialize = serialize
-        self._deserialize = deserialize
-
-    async def write(self, message: Any) -> None:
-        """See gRPC."""
-        if self._side is None:
-            await asyncio.sleep(0.002)
-            raise unavailable("failed to connect to all addresses")
-        await self._side.write(self._serialize(message), _describe_fetches(message))
-
-    async def read(self) -> Any:
-        """See gRPC."""
-        assert self._side is not None, "it writes first"
-        data = await self._side.read()
-        return grpc.aio.EOF if data is None else self._deserialize(data)
-
-    def done(self) -> bool:
-        """See gRPC."""
-        return self._side is None or self._side.is_over
-
-    def cancel(self) -> None:
-        """See gRPC."""
-        if self._side is not None:
-            self._side.end(unavailable("cancelled"))
+    def _describe(self, data: bytes) -> str:
+        """What the trace has of a frame that begins here."""
+        if len(data) < HEADER.size:
+            return ""
+        header = Header._make(HEADER.unpack_from(data))
+        message = bytes(data[HEADER.size : HEADER.size + header.message_size])
+        if header.kind != Kind.MESSAGE or len(message) != header.message_size:
+            return ""
+        try:
+            if type(self._protocol) is ServedStream:
+                return _describe_answers(replication_pb2.ReplicaFetchResponse.FromString(message))
+            return _describe_fetches(replication_pb2.ReplicaFetchRequest.FromString(message))
+        except DecodeError:
+            return ""  # Batches that look like a header.
 
 
 class Transport:
@@ -317,30 +308,37 @@ class Transport:
     def __init__(self, world: World, network: Network) -> None:
         self.world = world
         self.network = network
-        self._chance = world.chance("windows")
+        self.chance = world.chance("windows")
+        self.native_servers: dict[str, SimulatedNativeServer] = {}
+        """By address."""
         self.servers: dict[str, Server] = {}
         """By address; gRPC refuses a connection to any other."""
         self.under_way: dict[Any, None] = {}
         """The unary calls of clients without an answer yet."""
 
-    def open(self, loop: VirtualLoop, process: Process, address: str, method: str) -> _Side | None:
-        """Open a stream to an address; return `None` if it has no listener."""
-        server = self.servers.get(address)
+    async def connect(
+        self, loop: VirtualLoop, process: Process, address: str, make_protocol: Callable[[], asyncio.BufferedProtocol]
+    ) -> asyncio.BufferedProtocol:
+        """Connect a process to an address. Raises ConnectionRefusedError where nothing listens."""
+        server = self.native_servers.get(address)
         if server is None or not server.process.alive:
-            return None
-        sides: dict[Process, _Side] = {}
+            await asyncio.sleep(0.002)
+            raise ConnectionRefusedError(f"nothing listens at {address}")
+        ends: dict[Process, _Socket] = {}
 
         def broke(side: Process) -> None:
-            end = sides[side]
-            end.loop.run(end.end, unavailable("the connection was reset"))
+            end = ends[side]
+            end.loop.run(end.lose, ConnectionResetError("the connection was reset"))
 
         stream = self.network.open_stream(process, server.process, broke)
-        window = self._chance.choice(WINDOW_MESSAGES)
-        client = sides[process] = _Side(loop, process, stream, window)
-        served = sides[server.process] = _Side(server.loop, server.process, stream, window)
+        window = self.chance.choice(WINDOW_BYTES)
+        client = ends[process] = _Socket(self, loop, process, stream, window)
+        served = ends[server.process] = _Socket(self, server.loop, server.process, stream, window)
         client.other, served.other = served, client
-        stream.send(process, "", lambda: server.loop.run(server.serve_stream, method, served))
-        return client
+        stream.send(process, "", partial(server.loop.run, server.accept, served))
+        protocol = make_protocol()
+        client.connect(protocol)
+        return protocol
 
     def process_died(self, process: Process) -> None:
         """Tell most of those whose calls it had."""
@@ -362,12 +360,10 @@ def _describe_fetches(request: Any) -> str:
     )
 
 
-def _describe_answers(spliced: Any) -> str:
+def _describe_answers(response: replication_pb2.ReplicaFetchResponse) -> str:
     said = []
-    batches = iter(spliced.batches)
-    for topic in spliced.message.topics:
+    for topic in response.topics:
         for each in topic.partitions:
-            data = next(batches)
             if each.HasField("error"):
                 what = f"error {each.error.code}: {each.error.message}"
             elif each.HasField("diverged"):
@@ -375,20 +371,6 @@ def _describe_answers(spliced: Any) -> str:
             elif each.HasField("restart"):
                 what = f"restart at {each.restart.offset}"
             else:
-                what = f"{sum(map(len, data))} bytes, high watermark {each.high_watermark}"
+                what = f"{each.batches_size} bytes, high watermark {each.high_watermark}"
             said.append(f"p{each.partition} answer {each.token}: {what}")
     return "; ".join(said)
-
-
-def _open_channel(address: str, options: Any, identity: Any) -> Any:
-    """Open a channel on the network that the running loop belongs to."""
-    loop: Any = asyncio.get_running_loop()
-    transport: Transport | None = getattr(loop, "transport", None)
-    if transport is None:
-        return open_channel(address, options, identity)
-    return _Channel(transport, loop, loop.process, address)
-
-
-# Followers on a virtual loop meet their leaders here.
-followers: Any = replica_fetcher
-followers.open_channel = _open_channel

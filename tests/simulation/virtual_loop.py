@@ -54,6 +54,8 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
     def __init__(self, world: World, process: Process) -> None:
         self.world = self._world = world
         self.process = self._process = process
+        self.transport: Any = None
+        """Of the cluster, where it has one."""
         self._ready: deque[asyncio.Handle] = deque()
         self._is_woken = False
         self._is_running = False
@@ -130,6 +132,10 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
         """See asyncio; `executor` is a `VirtualExecutor`."""
         future: asyncio.Future[ResultT] = executor.run(partial(call, *args) if args else call)
         return future
+
+    async def create_connection(self, make_protocol: Any, host: str, port: int, **_options: Any) -> tuple[None, Any]:
+        """See asyncio; the connection is on the simulated network."""
+        return None, await self.transport.connect(self, self.process, f"{host}:{port}", make_protocol)
 
     def fail(self, what: str, error: BaseException | None) -> None:
         """Note an unforeseen error."""

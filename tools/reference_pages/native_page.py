@@ -11,10 +11,21 @@ from headrace.client.net import native_ports
 from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire import frames
 from headrace.wire.encoding import encode_batch
-from headrace.wire.frames import CLIENT_KINDS, HEADER, Header, Kind, MethodCode, frame_head
-from headrace_broker.rpc.native import COPIED_BYTES
+from headrace.wire.frames import (
+    CLIENT_KINDS,
+    FOLLOWER_KINDS,
+    HEADER,
+    LEADER_KINDS,
+    SERVER_KINDS,
+    Header,
+    Kind,
+    MethodCode,
+    frame_head,
+)
+from headrace_broker.runtime.replica_messages import MAX_REQUEST_BYTES, SILENCE_SECONDS
 from headrace_server.methods import METHODS
-from headrace_server.native import connection, server
+from headrace_server.native import connection, framed_connection, server
+from headrace_server.native.answers import COPIED_BYTES
 from headrace_server.requests import LARGE_BYTES, REFUSED_BYTES
 
 from reference_pages.markdown import docstring, table
@@ -29,15 +40,20 @@ _KINDS: dict[IntEnum, tuple[str, str]] = {
         "In place of an answer. With correlation 0 it is about the connection, and the last frame.",
     ),
     Kind.CANCEL: ("-", "The client wants no answer any more."),
-    Kind.CONFIRM: ("-", "The answer directly before may be used."),
-    Kind.DISCARD: ("-", "The answer directly before must not be used: the log changed while it was sent."),
+    Kind.CONFIRM: ("-", "The answer or message directly before may be used."),
+    Kind.DISCARD: ("-", "The answer or message directly before must not be used: the log changed while it was sent."),
     Kind.GOODBYE: ("-", "The server takes no more requests on this connection."),
+    Kind.MESSAGE: ("of the stream", "One message of a stream. Attachments: the batches of a leader."),
 }
 _METHODS: dict[IntEnum, tuple[str, str, str]] = {
     MethodCode.PRODUCE: ("Produce", "each batch of the request, sizes in `batch_sizes`", "none"),
     MethodCode.FETCH: ("Fetch", "none", "the batches of each partition, their size in `batches_size`"),
     MethodCode.LIST_OFFSETS: ("ListOffsets", "none", "none"),
+    MethodCode.REPLICA_FETCH: ("ReplicaFetch", "none", "the batches of each partition, their size in `batches_size`"),
 }
+
+_SERVED = SERVER_KINDS | LEADER_KINDS
+_SENDERS = {(True, False): "client", (False, True): "server", (True, True): "both"}
 
 _INTRO = """# The native protocol
 
@@ -121,6 +137,21 @@ The port has TLS if and only if the client listener has it: TLS 1.2 or later, th
 the same demand for certificates of clients. There is no ALPN, and no change from plain text within a connection.
 Clients check the certificate against the host of `native_address`, or against `ssl_server_name`. Renewed files are in
 force for new connections."""
+
+_STREAMS = """## Streams of followers
+
+Brokers copy partitions from each other over a port of their own (`replication_listen`), in the same frames. Its
+connections carry no requests: each is one stream of messages in both directions. After HELLO and WELCOME:
+
+1. The leader sends a MESSAGE with a challenge.
+2. The follower answers with the MESSAGE that says which broker it is and proves it. Until then a message has at most
+   {first}.
+3. Both send MESSAGE frames as they like, each side with correlations 1, 2, 3 and so on. Nothing answers a message by
+   its correlation; [replication](../protocols/replication.md#a-fetch) says what they mean. A side from which nothing
+   comes for {challenge} is given up.
+4. A leader's message whose batches are ranges of files has the flag `CONFIRMED`, and a CONFIRM or DISCARD follows.
+
+An ERROR ends the stream. With internal TLS both sides show certificates, on this port as on `internal_listen`."""
 
 _FALLBACK = """## When clients use gRPC
 
@@ -212,7 +243,13 @@ def native_body() -> str:
             "### Flags",
             table(
                 ("bit", "name", "when set"),
-                [(f"{frames.CONFIRMED:#06x}", "`CONFIRMED`", "of an ANSWER: a CONFIRM or DISCARD follows directly")],
+                [
+                    (
+                        f"{frames.CONFIRMED:#06x}",
+                        "`CONFIRMED`",
+                        "of an ANSWER or MESSAGE: a CONFIRM or DISCARD follows directly",
+                    )
+                ],
             ),
             _HANDSHAKE,
             _PRODUCE,
@@ -222,6 +259,7 @@ def native_body() -> str:
             "## Limits",
             _limits(),
             _TLS,
+            _STREAMS.format(challenge=_seconds(SILENCE_SECONDS), first=_bytes(frames.MAX_HELLO_BYTES)),
             _FALLBACK.format(connect=_seconds(native_ports.CONNECT_S), avoid=_seconds(native_ports.AVOID_S)),
             _CLIENT,
         ]
@@ -243,7 +281,8 @@ def _check_layout() -> None:
 def _kinds() -> str:
     assert set(_KINDS) == set(Kind)
     rows = [
-        (kind.value, f"`{kind.name}`", "client" if kind in CLIENT_KINDS else "server", *_KINDS[kind]) for kind in Kind
+        (kind.value, f"`{kind.name}`", _SENDERS[kind in CLIENT_KINDS | FOLLOWER_KINDS, kind in _SERVED], *_KINDS[kind])
+        for kind in Kind
     ]
     return table(("number", "name", "sent by the", "message", "what"), rows)
 
@@ -253,9 +292,10 @@ def _methods() -> str:
     rows = []
     for method in MethodCode:
         name, attached, answered = _METHODS[method]
-        row = METHODS[f"/headrace.v1.BrokerService/{name}"]
+        row = METHODS.get(f"/headrace.v1.BrokerService/{name}")
+        largest = MAX_REQUEST_BYTES if row is None else row.max_bytes
         messages = f"`{name}Request`, `{name}Response`"
-        rows.append((method.value, f"`{method.name}`", messages, attached, answered, _bytes(row.max_bytes)))
+        rows.append((method.value, f"`{method.name}`", messages, attached, answered, _bytes(largest)))
     head = ("number", "name", "messages", "attached to the request", "attached to the answer", "largest request")
     return table(head, rows)
 
@@ -292,11 +332,11 @@ def _limits() -> str:
             f"{_bytes(REFUSED_BYTES)}/s",
             "further large ones are not parsed: `THROTTLED`, after half a second",
         ),
-        ("from the connection to the HELLO", _seconds(connection.HELLO_SECONDS), ended),
+        ("from the connection to the HELLO", _seconds(framed_connection.HELLO_SECONDS), ended),
         ("a TLS handshake", _seconds(server.HANDSHAKE_SECONDS), ended),
         ("TLS handshakes at once", str(server.MAX_HANDSHAKES), "further connections wait"),
-        ("from the first byte of a frame to its last", _seconds(connection.FRAME_SECONDS), ended),
-        ("a client that takes nothing of an answer", _seconds(connection.STALL_SECONDS), ended),
+        ("from the first byte of a frame to its last", _seconds(framed_connection.FRAME_SECONDS), ended),
+        ("a client that takes nothing of an answer", _seconds(framed_connection.STALL_SECONDS), ended),
         ("a connection without a request", _seconds(server.IDLE_SECONDS), "GOODBYE, and the end"),
         (
             "connections",

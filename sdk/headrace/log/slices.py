@@ -132,18 +132,37 @@ class Slice:
             self._check_uncut(len(data))
         return data
 
-    def _check_uncut(self, got_bytes: int) -> None:
-        if not self.was_cut and got_bytes != self.size_bytes:
-            raise CorruptLogError(
-                "the file is shorter than what was written", file=self._segment.path,
-                offset=self.base_offset, position=self.position + got_bytes,
-            )  # fmt: skip
+    def read_part(self, start: int, size_bytes: int) -> bytes:
+        """Read a part of the range, perhaps of another epoch if `was_cut`.
+
+        Raises:
+            SliceCutError, CorruptLogError: If the file ends before the end of the part.
+            StorageOfflineError: If the disk call failed.
+        """
+        try:
+            data = self._files.filesystem.pread(self.fileno(), size_bytes, self.position + start)
+        except OSError as error:
+            raise self._failed(error) from error
+        if len(data) != size_bytes:
+            raise self.too_short(start + len(data))
+        return data
+
+    def too_short(self, got_bytes: int) -> HeadraceError:
+        """Return the error for a range of which the file has only `got_bytes` bytes."""
         if self.was_cut:
-            raise SliceCutError(
+            return SliceCutError(
                 f"{self._segment.path} was truncated below offset {self.end_offset} while it was read",
                 action="Read again at the log's new end.",
                 retriable=True,
             )
+        return CorruptLogError(
+            "the file is shorter than what was written", file=self._segment.path,
+            offset=self.base_offset, position=self.position + got_bytes,
+        )  # fmt: skip
+
+    def _check_uncut(self, got_bytes: int) -> None:
+        if self.was_cut or got_bytes != self.size_bytes:
+            raise self.too_short(got_bytes)
 
     def close(self) -> None:
         """Release the pin; further calls do nothing."""

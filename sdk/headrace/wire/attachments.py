@@ -6,6 +6,7 @@ The fields with the sizes of attachments are in the order of the attachments.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from headrace.v1 import broker_pb2
 from headrace.wire.crc import ReadableBuffer
@@ -55,7 +56,7 @@ def splice_produce(request: broker_pb2.ProduceRequest, attached: memoryview) -> 
     return SplicedMessage(request, batches)
 
 
-def splice_fetch(response: broker_pb2.FetchResponse, attached: memoryview) -> SplicedMessage:
+def splice_fetch(response: Any, attached: memoryview) -> SplicedMessage:
     """Attach the batches of a frame to its response: one view per partition, empty if there are none.
 
     Raises:

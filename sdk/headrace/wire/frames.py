@@ -8,7 +8,7 @@ id, one protobuf message, and the message's batches as attachments, whose sizes 
     4       1      kind, see `Kind`
     5       1      method, see `MethodCode`; 0 if the kind has none
     6       2      flags, see `CONFIRMED`; others are 0
-    8       8      correlation: number of the request on its connection; 0 if the kind has none
+    8       8      correlation: number of the request or message on its connection; 0 if the kind has none
     16      4      message size
     20      4      timeout: of a request, in milliseconds, above 0; else 0
     24      2      request id size: of a request, UTF-8; else 0
@@ -31,7 +31,8 @@ from headrace.wire.crc import ReadableBuffer
 PREFACE = b"HEADRACE"
 HEADER = struct.Struct("<IBBHQIIHH")
 CONFIRMED = 1
-"""Flag of an ANSWER: a CONFIRM or DISCARD of the same request follows directly; the answer must not be used before."""
+"""Flag of an ANSWER or MESSAGE: a CONFIRM or DISCARD with its correlation follows directly; it must not be used before.
+"""
 
 MAX_FRAME_BYTES = 64 << 20
 """Maximum size of a frame, header excluded: an answer contains at least one batch of any size."""
@@ -60,6 +61,8 @@ class Kind(IntEnum):
     """The preceding answer is invalid: the log changed while it was sent."""
     GOODBYE = 9
     """The server accepts no more requests on this connection; it answers earlier ones and refuses later ones."""
+    MESSAGE = 10
+    """One message of a stream, in either direction; each side numbers its own from 1."""
 
 
 class MethodCode(IntEnum):
@@ -68,6 +71,7 @@ class MethodCode(IntEnum):
     PRODUCE = 1
     FETCH = 2
     LIST_OFFSETS = 3
+    REPLICA_FETCH = 4
 
 
 class FrameError(Exception):
@@ -140,7 +144,7 @@ def parse_header(data: ReadableBuffer, position: int, kinds: frozenset[Kind]) ->
     header = Header._make(HEADER.unpack_from(data, position))
     if header.kind not in kinds:
         raise FrameError(f"a frame of kind {header.kind}")
-    if header.reserved or header.flags & ~CONFIRMED or (header.flags and header.kind != Kind.ANSWER):
+    if header.reserved or header.flags & ~CONFIRMED or (header.flags and header.kind not in _CONFIRMABLE):
         raise FrameError(f"a frame of kind {header.kind} with flags {header.flags} and reserved {header.reserved}")
     if header.size > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {header.size} bytes: the limit is {MAX_FRAME_BYTES}")
@@ -149,18 +153,21 @@ def parse_header(data: ReadableBuffer, position: int, kinds: frozenset[Kind]) ->
             f"a frame of {header.size} bytes with a request id of {header.request_id_size} and a message of "
             f"{header.message_size}"
         )
-    if (header.kind in _ABOUT_REQUESTS) != (header.correlation != 0) and header.kind != Kind.ERROR:
+    if (header.kind in _NUMBERED) != (header.correlation != 0) and header.kind != Kind.ERROR:
         raise FrameError(f"a frame of kind {header.kind} with correlation {header.correlation}")
     if header.kind in _EMPTY and header.size:
         raise FrameError(f"a frame of kind {header.kind} with {header.size} bytes")
     return header
 
 
-_ABOUT_REQUESTS = frozenset({Kind.REQUEST, Kind.ANSWER, Kind.CANCEL, Kind.CONFIRM, Kind.DISCARD})
+_CONFIRMABLE = frozenset({Kind.ANSWER, Kind.MESSAGE})
+_NUMBERED = frozenset({Kind.REQUEST, Kind.CANCEL, Kind.CONFIRM, Kind.DISCARD}) | _CONFIRMABLE
 _EMPTY = frozenset({Kind.CANCEL, Kind.CONFIRM, Kind.DISCARD, Kind.GOODBYE})
 
 CLIENT_KINDS = frozenset({Kind.HELLO, Kind.REQUEST, Kind.CANCEL})
 SERVER_KINDS = frozenset({Kind.WELCOME, Kind.ANSWER, Kind.ERROR, Kind.CONFIRM, Kind.DISCARD, Kind.GOODBYE})
+FOLLOWER_KINDS = frozenset({Kind.HELLO, Kind.MESSAGE})
+LEADER_KINDS = frozenset({Kind.WELCOME, Kind.MESSAGE, Kind.ERROR, Kind.CONFIRM, Kind.DISCARD})
 
 
 class FrameReader:

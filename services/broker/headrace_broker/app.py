@@ -356,6 +356,7 @@ class BrokerServer:
             "address": self._listeners.clients.address,
             "internal_address": self._listeners.internal_address,
             "native_address": self._listeners.native_address,
+            "replication_address": self._listeners.replication_address,
         }
         log.info(
             "serving",

@@ -68,11 +68,19 @@ class BrokerMetrics:
         self.produced_batches = loop_counter("produced_batches", "Batches appended")
         self.duplicate_batches = counter("duplicate_batches", "Batches answered as duplicates")
         self.fetched_bytes = loop_counter("fetched_bytes", "Bytes of batches answered")
-        self.native = NativeMetrics(
-            connections=gauge("native_connections", "Connections of the native protocol now"),
-            refused=counter("native_refused", "Connections of the native protocol closed because of the limit"),
-            broken=counter("native_broken", "Connections of the native protocol that broke it, or took too long"),
-            sent_bytes=loop_counter("native_sent_bytes", "Bytes of batches that the kernel sent from the page cache"),
+        self.native, self.replication_listener = (
+            NativeMetrics(
+                connections=gauge(f"{name}_connections", f"Connections of {what} now"),
+                refused=counter(f"{name}_refused", f"Connections of {what} closed because of the limit"),
+                broken=counter(f"{name}_broken", f"Connections of {what} that broke the protocol, or took too long"),
+                sent_bytes=loop_counter(
+                    f"{name}_sent_bytes", f"Bytes of batches that the kernel sent to {whom} from the page cache"
+                ),
+            )
+            for name, what, whom in (
+                ("native", "the native protocol", "clients"),
+                ("replication", "followers", "followers"),
+            )
         )
         self.slow_appends = counter("slow_appends", "Appends done in a thread")
         self.blocking_reads = counter("blocking_reads", "Reads done in a thread")

@@ -55,6 +55,20 @@ class BrokerSettings(ServiceSettings):
             "published to clients, and the port of `native_listen`."
         ),
     ] = ""
+    replication_listen: Annotated[
+        str,
+        Field(
+            description="Address where followers fetch, host:port; port 0: the kernel chooses; empty: the host of "
+            "`internal_listen`, port 0."
+        ),
+    ] = ""
+    replication_advertised_address: Annotated[
+        str,
+        Field(
+            description="The address for followers that other brokers are told, host:port; empty: the host of the "
+            "internal address, and the port of `replication_listen`."
+        ),
+    ] = ""
     max_native_connections: Annotated[
         int,
         Field(

@@ -27,7 +27,7 @@ from headrace.wire.errors import HeadraceError, InvalidRequestError, NotAuthoriz
 from prometheus_client import Counter
 
 from headrace_server.arrivals import Arrivals, NotArrivedError
-from headrace_server.calls import CURRENT_CALL, certified_names, refuse
+from headrace_server.calls import CURRENT_CALL, check_certificate, refuse
 from headrace_server.methods import METHODS, Method, Pool
 from headrace_server.places import Place, PlaceLimits, Places, Rates, peer_host
 from headrace_server.requests import PENALTY_SECONDS, RequestReader
@@ -71,19 +71,14 @@ class Admission(grpc.GenericRpcHandler):
         self._arrivals = Arrivals()
         self._rates = Rates()
         self.wasted = WastedCalls()
-        self._internal: tuple[str, Counter] | None = None
         self._allowed = frozenset(allowed_names)
         self._call_errors = call_errors
         self._handlers: dict[str, Handler] = {}
+        self._unserved_handler: Handler = grpc.stream_stream_rpc_method_handler(self._unserved)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
-        """Return the handler of a method, or one that rejects the call; called by gRPC."""
-        path = handler_call_details.method
-        return self._handlers.get(path) or grpc.stream_stream_rpc_method_handler(self._unserved(path))
-
-    def refuse_internal(self, service_name: str, call_errors: Counter) -> None:
-        """Reject calls of an internal service on a server for clients, with the next step in the error."""
-        self._internal = f"/{service_name}", call_errors
+        """For gRPC: the handler of a method, or one that refuses it."""
+        return self._handlers.get(handler_call_details.method) or self._unserved_handler
 
     def add(self, path: str, handler: Handler, request_type: Any, call_errors: Counter | None) -> None:
         """Serve a method, by its gRPC `path` and the `handler` of the generated code.
@@ -153,20 +148,9 @@ class Admission(grpc.GenericRpcHandler):
                 return
             yield request
 
-    def _unserved(self, path: str) -> Callable[..., Any]:
-        async def answer(_requests: Any, context: Any) -> None:
-            self.wasted.count(context.peer(), of_connection=True)
-            service, _, method = path.rpartition("/")
-            if self._internal is None or self._internal[0] != service:
-                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-                return
-            error = NotAuthorizedError(
-                f"{method} is a call among brokers, and this is the listener for clients",
-                action="Let internal_advertised_address of this broker name the port of its internal_listen.",
-            )
-            await refuse(context, "internal", error, self._internal[1])
-
-        return answer
+    async def _unserved(self, _requests: Any, context: Any) -> None:
+        self.wasted.count(context.peer(), of_connection=True)
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
     # --- admission ---
 
@@ -175,8 +159,7 @@ class Admission(grpc.GenericRpcHandler):
         connection, is_read, is_without_place = context.peer(), False, False
         peer = peer_host(connection)
         try:
-            if self._allowed:
-                self._check_certificate(context)
+            check_certificate(context, self._allowed)
             if served.row.answer_bytes_per_second:
                 self._rates.check(peer, served.name, served.row.answer_bytes_per_second, "bytes")
             if served.row.calls_per_minute:
@@ -214,15 +197,6 @@ class Admission(grpc.GenericRpcHandler):
             if not (self.wasted.is_shut_out(peer) and self._arrivals.end_oldest(pool, peer)):
                 raise
         return self._places.take(pool, peer)
-
-    def _check_certificate(self, context: Any) -> None:
-        names = certified_names(context)
-        if self._allowed.isdisjoint(names):
-            log.warning("peer_refused", peer=context.peer(), names=names)
-            raise NotAuthorizedError(
-                f"the peer's certificate names {', '.join(names) or '(no name)'}, none of the allowed ones",
-                action="Add the name to internal_tls_allowed_names, or use a broker's or coordinator's certificate.",
-            )
 
     async def _refuse(self, served: _Served, context: Any, error: HeadraceError) -> None:
         CURRENT_CALL.set(context)

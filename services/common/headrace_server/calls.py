@@ -17,6 +17,7 @@ from headrace.wire.errors import (
     STATUS_DETAILS_KEY,
     ErrorCode,
     HeadraceError,
+    NotAuthorizedError,
     to_status_bytes,
 )
 from prometheus_client import Counter
@@ -61,6 +62,21 @@ def certified_names(context: Any) -> list[str]:
     found = context.auth_context()
     names = [*found.get("x509_common_name", ()), *found.get("x509_subject_alternative_name", ())]
     return [name.decode(errors="replace") for name in names]
+
+
+def check_certificate(context: Any, allowed: frozenset[str]) -> None:
+    """Refuse a caller whose certificate has none of the allowed names; none means any caller.
+
+    Raises:
+        NotAuthorizedError: If it has none of them.
+    """
+    names = certified_names(context) if allowed else []
+    if allowed and allowed.isdisjoint(names):
+        log.warning("peer_refused", peer=context.peer(), names=names)
+        raise NotAuthorizedError(
+            f"the peer's certificate names {', '.join(names) or '(no name)'}, none of the allowed ones",
+            action="Add the name to internal_tls_allowed_names, or use a broker's or coordinator's certificate.",
+        )
 
 
 def calls_are_traced() -> bool:

@@ -22,7 +22,6 @@ class Pool(Enum):
 
     CLIENTS = auto()
     ADMINISTRATORS = auto()
-    BROKERS = auto()
     HEALTH = auto()
 
 
@@ -89,7 +88,6 @@ METHODS: dict[str, Method] = {
     "/headrace.v1.GroupService/DeleteGroups": Method(1 * MIB, 2_000),
     "/headrace.v1.ProcessService/DescribeProcess": _ADMIN,
     "/headrace.v1.ProcessService/SetLogLevel": Method(64 * KIB, 1_000, Pool.ADMINISTRATORS, calls_per_minute=60),
-    "/headrace.internal.v1.ReplicaService/ReplicaFetch": Method(1 * MIB, 2_500, Pool.BROKERS),
     "/grpc.health.v1.Health/Check": _HEALTH,
     "/grpc.health.v1.Health/Watch": _HEALTH,
     "/grpc.health.v1.Health/List": _HEALTH,

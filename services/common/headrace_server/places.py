@@ -1,7 +1,7 @@
 """Concurrency limits of calls, and rate limits of expensive methods per caller. Pure; belong to an event loop.
 
-The limits of each pool (see `methods.Pool`) are separate, and each peer has a share of a pool: health checks,
-administrators and brokers do not wait behind clients, and no client waits behind another client's calls.
+Pools are apart (see `methods.Pool`), and in each one a peer has a share: neither health nor administrators
+wait behind clients, and no client behind another one's calls.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ class PlaceLimits:
 
     clients: tuple[int, int] = (4_096, 512)
     administrators: tuple[int, int] = (256, 16)
-    brokers: tuple[int, int] = (1_024, 256)
     health: tuple[int, int] = (512, 8)
 
 
@@ -94,7 +93,6 @@ class Places:
         self._pools = {
             Pool.CLIENTS: _PlacePool("clients", limits.clients),
             Pool.ADMINISTRATORS: _PlacePool("administrators", limits.administrators),
-            Pool.BROKERS: _PlacePool("brokers", limits.brokers),
             Pool.HEALTH: _PlacePool("health", limits.health),
         }
 

@@ -229,10 +229,6 @@ class RpcServer:
                 self._admission.add(path, handler, method.input_type, counter)
         self._service_names.append(service_name)
 
-    def refuse_internal(self, service_name: str, call_errors: Counter) -> None:
-        """Reject calls of this internal service on a server for clients, with the next step in the error."""
-        self._admission.refuse_internal(service_name, call_errors)
-
     async def start(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> str:
         """Listen on `host:port` (port 0: the kernel chooses), serve, and return the bound address.
 

@@ -64,6 +64,7 @@ class TlsIdentity:
         self._stamps = stamps_of(files.paths)
         self.current = read_certificates(files, mutual=mutual)
         self._context: tuple[Certificates, ssl.SSLContext] | None = None
+        self._client_context: tuple[Certificates, ssl.SSLContext] | None = None
         self.refused = False
         """Whether the files have since changed and are now invalid."""
 
@@ -118,6 +119,12 @@ class TlsIdentity:
         if self._context is None or self._context[0] is not self.current:
             self._context = self.current, _server_context(self.current, client_auth)
         return self._context[1]
+
+    def client_context(self) -> ssl.SSLContext:
+        """Return the context of one new connection to a peer: TLS 1.2 and later, with what is in force now."""
+        if self._client_context is None or self._client_context[0] is not self.current:
+            self._client_context = self.current, _client_context(self.current)
+        return self._client_context[1]
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Return credentials for one new channel."""
@@ -254,4 +261,16 @@ def _server_context(certificates: Certificates, client_auth: ClientAuth) -> ssl.
     if certificates.authorities is not None:
         context.load_verify_locations(cadata=certificates.authorities.decode())
         context.verify_mode = ssl.CERT_REQUIRED if client_auth == "required" else ssl.CERT_OPTIONAL
+    return context
+
+
+def _client_context(certificates: Certificates) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if certificates.authorities is None:
+        context.load_default_certs()
+    else:
+        context.load_verify_locations(cadata=certificates.authorities.decode())
+    if certificates.chain is not None and certificates.key is not None:
+        load_chain(context, certificates.chain, certificates.key)
     return context

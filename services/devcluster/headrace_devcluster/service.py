@@ -88,6 +88,8 @@ class LocalService:
         """host:port of its Prometheus endpoint since it was last ready; empty if it has none."""
         self.internal_address = ""
         """host:port for brokers and coordinators since it was last ready; empty if it has none."""
+        self.replication_address = ""
+        """host:port for followers since it was last ready; empty if it has none."""
         self._port = spec.port
         self._process: Child | None = None
         self._paused = False
@@ -149,6 +151,7 @@ class LocalService:
         ready = json.loads(self.ready_file.read_text())
         self.metrics_address = str(ready.get("metrics_address", ""))
         self.internal_address = str(ready.get("internal_address", ""))
+        self.replication_address = str(ready.get("replication_address", ""))
 
     def terminate(self) -> None:
         """Request a clean stop (SIGTERM) and return at once. Repeated calls do nothing, because a second signal would

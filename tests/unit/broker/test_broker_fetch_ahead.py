@@ -13,8 +13,7 @@ from typing import Any, cast
 import pytest
 from headrace.log.errors import storage_full
 from headrace.wire.batch import STAMP_BYTES, read_header, stamp
-from headrace.wire.errors import CorruptBatchError, HeadraceError
-from headrace.wire.zero_copy import SplicedMessage
+from headrace.wire.errors import CorruptBatchError, HeadraceError, InvalidRequestError
 from headrace_broker.core.messages import StateSeen
 from headrace_broker.core.replica_fetch import FetchAnswer, Restart
 from headrace_broker.core.roles import Role
@@ -22,6 +21,8 @@ from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.replica_fetcher import MAX_FETCHES, ReplicaFetcher
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.metadata_view import ClusterView
+from headrace_server.native.answers import OutgoingMessage
+from headrace_server.native.streams import Received
 from headrace_server.partition_state import PartitionState, Replica
 from headrace_server.topic_configs import Durability
 
@@ -195,38 +196,32 @@ async def test_a_throttled_copy_fetches_nothing_ahead(follower: Follower) -> Non
 
 
 class Stream:
-    """A stream to a leader whose messages a test puts in; `taken` counts those that the fetcher has read.
+    """A stream to a leader whose messages a test puts in; `taken` counts those that the fetcher has read."""
 
-    The first one is the leader's challenge, which does not count, and neither does the request that it answers.
-    """
+    is_over = False
 
     def __init__(self) -> None:
-        self.messages: asyncio.Queue[SplicedMessage] = asyncio.Queue()
-        self.messages.put_nowait(SplicedMessage(replication_pb2.ReplicaFetchResponse(challenge=b"challenge"), []))
+        self.messages: asyncio.Queue[Received | None] = asyncio.Queue()
         self.taken = 0
         self.has_read = asyncio.Event()
         self.sent: asyncio.Queue[replication_pb2.ReplicaFetchRequest] = asyncio.Queue()
-        self._is_open = False
 
-    def stream_stream(self, *_: Any, **__: Any) -> Any:
-        return lambda: self
-
-    async def read(self) -> SplicedMessage:
-        spliced = await self.messages.get()
-        self.taken += not (isinstance(spliced, SplicedMessage) and spliced.message.challenge)
+    async def read(self) -> Received | None:
+        received = await self.messages.get()
+        self.taken += 1
         self.has_read.set()
-        return spliced
+        return received
 
-    async def write(self, request: replication_pb2.ReplicaFetchRequest) -> None:
-        if self._is_open:
-            self.sent.put_nowait(request)
-        self._is_open = True
+    async def write(self, outgoing: OutgoingMessage) -> None:
+        self.sent.put_nowait(replication_pb2.ReplicaFetchRequest.FromString(outgoing.message))
 
-    def cancel(self) -> None:
+    def abort(self) -> None:
         pass
 
-    def done(self) -> bool:
-        return False
+    def put(self, response: replication_pb2.ReplicaFetchResponse, batches: bytes = b"", **fields: Any) -> None:
+        """Have the leader send a message."""
+        fields = {"is_discarded": False, **fields}
+        self.messages.put_nowait(Received(response.SerializeToString(), memoryview(batches), **fields))
 
     async def next_fetch(self) -> replication_pb2.PartitionReplicaFetch:
         while True:
@@ -234,13 +229,19 @@ class Stream:
             if request.topics:
                 return request.topics[0].partitions[0]
 
-    def answer(self, fetch: replication_pb2.PartitionReplicaFetch, batches: bytes, next_offset: int) -> None:
+    def answer(
+        self, fetch: replication_pb2.PartitionReplicaFetch, batches: bytes, next_offset: int, **fields: Any
+    ) -> None:
         response = replication_pb2.ReplicaFetchResponse()
         result = response.topics.add(topic_id=TOPIC_ID).partitions.add(
-            token=fetch.token, leader_epoch=fetch.leader_epoch, more=next_offset > 0, next_offset=next_offset
+            token=fetch.token,
+            leader_epoch=fetch.leader_epoch,
+            more=next_offset > 0,
+            next_offset=next_offset,
+            batches_size=len(batches),
         )
         assert result.partition == 0
-        self.messages.put_nowait(SplicedMessage(response, [[batches]]))
+        self.put(response, batches, **fields)
 
 
 async def test_one_message_is_read_while_one_is_written(follower: Follower) -> None:
@@ -254,7 +255,7 @@ async def test_one_message_is_read_while_one_is_written(follower: Follower) -> N
     assert ahead.read_offset == 1
     stream.answer(ahead, second, 0)
     for _ in range(3):
-        stream.messages.put_nowait(SplicedMessage(replication_pb2.ReplicaFetchResponse(), []))
+        stream.put(replication_pb2.ReplicaFetchResponse())
     for _ in range(20):
         await asyncio.sleep(0)
     assert (stream.taken, follower.partition.open_log.log_end_offset) == (2, 0)
@@ -273,7 +274,7 @@ async def test_a_late_answer_does_not_retry_a_full_disk(follower: Follower) -> N
     talking = asyncio.create_task(follower.fetcher._talk(cast(Any, stream)))
     stream.answer(await stream.next_fetch(), first, 1)
     stream.answer(await stream.next_fetch(), second, 0)
-    stream.messages.put_nowait(SplicedMessage(replication_pb2.ReplicaFetchResponse(), []))
+    stream.put(replication_pb2.ReplicaFetchResponse())
     await asyncio.wait_for(follower.writing.wait(), 20)
     follower.gate.set()
     async with asyncio.timeout(20):
@@ -319,3 +320,30 @@ def test_a_message_of_a_follower_is_bounded() -> None:
         asked += [part.partition for part in topic.partitions]
         fetcher._wake.clear()
     assert asked == list(range(MAX_FETCHES + 500))
+
+
+async def test_a_discarded_answer_is_not_applied_and_fetched_again(follower: Follower) -> None:
+    """H4: the leader's log was truncated while it was sent, so the bytes may be of two leader epochs."""
+    (first,) = slices(1)
+    stream = Stream()
+    follower.gate.set()
+    talking = asyncio.create_task(follower.fetcher._talk(cast(Any, stream)))
+    fetch = await stream.next_fetch()
+    stream.answer(fetch, first, 0, is_discarded=True)
+    again = await stream.next_fetch()
+    assert (again.offset, again.token) == (0, fetch.token + 1)
+    assert follower.partition.open_log.log_end_offset == 0
+    stream.answer(again, first, 0)
+    assert (await stream.next_fetch()).offset == 1
+    talking.cancel()
+    await asyncio.wait([talking])
+
+
+async def test_a_message_that_contradicts_itself_ends_the_stream(follower: Follower) -> None:
+    """Sizes that are not those of the attachments, or no message: nothing of it is applied."""
+    stream = Stream()
+    response = replication_pb2.ReplicaFetchResponse()
+    response.topics.add(topic_id=TOPIC_ID).partitions.add(batches_size=5)
+    stream.put(response, b"four")
+    with pytest.raises(InvalidRequestError, match="cannot be read"):
+        await follower.fetcher._talk(cast(Any, stream))

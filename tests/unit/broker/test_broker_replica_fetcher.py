@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from headrace.wire.errors import StorageOfflineError
-from headrace.wire.zero_copy import SplicedMessage
 from headrace_broker.core.messages import SessionLost, SessionStarted
 from headrace_broker.core.roles import Role
 from headrace_broker.runtime import replica_fetcher
@@ -19,6 +17,7 @@ from headrace_broker.runtime.replica_fetcher import ReplicaFetcher
 from headrace_broker.runtime.uninterrupted import cancel_and_wait
 from headrace_server.internal_v1 import metadata_pb2, replication_pb2
 from headrace_server.metadata_view import ClusterView
+from headrace_server.native.answers import OutgoingMessage
 from headrace_server.partition_state import Replica
 
 from tests.fakes.manual_clock import ManualClock
@@ -31,9 +30,9 @@ class EndingStream(Stream):
 
     at_end: Callable[[], object]
 
-    async def write(self, request: replication_pb2.ReplicaFetchRequest) -> None:
-        await super().write(request)
-        if request.topics:
+    async def write(self, outgoing: OutgoingMessage) -> None:
+        await super().write(outgoing)
+        if replication_pb2.ReplicaFetchRequest.FromString(outgoing.message).topics:
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
@@ -41,17 +40,17 @@ class EndingStream(Stream):
                 raise
 
     def end(self) -> None:
-        self.messages.put_nowait(cast(SplicedMessage, None))
+        self.messages.put_nowait(None)
 
 
 def streams(monkeypatch: pytest.MonkeyPatch, made: list[Stream]) -> None:
-    """Let the fetcher have these streams, one after the other."""
+    """Let the fetcher have these streams, one after the other, each with the leader's challenge."""
 
-    @asynccontextmanager
-    async def open_channel(*_: object) -> AsyncIterator[Any]:
-        yield made.pop(0)
+    async def open_stream(*_: object) -> Any:
+        made[0].put(replication_pb2.ReplicaFetchResponse(challenge=b"challenge"))
+        return made.pop(0)
 
-    monkeypatch.setattr(replica_fetcher, "open_channel", open_channel)
+    monkeypatch.setattr(replica_fetcher, "open_stream", open_stream)
 
 
 def connected(follower: Follower) -> ReplicaFetcher:
@@ -96,7 +95,7 @@ def diverge(stream: Stream, fetch: replication_pb2.PartitionReplicaFetch) -> Non
     response = replication_pb2.ReplicaFetchResponse()
     result = response.topics.add(topic_id=TOPIC_ID).partitions.add(token=fetch.token, leader_epoch=fetch.leader_epoch)
     result.diverged.leader_epoch, result.diverged.end_offset = -1, 0
-    stream.messages.put_nowait(SplicedMessage(response, [[[b""]]]))
+    stream.put(response)
 
 
 async def turns(count: int = 20) -> None:
@@ -121,7 +120,7 @@ async def test_a_replica_that_was_at_work_when_its_stream_broke_fetches_again(
     else:
         broken.answer(fetch, slices(1)[0], 0)
     await gate.reached()
-    broken.messages.put_nowait(cast(SplicedMessage, None))
+    broken.messages.put_nowait(None)
     if what == "cut":
         await next_one.sent.get()  # Who follows.
         assert next_one.sent.empty()

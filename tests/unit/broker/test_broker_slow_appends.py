@@ -60,11 +60,13 @@ async def test_followers_are_sent_what_the_core_knows(partition: Partition) -> N
     partition.appender.append_now([batch(b"a")], -1, committed=False)
     async with append_in_thread(partition, b"b", b"c"):
         assert (partition.open_log.log_end_offset, partition.replica.log_end_offset) == (3, 1)
-        data, next_offset = await partition.reads.read_for_replica(0, 1 << 20)
-        assert (len(data), next_offset) == (partition.open_log.reader.batch_with(0).batch_bytes, None)
-        assert await partition.reads.read_for_replica(1, 1 << 20) == (b"", None)
-    data, next_offset = await partition.reads.read_for_replica(1, 1 << 20)
-    assert (len(data), next_offset) == (partition.open_log.reader.batch_with(1).batch_bytes, None)
+        found, next_offset = await partition.reads.locate_for_replica(0, 1 << 20)
+        assert found is not None
+        assert (len(found), next_offset) == (partition.open_log.reader.batch_with(0).batch_bytes, None)
+        assert await partition.reads.locate_for_replica(1, 1 << 20) == (None, None)
+    found, next_offset = await partition.reads.locate_for_replica(1, 1 << 20)
+    assert found is not None
+    assert (len(found), next_offset) == (partition.open_log.reader.batch_with(1).batch_bytes, None)
 
 
 async def test_a_fetch_names_the_log_of_one_moment(partition: Partition) -> None:

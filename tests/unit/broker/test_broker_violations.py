@@ -60,7 +60,7 @@ async def test_a_violation_in_a_task_that_nobody_awaits_ends_the_broker(follower
     follower.partition.follower.take_answer = fails  # type: ignore[method-assign]
     response = replication_pb2.ReplicaFetchResponse()
     response.topics.add(topic_id=TOPIC_ID).partitions.add().diverged.end_offset = 0
-    await follower.fetcher._apply(response, SplicedMessage(response, [[b""]]).batches)
+    await follower.fetcher._apply(SplicedMessage(response, [[b""]]), is_discarded=False)
     await asyncio.wait(follower.fetcher._tasks)
     follower.partition.corruption._verify = fails  # type: ignore[assignment,method-assign]
     follower.partition.corruption.verify(0)

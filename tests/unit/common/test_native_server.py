@@ -9,11 +9,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from headrace.log import DataDirectory, DiskLimits, LogSettings
+from headrace.log import CorruptLogError
 from headrace.v1 import broker_pb2, errors_pb2, native_pb2
 from headrace.wire.attachments import splice_produce
-from headrace.wire.batch import read_header
-from headrace.wire.columns import encode_batch
 from headrace.wire.errors import (
     DeadlineRequiredError,
     InvalidRequestError,
@@ -29,11 +27,11 @@ from headrace.wire.frames import CONFIRMED, HEADER, PREFACE, STAGE_BYTES, Header
 from headrace_server.calls import CALLER, request_id
 from headrace_server.instruments import CommonMetrics, LoopCounter
 from headrace_server.methods import METHODS
-from headrace_server.native import connection as connections
+from headrace_server.native import framed_connection as framed
 from headrace_server.native import server as servers
-from headrace_server.native.call import NativeAnswer, NativeMethod
+from headrace_server.native.call import NativeMethod, OutgoingMessage
 from headrace_server.native.connection import MAX_REQUESTS
-from headrace_server.native.server import NativeMetrics, NativeServer
+from headrace_server.native.server import NativeMetrics, NativeServer, NativeService
 from headrace_server.places import PlaceLimits
 from headrace_server.requests import RequestReader
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -58,9 +56,9 @@ class Service:
 
     async def echo(self, message):
         if isinstance(message, broker_pb2.FetchRequest):
-            return NativeAnswer(message.client_id.encode())
+            return OutgoingMessage(message.client_id.encode())
         batches = [bytes(each) for found in message.batches for each in found]
-        return NativeAnswer(message.message.client_id.encode(), [b"".join(batches)])
+        return OutgoingMessage(message.message.client_id.encode(), [b"".join(batches)])
 
     async def never(self, message):
         try:
@@ -132,16 +130,15 @@ class Bench:
             LoopCounter("sent_bytes", "-", self.registry),
         )
         self.executor = ThreadPoolExecutor(1)
+        methods = {
+            MethodCode.FETCH: self.method("Fetch", broker_pb2.FetchRequest),
+            MethodCode.PRODUCE: self.method("Produce", broker_pb2.ProduceRequest, splice_produce),
+        }
         self.server = NativeServer(
             "broker-1",
-            {
-                MethodCode.FETCH: self.method("Fetch", broker_pb2.FetchRequest),
-                MethodCode.PRODUCE: self.method("Produce", broker_pb2.ProduceRequest, splice_produce),
-            },
             self.metrics,
-            self.common.call_errors,
+            NativeService(methods, self.common.call_errors, PlaceLimits(clients=places or (1_000, 500))).connect,
             executor=self.executor,
-            limits=PlaceLimits(clients=places or (1_000, 500)),
             max_connections=max_connections,
         )
         self.clients = []
@@ -188,21 +185,6 @@ async def serving(**options):
         bench.executor.shutdown()
 
 
-@pytest.fixture
-def log(tmp_path):
-    """A log of 40 batches of 10 kB in files."""
-    limits = DiskLimits(reserve_bytes=4096, refuse_below_bytes=0, resume_above_bytes=0)
-    directory = DataDirectory.open(
-        str(tmp_path), cluster_id="c", generation=1, broker_id=1, new_storage_id=TOPIC_ID, boot_id="b", limits=limits
-    )
-    log = directory.open_log(TOPIC_ID, 0, LogSettings())
-    for number in range(40):
-        batch = encode_batch([os.urandom(10_000)], base_timestamp_ms=number)
-        log.append([(batch, read_header(batch))], leader_epoch=0, append_timestamp_ms=number)
-    yield log
-    directory.close(clean=False, broker_epoch=1)
-
-
 async def test_a_connection_begins_with_a_greeting():
     """Who answers, of which release, and how many requests may be unanswered."""
     async with serving() as bench:
@@ -238,7 +220,7 @@ async def test_a_request_that_waits_holds_up_no_other_one():
         async def handle(message):
             if message.client_id == "slow":
                 await waits.wait()
-            return NativeAnswer(message.client_id.encode())
+            return OutgoingMessage(message.client_id.encode())
 
         bench.service.handle = handle
         client.ask(1, "slow")
@@ -458,7 +440,7 @@ async def test_too_many_unanswered_requests_are_not_read():
 
         async def handle(message):
             await waits.wait()
-            return NativeAnswer(b"")
+            return OutgoingMessage(b"")
 
         bench.service.handle = handle
         for number in range(1, 3 * MAX_REQUESTS + 1):
@@ -474,8 +456,8 @@ async def test_too_many_unanswered_requests_are_not_read():
 async def test_who_says_nothing_or_half_of_it_is_cut_off(monkeypatch):
     """A connection without a Hello, and one that stops within a frame; the others stay."""
     monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(connections, "HELLO_SECONDS", 0.05)
-    monkeypatch.setattr(connections, "FRAME_SECONDS", 0.05)
+    monkeypatch.setattr(framed, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(framed, "FRAME_SECONDS", 0.05)
     async with serving() as bench:
         fine, silent, half = await bench.connect(), await bench.open(), await bench.connect()
         half.sending.write(frame_head(Kind.REQUEST, b"", method=1, correlation=1, timeout_ms=1, attached=1_000_000))
@@ -488,12 +470,12 @@ async def test_who_says_nothing_or_half_of_it_is_cut_off(monkeypatch):
 async def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
     """Its answers are dropped, with what they hold."""
     monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(connections, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(framed, "STALL_SECONDS", 0.05)
     async with serving() as bench:
         client, closed = await bench.connect(), []
 
         async def much(message):
-            return NativeAnswer(b"", [bytes(64 << 20)], close=lambda: closed.append(1))
+            return OutgoingMessage(b"", [bytes(64 << 20)], close=lambda: closed.append(1))
 
         bench.service.handle = much
         client.ask(1)
@@ -538,7 +520,7 @@ async def test_a_stop_lets_requests_end():
 
         async def handle(message):
             await waits.wait()
-            return NativeAnswer(b"late")
+            return OutgoingMessage(b"late")
 
         bench.service.handle = handle
         client.ask(1)
@@ -609,7 +591,7 @@ async def test_a_file_leaves_by_the_kernel(log, monkeypatch, is_cached):
         expected, closed = found.read(), []
 
         async def send(message):
-            return NativeAnswer(b"m", [found], lambda: True, lambda: closed.append(found.close()))
+            return OutgoingMessage(b"m", [found], lambda: True, lambda: closed.append(found.close()))
 
         bench.service.handle = send
         client.ask(1)
@@ -629,7 +611,7 @@ async def test_a_log_that_was_cut_meanwhile_is_discarded(log):
         found = log.reader.read(0, 1 << 30, log.log_end_offset)
 
         async def send(message):
-            return NativeAnswer(b"m", [found], lambda: False, found.close)
+            return OutgoingMessage(b"m", [found], lambda: False, found.close)
 
         bench.service.handle = send
         client.ask(1)
@@ -639,19 +621,23 @@ async def test_a_log_that_was_cut_meanwhile_is_discarded(log):
 
 
 async def test_a_file_that_ends_too_early_ends_the_connection(log):
-    """Half an answer is there: nothing else can follow it."""
+    """Half an answer is there: nothing else can follow it; whose file it is learns that it is corrupt."""
     async with serving() as bench:
-        client, closed = await bench.connect(), []
+        client, closed, failed = await bench.connect(), [], []
         found = log.reader.read(0, 1 << 30, log.log_end_offset)
         found.size_bytes += 1_000
 
         async def send(message):
-            return NativeAnswer(b"m", [found], lambda: True, lambda: closed.append(found.close()))
+            close = lambda: closed.append(found.close())  # noqa: E731
+            return OutgoingMessage(b"m", [found], lambda: True, close, lambda *met: failed.append(met))
 
         bench.service.handle = send
         client.ask(1)
         assert await client.ended()
         await bench.until(lambda: closed)
+        ((piece, error),) = failed
+        assert piece is found
+        assert type(error) is CorruptLogError
 
 
 async def test_a_file_is_released_where_the_connection_is_lost_before_it_is_sent(log):
@@ -660,8 +646,8 @@ async def test_a_file_is_released_where_the_connection_is_lost_before_it_is_sent
         await bench.connect()
         (connection,) = bench.server._connections
         found, closed = log.reader.read(0, 1 << 30, log.log_end_offset), []
-        connection._answers.put([found], lambda: closed.append(found.close()))
-        connection._answers.close()
+        connection._outgoing.put([found], lambda: closed.append(found.close()))
+        connection._outgoing.close()
         await bench.until(lambda: closed)
 
 
@@ -673,8 +659,8 @@ async def test_answers_behind_a_file_keep_their_order(log):
         async def send(message):
             if message.client_id == "file":
                 found = log.reader.read(0, 1 << 30, log.log_end_offset)
-                return NativeAnswer(b"m", [found], lambda: True, found.close)
-            return NativeAnswer(message.client_id.encode())
+                return OutgoingMessage(b"m", [found], lambda: True, found.close)
+            return OutgoingMessage(message.client_id.encode())
 
         bench.service.handle = send
         for number in range(1, 61):

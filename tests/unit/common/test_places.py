@@ -24,7 +24,7 @@ def test_a_peer_has_its_share_and_another_finds_a_place():
 
 def test_pools_are_apart():
     """Clients that fill their pool leave health, administrators and brokers theirs."""
-    places = Places(PlaceLimits(clients=(1, 1), administrators=(1, 1), brokers=(1, 1), health=(1, 1)))
+    places = Places(PlaceLimits(clients=(1, 1), administrators=(1, 1), health=(1, 1)))
     for pool in Pool:
         places.take(pool, "a")
         with pytest.raises(ThrottledError):

@@ -107,12 +107,10 @@ async def test_who_wastes_calls_is_shut_out_until_they_are_paid_and_nobody_else_
         pytest.param(calls(3, LIST_OFFSETS, then="end"), 3, 3, id="ended"),
         pytest.param(calls(10, LIST_OFFSETS), 10, 8, id="silent, two without a place"),
         pytest.param(calls(3, "/headrace.v1.BrokerService/Nothing", then="reset"), 3, 3, id="of no method"),
-        pytest.param(calls(3, "/headrace.internal.v1.ReplicaService/Fetch"), 3, 3, id="internal"),
     ],
 )
 async def test_a_call_that_ends_unread_is_wasted(served, frames, wasted, of_connection):
     """And its connection answers for it, unless there was no place: that may be another one's doing."""
-    served.server.refuse_internal("headrace.internal.v1.ReplicaService", Broker.call_errors)
     with Stranger(served.address, WASTER) as stranger:
         stranger.send(frames)
         await served.until(lambda: served.wasted_by(WASTER) >= wasted)

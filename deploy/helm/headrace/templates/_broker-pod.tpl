@@ -81,11 +81,13 @@ spec:
         - {name: HEADRACE_BROKER_DATA_DIR, value: /var/lib/headrace/data}
         - {name: HEADRACE_BROKER_LISTEN, value: {{ printf "%s:7181" $root.Values.listenHost | quote }}}
         - {name: HEADRACE_BROKER_INTERNAL_LISTEN, value: {{ printf "%s:7381" $root.Values.listenHost | quote }}}
+        - {name: HEADRACE_BROKER_REPLICATION_LISTEN, value: {{ printf "%s:7383" $root.Values.listenHost | quote }}}
         - {name: HEADRACE_BROKER_METRICS_LISTEN, value: {{ printf "%s:9464" $root.Values.listenHost | quote }}}
         - {name: HEADRACE_BROKER_LOG_FORMAT, value: {{ $root.Values.logs.format }}}
         - {name: HEADRACE_BROKER_LOG_LEVEL, value: {{ $root.Values.logs.level }}}
         {{- $inside := printf "$(HEADRACE_POD_NAME).%s" (include "headrace.podDomain" .) }}
         - {name: HEADRACE_BROKER_INTERNAL_ADVERTISED_ADDRESS, value: {{ printf "%s:7381" $inside | quote }}}
+        - {name: HEADRACE_BROKER_REPLICATION_ADVERTISED_ADDRESS, value: {{ printf "%s:7383" $inside | quote }}}
         {{- if not $broker.external.enabled }}
         - {name: HEADRACE_BROKER_ADVERTISED_ADDRESS, value: {{ printf "%s:7181" $inside | quote }}}
         {{- end }}
@@ -119,6 +121,7 @@ spec:
         - {name: native, containerPort: 7183}
         {{- end }}
         - {name: internal, containerPort: 7381}
+        - {name: replication, containerPort: 7383}
         - {name: metrics, containerPort: 9464}
       {{- if not $root.Values.recovery.name }}
       {{- include "headrace.probes" . | nindent 6 }}

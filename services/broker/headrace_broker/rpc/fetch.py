@@ -63,7 +63,15 @@ class Located:
 
     response: broker_pb2.FetchResponse
     slices: list[list[Slice]]
-    """One slice or none for each partition of the response, in its order."""
+    """Of each partition of the response, in its order: one, or none."""
+    partitions: list[Partition | None]
+    """In the same order."""
+
+    def note_failure(self, piece: Slice, error: HeadraceError) -> None:
+        """Have the partition process an error that reading its slice met."""
+        for partition, slices in zip(self.partitions, self.slices, strict=True):
+            if partition is not None and piece in slices:
+                partition.corruption.note_read_error(error)
 
     def was_cut(self) -> bool:
         """Return whether a log was truncated meanwhile, so that the sent data must be discarded."""
@@ -149,12 +157,12 @@ class FetchHandler:
                     self._count(partition, len(found))
                 self._fill_error(each)
         except BaseException:
-            Located(response, slices).close()
+            Located(response, slices, []).close()
             raise
         finally:
             _close_all(wanted)
         self._context.metrics.fetch_seconds.observe(time.perf_counter() - started - waited)
-        return Located(response, slices)
+        return Located(response, slices, [each.partition for each in wanted])
 
     async def _find(
         self, wanted: list[_Wanted], request: broker_pb2.FetchRequest, max_bytes: int, peer: str

@@ -1,4 +1,4 @@
-"""Listeners of a broker: gRPC and the native protocol for clients, gRPC for brokers and coordinators.
+"""Where a broker listens: gRPC and the native protocol for clients, gRPC and replication for brokers and coordinators.
 
 Created by the broker's app before its services, because the servers have the probes and limits. Belongs to the event
 loop.
@@ -7,13 +7,18 @@ loop.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
+from headrace.wire.frames import MethodCode
+from headrace_server.calls import check_certificate
 from headrace_server.descriptors import DescriptorShares
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.native.server import NativeServer
+from headrace_server.native.framed_connection import FramedConnection
+from headrace_server.native.server import NativeMetrics, NativeServer, NativeService
+from headrace_server.native.streams import MessageStream, ServedStream
 from headrace_server.places import PlaceLimits
 from headrace_server.rpc import RpcLimits, RpcServer, split_address
 from headrace_server.service_process import ServiceProcess
@@ -21,9 +26,7 @@ from headrace_server.service_process import ServiceProcess
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.rpc.native import native_methods
 from headrace_broker.rpc.replica_service import ReplicaService
-from headrace_broker.rpc.replica_service import register as register_replica_service
 from headrace_broker.rpc.service import SERVICE_NAME, BrokerService, register
-from headrace_broker.runtime.replica_messages import SERVICE_NAME as REPLICA_SERVICE_NAME
 from headrace_broker.settings import BrokerSettings
 
 STOP_GRACE_SECONDS = 10.0
@@ -51,8 +54,11 @@ class Listeners:
         )
         self._executor = executor
         self._max_native_connections = shares.natives
+        self._max_peer_connections = shares.peers
         self._native: NativeServer | None = None
+        self._replication: NativeServer | None = None
         self.native_address = ""
+        self.replication_address = ""
 
     def _make_server(self, max_connections: int, **checks: Any) -> RpcServer:
         settings = self._settings
@@ -66,20 +72,30 @@ class Listeners:
 
     def serve(self, service: BrokerService, replica_service: ReplicaService) -> None:
         """Register the services, before `start`."""
-        self._internal.add(register_replica_service, replica_service, REPLICA_SERVICE_NAME)
         self._internal.add(register, service, SERVICE_NAME)
         self.clients.add(register, service, SERVICE_NAME)
-        self.clients.refuse_internal(REPLICA_SERVICE_NAME, self._metrics.common.call_errors)
+        metrics = self._metrics
         if self._settings.native_listen != NATIVE_OFF:
-            self._native = NativeServer(
-                self._process.name,
-                native_methods(service),
-                self._metrics.native,
-                self._metrics.common.call_errors,
-                executor=self._executor,
-                limits=_places(self._settings),
-                max_connections=self._max_native_connections,
-            )
+            calls = NativeService(native_methods(service), metrics.common.call_errors, _places(self._settings))
+            self._native = self._make_native_server(metrics.native, calls.connect, self._max_native_connections)
+        allowed = frozenset(self._settings.internal_tls_allowed_names)
+
+        async def serve(stream: MessageStream) -> None:
+            check_certificate(stream, allowed)
+            await replica_service.serve(stream)
+
+        self._replication = self._make_native_server(
+            metrics.replication_listener,
+            lambda server: ServedStream(server, MethodCode.REPLICA_FETCH, serve),
+            self._max_peer_connections,
+        )
+
+    def _make_native_server(
+        self, metrics: NativeMetrics, connect: Callable[[NativeServer], FramedConnection], max_connections: int
+    ) -> NativeServer:
+        return NativeServer(
+            self._process.name, metrics, connect, executor=self._executor, max_connections=max_connections
+        )
 
     async def start(self, live: metadata_pb2.BrokerLive) -> None:
         """Listen, and set the addresses in the registration."""
@@ -97,10 +113,19 @@ class Listeners:
             )
             bound = self.native_address = await self._native.start(settings.native_listen or f"{host}:0", make_context)
             live.native_address = settings.native_advertised_address or f"{told_host}:{split_address(bound)[1]}"
+        assert self._replication is not None, "served before"
+        make_peer_context = None if tls.internal is None else partial(tls.internal.server_context, "required")
+        internal_host, _ = split_address(internal)
+        bound = await self._replication.start(settings.replication_listen or f"{internal_host}:0", make_peer_context)
+        self.replication_address = bound
+        told_host, _ = split_address(live.internal_address)
+        live.replication_address = settings.replication_advertised_address or f"{told_host}:{split_address(bound)[1]}"
 
     async def stop(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
         """Accept no new calls, and wait at most `grace_seconds` for calls in progress."""
         stopping = [self.clients.stop(grace_seconds), self._internal.stop(grace_seconds)]
+        if self._replication is not None:
+            stopping.append(self._replication.stop(grace_seconds))
         if self._native is not None:
             stopping.append(self._native.stop(grace_seconds))
         await asyncio.gather(*stopping)

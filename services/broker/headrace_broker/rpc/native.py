@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.log.slices import Slice
 from headrace.v1 import broker_pb2
 from headrace.wire.attachments import splice_produce
 from headrace.wire.errors import HeadraceError, Outcome
 from headrace.wire.frames import MethodCode
 from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.methods import METHODS
-from headrace_server.native.answers import Piece
-from headrace_server.native.call import NativeAnswer, NativeCall, NativeMethod
+from headrace_server.native.answers import OutgoingMessage, read_small
+from headrace_server.native.call import NativeCall, NativeMethod
 from headrace_server.requests import RequestReader
 
 from headrace_broker.rpc.fetch import Located
@@ -20,21 +19,18 @@ from headrace_broker.rpc.fetch import Located
 if TYPE_CHECKING:
     from headrace_broker.rpc.service import BrokerService
 
-COPIED_BYTES = 64 << 10
-"""Maximum response that is read into memory, which costs less than the event loop turns of `sendfile`."""
-
 
 def native_methods(service: BrokerService) -> dict[int, NativeMethod]:
     """Return the methods of a broker's listener, by number."""
 
-    async def produce(request: SplicedMessage, call: NativeCall) -> NativeAnswer:
-        return NativeAnswer((await service.produce(request, call.peer())).SerializeToString())
+    async def produce(request: SplicedMessage, call: NativeCall) -> OutgoingMessage:
+        return OutgoingMessage((await service.produce(request, call.peer())).SerializeToString())
 
-    async def fetch(request: broker_pb2.FetchRequest, _call: NativeCall) -> NativeAnswer:
+    async def fetch(request: broker_pb2.FetchRequest, _call: NativeCall) -> OutgoingMessage:
         return _fetched(service, await service.locate(request))
 
-    async def list_offsets(request: broker_pb2.ListOffsetsRequest, _call: NativeCall) -> NativeAnswer:
-        return NativeAnswer((await service.list_offsets(request)).SerializeToString())
+    async def list_offsets(request: broker_pb2.ListOffsetsRequest, _call: NativeCall) -> OutgoingMessage:
+        return OutgoingMessage((await service.list_offsets(request)).SerializeToString())
 
     def method(name: str, request_type: Any, handle: Any, splice: Any = None) -> NativeMethod:
         row = METHODS[f"/headrace.v1.BrokerService/{name}"]
@@ -48,18 +44,16 @@ def native_methods(service: BrokerService) -> dict[int, NativeMethod]:
     }
 
 
-def _fetched(service: BrokerService, located: Located) -> NativeAnswer:
-    """Return a response of file ranges, or of bytes if it is small and in the page cache."""
+def _fetched(service: BrokerService, located: Located) -> OutgoingMessage:
+    """Answer by the ranges of files; what is little and in the page cache by its bytes."""
     try:
         message = located.response.SerializeToString()
         slices = [found for of_partition in located.slices for found in of_partition]
-        pieces: list[Piece] | None = None
-        if sum(map(len, slices)) <= COPIED_BYTES:
-            pieces = _read_now(slices)
+        pieces = read_small(slices)
         if pieces is not None:
             service.check_lease(Outcome.NOT_APPLIED)
             located.close()
-            return NativeAnswer(message, pieces)
+            return OutgoingMessage(message, pieces)
     except BaseException:
         located.close()
         raise
@@ -72,18 +66,4 @@ def _fetched(service: BrokerService, located: Located) -> NativeAnswer:
             return False
         return not located.was_cut()
 
-    return NativeAnswer(message, slices, is_valid, located.close)
-
-
-def _read_now(slices: list[Slice]) -> list[Piece] | None:
-    """Return the bytes of slices, or `None` if one is not in the page cache or was truncated."""
-    pieces: list[Piece] = []
-    for found in slices:
-        try:
-            data = found.try_read_nowait()
-        except HeadraceError:
-            return None
-        if data is None:
-            return None
-        pieces.append(data)
-    return pieces
+    return OutgoingMessage(message, slices, is_valid, located.close, located.note_failure)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import structlog
 from headrace.log.errors import SliceCutError
-from headrace.wire.crc import ReadableBuffer
+from headrace.log.slices import Slice
 from headrace.wire.errors import HeadraceError, NotLeaderError, Outcome
 from headrace.wire.ids import Offset
-from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.internal_v1 import replication_pb2
+from headrace_server.native.answers import OutgoingMessage, read_small
 from headrace_server.partition_state import Replica
 
 from headrace_broker.core.messages import FollowerFetched
@@ -182,8 +182,8 @@ class FollowerFetchSession:
 
     # --- answers ---
 
-    async def responses(self) -> AsyncIterator[SplicedMessage]:
-        """Yield messages to the follower, empty ones as heartbeats, until `close`."""
+    async def responses(self) -> AsyncIterator[OutgoingMessage]:
+        """Messages to the follower, an empty one as a heartbeat, until `close`."""
         while not self._closed:
             try:
                 async with asyncio.timeout(HEARTBEAT_SECONDS):
@@ -191,29 +191,21 @@ class FollowerFetchSession:
             except TimeoutError:
                 pass
             self._wake.clear()
-            spliced = await self._respond()
+            response = _Response()
+            try:
+                await self._respond(response)
+            except BaseException:
+                response.close()
+                raise
             if self._ready or self._refused:
                 self._wake.set()
-            yield spliced
+            yield response.outgoing()
 
-    async def _respond(self) -> SplicedMessage:
-        """Return a message with the ready responses, up to the maximum size."""
-        response = replication_pb2.ReplicaFetchResponse()
-        batches: list[list[ReadableBuffer]] = []
-        topics: dict[bytes, replication_pb2.TopicReplicaFetchResult] = {}
-        parts: dict[bytes, list[list[ReadableBuffer]]] = {}
-
-        def add(key: PartitionId, data: ReadableBuffer) -> replication_pb2.PartitionReplicaFetchResult:
-            topic = topics.get(key[0])
-            if topic is None:
-                topic = topics[key[0]] = response.topics.add(topic_id=key[0])
-                parts[key[0]] = []
-            parts[key[0]].append([data])
-            return topic.partitions.add(partition=key[1])
-
+    async def _respond(self, response: _Response) -> None:
+        """Answer what is ready, up to the bytes of one message."""
         refused, self._refused = self._refused, {}
         for key, refusal in refused.items():
-            result = add(key, b"")
+            result = response.add(key)
             result.token, result.leader_epoch = refusal.request_token, refusal.leader_epoch
             if isinstance(refusal.answer, HeadraceError):
                 write_error(result, refusal.answer)
@@ -225,35 +217,29 @@ class FollowerFetchSession:
             del self._ready[key]
             waiting = self._waiting.get(key)
             if waiting is not None:
-                room -= await self._answer(key, waiting, room, add)
-        for topic in response.topics:
-            batches += parts[topic.topic_id]
-        return SplicedMessage(response, batches)
+                room -= await self._answer(key, waiting, room, response)
 
-    async def _answer(
-        self,
-        key: PartitionId,
-        waiting: _Waiting,
-        room: int,
-        add: Callable[[PartitionId, ReadableBuffer], replication_pb2.PartitionReplicaFetchResult],
-    ) -> int:
-        """Answer one waiting fetch; return the bytes of its batches."""
+    async def _answer(self, key: PartitionId, waiting: _Waiting, room: int, response: _Response) -> int:
+        """Answer one fetch that waits; return the bytes of its batches."""
         partition, request = waiting.partition, waiting.request
-        data: bytes = b""
+        found: Slice | None = None
         error: HeadraceError | None = None
         next_offset: int | None = None
         try:
             check_fetch(partition.replica, request)
-            data, next_offset = await partition.reads.read_for_replica(request.read_offset or request.offset, room)
+            found, next_offset = await partition.reads.locate_for_replica(request.read_offset or request.offset, room)
             leadership = partition.replica.check_leading(request.leader_epoch)
         except SliceCutError:
             return 0  # Leadership has ended; the fetch is answered when the partition wakes it.
         except HeadraceError as met:
             error = met
-        if self._waiting.get(key) is not waiting:
-            return 0  # It was replaced by a later fetch meanwhile.
+        if error is not None or self._waiting.get(key) is not waiting:
+            if found is not None:
+                found.close()
+            if self._waiting.get(key) is not waiting:
+                return 0  # A later fetch has taken its place meanwhile.
         self._forget(key)
-        result = add(key, data if error is None else b"")
+        result = response.add(key, partition, found if error is None else None)
         result.token, result.leader_epoch = request.token, request.leader_epoch
         if error is not None:
             write_error(result, error)
@@ -262,5 +248,49 @@ class FollowerFetchSession:
         result.log_start_offset = leadership.wanted_log_start
         if next_offset is not None:
             result.more, result.next_offset = True, next_offset
-        self._context.metrics.replicated_out_bytes.inc(len(data))
-        return len(data)
+        self._context.metrics.replicated_out_bytes.inc(result.batches_size)
+        return int(result.batches_size)
+
+
+class _Response:
+    """A message to the follower that is being made: results, and the ranges of files that are their batches."""
+
+    def __init__(self) -> None:
+        self._message = replication_pb2.ReplicaFetchResponse()
+        self._topics: dict[bytes, tuple[replication_pb2.TopicReplicaFetchResult, list[Slice]]] = {}
+        self._partitions: dict[Slice, Partition] = {}
+
+    def add(
+        self, key: PartitionId, partition: Partition | None = None, found: Slice | None = None
+    ) -> replication_pb2.PartitionReplicaFetchResult:
+        """Return a new result of a partition, whose batches are `found`; `None` means that it has none."""
+        topic_id, number = key
+        if topic_id not in self._topics:
+            self._topics[topic_id] = self._message.topics.add(topic_id=topic_id), []
+        topic, slices = self._topics[topic_id]
+        if partition is None or found is None:
+            return topic.partitions.add(partition=number)
+        slices.append(found)
+        self._partitions[found] = partition
+        return topic.partitions.add(partition=number, batches_size=len(found))
+
+    def outgoing(self) -> OutgoingMessage:
+        """Return the message with its batches: little of it by its bytes, as for clients."""
+        slices = [found for _, of_topic in self._topics.values() for found in of_topic]
+        pieces = read_small(slices)
+        message = self._message.SerializeToString()
+        if pieces is not None:
+            self.close()
+            return OutgoingMessage(message, pieces)
+        return OutgoingMessage(message, slices, self._is_valid, self.close, self._failed)
+
+    def close(self) -> None:
+        """Release the files."""
+        for found in self._partitions:
+            found.close()
+
+    def _is_valid(self) -> bool:
+        return not any(found.was_cut for found in self._partitions)
+
+    def _failed(self, found: Slice, error: HeadraceError) -> None:
+        self._partitions[found].corruption.note_read_error(error)

@@ -87,23 +87,22 @@ class PartitionReads:
         header = await self._partition.in_thread(lambda: self._partition.open_log.reader.batch_with(wanted))
         return TimestampedOffset(Offset(wanted), header.append_timestamp_ms)
 
-    async def read_for_replica(self, offset: int, max_bytes: int) -> tuple[bytes, Offset | None]:
-        """Return whole batches from `offset` to the log end, fsynced or not, and where more follow, or `None`.
+    async def locate_for_replica(self, offset: int, max_bytes: int) -> tuple[Slice | None, Offset | None]:
+        """Return the range of whole batches from `offset` to the log end, fsynced or not, and where more follow.
 
-        The log end is the core's, which is updated after an append in a thread, when followers are woken.
-        Raises SliceCutError, StorageOfflineError.
+        Each is `None` if there is nothing. The log end is the core's, which an append in a thread moves when it is
+        over; the followers wake then. Close the slice. Raises SliceCutError, StorageOfflineError.
         """
         partition_log = self._partition.open_log
         end_offset = self._replica.log_end_offset
         start = max(offset, partition_log.log_start_offset)
         if start >= end_offset:
-            return b"", None
+            return None, None
         try:
             found = partition_log.reader.read_nowait(start, max_bytes, end_offset)
             if found is None:
                 found = await self._partition.in_thread(lambda: partition_log.reader.read(start, max_bytes, end_offset))
-            next_offset = Offset(found.end_offset) if found.end_offset < self._replica.log_end_offset else None
-            return await self.read(found), next_offset
+            return found, Offset(found.end_offset) if found.end_offset < self._replica.log_end_offset else None
         except HeadraceError as error:
             self._partition.corruption.note_read_error(error)
             raise

@@ -12,29 +12,32 @@ from collections.abc import Callable, Coroutine
 from itertools import islice
 from typing import Any
 
-import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from headrace.log.errors import REFUSALS
+from headrace.wire.attachments import splice_fetch
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import (
     CorruptBatchError,
     HeadraceError,
+    InvalidRequestError,
     UnsupportedVersionError,
     from_detail,
 )
+from headrace.wire.frames import MethodCode
 from headrace.wire.ids import BrokerId
 from headrace.wire.releases import REPLICA_NEEDS, check_peer
-from headrace.wire.zero_copy import Buffers, SplicedMessage
+from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.internal_v1 import metadata_pb2, replication_pb2
 from headrace_server.metadata_view import ClusterView
-from headrace_server.tls import TlsIdentity, open_channel
+from headrace_server.native.answers import OutgoingMessage
+from headrace_server.native.streams import MessageStream, Received, open_stream
+from headrace_server.tls import TlsIdentity
 
 from headrace_broker.core.roles import Role
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.replica_messages import (
     HEARTBEAT_SECONDS,
-    METHOD,
-    RESPONSES,
     SILENCE_SECONDS,
     read_answer,
 )
@@ -49,17 +52,7 @@ LONGEST_PAUSE_SECONDS = 1.0
 REFUSED_PAUSE_SECONDS = 0.1
 REFUSED_STORAGE_SECONDS = 1.0
 MAX_FETCHES = 1_000
-"""Maximum fetches of one message, to limit its processing time; its row in `METHODS` allows more."""
-_CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", 32 << 20),
-    ("grpc.max_send_message_length", 32 << 20),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1_000),  # It is also the timeout of one attempt to connect.
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.enable_http_proxy", 0),
-)
+"""Of one message, so that neither end is busy with it for long."""
 
 
 class ReplicaFetcher:
@@ -120,11 +113,11 @@ class ReplicaFetcher:
             broker = self._view.brokers.get(BrokerId(self._leader_id))
             if broker is not None and self._partitions and self._goes_with(broker.live):
                 try:
-                    async with open_channel(broker.live.internal_address, _CHANNEL_OPTIONS, self._tls) as channel:
-                        if await self._talk(channel):
-                            pause = FIRST_PAUSE_SECONDS
-                except (grpc.aio.AioRpcError, TimeoutError) as error:
-                    log.info("replica_stream_ended", leader=self._leader_id, cause=_cause(error))
+                    if await self._connect(broker.live.replication_address):
+                        pause = FIRST_PAUSE_SECONDS
+                except (OSError, HeadraceError) as error:
+                    cause = "nothing was heard" if isinstance(error, TimeoutError) else str(error)
+                    log.info("replica_stream_ended", leader=self._leader_id, cause=cause)
                 finally:
                     self._end_fetches()
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
@@ -147,55 +140,52 @@ class ReplicaFetcher:
             partition.replica.fetches.end()
             self.fetch(partition)
 
-    async def _talk(self, channel: grpc.aio.Channel) -> bool:
-        """Run one stream to its end; return whether any message arrived."""
-        open_stream = channel.stream_stream(
-            METHOD,
-            request_serializer=replication_pb2.ReplicaFetchRequest.SerializeToString,
-            response_deserializer=RESPONSES.parse,
-        )
-        call = open_stream()
+    async def _connect(self, address: str) -> bool:
+        """Run one stream to its end; return whether the leader sent anything. Raises OSError, HeadraceError."""
+        context = None if self._tls is None else self._tls.client_context()
+        stream = await open_stream(address, MethodCode.REPLICA_FETCH, f"follower of broker-{self._leader_id}", context)
+        try:
+            return await self._introduce(stream) and await self._talk(stream)
+        finally:
+            stream.abort()
+
+    async def _talk(self, stream: MessageStream) -> bool:
+        """Fetch until the stream ends; return whether the leader sent anything. Raises TimeoutError, HeadraceError."""
         heard = False
         applying: asyncio.Task[None] | None = None
-        if not await self._introduce(call):
-            call.cancel()
-            return False
-        writer = asyncio.create_task(self._write(call))
+        writer = asyncio.create_task(self._write(stream))
         try:
             while not writer.done():
-                async with asyncio.timeout(SILENCE_SECONDS):
-                    spliced = await call.read()
-                if not isinstance(spliced, SplicedMessage):
+                received = await _receive(stream)
+                if received is None:
                     break  # The leader ended the stream.
                 heard = True
                 self._on_heartbeat()
-                # The next message is received while this one is written, at most one ahead.
+                spliced = _parse(received)
+                # The next message comes in while this one is written: one is at hand, never more.
                 if applying is not None:
                     await applying
-                applying = asyncio.create_task(self._apply(spliced.message, spliced.batches))
+                applying = asyncio.create_task(self._apply(spliced, is_discarded=received.is_discarded))
             return heard
         finally:
-            call.cancel()
             for task in list(self._tasks):
                 task.cancel()
             await cancel_and_wait(writer, *([] if applying is None else [applying]))
 
-    async def _introduce(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> bool:
+    async def _introduce(self, stream: MessageStream) -> bool:
         """Answer the leader's challenge; return whether the stream is ready for fetches."""
-        await call.write(replication_pb2.ReplicaFetchRequest())
-        async with asyncio.timeout(SILENCE_SECONDS):
-            spliced = await call.read()
-        if not isinstance(spliced, SplicedMessage):
+        received = await _receive(stream)
+        if received is None:
             return False
-        identity = self._identify(spliced.message.challenge)
-        if identity is None or call.done():
+        identity = self._identify(_parse(received).message.challenge)
+        if identity is None or stream.is_over:
             return False
-        await call.write(replication_pb2.ReplicaFetchRequest(follower=identity))
+        await _send(stream, replication_pb2.ReplicaFetchRequest(follower=identity))
         return True
 
     # --- fetches ---
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+    async def _write(self, stream: MessageStream) -> None:
         """Send fetches until the stream is gone."""
         while True:
             try:
@@ -206,8 +196,8 @@ class ReplicaFetcher:
             self._wake.clear()
             request = self._make_request()
             try:
-                await call.write(request)
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await _send(stream, request)
+            except ConnectionError:
                 return
 
     def _make_request(self) -> replication_pb2.ReplicaFetchRequest:
@@ -249,22 +239,25 @@ class ReplicaFetcher:
 
     # --- answers ---
 
-    async def _apply(self, response: replication_pb2.ReplicaFetchResponse, batches: list[Buffers]) -> None:
-        in_order = iter(batches)
-        for topic in response.topics:
+    async def _apply(self, spliced: SplicedMessage, *, is_discarded: bool) -> None:
+        in_order = iter(spliced.batches)
+        for topic in spliced.message.topics:
             for result in topic.partitions:
                 data = next(in_order)
                 key = (topic.topic_id, result.partition)
                 partition = self._partitions.get(key)
                 if partition is None:
                     continue
-                if result.HasField("error"):
+                if is_discarded:
+                    if partition.replica.fetches.take_answer(result.token, result.leader_epoch):
+                        self._fetch_after(partition, 0)
+                elif result.HasField("error"):
                     self._refused(key, partition, result)
                 elif result.HasField("diverged") or result.HasField("restart"):
                     # A truncation waits for the disk several times, so it runs concurrently with other partitions.
                     self._spawn(partition, self._take(key, partition, result, b""))
                 else:
-                    await self._take(key, partition, result, data[-1] if data else b"")
+                    await self._take(key, partition, result, data[0])
 
     def _spawn(self, partition: Partition, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -319,7 +312,18 @@ class ReplicaFetcher:
             asyncio.get_running_loop().call_later(seconds, self.fetch, partition)
 
 
-def _cause(error: Exception) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return "nothing was heard"
+async def _receive(stream: MessageStream) -> Received | None:
+    """Return the next message; `None` means that the stream has ended. Raises TimeoutError, HeadraceError."""
+    async with asyncio.timeout(SILENCE_SECONDS):
+        return await stream.read()
+
+
+def _parse(received: Received) -> SplicedMessage:
+    try:
+        return splice_fetch(replication_pb2.ReplicaFetchResponse.FromString(received.message), received.attachments)
+    except (DecodeError, ValueError) as error:
+        raise InvalidRequestError("a message of the leader cannot be read") from error
+
+
+async def _send(stream: MessageStream, request: replication_pb2.ReplicaFetchRequest) -> None:
+    await stream.write(OutgoingMessage(request.SerializeToString()))

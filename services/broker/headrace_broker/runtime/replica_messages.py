@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError, to_detail
-from headrace.wire.zero_copy import BatchCarrier
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.partition_state import Replica
 
 from headrace_broker.core.replica_fetch import Diverged, FetchAnswer, FetchDecision, FetchRequest, Restart
 
-METHOD = "/headrace.internal.v1.ReplicaService/ReplicaFetch"
-SERVICE_NAME = "headrace.internal.v1.ReplicaService"
 HEARTBEAT_SECONDS = 0.5
 SILENCE_SECONDS = 5.0
-"""A stream without a message for this time is closed."""
-
-RESPONSES = BatchCarrier(replication_pb2.ReplicaFetchResponse)
+"""A stream on which nothing came for so long is given up."""
+MAX_REQUEST_BYTES = 1 << 20
+"""Of one message of a follower: far more than `replica_fetcher.MAX_FETCHES` take."""
 
 
 def read_request(follower: Replica, entry: replication_pb2.PartitionReplicaFetch) -> FetchRequest:

@@ -84,11 +84,11 @@ class TopicReplicaFetchResult(_message.Message):
     def __init__(self, topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionReplicaFetchResult, _Mapping]]] = ...) -> None: ...
 
 class PartitionReplicaFetchResult(_message.Message):
-    __slots__ = ("partition", "token", "leader_epoch", "batches", "high_watermark", "log_start_offset", "more", "diverged", "restart", "error", "next_offset")
+    __slots__ = ("partition", "token", "leader_epoch", "batches_size", "high_watermark", "log_start_offset", "more", "diverged", "restart", "error", "next_offset")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_SIZE_FIELD_NUMBER: _ClassVar[int]
     HIGH_WATERMARK_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
@@ -99,7 +99,7 @@ class PartitionReplicaFetchResult(_message.Message):
     partition: int
     token: int
     leader_epoch: int
-    batches: bytes
+    batches_size: int
     high_watermark: int
     log_start_offset: int
     more: bool
@@ -107,7 +107,7 @@ class PartitionReplicaFetchResult(_message.Message):
     restart: Restart
     error: _errors_pb2.ErrorDetail
     next_offset: int
-    def __init__(self, partition: _Optional[int] = ..., token: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., batches: _Optional[bytes] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., more: bool = ..., diverged: _Optional[_Union[Diverged, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., next_offset: _Optional[int] = ...) -> None: ...
+    def __init__(self, partition: _Optional[int] = ..., token: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., batches_size: _Optional[int] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., more: bool = ..., diverged: _Optional[_Union[Diverged, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., next_offset: _Optional[int] = ...) -> None: ...
 
 class Diverged(_message.Message):
     __slots__ = ("leader_epoch", "end_offset")

@@ -18,38 +18,62 @@ from typing import TypeAlias
 
 from headrace.log.slices import Slice
 from headrace.wire.crc import ReadableBuffer
+from headrace.wire.errors import HeadraceError
 
 Piece: TypeAlias = ReadableBuffer | Slice
 
 CHUNK_BYTES = 256 << 10
 """Size of one file read with TLS."""
 
+COPIED_BYTES = 64 << 10
+"""Up to this, reading the slices of an answer costs less than the turns of `sendfile`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingMessage:
+    """A message with its attachments."""
+
+    message: bytes
+    """Serialised protobuf."""
+    attached: Sequence[Piece] = ()
+    is_valid: Callable[[], bool] | None = None
+    """Called when everything has left: whether the receiver may use it. `None` means that it may."""
+    close: Callable[[], None] | None = None
+    """Called once, when the message has left or the connection is lost."""
+    failed: Callable[[Slice, HeadraceError], None] | None = None
+    """Called where a slice cannot be read; the connection then ends, because half a frame was sent."""
+
 
 @dataclass(slots=True)
-class _Answer:
+class _Waiting:
     pieces: Sequence[Piece]
-    verdict: Callable[[], bytes] | None
-    """Returns the bytes after the pieces, once these are sent."""
     done: Callable[[], None]
+    verdict: Callable[[], bytes] | None
+    """Returns what follows the pieces, when they have left."""
+    failed: Callable[[Slice, HeadraceError], None] | None
 
 
 class AnswerQueue:
     """Outgoing responses of one connection, which calls `pause`, `resume` and `close`."""
 
-    def __init__(self, transport: asyncio.Transport, executor: Executor, count_sent: Callable[[int], None]) -> None:
-        """`count_sent` is called with the number of bytes sent by `sendfile`."""
+    def __init__(
+        self, transport: asyncio.Transport, executor: Executor | None, count_sent: Callable[[int], None]
+    ) -> None:
+        """`count_sent` takes the bytes that `sendfile` has sent."""
         self._transport = transport
         self._executor = executor
         self._count_sent = count_sent
         self._loop = asyncio.get_running_loop()
         self._is_plain = transport.get_extra_info("ssl_object") is None
-        self._waiting: deque[_Answer] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._sending: asyncio.Task[None] | None = None
         self._is_full = False
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._descriptor = -1
         self._is_closed = False
+        self.is_ending = False
+        """Whether the connection is closed when what waits has left."""
         self._progress_at = self._loop.time()
 
     def begin(self) -> None:
@@ -58,9 +82,16 @@ class AnswerQueue:
         self._transport.set_write_buffer_limits(high=0 if self._is_plain else 1, low=0)
 
     def put(
-        self, pieces: Sequence[Piece], done: Callable[[], None], verdict: Callable[[], bytes] | None = None
+        self,
+        pieces: Sequence[Piece],
+        done: Callable[[], None],
+        verdict: Callable[[], bytes] | None = None,
+        failed: Callable[[Slice, HeadraceError], None] | None = None,
     ) -> None:
-        """Queue a response; `done` is called once, when it was sent or the connection is lost."""
+        """Send an answer behind those that wait; `done` is called once, when it has left or the connection is lost.
+
+        `verdict` and `failed`: see `OutgoingMessage`; the first returns the frame that follows.
+        """
         if self._is_closed:
             done()
         elif self._sending is None and not self._is_full and not any(type(piece) is Slice for piece in pieces):
@@ -68,7 +99,7 @@ class AnswerQueue:
             self._progress_at = self._loop.time()
             done()
         else:
-            self._waiting.append(_Answer(pieces, verdict, done))
+            self._waiting.append(_Waiting(pieces, done, verdict, failed))
             if self._sending is None:
                 self._progress_at = self._loop.time()
                 self._sending = self._loop.create_task(self._send_all())
@@ -87,6 +118,12 @@ class AnswerQueue:
         self._is_full = False
         self._progress_at = self._loop.time()
         self._has_room.set()
+
+    def end(self) -> None:
+        """Close the connection when what waits has left."""
+        self.is_ending = True
+        if self._sending is None:
+            self._transport.close()
 
     def close(self) -> None:
         """Drop queued responses after the connection was lost."""
@@ -112,7 +149,7 @@ class AnswerQueue:
                 try:
                     for piece in answer.pieces:
                         if type(piece) is Slice:
-                            await self._send_slice(piece)
+                            await self._send_slice(piece, answer.failed)
                         else:
                             self._transport.write(piece)  # type: ignore[arg-type]
                             await self._has_room.wait()
@@ -120,39 +157,47 @@ class AnswerQueue:
                         self._transport.write(answer.verdict())
                 finally:
                     answer.done()
-        except OSError:
-            self._transport.abort()  # A response was sent partially, so that no other can follow.
+        except (OSError, HeadraceError):
+            self._transport.abort()  # Half an answer is there: nothing else can follow it.
         except Exception:
             self._transport.abort()
             raise
         finally:
             self._sending = None
+            if self.is_ending:
+                self._transport.close()
 
-    async def _send_slice(self, piece: Slice) -> None:
-        if not piece.is_cached():
-            await self._loop.run_in_executor(self._executor, piece.load)
-        if self._is_plain:
-            await self._send_file(piece)
+    async def _send_slice(self, piece: Slice, failed: Callable[[Slice, HeadraceError], None] | None) -> None:
+        if not piece.size_bytes:
             return
-        for start in range(0, piece.size_bytes, CHUNK_BYTES):
-            size = min(CHUNK_BYTES, piece.size_bytes - start)
-            self._transport.write(os.pread(piece.fileno(), size, piece.position + start))
-            await self._has_room.wait()
+        try:
+            if not piece.is_cached():
+                await self._loop.run_in_executor(self._executor, piece.load)
+            if self._is_plain:
+                await self._send_file(piece)
+                return
+            for start in range(0, piece.size_bytes, CHUNK_BYTES):
+                self._transport.write(piece.read_part(start, min(CHUNK_BYTES, piece.size_bytes - start)))
+                await self._has_room.wait()
+        except HeadraceError as error:
+            if failed is not None:
+                failed(piece, error)
+            raise
 
     async def _send_file(self, piece: Slice) -> None:
         """Send a range by `sendfile`, while the transport's buffer is empty."""
         await self._has_room.wait()
         if self._descriptor < 0:  # A duplicate, because the event loop reserves the first one for the transport.
             self._descriptor = os.dup(self._transport.get_extra_info("socket").fileno())
-        sent, end = piece.position, piece.position + piece.size_bytes
-        while sent < end:
+        sent = 0
+        while sent < piece.size_bytes:
             try:
-                count = os.sendfile(self._descriptor, piece.fileno(), sent, end - sent)
+                count = os.sendfile(self._descriptor, piece.fileno(), piece.position + sent, piece.size_bytes - sent)
             except BlockingIOError:
                 await self._writable()
                 continue
             if count == 0:
-                raise OSError(f"{piece.path} ends at {sent}, before {end}")
+                raise piece.too_short(sent)
             sent += count
             self._progress_at = self._loop.time()
             self._count_sent(count)
@@ -169,3 +214,19 @@ class AnswerQueue:
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def read_small(slices: Sequence[Slice]) -> list[Piece] | None:
+    """Return the bytes of slices; `None` if they are many, one is not in the page cache, or one cannot be read."""
+    if sum(map(len, slices)) > COPIED_BYTES:
+        return None
+    pieces: list[Piece] = []
+    for found in slices:
+        try:
+            data = found.try_read_nowait()
+        except HeadraceError:
+            return None
+        if data is None:
+            return None
+        pieces.append(data)
+    return pieces

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,22 +11,9 @@ from headrace.wire.errors import REQUEST_ID_KEY
 from headrace.wire.frames import Frame
 
 from headrace_server.methods import Method
-from headrace_server.native.answers import Piece
+from headrace_server.native.answers import OutgoingMessage
 from headrace_server.places import Place
 from headrace_server.requests import RequestReader
-
-
-@dataclass(frozen=True, slots=True)
-class NativeAnswer:
-    """Response of a method."""
-
-    message: bytes
-    """Serialised."""
-    attached: Sequence[Piece] = ()
-    is_valid: Callable[[], bool] | None = None
-    """Called after everything was sent; returns whether the client may use the data. `None` means that it may."""
-    close: Callable[[], None] | None = None
-    """Called once, when the response was sent or the connection is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +24,17 @@ class NativeMethod:
     row: Method
     reader: RequestReader
     splice: Callable[[Any, memoryview], Any] | None
-    """Inserts the attachments of a frame into the request; `None` means that it has none."""
-    handle: Callable[[Any, NativeCall], Awaitable[NativeAnswer]]
+    """Puts the attachments of a frame into the request; `None`: it has none."""
+    handle: Callable[[Any, NativeCall], Awaitable[OutgoingMessage]]
 
 
 class Peer(Protocol):
     """Connection of a call."""
 
     name: str
-    certified_names: dict[str, list[bytes]]
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """Return the names of its certificate, as gRPC does."""
 
 
 class NativeCall:
@@ -81,4 +70,4 @@ class NativeCall:
 
     def auth_context(self) -> dict[str, list[bytes]]:
         """Return the names of the client's certificate, as gRPC does."""
-        return self._peer.certified_names
+        return self._peer.auth_context()

@@ -9,7 +9,7 @@ connection reads no more, and the client's socket fills up.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -28,13 +28,11 @@ from headrace.wire.errors import (
 )
 from headrace.wire.frames import (
     CLIENT_KINDS,
-    CONFIRMED,
     MAX_HELLO_BYTES,
     PREFACE,
     STAGE_BYTES,
     Frame,
     FrameError,
-    FrameReader,
     Header,
     Kind,
     frame_head,
@@ -44,134 +42,66 @@ from headrace_server import calls
 from headrace_server.caller_turns import note_call
 from headrace_server.calls import CALLER, CURRENT_CALL
 from headrace_server.handshakes import check_handshake, own_handshake
-from headrace_server.native.answers import AnswerQueue
-from headrace_server.native.call import NativeAnswer, NativeCall, NativeMethod
-from headrace_server.places import Place, caller
+from headrace_server.native.call import NativeCall, NativeMethod
+from headrace_server.native.framed_connection import FramedConnection
+from headrace_server.places import Place
 from headrace_server.requests import PENALTY_SECONDS
 
 if TYPE_CHECKING:
-    from headrace_server.native.server import NativeServer
+    from headrace_server.native.server import NativeServer, NativeService
 
 log = structlog.get_logger(__name__)
 
 MAX_REQUESTS = 64
-"""Maximum unanswered requests of a connection."""
-HELLO_SECONDS = 5.0
-"""Timeout of the first frame after the connection is made."""
-FRAME_SECONDS = 30.0
-"""Timeout of a whole frame after its first byte."""
-STALL_SECONDS = 30.0
-"""A client that accepts no data of a response for this time is disconnected."""
+"""Unanswered requests of a connection."""
 
 
-class NativeConnection(asyncio.BufferedProtocol):
-    """Connection, owned by its server; see the module."""
+class NativeConnection(FramedConnection):
+    """See the module. Owned by its server."""
 
-    def __init__(self, server: NativeServer) -> None:
+    def __init__(self, server: NativeServer, service: NativeService) -> None:
+        super().__init__(server, CLIENT_KINDS, PREFACE)
         self._server = server
-        self._loop = asyncio.get_running_loop()
-        self._reader = FrameReader(CLIENT_KINDS, self._admit, PREFACE)
-        self._transport = cast("asyncio.Transport", None)
-        self._answers = cast("AnswerQueue", None)
+        self._service = service
         self._calls: dict[int, NativeCall] = {}
         self._admitted: tuple[NativeMethod, Place] | None = None
         self._refused: HeadraceError | None = None
         self._refused_method = ""
-        self._is_welcome = False
-        self._is_paused = False
-        self._frame_since = self._loop.time()
-        self.is_retired = False
-        """Whether it accepts no more requests."""
-        self.idle_since: float | None = self._frame_since
-        """When the last request was answered; `None` while requests are unanswered."""
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self.certified_names: dict[str, list[bytes]] = {}
-        self.name = ""
-        self.host = ""
-
-    # --- asyncio's callbacks ---
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio."""
-        self._transport = cast("asyncio.Transport", transport)
-        address = transport.get_extra_info("peername") or ("", 0)
-        self.host = caller(address[0])
-        family = "ipv6:[{}]:{}" if ":" in address[0] else "ipv4:{}:{}"
-        self.name = family.format(address[0], address[1])
-        self._answers = AnswerQueue(self._transport, self._server.executor, self._server.metrics.sent_bytes.inc)
-        self._answers.begin()
-        if not self._server.enter(self):
-            self._transport.abort()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """See asyncio."""
-        return self._reader.buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """See asyncio."""
-        if self._reader.is_between_frames:
-            self._frame_since = self._loop.time()
-        self._reader.received(nbytes)
-        self._take_frames()
-
-    def pause_writing(self) -> None:
-        """See asyncio."""
-        self._answers.pause()
-
-    def resume_writing(self) -> None:
-        """See asyncio."""
-        self._answers.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
-        self._server.leave(self)
-        self._answers.close()
+        super().connection_lost(exc)
+        self._service.arriving.end(self)
         if self._admitted is not None:
             self._admitted[1].release()
         for call in list(self._calls.values()):
             if call.task is not None:
                 call.task.cancel()
 
-    # --- for the server ---
-
     async def answered(self) -> None:
         """Wait until every request is answered."""
         await self._is_idle.wait()
 
     def look(self, now: float) -> None:
-        """Enforce the timeouts: handshake, partial frame, client that does not read, overdue request."""
-        if not self._is_welcome and now - self._frame_since > HELLO_SECONDS:
-            self.end("no Hello came")
-        elif not self._is_paused and not self._reader.is_between_frames and now - self._frame_since > FRAME_SECONDS:
-            self.end("half a frame came")
-        elif self._answers.stalled_seconds(now) > STALL_SECONDS:
-            self.end("it takes no answer")
+        """As `FramedConnection.look`, and cancel overdue requests."""
+        super().look(now)
         for call in self._calls.values():
             if call.deadline < now and call.task is not None and not call.is_overdue:
                 call.is_overdue = True
                 call.task.cancel()
 
-    def end(self, why: str) -> None:
-        """Close the connection at once."""
-        self._server.metrics.broken.inc()
-        log.info("native_connection_ended", peer=self.name, cause=why)
-        self._transport.abort()
-
     def say_goodbye(self) -> None:
         """Announce that no further requests are accepted; later ones are rejected."""
         self.is_retired = True
         if self._is_welcome:
-            self._answers.put([frame_head(Kind.GOODBYE)], _nothing)
-
-    def close(self) -> None:
-        """Close the connection after the transport's buffer is sent."""
-        self._transport.close()
+            self._put(frame_head(Kind.GOODBYE))
 
     # --- frames ---
 
     def _take_frames(self) -> None:
-        if self._transport.is_closing():
+        if self._is_closing:
             return
         try:
             while len(self._calls) < MAX_REQUESTS:
@@ -186,23 +116,10 @@ class NativeConnection(asyncio.BufferedProtocol):
         except HeadraceError as error:  # from the handshake
             self._break(error)
             return
-        is_full = len(self._calls) >= MAX_REQUESTS
-        if is_full != self._is_paused:
-            self._is_paused = is_full
-            if is_full:
-                self._transport.pause_reading()
-            else:
-                self._transport.resume_reading()
-
-    def _break(self, error: HeadraceError) -> None:
-        """Send an error of the connection, and close it."""
-        self._server.metrics.broken.inc()
-        log.info("native_connection_broken", peer=self.name, cause=error.message)
-        self._answers.put([frame_head(Kind.ERROR, to_detail(error).SerializeToString())], _nothing)
-        self._transport.close()
+        self._set_paused(len(self._calls) >= MAX_REQUESTS)
 
     def _admit(self, header: Header) -> bool:
-        """Check the header of a frame; return whether to receive its body."""
+        """See `FramedConnection`."""
         if header.kind == Kind.HELLO:
             if header.size > MAX_HELLO_BYTES or self._is_welcome:
                 raise FrameError("a second Hello" if self._is_welcome else f"a Hello of {header.size} bytes")
@@ -220,7 +137,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         return self._admitted is not None
 
     def _admit_request(self, header: Header) -> tuple[NativeMethod, Place]:
-        method = self._server.methods.get(header.method)
+        method = self._service.methods.get(header.method)
         self._refused_method = str(header.method) if method is None else method.name
         if method is None:
             raise InvalidRequestError(
@@ -242,8 +159,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self.is_retired:
             raise ShuttingDownError("the connection is ending", outcome=Outcome.NOT_APPLIED)
         if header.size > STAGE_BYTES:
-            self._server.begin_arriving(self)
-        return method, self._server.places.take(method.row.pool, self.host)
+            self._service.arriving.begin(self)
+        return method, self._service.places.take(method.row.pool, self.host)
 
     @property
     def arriving_bytes(self) -> int:
@@ -252,7 +169,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def _take(self, frame: Frame) -> None:
         header = frame.header
-        self._server.end_arriving(self)
+        self._service.arriving.end(self)
         if header.kind == Kind.HELLO:
             self._greet(frame)
         elif header.kind == Kind.CANCEL:
@@ -278,12 +195,11 @@ class NativeConnection(asyncio.BufferedProtocol):
         except DecodeError as error:
             raise FrameError("a Hello that is no such message") from error
         check_handshake(f"the client {hello.client_id[:64]!r} at {self.name}", hello.handshake)
-        self.certified_names = _names_of(self._transport.get_extra_info("peercert"))
         self._is_welcome = True
         welcome = native_pb2.Welcome(
             answered_by=self._server.name, handshake=own_handshake(), max_requests=MAX_REQUESTS
         )
-        self._answers.put([frame_head(Kind.WELCOME, welcome.SerializeToString())], _nothing)
+        self._put(frame_head(Kind.WELCOME, welcome.SerializeToString()))
 
     # --- calls ---
 
@@ -309,7 +225,9 @@ class NativeConnection(asyncio.BufferedProtocol):
         else:
             if calls.calls_are_traced():
                 log.debug("call_answered", method=method.name, peer=self.name, principal=calls.principal())
-            self._answer(call, answer)
+            self._send(
+                Kind.ANSWER, answer, method=call.header.method, correlation=correlation, done=lambda: self._end(call)
+            )
 
     async def _read(self, call: NativeCall) -> Any:
         """Parse a request; raise as `RequestReader`."""
@@ -324,35 +242,14 @@ class NativeConnection(asyncio.BufferedProtocol):
             raise refused from None
         return request if method.splice is None else method.splice(request, frame.attachments)
 
-    def _answer(self, call: NativeCall, answer: NativeAnswer) -> None:
-        correlation, is_valid = call.header.correlation, answer.is_valid
-        head = frame_head(
-            Kind.ANSWER,
-            answer.message,
-            method=call.header.method,
-            flags=0 if is_valid is None else CONFIRMED,
-            correlation=correlation,
-            attached=sum(map(len, answer.attached)),
-        )
-
-        def verdict() -> bytes:
-            return frame_head(Kind.CONFIRM if is_valid is None or is_valid() else Kind.DISCARD, correlation=correlation)
-
-        def done() -> None:
-            if answer.close is not None:
-                answer.close()
-            self._end(call)
-
-        self._answers.put([head, *answer.attached], done, None if is_valid is None else verdict)
-
     def _refuse(self, correlation: int, method: str, error: HeadraceError, call: NativeCall | None = None) -> None:
         code = error.code or ErrorCode.INTERNAL
-        self._server.call_errors.labels(method, code.name).inc()
+        self._service.call_errors.labels(method, code.name).inc()
         if calls.calls_are_traced():
             log.debug("call_refused", method=method, peer=self.name, code=code.name, reason=error.message)
         error.__traceback__ = error.__cause__ = error.__context__ = None
         head = frame_head(Kind.ERROR, to_detail(error).SerializeToString(), correlation=correlation)
-        self._answers.put([head], _nothing if call is None else lambda: self._end(call))
+        self._put(head, None if call is None else lambda: self._end(call))
 
     def _end(self, call: NativeCall) -> None:
         """Remove a call whose response was sent; resume reading if there were too many."""
@@ -363,19 +260,3 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._is_idle.set()
         if self._is_paused:
             self._loop.call_soon(self._take_frames)
-
-
-def _nothing() -> None:
-    """Do nothing when a response was sent."""
-
-
-def _names_of(certificate: dict[str, Any] | None) -> dict[str, list[bytes]]:
-    """Return the names of a certificate in the form of gRPC's `auth_context`."""
-    if not certificate:
-        return {}
-    common = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
-    others = [value for _, value in certificate.get("subjectAltName", ())]
-    return {
-        "x509_common_name": [name.encode() for name in common],
-        "x509_subject_alternative_name": [name.encode() for name in others],
-    }

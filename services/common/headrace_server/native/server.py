@@ -22,6 +22,7 @@ from prometheus_client import Counter, Gauge
 from headrace_server.instruments import LoopCounter
 from headrace_server.native.call import NativeMethod
 from headrace_server.native.connection import NativeConnection
+from headrace_server.native.framed_connection import FramedConnection
 from headrace_server.places import RETRY_AFTER_MS, PlaceLimits, Places, share_of
 from headrace_server.rpc import check_free, split_address
 
@@ -50,30 +51,68 @@ class NativeMetrics:
     sent_bytes: LoopCounter
 
 
+class ArrivingRequests:
+    """Large requests that have begun to arrive, over all connections."""
+
+    def __init__(self) -> None:
+        self._connections: dict[NativeConnection, None] = {}
+
+    def begin(self, connection: NativeConnection) -> None:
+        """Take note of a large request, or refuse it where too many arrive: of all, or of the caller's share.
+
+        Raises:
+            ThrottledError: try again later.
+        """
+        arriving = [(each.host, each.arriving_bytes) for each in self._connections]
+        own = sum(size for host, size in arriving if host == connection.host)
+        share = share_of(MAX_ARRIVING_BYTES, len({host for host, _ in arriving} | {connection.host}))
+        if own > share or sum(size for _, size in arriving) > MAX_ARRIVING_BYTES:
+            raise ThrottledError(
+                "too many large requests have begun to arrive",
+                outcome=Outcome.NOT_APPLIED,
+                retry_after_ms=RETRY_AFTER_MS,
+                action="Send smaller requests, or fewer at once.",
+            )
+        self._connections[connection] = None
+
+    def end(self, connection: NativeConnection) -> None:
+        """Take note that a request is there."""
+        self._connections.pop(connection, None)
+
+
+class NativeService:
+    """What the connections of one listener serve as requests and answers."""
+
+    def __init__(self, methods: Mapping[int, NativeMethod], call_errors: Counter, limits: PlaceLimits) -> None:
+        self.methods = methods
+        self.call_errors = call_errors
+        self.places = Places(limits)
+        self.arriving = ArrivingRequests()
+
+    def connect(self, server: NativeServer) -> FramedConnection:
+        """Return a new connection of `server`."""
+        return NativeConnection(server, self)
+
+
 class NativeServer:
     """Listener and its connections, owned by a service's listeners."""
 
     def __init__(
         self,
         name: str,
-        methods: Mapping[int, NativeMethod],
         metrics: NativeMetrics,
-        call_errors: Counter,
+        connect: Callable[[NativeServer], FramedConnection],
         *,
         executor: Executor,
-        limits: PlaceLimits,
         max_connections: int,
     ) -> None:
-        """`name` is that of the process, such as `broker-1`; `executor` runs disk I/O."""
+        """`name` is the process's, as `broker-1`. `connect` makes connections; `executor` runs blocking reads."""
         self.name = name
-        self.methods = methods
-        self.metrics = metrics
-        self.call_errors = call_errors
-        self.executor = executor
-        self.places = Places(limits)
+        self.executor: Executor | None = executor
+        self._metrics = metrics
+        self._connect_to = connect
         self._max_connections = max_connections
-        self._connections: dict[NativeConnection, None] = {}
-        self._arriving: dict[NativeConnection, None] = {}
+        self._connections: dict[FramedConnection, None] = {}
         self._listener: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -132,10 +171,10 @@ class NativeServer:
         timeout = None if context is None else HANDSHAKE_SECONDS
         try:
             await loop.connect_accepted_socket(
-                lambda: NativeConnection(self), accepted, ssl=context, ssl_handshake_timeout=timeout
+                lambda: self._connect_to(self), accepted, ssl=context, ssl_handshake_timeout=timeout
             )
-        except OSError as error:  # including TLS errors
-            self.metrics.broken.inc()
+        except OSError as error:  # of TLS, too
+            self._metrics.broken.inc()
             log.info("native_handshake_failed", cause=str(error))
 
     async def _look(self) -> None:
@@ -154,8 +193,8 @@ class NativeServer:
 
     # --- for connections ---
 
-    def enter(self, connection: NativeConnection) -> bool:
-        """Register a connection, perhaps in place of an idle one; return False if there is no room."""
+    def enter(self, connection: FramedConnection) -> bool:
+        """Take a connection; one that is idle may have to go for it. False: there is no room."""
         hosts = {each.host for each in self._connections}
         share = share_of(self._max_connections, len(hosts | {connection.host}))
         own = [each for each in self._connections if each.host == connection.host]
@@ -169,35 +208,20 @@ class NativeServer:
             self._count_refused()
         return has_room
 
-    def leave(self, connection: NativeConnection) -> None:
-        """Remove a lost connection."""
+    def leave(self, connection: FramedConnection) -> None:
+        """Forget a connection that is lost."""
         self._connections.pop(connection, None)
-        self.end_arriving(connection)
 
-    def begin_arriving(self, connection: NativeConnection) -> None:
-        """Reserve memory for a large request.
+    def count_broken(self) -> None:
+        """See `Owner`."""
+        self._metrics.broken.inc()
 
-        Raises:
-            ThrottledError: If too much is being received, in total or from this caller; retry later.
-        """
-        arriving = [(each.host, each.arriving_bytes) for each in self._arriving]
-        own = sum(size for host, size in arriving if host == connection.host)
-        share = share_of(MAX_ARRIVING_BYTES, len({host for host, _ in arriving} | {connection.host}))
-        if own > share or sum(size for _, size in arriving) > MAX_ARRIVING_BYTES:
-            raise ThrottledError(
-                "too many large requests have begun to arrive",
-                outcome=Outcome.NOT_APPLIED,
-                retry_after_ms=RETRY_AFTER_MS,
-                action="Send smaller requests, or fewer at once.",
-            )
-        self._arriving[connection] = None
+    def count_sent(self, size_bytes: int) -> None:
+        """See `Owner`."""
+        self._metrics.sent_bytes.inc(size_bytes)
 
-    def end_arriving(self, connection: NativeConnection) -> None:
-        """Release the memory of a received request."""
-        self._arriving.pop(connection, None)
-
-    def _end_idle(self, among: list[NativeConnection]) -> bool:
-        """Close the connection that has been idle longest; return False if none is idle."""
+    def _end_idle(self, among: list[FramedConnection]) -> bool:
+        """Close the connection that has been without a request for longest; False: all have one."""
         idle = [each for each in among if each.idle_since is not None]
         if not idle:
             return False
@@ -208,8 +232,8 @@ class NativeServer:
         return True
 
     def _count_refused(self) -> None:
-        """Count a rejected connection, whose client falls back to the more expensive gRPC; log it rarely."""
-        self.metrics.refused.inc()
+        """Count a connection whose client falls back to gRPC, which costs this broker more; log it seldom."""
+        self._metrics.refused.inc()
         now = asyncio.get_running_loop().time()
         if now >= self._tell_at_seconds:
             self._tell_at_seconds = now + TELL_SECONDS

@@ -1,0 +1,218 @@
+"""A connection that carries frames of the native protocol: what calls and streams have in common. One event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, Protocol, cast
+
+import structlog
+from headrace.wire.errors import HeadraceError, to_detail
+from headrace.wire.frames import CONFIRMED, FrameReader, Header, Kind, frame_head
+
+from headrace_server.native.answers import AnswerQueue, OutgoingMessage
+from headrace_server.places import caller
+
+log = structlog.get_logger(__name__)
+
+HELLO_SECONDS = 5.0
+"""For the first frame, from the connection on."""
+FRAME_SECONDS = 30.0
+"""For a whole frame, from its first byte on."""
+STALL_SECONDS = 30.0
+"""A peer that takes nothing of what waits for it for so long is cut off."""
+
+
+class Owner(Protocol):
+    """The server or client that a connection belongs to."""
+
+    executor: Executor | None
+    """Runs what waits for a disk; `None` means the event loop's own."""
+
+    def enter(self, connection: FramedConnection) -> bool:
+        """Take a connection that is made; `False` means that there is no room."""
+
+    def leave(self, connection: FramedConnection) -> None:
+        """Forget a connection that is lost."""
+
+    def count_broken(self) -> None:
+        """Count a connection that broke the protocol or took too long."""
+
+    def count_sent(self, size_bytes: int) -> None:
+        """Count bytes that `sendfile` has sent."""
+
+
+class FramedConnection(asyncio.BufferedProtocol):
+    """Receives frames and sends what `_outgoing` holds; subclasses decide what frames mean."""
+
+    def __init__(self, owner: Owner, kinds: frozenset[Kind], preface: bytes) -> None:
+        """`kinds` may arrive, behind `preface`."""
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._reader = FrameReader(kinds, self._admit, preface)
+        self._transport = cast("asyncio.Transport", None)
+        self._outgoing = cast("AnswerQueue", None)
+        self._is_welcome = False
+        """Whether the first frame of the other side has arrived."""
+        self._is_paused = False
+        """Whether nothing more is read for now."""
+        self._frame_since = self._loop.time()
+        self.idle_since: float | None = self._frame_since
+        """When it had nothing to do last; `None` means that it has."""
+        self.is_retired = False
+        """Whether it takes no more requests."""
+        self._names: dict[str, list[bytes]] = {}
+        self.name = ""
+        self.host = ""
+
+    # --- what subclasses decide ---
+
+    def _admit(self, header: Header) -> bool:
+        """Decide whether the body of a frame is received or skipped; raises `FrameError`, `HeadraceError`."""
+        raise NotImplementedError
+
+    def _take_frames(self) -> None:
+        """Process what has arrived."""
+        raise NotImplementedError
+
+    async def answered(self) -> None:
+        """Wait until nothing is being worked on."""
+        raise NotImplementedError
+
+    def say_goodbye(self) -> None:
+        """Announce the end of the connection."""
+        raise NotImplementedError
+
+    # --- asyncio's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio."""
+        self._transport = cast("asyncio.Transport", transport)
+        address = transport.get_extra_info("peername") or ("", 0)
+        self.host = caller(address[0])
+        family = "ipv6:[{}]:{}" if ":" in address[0] else "ipv4:{}:{}"
+        self.name = family.format(address[0], address[1])
+        self._names = _names_of(transport.get_extra_info("peercert"))
+        self._outgoing = AnswerQueue(self._transport, self._owner.executor, self._owner.count_sent)
+        self._outgoing.begin()
+        if not self._owner.enter(self):
+            self._transport.abort()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See asyncio."""
+        return self._reader.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio."""
+        if self._reader.is_between_frames:
+            self._frame_since = self._loop.time()
+        self._reader.received(nbytes)
+        self._take_frames()
+
+    def pause_writing(self) -> None:
+        """See asyncio."""
+        self._outgoing.pause()
+
+    def resume_writing(self) -> None:
+        """See asyncio."""
+        self._outgoing.resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        self._owner.leave(self)
+        self._outgoing.close()
+
+    def peer(self) -> str:
+        """Return the other side's address, as gRPC does."""
+        return self.name
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """Return the names in the certificate of the other side, as gRPC does; empty without TLS."""
+        return self._names
+
+    # --- its end ---
+
+    def look(self, now: float) -> None:
+        """End what takes too long: a handshake, half a frame, a peer that does not read."""
+        if not self._is_welcome and now - self._frame_since > HELLO_SECONDS:
+            self.end("no Hello came")
+        elif not self._is_paused and not self._reader.is_between_frames and now - self._frame_since > FRAME_SECONDS:
+            self.end("half a frame came")
+        elif self._outgoing.stalled_seconds(now) > STALL_SECONDS:
+            self.end("it takes no answer")
+
+    def end(self, why: str) -> None:
+        """Close the connection at once."""
+        self._owner.count_broken()
+        log.info("native_connection_ended", peer=self.name, cause=why)
+        self._transport.abort()
+
+    def close(self) -> None:
+        """Close the connection when what waits has left."""
+        self._transport.close()
+
+    def _break(self, error: HeadraceError) -> None:
+        """Send what is wrong with the connection, and close it."""
+        self._owner.count_broken()
+        log.info("native_connection_broken", peer=self.name, cause=error.message)
+        self._put(frame_head(Kind.ERROR, to_detail(error).SerializeToString()))
+        self._outgoing.end()
+
+    @property
+    def _is_closing(self) -> bool:
+        """Whether nothing of what still arrives is processed."""
+        return self._transport.is_closing() or self._outgoing.is_ending
+
+    def _put(self, frame: bytes, done: Callable[[], None] | None = None) -> None:
+        self._outgoing.put([frame], done or _nothing)
+
+    def _send(
+        self, kind: Kind, outgoing: OutgoingMessage, *, method: int, correlation: int, done: Callable[[], None]
+    ) -> None:
+        """Send a message with its attachments; `done` is called once, when it has left or the connection is lost."""
+        is_valid = outgoing.is_valid
+        head = frame_head(
+            kind,
+            outgoing.message,
+            method=method,
+            flags=0 if is_valid is None else CONFIRMED,
+            correlation=correlation,
+            attached=sum(map(len, outgoing.attached)),
+        )
+
+        def verdict() -> bytes:
+            return frame_head(Kind.CONFIRM if is_valid is None or is_valid() else Kind.DISCARD, correlation=correlation)
+
+        def left() -> None:
+            if outgoing.close is not None:
+                outgoing.close()
+            done()
+
+        pieces = [head, *outgoing.attached]
+        self._outgoing.put(pieces, left, None if is_valid is None else verdict, outgoing.failed)
+
+    def _set_paused(self, is_paused: bool) -> None:
+        """Stop or continue to read from the socket."""
+        if is_paused != self._is_paused and not self._transport.is_closing():
+            self._is_paused = is_paused
+            if is_paused:
+                self._transport.pause_reading()
+            else:
+                self._frame_since = self._loop.time()
+                self._transport.resume_reading()
+
+
+def _nothing() -> None:
+    """Do nothing when a frame has left."""
+
+
+def _names_of(certificate: dict[str, Any] | None) -> dict[str, list[bytes]]:
+    if not certificate:
+        return {}
+    common = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    others = [value for _, value in certificate.get("subjectAltName", ())]
+    return {
+        "x509_common_name": [name.encode() for name in common],
+        "x509_subject_alternative_name": [name.encode() for name in others],
+    }
