@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 
+import grpc
 import headrace
 import pytest
 from headrace import aio
@@ -12,6 +15,9 @@ from headrace.spark.options import read_options
 from headrace.spark.ranges import OffsetRange
 from headrace.spark.reader import RangePartition, read_partition
 from headrace.spark.schema import full_schema
+from headrace.v1 import broker_pb2, broker_pb2_grpc, errors_pb2, topics_pb2
+from headrace.wire.errors import ThrottledError, from_detail, from_rpc_error
+from headrace.wire.frames import PREFACE, SERVER_KINDS, FrameReader, Kind, frame_head
 from headrace.wire.ids import TopicPartition
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
@@ -146,3 +152,34 @@ def test_it_can_be_switched_off():
     with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, broker_settings=settings)) as running:
         sent = fill(running, "t")
         assert read(running, "t") == sent
+
+
+def test_calls_over_both_protocols_share_the_places_of_a_caller():
+    """A long poll takes the only place; what comes then, by whichever way, is throttled."""
+    settings = {"max_calls_per_peer": 1}
+    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, broker_settings=settings)) as cluster:
+        with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+            admin.create_topic("places", partitions=1, replication_factor=1)
+        with headrace.Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
+            producer.send("places", b"first").result(timeout=30)
+        ready = json.loads(cluster.broker(1).ready_file.read_text())
+        fetch = broker_pb2.FetchRequest(max_wait_ms=20_000, min_bytes=1)
+        fetch.topics.add(topic=topics_pb2.TopicRef(name="places")).partitions.add(partition=0, offset=1)
+        host, _, port = ready["native_address"].rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(
+                PREFACE
+                + frame_head(Kind.HELLO)
+                + frame_head(Kind.REQUEST, fetch.SerializeToString(), method=2, correlation=1, timeout_ms=30_000)
+                + frame_head(Kind.REQUEST, b"", method=3, correlation=2, timeout_ms=30_000)
+            )
+            reader, refused = FrameReader(SERVER_KINDS, lambda _: True), None
+            while refused is None:
+                reader.received(connection.recv_into(reader.buffer()))
+                while (frame := reader.next_frame()) is not None:
+                    refused = frame if frame.header.kind == Kind.ERROR else None
+            assert refused.header.correlation == 2
+            with grpc.insecure_channel(ready["address"]) as channel, pytest.raises(grpc.RpcError) as caught:
+                broker_pb2_grpc.BrokerServiceStub(channel).ListOffsets(broker_pb2.ListOffsetsRequest(), timeout=30)
+        for error in (from_detail(errors_pb2.ErrorDetail.FromString(refused.message)), from_rpc_error(caught.value)):
+            assert isinstance(error, ThrottledError), error

@@ -318,7 +318,7 @@ def _limits() -> str:
         ),
         (
             "requests of one address, and of all",
-            "`max_calls_per_peer`, `max_concurrent_calls`; gRPC's calls are counted apart",
+            "`max_calls_per_peer`, `max_concurrent_calls`, with those over gRPC",
             throttled,
         ),
         (

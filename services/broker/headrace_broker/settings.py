@@ -58,15 +58,15 @@ class BrokerSettings(ServiceSettings):
     replication_listen: Annotated[
         str,
         Field(
-            description="Address where followers fetch, host:port; port 0: the kernel chooses; empty: the host of "
-            "`internal_listen`, port 0."
+            description="Listen address for followers, host:port; with port 0 the kernel chooses a port. Default: the "
+            "host of `internal_listen`, port 0."
         ),
     ] = ""
     replication_advertised_address: Annotated[
         str,
         Field(
-            description="The address for followers that other brokers are told, host:port; empty: the host of the "
-            "internal address, and the port of `replication_listen`."
+            description="Address for followers published to other brokers, host:port. Default: the host of the "
+            "published internal address, and the port of `replication_listen`."
         ),
     ] = ""
     max_native_connections: Annotated[

@@ -67,7 +67,7 @@ class Admission(grpc.GenericRpcHandler):
         """`allowed_names` are certificate names, matched exactly; empty admits any caller. `call_errors` counts calls
         that the certificate check rejects.
         """
-        self._places = Places(limits)
+        self.places = Places(limits)
         self._arrivals = Arrivals()
         self._rates = Rates()
         self.wasted = WastedCalls()
@@ -192,11 +192,11 @@ class Admission(grpc.GenericRpcHandler):
 
     def _take_place(self, pool: Pool, peer: str) -> Place:
         try:
-            return self._places.take(pool, peer)
+            return self.places.take(pool, peer)
         except ThrottledError:
             if not (self.wasted.is_shut_out(peer) and self._arrivals.end_oldest(pool, peer)):
                 raise
-        return self._places.take(pool, peer)
+        return self.places.take(pool, peer)
 
     async def _refuse(self, served: _Served, context: Any, error: HeadraceError) -> None:
         CURRENT_CALL.set(context)

@@ -37,7 +37,7 @@ from headrace_server.caller_turns import next_turn, note_call
 from headrace_server.calls import CALLER, CURRENT_CALL, refuse, request_id
 from headrace_server.connection_shares import keep_shares
 from headrace_server.health import Health, HealthCause, HealthServicer
-from headrace_server.places import PlaceLimits, peer_host
+from headrace_server.places import PlaceLimits, Places, peer_host
 from headrace_server.settings import SettingsError
 
 log = structlog.get_logger(__name__)
@@ -211,6 +211,11 @@ class RpcServer:
         self._max_connections = limits.max_connections
         self._sharing: asyncio.Task[None] | None = None
         self.address = ""
+
+    @property
+    def places(self) -> Places:
+        """The places of its calls, for a listener that shares them."""
+        return self._admission.places
 
     def add(self, register: Callable[[Any, Any], None], servicer: object, service_name: str) -> None:
         """Register `servicer` by the generated `add_..._to_server`; `service_name` is its full protobuf name.

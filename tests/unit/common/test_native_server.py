@@ -32,7 +32,7 @@ from headrace_server.native import server as servers
 from headrace_server.native.call import NativeMethod, OutgoingMessage
 from headrace_server.native.connection import MAX_REQUESTS
 from headrace_server.native.server import NativeMetrics, NativeServer, NativeService
-from headrace_server.places import PlaceLimits
+from headrace_server.places import PlaceLimits, Places
 from headrace_server.requests import RequestReader
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -137,7 +137,9 @@ class Bench:
         self.server = NativeServer(
             "broker-1",
             self.metrics,
-            NativeService(methods, self.common.call_errors, PlaceLimits(clients=places or (1_000, 500))).connect,
+            NativeService(
+                methods, self.common.call_errors, Places(PlaceLimits(clients=places or (1_000, 500)))
+            ).connect,
             executor=self.executor,
             max_connections=max_connections,
         )

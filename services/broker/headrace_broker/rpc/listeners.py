@@ -76,7 +76,7 @@ class Listeners:
         self.clients.add(register, service, SERVICE_NAME)
         metrics = self._metrics
         if self._settings.native_listen != NATIVE_OFF:
-            calls = NativeService(native_methods(service), metrics.common.call_errors, _places(self._settings))
+            calls = NativeService(native_methods(service), metrics.common.call_errors, self.clients.places)
             self._native = self._make_native_server(metrics.native, calls.connect, self._max_native_connections)
         allowed = frozenset(self._settings.internal_tls_allowed_names)
 

@@ -23,7 +23,7 @@ from headrace_server.instruments import LoopCounter
 from headrace_server.native.call import NativeMethod
 from headrace_server.native.connection import NativeConnection
 from headrace_server.native.framed_connection import FramedConnection
-from headrace_server.places import RETRY_AFTER_MS, PlaceLimits, Places, share_of
+from headrace_server.places import RETRY_AFTER_MS, Places, share_of
 from headrace_server.rpc import check_free, split_address
 
 log = structlog.get_logger(__name__)
@@ -83,10 +83,11 @@ class ArrivingRequests:
 class NativeService:
     """What the connections of one listener serve as requests and answers."""
 
-    def __init__(self, methods: Mapping[int, NativeMethod], call_errors: Counter, limits: PlaceLimits) -> None:
+    def __init__(self, methods: Mapping[int, NativeMethod], call_errors: Counter, places: Places) -> None:
+        """`places` may be another server's, too."""
         self.methods = methods
         self.call_errors = call_errors
-        self.places = Places(limits)
+        self.places = places
         self.arriving = ArrivingRequests()
 
     def connect(self, server: NativeServer) -> FramedConnection:
