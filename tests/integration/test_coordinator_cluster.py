@@ -367,7 +367,7 @@ def test_settings_are_altered_described_and_unset(pair, topic_name):
         (new_topic("x" * 250), "INVALID_TOPIC_NAME", "250"),
         (new_topic("n", -1), "INVALID_PARTITIONS", "-1"),
         (new_topic("n", 10_001), "INVALID_PARTITIONS", "10000"),
-        (new_topic("n", replication_factor=10), "INVALID_REPLICATION_FACTOR", "more than 9"),
+        (new_topic("n", replication_factor=10), "INVALID_REPLICATION_FACTOR", "is above 9"),
         (new_topic("n", replication_factor=-2), "INVALID_REPLICATION_FACTOR", "-2"),
         (new_topic("n", configs={"retention": "5"}), "INVALID_CONFIG", "retention_ms"),
         (new_topic("n", configs={"retention_ms": "soon"}), "INVALID_CONFIG", "soon"),

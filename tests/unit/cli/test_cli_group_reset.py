@@ -149,7 +149,7 @@ def test_a_group_need_not_exist(headrace: Any, held: Any, billing: FakeGroup) ->
     assert (ended.code, "group new does not exist yet" in ended.err) == (0, True)
     assert held.groups["new"].offsets == {P[0]: 20}
     ended = headrace("group", "reset", "newer", "--to-latest", "--dry-run")
-    assert (ended.code, "name them by --topic" in ended.err) == (ExitCode.USAGE, True)
+    assert (ended.code, "name the partitions by --topic" in ended.err) == (ExitCode.USAGE, True)
     assert headrace("group", "reset", "nope", "--to-file", "x.json", "--dry-run").code == ExitCode.NOT_FOUND
 
 
