@@ -82,7 +82,7 @@ def _read(filesystem: FileSystem, path: str) -> dict[str, Any]:
     identity: dict[str, Any] = json.loads(payload)
     if identity["format"] != FORMAT_VERSION:
         raise WrongDirectoryError(
-            f"{path} has format {identity['format']}, and this release knows {FORMAT_VERSION}: it was written by a "
+            f"{path} has format {identity['format']}, and this release supports {FORMAT_VERSION}: it was written by a "
             f"{'newer' if identity['format'] > FORMAT_VERSION else 'much older'} release",
             action="Start that release; the data are left as they are.",
             retriable=False,
@@ -93,5 +93,5 @@ def _read(filesystem: FileSystem, path: str) -> dict[str, Any]:
 def wrong_directory(message: str) -> WrongDirectoryError:
     """Return the error for a directory that is not this broker's, or may not be."""
     return WrongDirectoryError(
-        message, action="Give this broker the data directory that is its own, or an empty one.", retriable=False
+        message, action="Use this broker's own data directory, or an empty one.", retriable=False
     )

@@ -79,7 +79,7 @@ class OpenFiles:
         file = OpenFile(path, self.filesystem.open(path, create=create))
         stale = self._files.get(path)
         if stale is not None:  # The name was removed and created again.
-            assert stale.holder is None, f"{path} was made anew while a log holds it"
+            assert stale.holder is None, f"{path} was re-created while a log had it open"
             stale.forgotten = True
             if self._unpinned.pop(path, None) is not None:
                 self.filesystem.close(stale.descriptor)

@@ -50,7 +50,7 @@ def walk_headers(
             if crc32c(window[at : at + STAMP_CRC_START]) != header.stamp_crc:
                 raise CorruptBatchError("the stamp's checksum is wrong")
             if offset is not None and header.base_offset != offset:
-                raise CorruptBatchError(f"base offset {header.base_offset} where {offset} was expected")
+                raise CorruptBatchError(f"base offset {header.base_offset}, expected {offset}")
             if position + header.batch_bytes > end_position:
                 raise CorruptBatchError("the batch goes past the end of the segment")
         except CorruptBatchError as error:
@@ -76,7 +76,7 @@ def check_next(batch: bytes | memoryview, header: BatchHeader, before: ChainPoin
     if crc32c(view[CRC_START:]) != header.crc:
         return "the batch's checksum is wrong"
     if header.base_offset != before.offset:
-        return f"base offset {header.base_offset} where {before.offset} was expected"
+        return f"base offset {header.base_offset}, expected {before.offset}"
     if header.previous_crc != before.crc:
         return "the chain is broken: previous_crc is not the crc of the batch before"
     if header.leader_epoch < before.epoch:
@@ -138,7 +138,7 @@ def write_again(
         except CorruptBatchError as error:
             wrong = error.message
         if wrong:
-            reason = f"what a refused fsync left at byte {position} is not what was written: {wrong}"
+            reason = f"the bytes at {position} after a failed fsync differ from those written: {wrong}"
             raise OSError(errno.EIO, reason, path)
         if filesystem.pwritev(descriptor, [batch], position) != len(batch):
             raise OSError(errno.ENOSPC, "short write", path)

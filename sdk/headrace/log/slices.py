@@ -156,7 +156,7 @@ class Slice:
                 retriable=True,
             )
         return CorruptLogError(
-            "the file is shorter than what was written", file=self._segment.path,
+            "the file is shorter than the written bytes", file=self._segment.path,
             offset=self.base_offset, position=self.position + got_bytes,
         )  # fmt: skip
 

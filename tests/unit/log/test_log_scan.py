@@ -26,7 +26,7 @@ def test_a_walk_over_headers_names_what_does_not_fit(bench):
     assert (first, header.base_offset) == (0, 1)
     for damaged, offset, reason in [
         (data[: second + 8] + b"\xff" + data[second + 9 :], 1, "the stamp's checksum is wrong"),
-        (data, 5, "base offset 1 where 5 was expected"),
+        (data, 5, "base offset 1, expected 5"),
         (data[:-8], 1, "goes past the end"),
     ]:
         with pytest.raises(CorruptLogError, match=reason) as refused:
