@@ -192,7 +192,7 @@ def check_batch(
     if header.batch_bytes != len(view):
         raise CorruptBatchError(f"batch_bytes is {header.batch_bytes}, but {len(view)} bytes came")
     if header.batch_bytes > max_batch_bytes:
-        raise BatchTooLargeError(f"a batch of {header.batch_bytes} bytes is over the limit of {max_batch_bytes}")
+        raise BatchTooLargeError(f"a batch of {header.batch_bytes} bytes exceeds the limit of {max_batch_bytes}")
     if crc32c(view[:STAMP_CRC_START]) != header.stamp_crc:
         raise CorruptBatchError("the stamp's checksum is wrong")
     if crc32c(view[CRC_START:]) != header.crc:
@@ -200,9 +200,9 @@ def check_batch(
     if header.codec not in _CODECS:
         raise UnsupportedCodecError(f"codec {header.codec} is not known to this version")
     if header.record_count > max_records:
-        raise BatchTooLargeError(f"a batch of {header.record_count} records is over the limit of {max_records}")
+        raise BatchTooLargeError(f"a batch of {header.record_count} records exceeds the limit of {max_records}")
     if header.payload_bytes > max_payload_bytes:
-        raise BatchTooLargeError(f"a payload of {header.payload_bytes} bytes is over the limit of {max_payload_bytes}")
+        raise BatchTooLargeError(f"a payload of {header.payload_bytes} bytes exceeds the limit of {max_payload_bytes}")
     wrong = _wrong_relation(header)
     if not wrong and header.padding_bytes and any(view[-header.padding_bytes :]):
         wrong = "the final padding is not zero"

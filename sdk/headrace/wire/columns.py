@@ -209,9 +209,9 @@ class _PayloadReader:
         list_offsets = self.offsets("header_list_offsets", count)
         headers = int(list_offsets[-1])
         if headers > MAX_BATCH_HEADERS:
-            _corrupt("header_list_offsets", f"count {headers} headers, over the limit of {MAX_BATCH_HEADERS} a batch")
+            _corrupt("header_list_offsets", f"count {headers} headers, above the limit of {MAX_BATCH_HEADERS} a batch")
         if headers > MAX_RECORD_HEADERS and (most := int(np.diff(list_offsets).max())) > MAX_RECORD_HEADERS:
-            _corrupt("header_list_offsets", f"give a record {most} headers, over the limit of {MAX_RECORD_HEADERS}")
+            _corrupt("header_list_offsets", f"give a record {most} headers, above the limit of {MAX_RECORD_HEADERS}")
         keys = self.column("header_key", headers, nullable=False)
         _check_utf8(keys)
         return HeaderColumns(list_offsets, keys, self.column("header_value", headers, nullable=False))

@@ -74,7 +74,7 @@ def decompress(codec: int, data: bytes | memoryview, payload_bytes: int, limit: 
     """
     if payload_bytes > limit:
         raise CorruptBatchError(
-            f"a payload of {payload_bytes} bytes is over the limit of {limit}; nothing was inflated"
+            f"a payload of {payload_bytes} bytes exceeds the limit of {limit}; nothing was decompressed"
         )
     match codec:
         case Codec.NONE:

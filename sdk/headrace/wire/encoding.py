@@ -336,11 +336,11 @@ class _Payload:
             raise InvalidRequestError(f"there are {count} values but {len(headers)} lists of headers")
         lists = [record or () for record in headers]
         if (most := max(map(len, lists))) > MAX_RECORD_HEADERS:
-            raise InvalidRequestError(f"a record has {most} headers, over the limit of {MAX_RECORD_HEADERS}")
+            raise InvalidRequestError(f"a record has {most} headers, above the limit of {MAX_RECORD_HEADERS}")
         pairs = list(chain.from_iterable(lists))
         if len(pairs) > MAX_BATCH_HEADERS:
             raise BatchTooLargeError(
-                f"{len(pairs)} headers are over the limit of {MAX_BATCH_HEADERS} a batch",
+                f"{len(pairs)} headers exceed the limit of {MAX_BATCH_HEADERS} a batch",
                 action="Send smaller batches.",
             )
         cuts = np.zeros(count + 1, np.int32)

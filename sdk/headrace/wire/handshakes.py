@@ -57,16 +57,16 @@ _KNOWN = (
     ),
     (
         "CERTIFICATE_REQUIRED",
-        Explanation("the server wants a certificate of this client", "Set ssl_certfile and ssl_keyfile."),
+        Explanation("the server requires a certificate of this client", "Set ssl_certfile and ssl_keyfile."),
     ),
 )
 _PLAIN = Explanation(
-    "the server closed the connection at once, as one that speaks TLS does",
+    "the server closed the connection at once, as one that requires TLS does",
     "Set security_protocol='SSL'.",
     is_certain=False,
 )
 _ANONYMOUS = Explanation(
-    "the server broke off the TLS handshake: it wants a certificate of this client",
+    "the server broke off the TLS handshake: it requires a certificate of this client",
     "Set ssl_certfile and ssl_keyfile.",
     is_certain=False,
 )
@@ -76,7 +76,7 @@ _REFUSED = Explanation(
     is_certain=False,
 )
 _EITHER = Explanation(
-    "the server closed the connection before it was made: it speaks TLS, or wants another certificate of this client",
+    "the server closed the connection before it was made: it requires TLS, or another certificate of this client",
     "Check security_protocol, ssl_certfile and ssl_keyfile.",
     is_certain=False,
 )

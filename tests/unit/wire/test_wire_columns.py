@@ -1,4 +1,4 @@
-"""Columns: false ones are refused with the next good offset, and Arrow reads them in place."""
+"""Columns: false ones are refused with the next valid offset, and Arrow reads them in place."""
 
 import subprocess
 import sys
@@ -68,7 +68,7 @@ def test_inflation_is_bounded_before_it_starts() -> None:
     """payload_bytes over the reader's limit is refused whatever is behind it."""
     batch = encode_batch([bytes(1 << 20) + bytes(range(256)) * 8], base_timestamp_ms=0, codec=Codec.GZIP)
     assert len(batch) < 2000
-    with pytest.raises(CorruptBatchError, match="nothing was inflated"):
+    with pytest.raises(CorruptBatchError, match="nothing was decompressed"):
         decode_batch(batch, max_payload_bytes=1 << 19)
 
 

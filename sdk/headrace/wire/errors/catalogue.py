@@ -45,7 +45,7 @@ class InvalidPartitionsError(
     InvalidRequestError,
     code=ErrorCode.INVALID_PARTITIONS,
     status="INVALID_ARGUMENT",
-    action="Ask for at least one partition and never for fewer.",
+    action="Request at least one partition and never fewer.",
 ):
     """The number of partitions is out of range or would shrink the topic."""
 
@@ -54,7 +54,7 @@ class InvalidReplicationFactorError(
     InvalidRequestError,
     code=ErrorCode.INVALID_REPLICATION_FACTOR,
     status="INVALID_ARGUMENT",
-    action="Ask for at least one replica and no more than there are brokers.",
+    action="Request at least one replica and no more than there are brokers.",
 ):
     """The replication factor is out of range or exceeds the number of brokers."""
 
@@ -63,7 +63,7 @@ class CorruptBatchError(
     InvalidRequestError,
     code=ErrorCode.CORRUPT_BATCH,
     status="INVALID_ARGUMENT",
-    action="A producer encodes the batch anew; a reader may continue at the next good offset.",
+    action="A producer encodes the batch again; a reader may continue at the next valid offset.",
 ):
     """A record batch violates its format.
 
@@ -140,7 +140,7 @@ class UnknownTopicIdError(
     code=ErrorCode.UNKNOWN_TOPIC_ID,
     status="NOT_FOUND",
     retriable=True,
-    action="Refresh the metadata; where the topic has another id it was created anew, so do not send again by name.",
+    action="Refresh the metadata; if the id differs, the topic was re-created, so do not send again by name.",
 ):
     """No topic has this id. Refresh the metadata, never send again by name (another topic may have the name now)."""
 
@@ -206,7 +206,7 @@ class LeaderNotAvailableError(
     code=ErrorCode.LEADER_NOT_AVAILABLE,
     status="UNAVAILABLE",
     retriable=True,
-    action="Try again; where it lasts, bring a replica's broker back.",
+    action="Try again; if it persists, restart a replica's broker.",
 ):
     """The partition has no leader now."""
 
@@ -216,7 +216,7 @@ class NotEnoughReplicasError(
     code=ErrorCode.NOT_ENOUGH_REPLICAS,
     status="UNAVAILABLE",
     retriable=True,
-    action="Try again; where it lasts, bring the missing brokers back.",
+    action="Try again; if it persists, restart the missing brokers.",
 ):
     """Fewer replicas are in sync than the topic requires; nothing was appended."""
 
@@ -237,7 +237,7 @@ class OffsetNotAvailableError(
     code=ErrorCode.OFFSET_NOT_AVAILABLE,
     status="UNAVAILABLE",
     retriable=True,
-    action="Try again; the new leader waits for its followers to say where the log begins and ends.",
+    action="Try again; the new leader waits for the log bounds of its followers.",
 ):
     """A new leader has not determined its high watermark, or its log start, yet."""
 
@@ -247,7 +247,7 @@ class NotControllerError(
     code=ErrorCode.NOT_CONTROLLER,
     status="FAILED_PRECONDITION",
     retriable=True,
-    action="Ask the controller named, or another coordinator.",
+    action="Use the controller named, or another coordinator.",
 ):
     """The coordinator is not the controller. Use another one."""
 
@@ -266,7 +266,7 @@ class UnknownProducerError(
     HeadraceError,
     code=ErrorCode.UNKNOWN_PRODUCER,
     status="FAILED_PRECONDITION",
-    action="Resolve what is in flight, then ask for a new producer epoch and start again at sequence 0.",
+    action="Resolve what is in flight, then request a new producer epoch and start again at sequence 0.",
 ):
     """The broker has forgotten this producer; bump the epoch once nothing is in flight."""
 
@@ -316,7 +316,7 @@ class NotEnoughBrokersError(
     code=ErrorCode.NOT_ENOUGH_BROKERS,
     status="UNAVAILABLE",
     retriable=True,
-    action="Start more brokers or ask for fewer replicas.",
+    action="Start more brokers or request fewer replicas.",
 ):
     """Fewer brokers are alive than the request needs."""
 
@@ -386,7 +386,7 @@ class UnknownMemberError(
     HeadraceError,
     code=ErrorCode.UNKNOWN_MEMBER,
     status="FAILED_PRECONDITION",
-    action="Give up all partitions and join again.",
+    action="Release all partitions and join again.",
 ):
     """The group does not have this member, or its session is over. It owns nothing and may join again."""
 
@@ -395,7 +395,7 @@ class FencedMemberEpochError(
     HeadraceError,
     code=ErrorCode.FENCED_MEMBER_EPOCH,
     status="FAILED_PRECONDITION",
-    action="Give up all partitions and join again.",
+    action="Release all partitions and join again.",
 ):
     """The member sent an epoch that it was never assigned: it owns nothing and must join again."""
 
@@ -404,7 +404,7 @@ class FencedInstanceError(
     HeadraceError,
     code=ErrorCode.FENCED_INSTANCE,
     status="FAILED_PRECONDITION",
-    action="Give each running consumer a group_instance_id of its own; stop the one that is too many.",
+    action="Give each running consumer a group_instance_id of its own; stop the duplicate.",
     fatal=True,
 ):
     """Another member with the same `group_instance_id` has replaced this one."""
