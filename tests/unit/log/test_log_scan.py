@@ -41,7 +41,7 @@ def test_a_batch_follows_the_one_before_it_or_says_why_not(bench):
     batch = bytearray(data[position:])
     before = ChainPoint(first.end_offset, first.crc, first.leader_epoch)
     assert check_next(batch, header, before) == ""
-    assert "base offset 1 where 2" in check_next(batch, header, before._replace(offset=2))
+    assert "base offset 1, expected 2" in check_next(batch, header, before._replace(offset=2))
     assert "the chain is broken" in check_next(batch, header, before._replace(crc=first.crc ^ 1))
     assert "leader epoch 3 after 4" in check_next(batch, header, before._replace(epoch=4))
     assert "the stamp's" in check_next(batch, header._replace(stamp_crc=header.stamp_crc ^ 1), before)
