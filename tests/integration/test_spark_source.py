@@ -156,7 +156,7 @@ def test_lost_records_end_the_query_or_are_skipped(spark: Any, topic: Topic) -> 
     topic.write({0: 10})
     topic.delete_before({0: 25})
     start = f'{{"{topic.name}": {{"0": 5, "1": 0}}}}'
-    lost = f"{topic.name}-0: offset 5 was wanted and the log starts at 25, 20 records are gone"
+    lost = f"{topic.name}-0: offset 5 was requested and the log starts at 25, 20 records were removed"
     with pytest.raises(Exception, match=lost):
         topic.read(spark, startingOffsets=start).count()
     left = rows_of(topic.read(spark, startingOffsets=start, failOnDataLoss="false"))
@@ -170,7 +170,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"startingOffsets": "{"}, "startingOffsets='{' is not JSON"),
     ({"startingOffsets": '{"TOPIC": {"0": 9, "1": 0}}', "endingOffsets": '{"TOPIC": {"0": 8, "1": 0}}'},
      "startingOffsets: 9 for TOPIC-0 is after endingOffsets, 8"),
-    ({"startingOffsets": '{"TOPIC": {"0": 0}}'}, "startingOffsets says nothing of partition TOPIC-1"),
+    ({"startingOffsets": '{"TOPIC": {"0": 0}}'}, "startingOffsets does not name partition TOPIC-1"),
     ({"endingOffsets": '{"TOPIC": {"0": 999, "1": 0}}'}, "endingOffsets: 999 for TOPIC-0 is past its end, 120"),
     ({"headrace.bootstrap.servers": "127.0.0.1:1"}, "option headrace.bootstrap.servers: no broker .*answered"),
     ({"subscribe": "", "assign": '{"TOPIC": [5]}'}, "option assign: there is no TOPIC-5; TOPIC has 2 partitions"),
@@ -190,7 +190,7 @@ def test_what_is_wrong_is_said_while_spark_plans(spark_cluster: LocalCluster, wr
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        ("", "startingOffsets says nothing of partition"),
+        ("", "startingOffsets does not name partition"),
         ("ofset LONG", "there is no column 'ofset'; did you mean 'offset'"),
         ("value STRING", "column value is binary, not string"),
     ],
@@ -259,7 +259,7 @@ def test_records_that_retention_removes_meanwhile_are_reported(spark: Any, spark
     planned = frame.rdd  # Its ranges are fixed here.
     assert planned.getNumPartitions() == 1
     topic.delete_before({0: 40})
-    with pytest.raises(Exception, match=f"{topic_name}-0: offset 0 was wanted and the log starts at 40, 40 records"):
+    with pytest.raises(Exception, match=f"{topic_name}-0: offset 0 was requested and the log starts at 40, 40 records"):
         planned.count()
 
 

@@ -206,7 +206,7 @@ def test_retention_that_overruns_a_checkpoint_is_reported(spark: Any, topic: Top
     run.to_the_end()
     topic.write({0: 40})
     topic.delete_before({0: 75})
-    lost = f"{topic.name}-0: offset 60 was wanted and the log starts at 75, 15 records are gone"
+    lost = f"{topic.name}-0: offset 60 was requested and the log starts at 75, 15 records were removed"
     with pytest.raises(Exception, match=lost):
         run.to_the_end()
     run.options["failOnDataLoss"] = "false"
@@ -240,7 +240,7 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"endingOffsets": "latest"}, "option endingOffsets is for reading a batch, not for reading a stream"),
     ({"subscribe": "no-such-topic"}, "option subscribe: there is no topic named 'no-such-topic'"),
     ({"startingOffsets": "{"}, "startingOffsets='{' is not JSON"),
-    ({"startingOffsets": '{"TOPIC": {"0": 5}}'}, "startingOffsets says nothing of partition TOPIC-1"),
+    ({"startingOffsets": '{"TOPIC": {"0": 5}}'}, "startingOffsets does not name partition TOPIC-1"),
     ({"startingOffsets": '{"TOPIC": {"0": 5, "1": 41}}'}, "startingOffsets: 41 for TOPIC-1 is past its end, 40"),
     ({"headrace.bootstrap.servers": "127.0.0.1:1"}, "option headrace.bootstrap.servers: no broker .*answered"),
 ]
@@ -259,7 +259,7 @@ def test_what_is_wrong_is_said_before_a_stream_reads(topic: Topic, options: dict
 def test_what_is_wrong_ends_the_query_before_it_reads(spark: Any, topic: Topic, tmp_path: Path) -> None:
     """In one sentence, with no other output."""
     run = Run(spark, topic, tmp_path, startingOffsets=f'{{"{topic.name}": {{"0": 5}}}}')
-    with pytest.raises(Exception, match=f"startingOffsets says nothing of partition {topic.name}-1") as caught:
+    with pytest.raises(Exception, match=f"startingOffsets does not name partition {topic.name}-1") as caught:
         run.to_the_end()
     assert not run.batches
     assert str(caught.value).count("Traceback") == 1

@@ -77,7 +77,7 @@ OPTIONS = (
         (BATCH,),
         "false",
         "",
-        "Whether a query's conditions decide what is fetched; for a frame that is used in one query, see above.",
+        "Whether a query's filters restrict the fetched ranges; for a frame that is used in one query, see above.",
     ),
     Option("includeHeaders", READS, "false", "includeHeaders", "Whether there is a column `headers`."),
     Option(
@@ -87,12 +87,12 @@ OPTIONS = (
         "kafka.group.id",
         "Group id under which positions are committed, without membership: `headrace group describe` shows the lag.",
     ),
-    Option("topic", (WRITE,), "", "topic", "Where to write; without it the column `topic` says it a row."),
+    Option("topic", (WRITE,), "", "topic", "Where to write; without it the column `topic` sets it per row."),
     Option(
         "idempotentRetries",
         (WRITE,),
         "true",
         "",
-        "Whether what is tried again stores nothing twice; it fails where its rows are others then, see above.",
+        "Whether retries store no duplicates; fails if the rows differ, see above.",
     ),
 )

@@ -201,7 +201,7 @@ class _Options:
                 raise ConfigError(f"unknown option {name!r}{nearest(name, dotted)}")
             settings[setting] = _value(name, text.strip(), typing.get_args(hints[setting]) or (hints[setting],))
         if "bootstrap_servers" not in settings:
-            raise ConfigError(f"option {SERVERS} is missing", action="Give host:port of brokers or coordinators.")
+            raise ConfigError(f"option {SERVERS} is missing", action="Use host:port of brokers or coordinators.")
         try:
             build(config, settings)
         except ConfigError:
@@ -220,9 +220,9 @@ class _Options:
     def subscription(self) -> Subscription:
         given = [name for name in ("subscribe", "subscribePattern", "assign") if self.text(name)]
         if len(given) > 1:
-            raise ConfigError(f"options {' and '.join(given)} are given; exactly one says what is read")
+            raise ConfigError(f"options {' and '.join(given)} are given; set exactly one")
         if not given:
-            raise ConfigError("option subscribe, subscribePattern or assign is missing; exactly one says what is read")
+            raise ConfigError("option subscribe, subscribePattern or assign is missing; set exactly one")
         match given[0]:
             case "subscribe":
                 return Subscription(names=self._names())

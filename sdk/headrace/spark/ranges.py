@@ -34,8 +34,8 @@ class DataLoss:
 
     def __str__(self) -> str:
         return (
-            f"{self.where}: offset {self.wanted} was wanted and the log starts at {self.earliest}, "
-            f"{self.records} records are gone"
+            f"{self.where}: offset {self.wanted} was requested and the log starts at {self.earliest}, "
+            f"{self.records} records were removed"
         )
 
 

@@ -39,7 +39,7 @@ class OffsetBound:
         missing, others = sorted(wanted - set(named)), sorted(set(named) - wanted)
         if missing:
             raise ConfigError(
-                f"{self.option} says nothing of partition {missing[0]}" + _and_more(missing),
+                f"{self.option} does not name partition {missing[0]}" + _and_more(missing),
                 action="Name every partition that is read; -2 is the earliest offset, -1 the latest.",
             )
         if others:

@@ -52,7 +52,7 @@ class StoredRows:
             return self._admin._run(asked)
         except InvalidRequestError as error:
             raise ConfigError(
-                f"{topic}: brokers cannot tell what was stored before: {error.message}",
+                f"{topic}: brokers do not support the look-up of stored records: {error.message}",
                 action="Upgrade them first, or set idempotentRetries=false, whereupon rows may be stored twice.",
             ) from error
 

@@ -276,7 +276,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _truncated(where: TopicPartition, position: int, point: int) -> str:
     lost = f"the {position - point} records" if point < position else "records before it, how many is not known,"
     return (
-        f"{where} was truncated by an unclean election: of what was read up to offset {position}, {lost} from "
+        f"{where} was truncated by an unclean election: of the records read below offset {position}, {lost} from "
         f"{point} on were lost or replaced"
     )
 

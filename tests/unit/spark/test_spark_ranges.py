@@ -58,8 +58,8 @@ def test_records_removed_by_retention_are_cut_off_and_reported():
     kept, losses = within_log(ranges, {A0: 12, A1: 50, B0: 9})
     assert kept == [OffsetRange(A0, 12, 20), OffsetRange(A1, 50, 50), OffsetRange(B0, 3, 3)]
     assert [str(loss) for loss in losses] == [
-        "a-0: offset 5 was wanted and the log starts at 12, 7 records are gone",
-        "a-1: offset 5 was wanted and the log starts at 50, 3 records are gone",
+        "a-0: offset 5 was requested and the log starts at 12, 7 records were removed",
+        "a-1: offset 5 was requested and the log starts at 50, 3 records were removed",
     ]
 
 
@@ -102,7 +102,7 @@ def test_times_are_looked_up_once_each():
 @pytest.mark.parametrize(
     ("named", "says"),
     [
-        ({"a": {"0": 1}}, "startingOffsets says nothing of partition a-1"),
+        ({"a": {"0": 1}}, "startingOffsets does not name partition a-1"),
         ({"a": {"0": 1, "1": 1, "2": 1}}, "startingOffsets names a-2, which is not read or not there"),
         ({"a": {"0": 1, "1": 1}, "c": {"0": 1}}, "startingOffsets names c-0"),
     ],
