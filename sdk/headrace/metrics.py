@@ -58,16 +58,16 @@ _PRODUCER_COUNTERS = (
 )
 _PRODUCER_GAUGES = (
     ("buffered_bytes", "Bytes of records on their way, those in flight included"),
-    ("inflight_requests", "Requests that wait for their answer"),
+    ("inflight_requests", "Requests that wait for their response"),
 )
 _PRODUCE = (
     "produce",
-    "Produce calls from their start to their answer, those without one included",
+    "Produce calls from their start to their response, those without one included",
     "Batches that were put back to be sent again",
 )
 _FETCH = (
     "fetch",
-    "Fetches from their start to their answer, the wait for data and those without an answer included",
+    "Fetches from their start to their response, the wait for data and those without a response included",
     "Partitions that were fetched again after an error",
 )
 
@@ -130,7 +130,7 @@ class ClientCollector(Collector):
         is_asyncio = isinstance(client, AsyncProducer | AsyncConsumer | AsyncReader)
         loop = _running_loop() if is_asyncio else None
         if is_asyncio and loop is None:
-            raise TypeError("an asyncio client is watched from its event loop: call watch where that runs")
+            raise TypeError("an asyncio client is watched from its event loop: call watch on that event loop")
         with self._lock:
             clients = self._producers if isinstance(client, _KINDS["producer"]) else self._readers
             clients[client] = _Watched(self._name(clients, client, name), loop)
@@ -145,7 +145,7 @@ class ClientCollector(Collector):
                 wanted = f"{kind}-{self._number}"
         elif wanted in taken:
             if not _is_closed(taken[wanted]):
-                raise ValueError(f"there is an open client named {wanted!r} already: give each a name of its own")
+                raise ValueError(f"there is an open client named {wanted!r} already: use a unique name")
             del clients[taken[wanted]]
         return wanted
 
@@ -162,7 +162,7 @@ class ClientCollector(Collector):
         yield from _of_calls(_FETCH, {sample.name: sample.calls for sample in read})
         corrupt = CounterMetricFamily(
             f"{PREFIX}_corrupt_batches",
-            "Batches that could not be decoded and were passed, as on_corrupt_batch says",
+            "Batches that could not be decoded and were skipped (on_corrupt_batch)",
             labels=("client",),
         )
         for sample in read:
