@@ -573,7 +573,7 @@ def test_of_two_coordinators_behind_one_address_only_the_answering_one_is_report
         assert (found["coordinator-a"].error, found["coordinator-a"].log_level) == ("", "info")
         assert found["coordinator-b"].answered_by == "coordinator-a"
         (refused,) = admin.set_log_level("debug", servers=["coordinator-b"], timeout=SECONDS)
-        assert refused.error == f"coordinator-a answers at its address {first.address}; nothing was changed"
+        assert refused.error == f"coordinator-a responds at its address {first.address}; nothing was changed"
         changed = admin.set_log_level("error", timeout=SECONDS)
         assert [(each.name, each.error == "") for each in changed] == [
             ("coordinator-a", True),

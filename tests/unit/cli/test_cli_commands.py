@@ -189,7 +189,7 @@ def test_a_silent_broker_is_a_problem_and_leaves_gaps(headrace: Any, held: Any) 
         ),
         (TimedOutError("no answer\nwithin 1 s"), ExitCode.TIMED_OUT, "no answer within 1 s. Try again with a longer"),
         (StorageFullError("full"), ExitCode.FAILED, "full. Free disk space"),
-        (ConfigError("'x' is not host:port", action="Give host:port."), ExitCode.USAGE, "Give host:port."),
+        (ConfigError("'x' is not host:port", action="Use host:port."), ExitCode.USAGE, "Use host:port."),
         (KeyboardInterrupt(), ExitCode.INTERRUPTED, ""),
         (BrokenPipeError(), ExitCode.BROKEN_PIPE, ""),
         (RuntimeError("boom"), ExitCode.FAILED, "HEADRACE_DEBUG=1"),

@@ -46,7 +46,7 @@ class BrokerCalls:
             return (yield Call(address, "broker", method, request, self.seconds(timeout)))
         except grpc.RpcError as error:
             typed = from_rpc_error(error)
-            typed.add_note(f"asked {address}: {status_of(error)[1]}")
+            typed.add_note(f"call to {address} failed: {status_of(error)[1]}")
             raise typed from error
 
     def at_leaders(

@@ -178,7 +178,7 @@ def commit_requests(
     """
     for where, offset in offsets.items():
         if offset < NO_OFFSET:
-            raise ConfigError(f"{where}: offset {offset} is negative", action="Give -1 to remove what is stored.")
+            raise ConfigError(f"{where}: offset {offset} is negative", action="Use -1 to remove the stored offset.")
     ordered = sorted(offsets)
     for first in range(0, len(ordered), MAX_COMMIT_PARTITIONS):
         some = ordered[first : first + MAX_COMMIT_PARTITIONS]

@@ -130,7 +130,7 @@ class ProcessSteps:
                 found.append(ProcessDescription(name, address, error=from_rpc_error(error).message))
                 continue
             if answer.name != name:
-                problem = f"{answer.name} answers at {address}"
+                problem = f"{answer.name} responds at {address}"
                 found.append(ProcessDescription(name, address, problem, answered_by=answer.name))
                 continue
             found.append(_read(answer, address, time.time_ns() // 1_000_000))
@@ -163,7 +163,7 @@ class ProcessSteps:
                 results.append(LogLevelResult(name, "", typed.message))
             else:
                 stranger = answer.name not in ("", name)  # Empty: of a release that does not report its name.
-                problem = f"{answer.name} answers at its address {address}; nothing was changed" if stranger else ""
+                problem = f"{answer.name} responds at its address {address}; nothing was changed" if stranger else ""
                 results.append(LogLevelResult(name, answer.previous_level, problem))
         return results
 

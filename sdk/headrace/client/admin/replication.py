@@ -141,13 +141,13 @@ def reassign_request(
         ConfigError: For a negative rate, or a partition without replicas.
     """
     if copy_bytes_per_second < 0:
-        raise ConfigError(f"copy_bytes_per_second={copy_bytes_per_second} is negative", action="Give 0 for no limit.")
+        raise ConfigError(f"copy_bytes_per_second={copy_bytes_per_second} is negative", action="Use 0 for no limit.")
     request = cluster_pb2.ReassignPartitionsRequest(
         copy_bytes_per_second=copy_bytes_per_second, validate_only=validate_only
     )
     for where, replicas in moves.items():
         if not replicas:
-            raise ConfigError(f"{where.topic}-{where.partition} is to have no replica", action="Name its brokers.")
+            raise ConfigError(f"{where.topic}-{where.partition}: empty replica list", action="Name its brokers.")
         request.partitions.add(
             topic=topics_pb2.TopicRef(name=where.topic), partition=where.partition, replicas=replicas
         )
@@ -177,7 +177,9 @@ def elect_request(
     if kind == "unclean" and partitions is None:
         raise ConfigError("an unclean election may lose records", action="Name the partitions.")
     if kind == "preferred" and broker_id is not None:
-        raise ConfigError("a preferred election takes no broker_id", action="The first replica in order is elected.")
+        raise ConfigError(
+            "broker_id is not allowed for a preferred election", action="The first replica in order is elected."
+        )
     request = cluster_pb2.ElectLeadersRequest(type=_ELECTIONS[kind], broker_id=broker_id, validate_only=validate_only)
     of_topic: dict[str, list[int]] = {}
     for topic, partition in partitions or ():

@@ -104,11 +104,11 @@ class ClientConfig:
             ConfigError: If one is violated.
         """
         if not self.addresses:
-            raise ConfigError("bootstrap_servers names no address", action="Give host:port.")
+            raise ConfigError("bootstrap_servers names no address", action="Use host:port.")
         for address in self.addresses:
             host, _, port = address.rpartition(":")
             if not host or not port.isdigit() or not 0 < int(port) < 65536:
-                raise ConfigError(f"bootstrap_servers: {address!r} is not host:port", action="Give host:port.")
+                raise ConfigError(f"bootstrap_servers: {address!r} is not host:port", action="Use host:port.")
         if self.security_protocol == "PLAINTEXT":
             for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_server_name"):
                 if getattr(self, name):

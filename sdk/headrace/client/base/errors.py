@@ -52,7 +52,9 @@ class ClosedError(HeadraceError):
     """The object is closed. Create a new one."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"the {what} is closed", outcome=Outcome.NOT_APPLIED, fatal=True, action=f"Make a new {what}.")
+        super().__init__(
+            f"the {what} is closed", outcome=Outcome.NOT_APPLIED, fatal=True, action=f"Create a new {what}."
+        )
 
 
 class ForkedError(HeadraceError):
@@ -183,10 +185,10 @@ class LogTruncationError(HeadraceError):
 
     def __init__(self, partition: TopicPartition, position: int, diverging_offset: int, leader_epoch: int = -1) -> None:
         super().__init__(
-            f"{partition} was truncated: of what was read up to offset {position}, the records from "
+            f"{partition} was truncated: of the records read below offset {position}, those from "
             f"{diverging_offset} on were lost or replaced",
             outcome=Outcome.NOT_APPLIED,
-            action=f"Take back what they did, then continue from {diverging_offset}: by seek, or with a new Reader.",
+            action=f"Undo their effects, then continue from {diverging_offset}: by seek, or with a new Reader.",
         )
         self.partition = partition
         self.position = position
@@ -209,7 +211,7 @@ class TopicRecreatedError(HeadraceError):
             f"topic {partition.topic} was deleted and created again: offset {position} of {partition} was of the topic "
             f"with id {old_topic_id.hex()}, and the topic has id {new_topic_id.hex()} now",
             outcome=Outcome.NOT_APPLIED,
-            action="Seek to where to read the new topic from, use a new Reader, or set auto_offset_reset.",
+            action="Seek to an offset of the new topic, use a new Reader, or set auto_offset_reset.",
         )
         self.partition = partition
         self.position = position

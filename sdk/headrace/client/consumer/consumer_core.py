@@ -138,7 +138,9 @@ class ConsumerCore:
     def assign_only(self, partitions: Sequence[TopicPartition] | Mapping[TopicPartition, int]) -> Operation[None]:
         """Read exactly these partitions; see `Consumer.assign`."""
         if self.group is not None:
-            raise ConfigError("this consumer reads what its group assigns", action="Leave out group_id to assign.")
+            raise ConfigError(
+                "the group assigns the partitions of this consumer", action="Leave out group_id to assign."
+            )
         if self._topics:
             raise ConfigError("this consumer reads all partitions of its topics", action="Use Consumer() and assign().")
         wanted = [TopicPartition(*where) for where in partitions]

@@ -50,7 +50,7 @@ class Reader:
         """
         self._config = config = build(ReaderConfig, settings)
         if last_per_partition is not None and (last_per_partition < 1 or start != "earliest"):
-            raise ConfigError("last_per_partition is at least 1 and goes without start")
+            raise ConfigError("last_per_partition must be at least 1 and excludes start")
         self._fetcher = Fetcher(config, "Reader", "error")
         self._core = ReaderCore(config, self._fetcher.manager)
         self._range = (topic, start, end, last_per_partition, partitions)

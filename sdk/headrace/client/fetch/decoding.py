@@ -94,13 +94,13 @@ def _at(completed: CompletedFetch, offset: int, position: int, error: CorruptBat
     elif "max_payload_bytes" in error.action:
         cause = error.action
     else:
-        cause = "It was written so, and every replica has it: its records cannot be read."
-    seek = f"Seek to {next_offset}" if next_offset > offset else "Seek to an offset behind it"
+        cause = "It is corrupt on every replica: its records cannot be read."
+    seek = f"Seek to {next_offset}" if next_offset > offset else "Seek to an offset after it"
     found = CorruptBatchError(
         f"{completed.where} at offset {offset}: {error.message}",
         base_offset=error.base_offset,
         next_offset=next_offset,
-        action=f"{cause} {seek} to continue behind it, or set on_corrupt_batch.",
+        action=f"{cause} {seek} to continue after it, or set on_corrupt_batch.",
     )
     size = None if following is None and not written_so else read_header(completed.data, position).batch_bytes
     found.batch = bytes(memoryview(completed.data)[position : None if size is None else position + size])

@@ -107,7 +107,7 @@ class FetchPlanner:
                 if overdue.takes_look(now_ms):
                     self.stale_topics.update(part.where.topic for part in plan.partitions)
                 continue
-            error = TimedOutError(f"broker {plan.broker_id} does not answer")
+            error = TimedOutError(f"broker {plan.broker_id} does not respond")
             news = self.take_failure(plan, error, now_ms) or news
         return news
 

@@ -55,7 +55,7 @@ class CoordinatorSelector:
                     raise
             known = self._bootstrap.coordinators or known
         if not known:
-            raise NoBrokersAvailableError(dict.fromkeys(self._config.addresses, "knows no coordinator"))
+            raise NoBrokersAvailableError(dict.fromkeys(self._config.addresses, "has no coordinator in its metadata"))
         if known != self._known:
             self._known, self._ranked = known, coordinators_for(self._group_id, known)
         call = Call(self._ranked[self._turn % len(self._ranked)], "groups", method, request, timeout)

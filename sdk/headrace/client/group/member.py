@@ -251,7 +251,7 @@ class ConsumerMember:
                 wanted = {TopicPartition(*where): _as_offset(value) for where, value in offsets.items()}
                 for where in wanted:
                     if self.membership.owned_partition(where) is None:
-                        raise NotOwnerError(f"{where} is not this consumer's")
+                        raise NotOwnerError(f"this consumer does not own {where}")
                 committable = self._progress.committable
                 committable.update({where: value for where, value in wanted.items() if where in committable})
             ticket = CommitTicket(wanted, callback)
@@ -291,7 +291,7 @@ class ConsumerMember:
         with self.session.lock:
             holding = self.membership.owned_partition(where)
         if holding is None:
-            raise NotOwnerError(f"{where} is not this consumer's")
+            raise NotOwnerError(f"this consumer does not own {where}")
         return holding.assignment_epoch
 
     # --- shutdown and health ---
@@ -363,9 +363,9 @@ class ConsumerMember:
         if not session.etcd_reachable:
             notices.append("the coordinators do not reach etcd")
         elif not session.coordinator_reachable:
-            notices.append("no coordinator answers")
+            notices.append("no coordinator responds")
         if self.membership.refused_since_ms is not None and failure is None:
-            notices.append("the group takes no more members; joining is retried")
+            notices.append("the group's member limit is reached; joining is retried")
         if session.commits.last_error is not None:
             notices.append(f"offsets are not committed: {session.commits.last_error}")
         if now >= self.membership.session_ends_ms():

@@ -209,7 +209,7 @@ class GroupSession:
                     self._config.group_id, membership.join_retry_ms / 1000, error,
                 )  # fmt: skip
             if is_final:
-                log.warning("group %s: membership is over: %s", self._config.group_id, error)
+                log.warning("group %s: membership ended: %s", self._config.group_id, error)
                 self.commits.drop_all()
             self.settle()
         if is_final:
@@ -351,7 +351,7 @@ class GroupSession:
         except ClosedError:
             return
         except HeadraceError as error:
-            log.info("group %s: left without an answer: %s", self._config.group_id, error)
+            log.info("group %s: leave request got no response: %s", self._config.group_id, error)
 
     def ask(self, method: str, request: Any, seconds: float) -> Operation[Any]:
         """Call any coordinator that responds; see `CoordinatorSelector.ask_until`."""

@@ -107,7 +107,7 @@ class HandlerPool:
         wake: Callable[[], None],
     ) -> None:
         if not config.enable_auto_commit:
-            raise ConfigError("run commits what is finished by itself", action="Leave enable_auto_commit on.")
+            raise ConfigError("run commits finished records automatically", action="Leave enable_auto_commit on.")
         self.options = options
         self._config = config
         self._group = group
@@ -289,7 +289,7 @@ class HandlerPool:
             letter = dead_letter(task.record, task.error, task.attempts, self._config.group_id, now_ms)
             yield WriteLetters(topic, (letter,))
         except HeadraceError as error:
-            log.warning("%s offset %d: no dead letter yet: %s", task.where, task.record.offset, error)
+            log.warning("%s offset %d: dead letter not written, will retry: %s", task.where, task.record.offset, error)
             self._letter_failed(task)
         except BaseException:
             self._letter_failed(task)

@@ -125,7 +125,7 @@ class BootstrapClient:
         with self._lock:
             known = [answer for answer in older if not self._versions.is_foreign(answer)]
         if not known:
-            log.warning("cluster %s answers where %s did before", older[0].cluster_id, self._versions.cluster_id)
+            log.warning("response from cluster %s, expected cluster %s", older[0].cluster_id, self._versions.cluster_id)
         return max(known or older, key=version_of)
 
     def _take(self, response: cluster_pb2.GetMetadataResponse, lists_all: bool) -> cluster_pb2.GetMetadataResponse:
@@ -146,7 +146,7 @@ class BootstrapClient:
         corrected.topics.extend(topic for topic in response.topics if topic.name not in refuted)
         for name, reason in sorted(refuted.items()):
             error = MetastoreUnavailableError(
-                f"no server knows the present state of topic {name}: {response.answered_by} answered, but {reason}",
+                f"no server has current metadata of topic {name}: {response.answered_by} answered, but {reason}",
                 outcome=Outcome.NOT_APPLIED,
             )
             corrected.topics.add(name=name, error=to_detail(error))

@@ -163,7 +163,7 @@ class NativeClientConnection:
             if self._calls.is_idle:
                 raise ConnectionResetError("the broker closes it")
         if (self._unsent or self._calls.missing) and now - self._progress_at > STALL_S:
-            raise TimeoutError(f"the broker took and sent nothing of a frame for {STALL_S:g} s")
+            raise TimeoutError(f"no progress on a frame for {STALL_S:g} s")
 
     def _receive(self, connection: NativeSocket, seconds: float) -> None:
         if not connection.wait(seconds, to_send=bool(self._unsent) and self._has_connected):

@@ -262,7 +262,7 @@ def parse_answer(parse: Callable[[Frame], Any], frame: Frame, address: str) -> A
     try:
         return parse(frame)
     except (DecodeError, ValueError) as error:
-        raise InternalError(f"{address} answered what cannot be read: {error}", outcome=Outcome.UNKNOWN) from error
+        raise InternalError(f"{address} sent an invalid response: {error}", outcome=Outcome.UNKNOWN) from error
 
 
 def _error_of(frame: Frame) -> HeadraceError:

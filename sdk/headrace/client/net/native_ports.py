@@ -69,7 +69,7 @@ class NativePorts:
             NotConnectedError: With transport='native'; a retry may work once metadata has a native address.
         """
         if self._transport == "native":
-            raise not_connected(address, "it serves no native protocol, as far as metadata says")
+            raise not_connected(address, "metadata has no native address for this broker")
 
     @property
     def may_fall_back(self) -> bool:

@@ -56,7 +56,9 @@ class Bulk:
         ends = _ends(values)
         for name, column in (("keys", keys), ("headers", headers), ("timestamps_ms", timestamps_ms)):
             if column is not None and _count(column) != len(ends):
-                raise SerializationError(f"{_count(column)} {name} for {len(ends)} values", action="Give one a value.")
+                raise SerializationError(
+                    f"{_count(column)} {name} for {len(ends)} values", action="Pass one per value."
+                )
         ends += np.arange(overhead, overhead * (len(ends) + 1), overhead)
         if keys is not None:
             ends += _ends(keys)
@@ -168,10 +170,10 @@ def _taken(column: Any, serializer: Serializer | None, what: str) -> list[bytes 
     if hasattr(column, "columns"):  # An Arrow table, or a data frame of pandas or Polars.
         raise SerializationError(
             f"the {what}s are a {type(column).__name__}, not one column",
-            action=f'Give a column of it, for example {what}s=table["{what}"].',
+            action=f'Pass a column of it, for example {what}s=table["{what}"].',
         )
     if isinstance(column, str | bytes):
-        raise SerializationError(f"the {what}s are one {type(column).__name__}", action="Give a list, or call send.")
+        raise SerializationError(f"the {what}s are one {type(column).__name__}", action="Pass a list, or call send.")
     if hasattr(column, "__arrow_array__") or type(column).__module__.partition(".")[0] == "pyarrow":
         return arrow_buffers(column.combine_chunks() if hasattr(column, "combine_chunks") else column)
     entries = column if isinstance(column, list) else list(column)

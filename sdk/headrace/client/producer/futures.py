@@ -87,7 +87,7 @@ class PendingBatch:
                     self._waiter = threading.Event()
                 waiter = self._waiter
             if not self._done and waiter is not None and not waiter.wait(timeout):
-                raise TimeoutError(f"not delivered to {self.where} within {timeout} s; it may still be")
+                raise TimeoutError(f"not delivered to {self.where} within {timeout} s; it may still be delivered")
         if self.error is not None:
             raise self.error
 

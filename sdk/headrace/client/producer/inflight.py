@@ -221,7 +221,7 @@ class InFlightRequests:
                 self.needs_metadata = True
         finished: list[Finished] = []
         for request in given_up:
-            error = TimedOutError(f"broker {request.broker_id} did not answer, and another one leads by now")
+            error = TimedOutError(f"broker {request.broker_id} did not respond and is no longer the leader")
             finished += self.failed(request, error, now_ms)
         return given_up, finished
 

@@ -213,4 +213,4 @@ class OpenBatches:
 def too_large(buffer: PartitionBuffer, cost: int) -> BatchTooLargeError:
     """Return the error of a record that is too large for any batch of its topic."""
     largest, topic = buffer.largest, buffer.where.topic
-    return BatchTooLargeError(f"a record of {cost} bytes is over the {largest} that {topic} takes")
+    return BatchTooLargeError(f"a record of {cost} bytes exceeds the limit {largest} of topic {topic}")

@@ -98,10 +98,10 @@ def error_of(error: BaseException) -> HeadraceError:
     if isinstance(error, grpc.RpcError):
         return error_of_call(error)
     if isinstance(error, grpc.FutureCancelledError | HeadraceError):
-        return TimedOutError("the call was given up", outcome=Outcome.UNKNOWN, retriable=False)
-    _log.error("an answer could not be handled", exc_info=error)
+        return TimedOutError("the call was cancelled", outcome=Outcome.UNKNOWN, retriable=False)
+    _log.error("a response could not be processed", exc_info=error)
     return InternalError(repr(error), outcome=Outcome.UNKNOWN)
 
 
 def _unanswered(where: TopicPartition) -> HeadraceError:
-    return InternalError(f"the broker's answer does not mention {where}", outcome=Outcome.UNKNOWN, retriable=True)
+    return InternalError(f"the response has no result for {where}", outcome=Outcome.UNKNOWN, retriable=True)

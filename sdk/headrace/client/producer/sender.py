@@ -228,7 +228,7 @@ class Sender:
         try:
             self._resolve(request, response, error)
         except Exception as failure:
-            _log.exception("an answer could not be handled")
+            _log.exception("a response could not be processed")
             self._resolve(request, None, InternalError(repr(failure), outcome=Outcome.UNKNOWN))
         self._maintenance.look()
 

@@ -45,7 +45,7 @@ def test_who_shares_an_address_is_not_taken_for_who_answers(behind, other):
     found = execute(servers.operations.describe(measure_disk=False, timeout=1.0), servers.run_step)
     assert {each.name: each.answered_by for each in found} == {"broker-1": "", behind: "", other: behind}
     (missed,) = [each for each in found if each.answered_by]
-    assert missed.error == f"{behind} answers at {SHARED}"
+    assert missed.error == f"{behind} responds at {SHARED}"
     assert missed.version == ""
 
 
@@ -54,7 +54,7 @@ def test_the_level_of_one_is_not_set_in_place_of_anothers():
     servers = Servers("coordinator-a")
     results = execute(servers.operations.set_log_level("debug", ("coordinator-b",), 0, 1.0), servers.run_step)
     assert servers.changed == []
-    error = f"coordinator-a answers at its address {SHARED}; nothing was changed"
+    error = f"coordinator-a responds at its address {SHARED}; nothing was changed"
     assert results == [LogLevelResult("coordinator-b", "", error)]
     results = execute(servers.operations.set_log_level("debug", None, 0, 1.0), servers.run_step)
     assert servers.changed == ["coordinator-a", "broker-1"]

@@ -421,7 +421,7 @@ def test_what_belongs_to_groups_needs_one_and_a_group_assigns_by_itself(clicks, 
         for call in (alone.commit, alone.commit_async, alone.committed):
             with pytest.raises(headrace.ConfigError, match="has no group"):
                 call()
-    with consumer_for(clicks) as consumer, pytest.raises(headrace.ConfigError, match="what its group assigns"):
+    with consumer_for(clicks) as consumer, pytest.raises(headrace.ConfigError, match="the group assigns"):
         consumer.assign([P0])
 
 

@@ -66,7 +66,7 @@ def test_error_says_that_every_replica_has_it_so(clicks):
     with headrace.Reader("clicks", bootstrap_servers=clicks.address, **SETTINGS) as reader:
         records = iter(reader)
         assert [record.offset for record in islice(records, 10)] == GOOD[:10]
-        with pytest.raises(CorruptBatchError, match=r"every replica has it.*Seek to 12.*on_corrupt_batch") as caught:
+        with pytest.raises(CorruptBatchError, match=r"on every replica.*Seek to 12.*on_corrupt_batch") as caught:
             next(records)
     assert (caught.value.offset, caught.value.next_offset, caught.value.written_so) == (10, 12, True)
     assert "another replica" not in str(caught.value)
