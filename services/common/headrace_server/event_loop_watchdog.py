@@ -7,11 +7,14 @@ fails the liveness probe and logs the stack of every thread, so that an operator
 from __future__ import annotations
 
 import asyncio
-import sys
+import faulthandler
+import os
+import re
+import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable
+from typing import IO
 
 import structlog
 
@@ -98,14 +101,29 @@ class EventLoopWatchdog:
                 self._health.hold(HealthCause.EVENT_LOOP_BLOCKED)
 
     def _stacks(self) -> str:
-        """Return the stacks of all threads, the event loop's first."""
-        frames = sys._current_frames()
+        """Return the stacks of all threads, the event loop's first.
+
+        `faulthandler` reads them while no thread runs. A walk over `sys._current_frames` does not: frames of threads
+        that run on or end meanwhile may lead anywhere.
+        """
+        with _scratch_file() as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            blocks = file.read().decode(errors="replace").strip().split("\n\n")
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         names[self._loop_thread] = "event loop"
-        others = [ident for ident in sorted(frames) if ident not in (self._loop_thread, threading.get_ident())]
-        parts = [
-            f"{names.get(ident, 'thread')}:\n{''.join(traceback.format_stack(frames[ident]))}"
-            for ident in (self._loop_thread, *others)
-            if ident in frames
-        ]
-        return "\n".join(parts)[:MAX_STACK_CHARACTERS]
+        parts: dict[int, str] = {self._loop_thread: ""}
+        for block in blocks:
+            head, _, frames = block.partition("\n")
+            found = re.search(r"0x([0-9a-f]+)", head)
+            ident = int(found[1], 16) if found else 0
+            if ident != threading.get_ident():
+                parts[ident] = f"{names.get(ident, 'thread')}:\n{frames}"
+        return "\n".join(parts.values())[:MAX_STACK_CHARACTERS]
+
+
+def _scratch_file() -> IO[bytes]:
+    """Return an empty file; in memory where the system has such, for a disk may be what the loop is blocked by."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("headrace-stacks"), "w+b")
+    return tempfile.TemporaryFile()
