@@ -332,7 +332,7 @@ class SimulatedListeners(Listeners):
 
     def __init__(self, life: Broker, settings: BrokerSettings, process: ServiceProcess, executor: Any) -> None:
         self.life = life
-        shares = DescriptorShares(clients=1_000, natives=1, peers=1_000, segment_files=256)
+        shares = DescriptorShares(clients=1_000, natives=1, peers=1_000, followers=1_000, segment_files=256)
         super().__init__(settings, process, shares, METRICS, executor)
 
     def _make_server(self, max_connections: int, **checks: Any) -> Any:

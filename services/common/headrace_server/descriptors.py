@@ -44,7 +44,9 @@ class DescriptorShares(NamedTuple):
     natives: int
     """Connections of the native protocol."""
     peers: int
-    """Connections to the listener for brokers and coordinators."""
+    """Connections to the gRPC listener for brokers and coordinators."""
+    followers: int
+    """Connections to the listener for followers."""
     segment_files: int
     """Segment files, independent of the number of partitions."""
 
@@ -63,9 +65,9 @@ def share_out(limit: int, *, max_connections: int = 0, native_connections: int =
     """Divide `limit` descriptors. `max_connections` replaces the share of clients; `0` keeps the default."""
     clients = min(max_connections or MOST_CLIENTS, limit // 4)
     natives = min(native_connections, limit // 4)
-    peers = min(MOST_PEERS, limit // 16)
-    left = limit - KEPT - clients - natives - peers
-    return DescriptorShares(clients, natives, peers, max(min(left, MOST_SEGMENT_FILES), 1))
+    peers = followers = min(MOST_PEERS, limit // 32)
+    left = limit - KEPT - clients - natives - peers - followers
+    return DescriptorShares(clients, natives, peers, followers, max(min(left, MOST_SEGMENT_FILES), 1))
 
 
 def report(limit: int, shares: DescriptorShares) -> None:

@@ -54,7 +54,7 @@ class Listeners:
         )
         self._executor = executor
         self._max_native_connections = shares.natives
-        self._max_peer_connections = shares.peers
+        self._max_followers = shares.followers
         self._native: NativeServer | None = None
         self._replication: NativeServer | None = None
         self.native_address = ""
@@ -87,7 +87,7 @@ class Listeners:
         self._replication = self._make_native_server(
             metrics.replication_listener,
             lambda server: ServedStream(server, MethodCode.REPLICA_FETCH, serve),
-            self._max_peer_connections,
+            self._max_followers,
         )
 
     def _make_native_server(
