@@ -115,6 +115,16 @@ def _skip(der: bytes, position: int) -> int:
     return _enter(der, position, der[position])[1]
 
 
+def client_context(authorities: bytes | None, chain: bytes | None, key: bytes | None) -> ssl.SSLContext:
+    """Return a context of connections to servers, from PEM: TLS 1.2 or later; no authorities mean the public ones."""
+    context = ssl.create_default_context(cadata=None if authorities is None else authorities.decode())
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # As gRPC: Python 3.13 requires extensions that many CAs lack.
+    if chain is not None and key is not None:
+        load_chain(context, chain, key)
+    return context
+
+
 def load_chain(context: ssl.SSLContext, chain: bytes, key: bytes) -> None:
     """Load a certificate chain and its key, PEM, from memory; `ssl` takes only files, which may have changed."""
     if hasattr(os, "memfd_create"):

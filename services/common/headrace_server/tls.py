@@ -23,7 +23,7 @@ from functools import partial
 
 import grpc
 import structlog
-from headrace.wire.certificates import load_chain
+from headrace.wire.certificates import client_context, load_chain
 
 from headrace_server.certificate_files import Certificates, TlsFilesError, read_certificates, stamps_of
 from headrace_server.instruments import CommonMetrics
@@ -123,7 +123,8 @@ class TlsIdentity:
     def client_context(self) -> ssl.SSLContext:
         """Return the context of one new connection to a peer: TLS 1.2 and later, with what is in force now."""
         if self._client_context is None or self._client_context[0] is not self.current:
-            self._client_context = self.current, _client_context(self.current)
+            now = self.current
+            self._client_context = now, client_context(now.authorities, now.chain, now.key)
         return self._client_context[1]
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
@@ -261,16 +262,4 @@ def _server_context(certificates: Certificates, client_auth: ClientAuth) -> ssl.
     if certificates.authorities is not None:
         context.load_verify_locations(cadata=certificates.authorities.decode())
         context.verify_mode = ssl.CERT_REQUIRED if client_auth == "required" else ssl.CERT_OPTIONAL
-    return context
-
-
-def _client_context(certificates: Certificates) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if certificates.authorities is None:
-        context.load_default_certs()
-    else:
-        context.load_verify_locations(cadata=certificates.authorities.decode())
-    if certificates.chain is not None and certificates.key is not None:
-        load_chain(context, certificates.chain, certificates.key)
     return context

@@ -16,7 +16,7 @@ import grpc
 
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.errors import ConfigError
-from headrace.wire.certificates import CertificateFormatError, load_chain, read_facts
+from headrace.wire.certificates import CertificateFormatError, client_context, read_facts
 
 LOOK_S = 5.0
 """Maximum delay until a changed file is detected."""
@@ -78,7 +78,8 @@ class ChannelSecurity:
         if certificates is None:
             return None
         if self._context is None or self._context[0] is not certificates:
-            self._context = certificates, _context_of(certificates)
+            made = client_context(certificates.authorities, certificates.chain, certificates.key)
+            self._context = certificates, made
         return self._context[1]
 
     def options(self, options: Options) -> Options:
@@ -88,16 +89,6 @@ class ChannelSecurity:
 
     def _look(self) -> list[Stamp | None]:
         return [_stamp(path) for path in _paths(self._config)]
-
-
-def _context_of(certificates: ClientCertificates) -> ssl.SSLContext:
-    authorities = None if certificates.authorities is None else certificates.authorities.decode()
-    context = ssl.create_default_context(cadata=authorities)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # As gRPC: Python 3.13 requires extensions that many CAs lack.
-    if certificates.chain is not None and certificates.key is not None:
-        load_chain(context, certificates.chain, certificates.key)
-    return context
 
 
 def credentials_of(certificates: ClientCertificates) -> grpc.ChannelCredentials:
