@@ -5,8 +5,8 @@ written. For the messages that carry batches, a `SplicedMessage` keeps the rest 
 batches apart: parsed, they are views into the received bytes; written, they are joined once. The wire format is the
 same, so peers may use the generated code.
 
-The fields are `topics.partitions.batches` of `ProduceRequest`, `FetchResponse` and, between brokers,
-`ReplicaFetchResponse`; their numbers are looked up in the descriptors.
+The fields are `topics.partitions.batches` of `ProduceRequest` and `FetchResponse`; their numbers are looked up in the
+descriptors.
 """
 
 from __future__ import annotations

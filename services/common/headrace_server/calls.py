@@ -90,16 +90,6 @@ def trace_calls(traced: bool) -> None:
     _traced = traced
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: HeadraceError) -> None:
-    """Abort the call with the status and the typed detail of `error`; never returns."""
-    trailers: list[tuple[str, str | bytes]] = [(STATUS_DETAILS_KEY, to_status_bytes(error))]
-    if identifier := request_id():
-        trailers.append((REQUEST_ID_KEY, identifier))
-    await context.abort(
-        GRPC_STATUS[error.code] if error.code else grpc.StatusCode.INTERNAL, str(error), tuple(trailers)
-    )
-
-
 async def refuse(context: Any, method: str, error: HeadraceError, counter: Counter | None) -> None:
     """Count the error of a call of `method`, log it at level `debug`, and abort the call; never returns.
 
@@ -113,4 +103,8 @@ async def refuse(context: Any, method: str, error: HeadraceError, counter: Count
         counter.labels(method, code.name).inc()
     if _traced:
         log.debug("call_refused", method=method, principal=principal(), code=code.name, reason=error.message)
-    await abort(context, error)
+    trailers: list[tuple[str, str | bytes]] = [(STATUS_DETAILS_KEY, to_status_bytes(error))]
+    if identifier := request_id():
+        trailers.append((REQUEST_ID_KEY, identifier))
+    status = GRPC_STATUS[error.code] if error.code else grpc.StatusCode.INTERNAL
+    await context.abort(status, str(error), tuple(trailers))

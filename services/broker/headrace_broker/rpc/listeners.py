@@ -105,21 +105,19 @@ class Listeners:
         internal = await self._internal.start(settings.internal_listen or f"{host}:0", internal_credentials)
         address = await self.clients.start(settings.listen, self._process.client_credentials())
         live.address = settings.advertised_address or address
-        told_host, _ = split_address(live.address)
-        live.internal_address = settings.internal_advertised_address or f"{told_host}:{split_address(internal)[1]}"
+        live.internal_address = settings.internal_advertised_address or _at_host_of(live.address, internal)
         if self._native is not None:
             make_context = (
                 None if tls.clients is None else partial(tls.clients.server_context, settings.tls_client_auth)
             )
             bound = self.native_address = await self._native.start(settings.native_listen or f"{host}:0", make_context)
-            live.native_address = settings.native_advertised_address or f"{told_host}:{split_address(bound)[1]}"
+            live.native_address = settings.native_advertised_address or _at_host_of(live.address, bound)
         assert self._replication is not None, "served before"
         make_peer_context = None if tls.internal is None else partial(tls.internal.server_context, "required")
         internal_host, _ = split_address(internal)
         bound = await self._replication.start(settings.replication_listen or f"{internal_host}:0", make_peer_context)
         self.replication_address = bound
-        told_host, _ = split_address(live.internal_address)
-        live.replication_address = settings.replication_advertised_address or f"{told_host}:{split_address(bound)[1]}"
+        live.replication_address = settings.replication_advertised_address or _at_host_of(live.internal_address, bound)
 
     async def stop(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
         """Accept no new calls, and wait at most `grace_seconds` for calls in progress."""
@@ -129,6 +127,11 @@ class Listeners:
         if self._native is not None:
             stopping.append(self._native.stop(grace_seconds))
         await asyncio.gather(*stopping)
+
+
+def _at_host_of(published: str, bound: str) -> str:
+    """Return the port of `bound` at the host of a published address."""
+    return f"{split_address(published)[0]}:{split_address(bound)[1]}"
 
 
 def _places(settings: BrokerSettings) -> PlaceLimits:

@@ -14,7 +14,7 @@ from headrace_server.native.streams import MessageStream
 
 from headrace_broker.runtime.follower_fetch_session import FollowerFetchSession
 from headrace_broker.runtime.replica_manager import ReplicaManager
-from headrace_broker.runtime.replica_messages import MAX_REQUEST_BYTES, SILENCE_SECONDS
+from headrace_broker.runtime.replica_messages import MAX_REQUEST_BYTES, receive
 from headrace_broker.runtime.replication import Replication
 from headrace_broker.runtime.uninterrupted import cancel_and_wait
 
@@ -71,8 +71,7 @@ async def _read(stream: MessageStream, session: FollowerFetchSession) -> None:
 
 async def _receive(stream: MessageStream) -> replication_pb2.ReplicaFetchRequest | None:
     """Return the next request; `None` means that the stream has ended. Raises TimeoutError, HeadraceError."""
-    async with asyncio.timeout(SILENCE_SECONDS):
-        received = await stream.read()
+    received = await receive(stream)
     if received is None:
         return None
     try:

@@ -233,13 +233,14 @@ class FollowerFetchSession:
             return 0  # Leadership has ended; the fetch is answered when the partition wakes it.
         except HeadraceError as met:
             error = met
-        if error is not None or self._waiting.get(key) is not waiting:
-            if found is not None:
-                found.close()
-            if self._waiting.get(key) is not waiting:
-                return 0  # A later fetch has taken its place meanwhile.
+        is_replaced = self._waiting.get(key) is not waiting  # By a later fetch, meanwhile.
+        if found is not None and (is_replaced or error is not None):
+            found.close()
+            found = None
+        if is_replaced:
+            return 0
         self._forget(key)
-        result = response.add(key, partition, found if error is None else None)
+        result = response.add(key, partition, found)
         result.token, result.leader_epoch = request.token, request.leader_epoch
         if error is not None:
             write_error(result, error)

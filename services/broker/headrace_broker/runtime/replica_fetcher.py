@@ -38,8 +38,8 @@ from headrace_broker.core.roles import Role
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.replica_messages import (
     HEARTBEAT_SECONDS,
-    SILENCE_SECONDS,
     read_answer,
+    receive,
 )
 from headrace_broker.runtime.uninterrupted import cancel_and_wait
 
@@ -156,7 +156,7 @@ class ReplicaFetcher:
         writer = asyncio.create_task(self._write(stream))
         try:
             while not writer.done():
-                received = await _receive(stream)
+                received = await receive(stream)
                 if received is None:
                     break  # The leader ended the stream.
                 heard = True
@@ -174,7 +174,7 @@ class ReplicaFetcher:
 
     async def _introduce(self, stream: MessageStream) -> bool:
         """Answer the leader's challenge; return whether the stream is ready for fetches."""
-        received = await _receive(stream)
+        received = await receive(stream)
         if received is None:
             return False
         identity = self._identify(_parse(received).message.challenge)
@@ -310,12 +310,6 @@ class ReplicaFetcher:
             self.fetch(partition)
         else:
             asyncio.get_running_loop().call_later(seconds, self.fetch, partition)
-
-
-async def _receive(stream: MessageStream) -> Received | None:
-    """Return the next message; `None` means that the stream has ended. Raises TimeoutError, HeadraceError."""
-    async with asyncio.timeout(SILENCE_SECONDS):
-        return await stream.read()
 
 
 def _parse(received: Received) -> SplicedMessage:

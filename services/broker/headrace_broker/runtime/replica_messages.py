@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError, to_detail
 from headrace_server.internal_v1 import replication_pb2
+from headrace_server.native.streams import MessageStream, Received
 from headrace_server.partition_state import Replica
 
 from headrace_broker.core.replica_fetch import Diverged, FetchAnswer, FetchDecision, FetchRequest, Restart
@@ -14,6 +17,12 @@ SILENCE_SECONDS = 5.0
 """A stream on which nothing came for so long is given up."""
 MAX_REQUEST_BYTES = 1 << 20
 """Of one message of a follower: far more than `replica_fetcher.MAX_FETCHES` take."""
+
+
+async def receive(stream: MessageStream) -> Received | None:
+    """Return the next message of a stream; `None` means that it has ended. Raises TimeoutError, HeadraceError."""
+    async with asyncio.timeout(SILENCE_SECONDS):
+        return await stream.read()
 
 
 def read_request(follower: Replica, entry: replication_pb2.PartitionReplicaFetch) -> FetchRequest:

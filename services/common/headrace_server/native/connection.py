@@ -12,8 +12,6 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from google.protobuf.message import DecodeError
-from headrace.v1 import native_pb2
 from headrace.wire.errors import (
     DeadlineRequiredError,
     ErrorCode,
@@ -41,7 +39,6 @@ from headrace.wire.frames import (
 from headrace_server import calls
 from headrace_server.caller_turns import note_call
 from headrace_server.calls import CALLER, CURRENT_CALL
-from headrace_server.handshakes import check_handshake, own_handshake
 from headrace_server.native.call import NativeCall, NativeMethod
 from headrace_server.native.framed_connection import FramedConnection
 from headrace_server.places import Place
@@ -171,7 +168,8 @@ class NativeConnection(FramedConnection):
         header = frame.header
         self._service.arriving.end(self)
         if header.kind == Kind.HELLO:
-            self._greet(frame)
+            self._welcome(frame, self._server.name, "the client ", MAX_REQUESTS)
+            self._is_welcome = True
         elif header.kind == Kind.CANCEL:
             cancelled = self._calls.get(header.correlation)
             if cancelled is not None and cancelled.task is not None:
@@ -188,18 +186,6 @@ class NativeConnection(FramedConnection):
             self._is_idle.clear()
             call.task = self._loop.create_task(self._serve(call))
             call.task.add_done_callback(lambda task: self._end(call) if task.cancelled() else None)
-
-    def _greet(self, frame: Frame) -> None:
-        try:
-            hello = native_pb2.Hello.FromString(frame.message)
-        except DecodeError as error:
-            raise FrameError("a Hello that is no such message") from error
-        check_handshake(f"the client {hello.client_id[:64]!r} at {self.name}", hello.handshake)
-        self._is_welcome = True
-        welcome = native_pb2.Welcome(
-            answered_by=self._server.name, handshake=own_handshake(), max_requests=MAX_REQUESTS
-        )
-        self._put(frame_head(Kind.WELCOME, welcome.SerializeToString()))
 
     # --- calls ---
 

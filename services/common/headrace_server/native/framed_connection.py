@@ -8,9 +8,12 @@ from concurrent.futures import Executor
 from typing import Any, Protocol, cast
 
 import structlog
+from google.protobuf.message import DecodeError
+from headrace.v1 import native_pb2
 from headrace.wire.errors import HeadraceError, to_detail
-from headrace.wire.frames import CONFIRMED, FrameReader, Header, Kind, frame_head
+from headrace.wire.frames import CONFIRMED, Frame, FrameError, FrameReader, Header, Kind, frame_head
 
+from headrace_server.handshakes import check_handshake, own_handshake
 from headrace_server.native.answers import AnswerQueue, OutgoingMessage
 from headrace_server.places import caller
 
@@ -163,6 +166,16 @@ class FramedConnection(asyncio.BufferedProtocol):
     def _is_closing(self) -> bool:
         """Whether nothing of what still arrives is processed."""
         return self._transport.is_closing() or self._outgoing.is_ending
+
+    def _welcome(self, frame: Frame, server_name: str, who: str, max_requests: int = 0) -> None:
+        """Answer the Hello of a client, which is called `who` in errors; raises FrameError, UnsupportedVersionError."""
+        try:
+            hello = native_pb2.Hello.FromString(frame.message)
+        except DecodeError as error:
+            raise FrameError("a Hello that is no such message") from error
+        check_handshake(f"{who}{hello.client_id[:64]!r} at {self.name}", hello.handshake)
+        welcome = native_pb2.Welcome(answered_by=server_name, handshake=own_handshake(), max_requests=max_requests)
+        self._put(frame_head(Kind.WELCOME, welcome.SerializeToString()))
 
     def _put(self, frame: bytes, done: Callable[[], None] | None = None) -> None:
         self._outgoing.put([frame], done or _nothing)

@@ -33,7 +33,7 @@ from headrace.wire.frames import (
     frame_head,
 )
 
-from headrace_server.handshakes import check_handshake, own_handshake
+from headrace_server.handshakes import own_handshake
 from headrace_server.native.answers import OutgoingMessage
 from headrace_server.native.framed_connection import FramedConnection, Owner
 from headrace_server.native.server import NativeServer
@@ -231,13 +231,7 @@ class ServedStream(MessageStream):
         self.close()
 
     def _greeted(self, frame: Frame) -> None:
-        try:
-            hello = native_pb2.Hello.FromString(frame.message)
-        except DecodeError as error:
-            raise FrameError("a Hello that is no such message") from error
-        check_handshake(f"{hello.client_id[:64]!r} at {self.name}", hello.handshake)
-        welcome = native_pb2.Welcome(answered_by=self._server.name, handshake=own_handshake())
-        self._put(frame_head(Kind.WELCOME, welcome.SerializeToString()))
+        self._welcome(frame, self._server.name, "")
         self._serving = self._loop.create_task(self._run())
 
     async def _run(self) -> None:
