@@ -29,14 +29,13 @@ from headrace.v1 import (
 from headrace.wire.errors import from_rpc_error
 from headrace.wire.releases import RELEASE
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe_cluster
-from headrace_server.internal_v1 import replication_pb2
 
 from tests.golden.requests import CLUSTER_ID, TOPIC, TOPIC_ID, all_requests
 
 FOLDER = Path(__file__).parent
 SECONDS = 30.0
 SPEC = LocalClusterSpec(brokers=2, coordinators=1)
-MODULES = (broker_pb2, cluster_pb2, groups_pb2, process_pb2, replication_pb2)
+MODULES = (broker_pb2, cluster_pb2, groups_pb2, process_pb2)
 
 VOLATILE = ("age_ms", "followers", "in_sync_replicas", "under_replicated_partitions", "offline_partitions")
 """Names of fields that time decides: they, and what is in them, are not recorded."""
@@ -132,11 +131,7 @@ def _ask(address: str, method: str, request: bytes) -> Row:
     answer_class = GetMessageClass(found.output_type)
     with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         try:
-            if found.client_streaming:
-                call = channel.stream_stream(f"/{method}")(iter([request]), timeout=SECONDS)
-                answers = [next(call)]
-                call.cancel()
-            elif found.server_streaming:
+            if found.server_streaming:
                 answers = list(channel.unary_stream(f"/{method}")(request, timeout=SECONDS))
             else:
                 answers = [channel.unary_unary(f"/{method}")(request, timeout=SECONDS, wait_for_ready=True)]

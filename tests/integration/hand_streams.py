@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 from headrace.wire.attachments import splice_fetch
 from headrace.wire.errors import HeadraceError
 from headrace.wire.frames import MethodCode
-from headrace_server.instruments import LoopCounter
 from headrace_server.internal_v1 import replication_pb2 as internal
 from headrace_server.native.answers import OutgoingMessage
-from headrace_server.native.server import NativeMetrics, NativeServer
+from headrace_server.native.server import NativeServer
 from headrace_server.native.streams import MessageStream, ServedStream, open_stream
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
+
+from tests.fakes.native_metrics import native_metrics
 
 SECONDS = 40.0
 ResultT = TypeVar("ResultT")
@@ -113,12 +114,7 @@ class HandServer:
 
     async def _start(self) -> str:
         registry = CollectorRegistry()
-        metrics = NativeMetrics(
-            Gauge("connections", "-", registry=registry),
-            Counter("refused", "-", registry=registry),
-            Counter("broken", "-", registry=registry),
-            LoopCounter("sent_bytes", "-", registry),
-        )
+        metrics = native_metrics(registry)
 
         def connect(server: NativeServer) -> ServedStream:
             return ServedStream(server, MethodCode.REPLICA_FETCH, self._serve)

@@ -23,7 +23,7 @@ from headrace.wire.frames import HEADER, MAX_FRAME_BYTES, Header, Kind, MethodCo
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.methods import METHODS
 
-DESCRIBED = (health_pb2, reflection_pb2, broker_pb2, cluster_pb2, groups_pb2, process_pb2, replication_pb2)
+DESCRIBED = (health_pb2, reflection_pb2, broker_pb2, cluster_pb2, groups_pb2, process_pb2)
 """Importing them puts their services into the pool."""
 
 NAMES = (

@@ -346,11 +346,6 @@ class Transport:
             call.server_died()
 
 
-def unavailable(details: str) -> grpc.aio.AioRpcError:
-    """gRPC's error for an address without a listener."""
-    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
-
-
 def _describe_fetches(request: Any) -> str:
     return "; ".join(
         f"p{each.partition} fetch {each.token} at {each.offset}/{each.durable_offset} last epoch {each.last_epoch} "

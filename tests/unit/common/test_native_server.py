@@ -25,16 +25,18 @@ from headrace.wire.errors import (
 )
 from headrace.wire.frames import CONFIRMED, HEADER, PREFACE, STAGE_BYTES, Header, Kind, MethodCode, frame_head
 from headrace_server.calls import CALLER, request_id
-from headrace_server.instruments import CommonMetrics, LoopCounter
+from headrace_server.instruments import CommonMetrics
 from headrace_server.methods import METHODS
 from headrace_server.native import framed_connection as framed
 from headrace_server.native import server as servers
 from headrace_server.native.call import NativeMethod, OutgoingMessage
 from headrace_server.native.connection import MAX_REQUESTS
-from headrace_server.native.server import NativeMetrics, NativeServer, NativeService
+from headrace_server.native.server import NativeServer, NativeService
 from headrace_server.places import PlaceLimits, Places
 from headrace_server.requests import RequestReader
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
+
+from tests.fakes.native_metrics import native_metrics
 
 SECONDS = 20.0
 TOPIC_ID = bytes(range(16))
@@ -123,12 +125,7 @@ class Bench:
         self.service = Service()
         self.registry = CollectorRegistry()
         self.common = CommonMetrics("x", self.registry)
-        self.metrics = NativeMetrics(
-            Gauge("connections", "-", registry=self.registry),
-            Counter("refused", "-", registry=self.registry),
-            Counter("broken", "-", registry=self.registry),
-            LoopCounter("sent_bytes", "-", self.registry),
-        )
+        self.metrics = native_metrics(self.registry)
         self.executor = ThreadPoolExecutor(1)
         methods = {
             MethodCode.FETCH: self.method("Fetch", broker_pb2.FetchRequest),

@@ -9,12 +9,13 @@ import pytest
 from headrace.v1 import errors_pb2, native_pb2
 from headrace.wire.errors import InvalidRequestError, NotAuthorizedError, UnsupportedVersionError, from_detail
 from headrace.wire.frames import HEADER, MAX_HELLO_BYTES, PREFACE, Header, Kind, MethodCode, frame_head
-from headrace_server.instruments import LoopCounter
 from headrace_server.native import framed_connection, server
 from headrace_server.native.answers import OutgoingMessage
-from headrace_server.native.server import NativeMetrics, NativeServer
+from headrace_server.native.server import NativeServer
 from headrace_server.native.streams import ServedStream, open_stream
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
+
+from tests.fakes.native_metrics import native_metrics
 
 SECONDS = 20.0
 METHOD = MethodCode.REPLICA_FETCH
@@ -25,12 +26,7 @@ class Leader:
 
     def __init__(self):
         self.registry = CollectorRegistry()
-        metrics = NativeMetrics(
-            Gauge("connections", "-", registry=self.registry),
-            Counter("refused", "-", registry=self.registry),
-            Counter("broken", "-", registry=self.registry),
-            LoopCounter("sent_bytes", "-", self.registry),
-        )
+        metrics = native_metrics(self.registry)
         self.streams = asyncio.Queue()
         self.end = asyncio.Event()
         self.error = None
