@@ -34,5 +34,5 @@ with headrace.Reader(topic, bootstrap_servers=bootstrap_servers) as reader:
 assert sorted(record.value for record in read) == sorted(values * 2)
 assert [record.value for record in read if record.key == b"one"] == values
 
-names = ("grpcio", "protobuf", "numpy", "google-crc32c")
+names = ("grpcio", "protobuf", "numpy", "fastcrc")
 print(" ".join(f"{name}={importlib.metadata.version(name)}" for name in names))

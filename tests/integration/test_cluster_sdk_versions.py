@@ -12,7 +12,7 @@ from headrace_devcluster.cluster import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 UV = Path(sys.prefix) / "bin" / "uv"
-LOWEST = {"grpcio": "1.62.0", "protobuf": "4.25.8", "numpy": "1.26.0", "google-crc32c": "1.5.0"}
+LOWEST = {"grpcio": "1.62.0", "protobuf": "4.25.8", "numpy": "1.26.0", "fastcrc": "0.5.0"}
 ONLY_WHEELS = ["--only-binary", ":all:", "--no-binary", "headrace"]
 
 
