@@ -12,30 +12,29 @@ from headrace.wire.ids import TopicPartition
 class RecordCursor:
     """Decoded batch under iteration by `for record in consumer`.
 
-    The records are created by C loops that take one offset per record from a list iterator. The number of offsets taken
-    is the number of delivered records. Emptying the list ends the loop, and so does the end of the iterator `stopper`.
+    The records are created by C loops that take one offset per record from an iterator. The number of offsets taken is
+    the number of delivered records. Exhausting the iterator ends the loop, and so does the end of the iterator `stopper`.
     """
 
-    __slots__ = ("_ended", "_iterator", "_offsets", "_stopper", "decoded", "generation")
+    __slots__ = ("_ended", "_offsets", "_stopper", "decoded", "generation")
 
     def __init__(self, decoded: DecodedBatch, generation: int, stopper: Iterator[Any] | None = None) -> None:
         """`generation` is that of the position for which the decoded batch was fetched."""
         self.decoded = decoded
         self.generation = generation
-        self._offsets = list(decoded.offsets())
-        self._iterator = iter(self._offsets)
+        self._offsets: Any = iter(decoded.offsets())
         self._stopper = stopper
         self._ended: int | None = None
 
     def records(self) -> Iterator[Record]:
         """Return the records; each counts as delivered when it is taken."""
         if self._stopper is None:
-            return self.decoded.records(self._iterator)
-        return self.decoded.records(map(itemgetter(1), zip(self._stopper, self._iterator, strict=False)))
+            return self.decoded.records(self._offsets)
+        return self.decoded.records(map(itemgetter(1), zip(self._stopper, self._offsets, strict=False)))
 
     def delivered(self) -> int:
         """Return the number of delivered records."""
-        left = length_hint(self._iterator)
+        left = length_hint(self._offsets)
         return self.decoded.end - self.decoded.start - left if self._ended is None else self._ended
 
     def position(self) -> int:
@@ -62,6 +61,6 @@ class RecordCursor:
 
     def end(self) -> int:
         """End the loop; return the number of delivered records."""
-        self._ended = delivered = self.delivered()  # Before the list is emptied, as other threads may read it.
-        self._offsets.clear()
+        self._ended = delivered = self.delivered()  # First, as other threads may read it.
+        self._offsets.__setstate__(len(self.decoded.offsets()))  # Exhausts it: larger indexes are clipped to its end.
         return delivered

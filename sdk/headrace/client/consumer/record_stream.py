@@ -1,6 +1,7 @@
 """Iteration `for record in consumer` and `async for record in consumer`, which share no code."""
 
 from collections.abc import Awaitable, Iterator
+from itertools import chain
 from typing import Any
 
 from headrace.client.base.errors import ConfigError
@@ -23,9 +24,12 @@ class RecordStream:
         return self._do(operation)
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield records one by one without end; waits if there is none."""
+        """Return an iterator without an end over the records; it waits if there is none."""
+        return chain.from_iterable(self._decoded_batches())  # In C: a generator would be resumed for every record.
+
+    def _decoded_batches(self) -> Iterator[Iterator[Record]]:
         while True:
-            yield from self._read(self._core.next_records())
+            yield self._read(self._core.next_records())
 
 
 class AsyncRecordStream:
