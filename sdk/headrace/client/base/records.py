@@ -187,7 +187,7 @@ class RecordBatch(Sequence[Record]):
     def __iter__(self) -> Iterator[Record]:
         if self._records is not None:
             return iter(self._records)
-        return (record for decoded in self.decoded_batches for record in decoded.records(iter(decoded.offsets())))
+        return chain.from_iterable(decoded.records(iter(decoded.offsets())) for decoded in self.decoded_batches)
 
     @overload
     def __getitem__(self, index: int) -> Record: ...
