@@ -106,7 +106,9 @@ _FETCH = """## A fetch, step by step
    then be of another leader epoch with checksums that fit; or the broker may not be able to trust its lease. So a
    CONFIRM or a DISCARD follows directly. After a DISCARD the client drops the answer and fetches again.
 5. An answer of at most {copied} that is in the page cache is read at once and has no flag: it may be used as it is.
-6. The client cuts the attachments by `batches_size`, and checks each batch's checksum, chain and offsets as ever."""
+6. The client cuts the attachments by `batches_size`, and checks each batch's checksum, chain and offsets as ever.
+7. By `next_offset` and `last_epoch` a client can send its next request when the message has arrived, before the batches
+   have. It must drop that response if the first one is discarded or fails."""
 
 _RULES = """## Cancellation and deadlines
 

@@ -70,6 +70,11 @@ class EpochHistory:
             return None
         return self._epochs[at], self._starts[at + 1] if at + 1 < len(self._starts) else log_end_offset
 
+    def epoch_at(self, offset: int) -> int:
+        """Return the epoch of the record at `offset`; -1 if it is below all epochs."""
+        at = bisect_right(self._starts, offset) - 1
+        return -1 if at < 0 else self._epochs[at]
+
     def encode(self) -> bytes:
         """Return the file's content."""
         return b"".join(b"%d %d\n" % entry for entry in zip(self._epochs, self._starts, strict=True))

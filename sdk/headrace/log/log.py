@@ -283,6 +283,11 @@ class PartitionLog:
             return LeaderEpoch(-1), self.log_start_offset
         return LeaderEpoch(found[0]), Offset(found[1])
 
+    def epoch_at(self, offset: int) -> LeaderEpoch:
+        """Return the leader epoch of the record at `offset`; -1 if it is below all known epochs."""
+        with self._lock:
+            return LeaderEpoch(self._epochs.epoch_at(offset))
+
     def epochs(self) -> tuple[tuple[LeaderEpoch, Offset], ...]:
         """Return all known epochs with their start offsets, both strictly increasing (I6)."""
         with self._lock:

@@ -26,6 +26,14 @@ def test_the_start_of_an_epoch_is_durable_when_it_is_said_to_be(bench):
     assert bench.log.epochs() == ((1, 0), (4, 1))
 
 
+def test_the_epoch_of_each_record_is_known(bench):
+    """Also of those before the log's first epoch, of which nothing is known: -1."""
+    bench.open()
+    for epoch in (1, 1, 4):
+        bench.append(epoch=epoch)
+    assert [bench.log.epoch_at(offset) for offset in range(-1, 4)] == [-1, 1, 1, 4, 4]
+
+
 def test_an_epoch_that_is_not_known_ends_where_the_largest_below_it_does(bench):
     """KIP-279: a follower's epoch that this log never had is answered with the one before it that both may have."""
     bench.open()

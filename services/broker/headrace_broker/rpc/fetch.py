@@ -154,6 +154,8 @@ class FetchHandler:
                     each.found = None
                     slices[-1].append(found)
                     each.result.batches_size = len(found)
+                    each.result.next_offset = found.end_offset
+                    each.result.last_epoch = partition.open_log.epoch_at(found.end_offset - 1)
                     self._count(partition, len(found))
                 self._fill_error(each)
         except BaseException:
