@@ -10,6 +10,7 @@ import grpc
 import headrace
 import pytest
 from headrace import aio
+from headrace.client.fetch.fetch_planner import FetchPlanner
 from headrace.spark.option_table import BATCH
 from headrace.spark.options import read_options
 from headrace.spark.ranges import OffsetRange
@@ -97,6 +98,23 @@ def test_asyncio_clients_go_over_it(cluster):
         return got
 
     assert asyncio.run(consume()) == {0: sent[0], 1: [*sent[1], b"late"]}
+
+
+def test_the_next_fetch_is_sent_while_a_response_arrives(cluster, monkeypatch):
+    """It continues behind the records of that response; all arrive once and in order."""
+    ahead = []
+    plan_behind = FetchPlanner.plan_behind
+
+    def counted(self, plan, response, now_ms):
+        plans = plan_behind(self, plan, response, now_ms)
+        ahead.extend(part.offset for following in plans for part in following.partitions)
+        return plans
+
+    monkeypatch.setattr(FetchPlanner, "plan_behind", counted)
+    sent = fill(cluster, "ahead", value_bytes=500)
+    settings = {"max_partition_fetch_bytes": 200_000, "fetch_max_bytes": 400_000}
+    assert read(cluster, "ahead", **settings) == sent
+    assert len(ahead) > 10
 
 
 def test_a_task_of_spark_goes_over_it(cluster):

@@ -217,6 +217,14 @@ class FrameReader:
         """Number of missing bytes of a large frame's body; 0 means that none is in progress."""
         return 0 if self._body is None else len(self._body) - self._filled
 
+    @property
+    def begun(self) -> Frame | None:
+        """Large frame in progress, without its attachments, once its message has arrived; else `None`."""
+        header, body = self._header, self._body
+        if header is None or body is None or self._filled < header.request_id_size + header.message_size:
+            return None
+        return Frame(header, body[: header.request_id_size + header.message_size])
+
     def buffer(self) -> memoryview:
         """Return the buffer for the next bytes; never empty after `next_frame` returned `None`."""
         return self._stage[self._end :] if self._body is None else self._body[self._filled :]

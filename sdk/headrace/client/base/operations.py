@@ -32,6 +32,8 @@ class Call(NamedTuple):
     request: Any
     timeout: float
     """In seconds."""
+    begun: Callable[[Any], None] | None = None
+    """Called at most once, over the native protocol only: with a large response before its batches have arrived."""
 
 
 class StartCall(NamedTuple):

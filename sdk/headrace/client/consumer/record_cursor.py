@@ -12,8 +12,8 @@ from headrace.wire.ids import TopicPartition
 class RecordCursor:
     """Decoded batch under iteration by `for record in consumer`.
 
-    The records are created by C loops that take one offset per record from an iterator. The number of offsets taken is
-    the number of delivered records. Exhausting the iterator ends the loop, and so does the end of the iterator `stopper`.
+    The records are created by C loops that take one offset per record from an iterator, so the number of offsets taken
+    is the number of delivered records. Exhausting the iterator ends the loop, and so does the end of `stopper`.
     """
 
     __slots__ = ("_ended", "_offsets", "_stopper", "decoded", "generation")

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Protocol
 
 import grpc
@@ -31,12 +32,13 @@ from headrace.client.base.request_ids import request_id_scope
 from headrace.client.base.retry import Backoff
 from headrace.client.fetch.fetch_engine import FetchEngine
 from headrace.client.fetch.fetch_plan import FetchPlan
+from headrace.client.fetch.fetch_planner import FAST_S
 from headrace.client.fetch.offset_resets import log_bounds
 from headrace.client.fetch.partition_fetch_state import CompletedFetch
 from headrace.client.fetch.position_commits import Iterated, commit_positions
 from headrace.client.fetch.subscription_state import SubscriptionState
 from headrace.client.net.bootstrap_client import BootstrapClient, error_of_call
-from headrace.v1 import cluster_pb2
+from headrace.v1 import broker_pb2, cluster_pb2
 from headrace.wire.errors import CorruptBatchError, HeadraceError, InternalError
 from headrace.wire.ids import TopicPartition
 
@@ -65,6 +67,7 @@ class FetchManager:
         self._bootstrap = BootstrapClient(config)
         self._plans: deque[FetchPlan] = deque()
         self._idle_fetchers = 0
+        self._early_responses = 0
         self._failure: Exception | None = None
         self._wakeup = False
         self._woken = False
@@ -255,6 +258,7 @@ class FetchManager:
                     return
                 turn = self.engine.turn(monotonic_ms())
                 self._start_fetches(turn.plans)
+                self._wake_following()  # An overdue fetch may have been dropped.
                 if turn.is_ready:
                     self._ready.notify_all()
             if not turn.refreshes and not turn.lost:
@@ -367,19 +371,46 @@ class FetchManager:
                 continue
             answer, error, started = None, None, time.monotonic()
             try:
-                answer = yield Call(plan.address, "broker", "FetchZeroCopy", plan.request, timeout)
+                begun = partial(self._begun, plan)
+                answer = yield Call(plan.address, "broker", "FetchZeroCopy", plan.request, timeout, begun)
             except ClosedError:
                 raise
             except HeadraceError as failure:
                 error = failure
             except grpc.RpcError as failure:
                 error = error_of_call(failure)
+            yield from self._process_before(plan)
             with self._lock:
-                self.positions.counts.took(time.monotonic() - started)
+                seconds = time.monotonic() - started
+                self.positions.counts.took(seconds)
+                self.engine.fetches.is_fast = error is None and seconds < FAST_S
                 plans, is_ready = self.engine.land(plan, answer, error, monotonic_ms())
                 self._idle_fetchers += 1  # It takes the next plan itself.
                 self._start_fetches(plans)
+                self._wake_following()
                 if is_ready:
                     self._ready.notify_all()
                 if self.engine.fetches.stale_topics or self.positions.has_news or self.positions.resets():
                     self._work.set()
+
+    def _begun(self, plan: FetchPlan, response: broker_pb2.FetchResponse) -> None:
+        """Start the fetch behind a response whose batches are arriving. Called on the thread of the connection."""
+        with self._lock:
+            if not self._is_over():
+                self._start_fetches(self.engine.fetches.plan_behind(plan, response, monotonic_ms()))
+
+    def _process_before(self, plan: FetchPlan) -> Operation[None]:
+        """Wait until the response behind which this one continues is processed, by another operation."""
+        fetches = self.engine.fetches
+        with self._lock:
+            is_early = fetches.is_in_flight(plan.after)
+            self._early_responses += is_early
+        if is_early:
+            yield WaitUntil(self._planned, lambda: not fetches.is_in_flight(plan.after) or self._is_over(), None)
+            with self._lock:
+                self._early_responses -= 1
+
+    def _wake_following(self) -> None:
+        """Wake operations in `_process_before`, after a fetch has ended. Called under the lock."""
+        if self._early_responses:
+            self._planned.notify_all()

@@ -32,6 +32,8 @@ class FetchPlan:
     address: str
     partitions: tuple[Wanted, ...]
     request: broker_pb2.FetchRequest
+    after: "FetchPlan | None" = None
+    """Fetch whose response must be processed first: this one continues behind its records."""
 
 
 def fetch_plan(
@@ -40,11 +42,13 @@ def fetch_plan(
     address: str,
     parts: Sequence[Wanted],
     *,
-    names_rack: bool,
+    names_rack: bool = False,
+    after: FetchPlan | None = None,
 ) -> FetchPlan:
     """Return the plan of one fetch of some partitions from one broker.
 
-    `names_rack` requests the name of a nearer replica from the leader, and allows another replica to serve.
+    `after` is the fetch behind whose records it continues. `names_rack` requests the name of a nearer replica from the
+    leader, and allows another replica to serve.
     """
     request = broker_pb2.FetchRequest(
         client_id=config.client_id,
@@ -67,4 +71,4 @@ def fetch_plan(
             last_epoch=part.last_epoch if part.last_epoch >= 0 else None,
             corruption_detected=part.corruption_detected,
         )
-    return FetchPlan(broker_id, address, tuple(parts), request)
+    return FetchPlan(broker_id, address, tuple(parts), request, after)

@@ -4,6 +4,7 @@ Only a leader's response can move a position: after a response without data from
 fetched from its leader. A fetch without a response is abandoned when metadata names a newer leader.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from headrace.client.base.config import FetchConfig
@@ -34,6 +35,9 @@ and the broker would examine all of them each time."""
 FETCHES_BEHIND = 2
 """Number of fetches planned at once for such partitions of a broker: one is served while another is in transit."""
 
+FAST_S = 2.0
+"""Time for a response of a fast connection. On a slow one, two at a time would exceed their timeout."""
+
 MAX_THROTTLE_MS = 60_000
 """Upper bound on the throttle time that a reader accepts from a broker."""
 
@@ -48,6 +52,8 @@ class FetchPlanner:
         self._flying: dict[FetchPlan, Overdue] = {}
         self._in_flight: dict[int, int] = {}
         """Number of fetches by broker."""
+        self.is_fast = False
+        """Whether the last response took less than `FAST_S`: the next one may be requested while one arrives."""
         self.stale_topics: set[str] = set()
         """Topics whose metadata must be read again; the engine clears it afterwards."""
 
@@ -82,7 +88,6 @@ class FetchPlanner:
             for chosen in _fetches_of(candidates):
                 if self._in_flight.get(broker_id, 0) >= FETCHES_PER_BROKER:
                     break
-                self._in_flight[broker_id] = self._in_flight.get(broker_id, 0) + 1
                 plan = fetch_plan(
                     self._config,
                     broker_id,
@@ -90,7 +95,7 @@ class FetchPlanner:
                     [candidate.take_off() for candidate in chosen],
                     names_rack=names_rack,
                 )
-                self._flying[plan] = Overdue(now_ms, self._config.fetch_max_wait_ms)
+                self._start(plan, now_ms)
                 plans.append(plan)
         return plans
 
@@ -143,34 +148,73 @@ class FetchPlanner:
         leader = self._cluster_metadata.leader(part.where)
         return leader is not None and leader[2] > part.leader_epoch
 
+    def plan_behind(self, plan: FetchPlan, response: broker_pb2.FetchResponse, now_ms: int) -> list[FetchPlan]:
+        """Return a fetch that continues behind a response whose batches are still arriving, or nothing.
+
+        `response` has where the next records are, so the broker sends them while these arrive and are processed. A
+        partition that it has no batches of (there was no room) is included as it is.
+        """
+        if plan not in self._flying or not self.is_fast or self._in_flight[plan.broker_id] >= FETCHES_PER_BROKER:
+            return []
+        if self._positions.buffered_bytes >= self._config.prefetch_bytes:
+            return []
+        share, fetch_bytes = self._positions.share(), self._config.max_partition_fetch_bytes
+        parts = []
+        for part, result in _results_of(plan, response):
+            partition = None if part is None else self._positions.partitions.get(part.where)
+            if part is None or partition is None or partition.generation != part.generation or not part.from_leader:
+                continue
+            if result.HasField("error") or result.HasField("diverged") or self._has_newer_leader(part):
+                continue
+            offset, last_epoch, fetches = part.offset, part.last_epoch, partition.fetches
+            if result.batches_size:
+                offset, last_epoch, fetches = result.next_offset, result.last_epoch, fetches + 1
+            is_behind = part.offset <= offset < result.high_watermark
+            if is_behind and partition.wants_behind(offset, fetches * fetch_bytes, share):
+                partition.fetches += 1
+                parts.append(part._replace(offset=offset, last_epoch=last_epoch, corruption_detected=False))
+        if not parts:
+            return []
+        following = fetch_plan(self._config, plan.broker_id, plan.address, parts, after=plan)
+        self._start(following, now_ms)
+        return [following]
+
+    def _start(self, plan: FetchPlan, now_ms: int) -> None:
+        self._in_flight[plan.broker_id] = self._in_flight.get(plan.broker_id, 0) + 1
+        self._flying[plan] = Overdue(now_ms, self._config.fetch_max_wait_ms)
+
+    def is_in_flight(self, plan: FetchPlan | None) -> bool:
+        """Return whether the response of a fetch is still to be processed."""
+        return plan in self._flying
+
     # --- responses ---
 
     def take_answer(self, plan: FetchPlan, answer: SplicedMessage, now_ms: int) -> bool:
         """Process a FetchResponse; return whether the application has something to receive."""
         if not self._end_flight(plan):
             return False
-        batches = iter(answer.batches)
-        wanted = {part.where: part for part in plan.partitions}
-        names = {part.topic_id: part.where.topic for part in plan.partitions}
         news = False
-        for topic in answer.message.topics:
-            name = topic.name or names.get(topic.topic_id, "")
-            for result in topic.partitions:
-                (data,) = next(batches)
-                part = wanted.get(TopicPartition(name, result.partition))
-                partition = self._positions.partitions.get(part.where) if part is not None else None
-                if part is None or partition is None or partition.generation != part.generation:
-                    continue
-                if result.HasField("error"):
-                    news = self._take_error(partition, part, from_detail(result.error), now_ms) or news
-                elif result.HasField("diverged"):
-                    news = self._take_diverged(partition, part, result.diverged, now_ms) or news
-                else:
-                    news = self._take_data(partition, plan, part, result, data, now_ms) or news
-                    if answer.message.throttle_ms > 0 and not data:
-                        until_ms = now_ms + min(answer.message.throttle_ms, MAX_THROTTLE_MS)
-                        self._positions.hold_off(partition, part.leader_epoch, until_ms)
+        for (part, result), (data,) in zip(_results_of(plan, answer.message), answer.batches, strict=True):
+            partition = None if part is None else self._current(part)
+            if part is None or partition is None:
+                continue
+            if result.HasField("error"):
+                news = self._take_error(partition, part, from_detail(result.error), now_ms) or news
+            elif result.HasField("diverged"):
+                news = self._take_diverged(partition, part, result.diverged, now_ms) or news
+            else:
+                news = self._take_data(partition, plan, part, result, data, now_ms) or news
+                if answer.message.throttle_ms > 0 and not data:
+                    until_ms = now_ms + min(answer.message.throttle_ms, MAX_THROTTLE_MS)
+                    self._positions.hold_off(partition, part.leader_epoch, until_ms)
         return news
+
+    def _current(self, part: Wanted) -> PartitionFetchState | None:
+        """Return the partition of a response; `None` if its position was changed, or the fetch before it has failed."""
+        partition = self._positions.partitions.get(part.where)
+        if partition is None or partition.generation != part.generation or partition.fetch_offset != part.offset:
+            return None
+        return partition
 
     def take_failure(self, plan: FetchPlan, error: HeadraceError, now_ms: int) -> bool:
         """Process the failure of a whole fetch; return whether the application has something to receive."""
@@ -178,8 +222,8 @@ class FetchPlanner:
             return False
         news = False
         for part in plan.partitions:
-            partition = self._positions.partitions.get(part.where)
-            if partition is not None and partition.generation == part.generation:
+            partition = self._current(part)
+            if partition is not None:
                 if error.retriable and part.from_leader:
                     self._cluster_metadata.forget_leader(part.where, part.leader_epoch)
                 news = self._take_error(partition, part, error, now_ms) or news
@@ -193,7 +237,7 @@ class FetchPlanner:
         for part in plan.partitions:
             partition = self._positions.partitions.get(part.where)
             if partition is not None and partition.generation == part.generation:
-                partition.in_flight = False
+                partition.fetches -= 1
         return True
 
     def _take_data(
@@ -265,9 +309,9 @@ class _Candidate(NamedTuple):
     from_leader: bool
 
     def take_off(self) -> Wanted:
-        """Mark the partition as in flight; return its part of the request."""
+        """Count the fetch of the partition; return its part of the request."""
         partition = self.partition
-        partition.in_flight = True
+        partition.fetches += 1
         return Wanted(
             partition.where,
             partition.topic_id,
@@ -278,6 +322,18 @@ class _Candidate(NamedTuple):
             partition.corruption is not None and partition.fetch_offset == partition.position,
             self.from_leader,
         )
+
+
+def _results_of(
+    plan: FetchPlan, response: broker_pb2.FetchResponse
+) -> Iterator[tuple[Wanted | None, broker_pb2.PartitionFetchResult]]:
+    """Yield the results of a response in order, each with its partition of the plan; `None` if it has none."""
+    wanted = {part.where: part for part in plan.partitions}
+    names = {part.topic_id: part.where.topic for part in plan.partitions}
+    for topic in response.topics:
+        name = topic.name or names.get(topic.topic_id, "")
+        for result in topic.partitions:
+            yield wanted.get(TopicPartition(name, result.partition)), result
 
 
 def _fetches_of(candidates: list[_Candidate]) -> list[list[_Candidate]]:

@@ -160,7 +160,8 @@ class PartitionFetchState:
     epochs: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=EPOCHS_KEPT))
     """(leader epoch, offset from which the application received its records), both ascending."""
     paused: bool = False
-    in_flight: bool = False
+    fetches: int = 0
+    """Number of fetches in flight; each continues behind the records of the one before."""
     is_ready: bool = False
     """Whether the partition is in the queue of those with something for the application."""
     needs_reset: bool = False
@@ -197,12 +198,26 @@ class PartitionFetchState:
     def is_wanted(self, share_bytes: int) -> bool:
         """Return whether more of the partition should be fetched."""
         return not (
-            self.in_flight
+            self.fetches
             or self.paused
             or self.needs_reset
             or self.divergence is not None
             or self.buffered_bytes >= share_bytes
             or (self.end_offset is not None and self.fetch_offset >= self.end_offset)
+        )
+
+    def wants_behind(self, next_offset: int, coming_bytes: int, share_bytes: int) -> bool:
+        """Return whether to continue at `next_offset`, behind a response in progress.
+
+        `coming_bytes` is the maximum size of what its fetches in flight and the new one return.
+        """
+        return not (
+            self.paused
+            or self.needs_reset
+            or self.divergence is not None
+            or self.corruption is not None
+            or self.buffered_bytes + coming_bytes > share_bytes
+            or (self.end_offset is not None and next_offset >= self.end_offset)
         )
 
     def is_waiting(self, leader_epoch: int, now_ms: int) -> bool:
@@ -282,7 +297,8 @@ class PartitionFetchState:
         self.generation = generation
         self.buffered_bytes = 0
         self.completed_fetches.clear()
-        self.in_flight = self.needs_reset = False
+        self.fetches = 0
+        self.needs_reset = False
         self.divergence = None
         self.fetch_offset, self.fetch_epoch = self.position, self.epoch
         self.succeeded()

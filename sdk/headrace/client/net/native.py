@@ -176,8 +176,12 @@ class NativeClientConnection:
         self._progress_at = time.monotonic()
         with self._lock:
             over = self._calls.received(count)
+            begun = self._calls.begun()
         for _, done, frame, error in over:
             done(frame, error)
+        if begun is not None:
+            callback, frame = begun
+            callback(frame)
         if self._calls.failure is not None:
             raise self._calls.failure
 

@@ -146,6 +146,10 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
         for number, done, frame, failure in over:
             self._stop_timer(number)
             done(frame, failure)
+        begun = self._calls.begun()
+        if begun is not None:
+            callback, frame = begun
+            callback(frame)
         if self._calls.failure is not None:
             self._end(self._calls.failure)
         elif self._calls.is_ending and self._calls.is_idle:

@@ -3,6 +3,7 @@
 `headrace.client.net.native` transfers its bytes with a thread, `native_async` on an event loop.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -36,6 +37,9 @@ Done: TypeAlias = Callable[[Frame | None, HeadraceError | None], None]
 Over: TypeAlias = tuple[int, Done, Frame | None, HeadraceError | None]
 """Completed request: its number, its `done`, and the arguments of `done`."""
 
+Begun: TypeAlias = tuple[Callable[[Frame], None], Frame]
+"""Callback for a response in progress, and its argument."""
+
 
 class NotConnectedError(TransportError):
     """No connection could be made: nothing was sent, and the call may use gRPC."""
@@ -52,6 +56,8 @@ class NativeRequest(NamedTuple):
     timeout: float
     """Timeout in seconds from the send."""
     request_id: str
+    begun: Callable[[Frame], None] | None = None
+    """Called at most once, if the response is large: with its message, before its attachments have arrived."""
 
 
 MakeRequest: TypeAlias = Callable[[], NativeRequest]
@@ -61,11 +67,12 @@ MakeRequest: TypeAlias = Callable[[], NativeRequest]
 class _Waiting:
     """Request without a response yet."""
 
-    __slots__ = ("answer", "deadline", "done")
+    __slots__ = ("answer", "begun", "deadline", "done")
 
-    def __init__(self, done: Done, deadline: float) -> None:
+    def __init__(self, request: NativeRequest, done: Done, now: float) -> None:
         self.done = done
-        self.deadline = deadline
+        self.deadline = now + request.timeout
+        self.begun = request.begun
         self.answer: Frame | None = None
         """Response that waits for its CONFIRM or DISCARD."""
 
@@ -94,7 +101,7 @@ class NativeCalls:
     def begin(self, request: NativeRequest, done: Done, now: float) -> tuple[int, list[ReadableBuffer]]:
         """Return the number of a request, and its bytes in order; `done` is called with its result."""
         self._last += 1
-        self._waiting[self._last] = _Waiting(done, now + request.timeout)
+        self._waiting[self._last] = _Waiting(request, done, now)
         head = frame_head(
             Kind.REQUEST,
             request.message,
@@ -158,6 +165,15 @@ class NativeCalls:
         except HeadraceError as error:
             self.failure = error
         return over
+
+    def begun(self) -> Begun | None:
+        """Return the callback of the large response in progress once, after its message has arrived; else `None`."""
+        frame = self._reader.begun
+        waiting = None if frame is None else self._waiting.get(frame.header.correlation)
+        if frame is None or waiting is None or waiting.begun is None or frame.header.kind != Kind.ANSWER:
+            return None
+        callback, waiting.begun = waiting.begun, None
+        return callback, frame
 
     def _take(self, frame: Frame, over: list[Over]) -> None:
         if frame.header.kind == Kind.WELCOME:
@@ -233,6 +249,8 @@ class NativeCallMethod(NamedTuple):
 
     method: MethodCode
     parse: Callable[[Frame], Any]
+    parse_begun: Callable[[Frame], Any] | None = None
+    """Parses the message of a response whose attachments have not arrived."""
 
 
 def _fetched(frame: Frame) -> Any:
@@ -240,7 +258,9 @@ def _fetched(frame: Frame) -> Any:
 
 
 NATIVE_METHODS = {
-    ("broker", "FetchZeroCopy"): NativeCallMethod(MethodCode.FETCH, _fetched),
+    ("broker", "FetchZeroCopy"): NativeCallMethod(
+        MethodCode.FETCH, _fetched, lambda frame: broker_pb2.FetchResponse.FromString(frame.message)
+    ),
     ("broker", "ListOffsets"): NativeCallMethod(
         MethodCode.LIST_OFFSETS, lambda frame: broker_pb2.ListOffsetsResponse.FromString(frame.message)
     ),
@@ -250,7 +270,17 @@ NATIVE_METHODS = {
 
 def native_request(method: NativeCallMethod, call: Call) -> NativeRequest:
     """Return the request of a call."""
-    return NativeRequest(method.method, call.request.SerializeToString(), (), call.timeout, operation_request_id())
+    message, parse, begun = call.request.SerializeToString(), method.parse_begun, call.begun
+
+    def on_begun(frame: Frame) -> None:
+        with contextlib.suppress(DecodeError):  # Parsing the whole response reports it.
+            parsed = parse(frame)  # type: ignore[misc]
+            begun(parsed)  # type: ignore[misc]
+
+    is_used = parse is not None and begun is not None
+    return NativeRequest(
+        method.method, message, (), call.timeout, operation_request_id(), on_begun if is_used else None
+    )
 
 
 def parse_answer(parse: Callable[[Frame], Any], frame: Frame, address: str) -> Any:

@@ -128,8 +128,8 @@ class Blocking:
     def __init__(self, config):
         self.connections = NativeConnections("Consumer", config, ChannelSecurity(config))
 
-    def fetch(self, timeout=SECONDS):
-        call = Call(BROKER, "broker", "FetchZeroCopy", broker_pb2.FetchRequest(client_id="me"), timeout)
+    def fetch(self, timeout=SECONDS, begun=None):
+        call = Call(BROKER, "broker", "FetchZeroCopy", broker_pb2.FetchRequest(client_id="me"), timeout, begun)
         return self.connections.call(BROKER, FETCH, partial(native_request, FETCH, call))
 
     def fetch_while(self, act, timeout=SECONDS):
@@ -168,12 +168,12 @@ class Looping:
         self.loop = asyncio.new_event_loop()
         self.connections = AsyncNativeConnections("Reader", config, ChannelSecurity(config))
 
-    def request(self, timeout):
-        call = Call(BROKER, "broker", "FetchZeroCopy", broker_pb2.FetchRequest(client_id="me"), timeout)
+    def request(self, timeout, begun=None):
+        call = Call(BROKER, "broker", "FetchZeroCopy", broker_pb2.FetchRequest(client_id="me"), timeout, begun)
         return partial(native_request, FETCH, call)
 
-    def fetch(self, timeout=SECONDS):
-        return self.loop.run_until_complete(self.connections.call(BROKER, FETCH, self.request(timeout)))
+    def fetch(self, timeout=SECONDS, begun=None):
+        return self.loop.run_until_complete(self.connections.call(BROKER, FETCH, self.request(timeout, begun)))
 
     def fetch_while(self, act, timeout=SECONDS):
         async def both():
@@ -245,6 +245,35 @@ def batches(fetched):
     is_answered, spliced = fetched
     assert is_answered
     return [[bytes(each) for each in found] for found in spliced.batches]
+
+
+def test_a_large_response_is_announced_once_before_its_batches(make_client, make_port):
+    """Its message is there while the broker still holds the batches back, and again with them."""
+    large = b"b" * 500_000
+    announced = threading.Event()
+
+    def in_two_parts(port, connection, frame):
+        data = answer(frame.header.correlation, large)
+        connection.sendall(data[:-400_000])
+        assert announced.wait(SECONDS)
+        connection.sendall(data[-400_000:-1])
+        connection.sendall(data[-1:])
+
+    found = []
+
+    def begun(response):
+        found.append(response.topics[0].partitions[0].batches_size)
+        announced.set()
+
+    client = make_client(make_port(in_two_parts).address)
+    assert batches(client.fetch(begun=begun)) == [[large]]
+    assert found == [len(large)]
+
+
+def test_a_small_response_is_not_announced(make_client, make_port):
+    found = []
+    assert batches(make_client(make_port().address).fetch(begun=found.append)) == [[b"batches"]]
+    assert not found
 
 
 def test_calls_share_one_connection(make_client, make_port):
