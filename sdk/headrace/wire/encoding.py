@@ -31,8 +31,8 @@ Int32s: TypeAlias = npt.NDArray[np.int32]
 RecordHeaders: TypeAlias = Sequence[tuple[str, bytes]]
 
 MAX_COLUMN_BYTES = 2**31 - 1
-SMALL_RECORDS = 16
-SMALL_BYTES = 16 * 1024
+SMALL_RECORDS = 64
+SMALL_BYTES = 32 * 1024
 _ZEROS = bytes(8)
 _SMALL_OFFSETS = [struct.Struct(f"<{count + 1}i{-4 * (count + 1) % 8}x") for count in range(SMALL_RECORDS + 1)]
 """By number of records: the value offsets and the gap after them."""
