@@ -161,9 +161,11 @@ class PartitionBuffer:
         is_overdue: a whole batch waits for the partition to be idle, and not for the linger to pass.
         retired: appends are rejected: the producer is closed, or the topic was created again.
         appender: generator that appends without the lock, or `None`.
+        append_keyed: appends one (key, value) without the lock, as the function of `start_appender`.
     """
 
     __slots__ = (
+        "append_keyed",
         "appender",
         "batch_limit",
         "batch_records",
@@ -205,7 +207,8 @@ class PartitionBuffer:
         self.batch_records = batch_records
         self.run_records = batch_records * run_batches
         self.retired = False
-        self.appender: Generator[RecordFuture | None, bytes, None] | None = None
+        self.appender: Generator[RecordFuture | None, Any, None] | None = None
+        self.append_keyed: Callable[[tuple[bytes, bytes]], RecordFuture | None] = _append_nothing
         self._empty()
 
     def _empty(self) -> None:
@@ -240,6 +243,15 @@ class PartitionBuffer:
         next(appender)
         self.appender = appender
         return appender.send
+
+    def start_keyed_appender(self, *, return_futures: bool) -> None:
+        """Set `append_keyed`, after a record with a key was appended; see `start_appender`."""
+        assert self.appender is None
+        assert self.pending is not None
+        assert self.keys is not None
+        appender = _append_keyed(self, self.keys, self.pending if return_futures else None)
+        next(appender)
+        self.appender, self.append_keyed = appender, appender.send
 
     def stop_appender(self) -> None:
         """End the appender, so that the buffer can be accessed. Called under the lock.
@@ -361,6 +373,35 @@ def _append_without(buffer: PartitionBuffer) -> Generator[RecordFuture | None, b
         yield None  # A value sent after this is not appended.
     finally:
         buffer.room = room
+
+
+def _append_keyed(
+    buffer: PartitionBuffer, keys: list[bytes | None], pending: PendingBatch | None
+) -> Generator[RecordFuture | None, tuple[bytes, bytes], None]:
+    """Like `_append_with_futures`, for records with keys; without futures if `pending` is `None`."""
+    append, append_key = buffer.values.append, keys.append
+    room = buffer.room
+    future: RecordFuture | None = None
+    try:
+        for index in range(len(buffer.values), buffer.limit):
+            key, value = yield future
+            cost = len(value) + len(key) + RECORD_OVERHEAD
+            if cost > room:
+                return
+            room -= cost
+            if pending is not None:
+                future = RecordFuture()
+                future.batch = pending
+                future.index = index
+            append_key(key)
+            append(value)
+        yield future  # A record sent after this is not appended.
+    finally:
+        buffer.room = room
+
+
+def _append_nothing(_record: tuple[bytes, bytes]) -> RecordFuture | None:
+    raise StopIteration
 
 
 def record_cost(value: bytes | None, key: bytes | None, headers: Headers | None) -> int:

@@ -68,8 +68,11 @@ class OpenBatches:
                 if buffer.has_room_for(cost):
                     assert buffer.pending is not None, "there is room: a batch is open"
                     future = future_for(buffer.pending, buffer.append(value, key, headers, timestamp_ms, cost))
-                    if self._uses_appenders and key is None and partition is None:
-                        self.appenders[topic] = buffer.start_appender(return_futures=self._config.return_futures)
+                    if self._uses_appenders and partition is None:
+                        if key is None:
+                            self.appenders[topic] = buffer.start_appender(return_futures=self._config.return_futures)
+                        else:
+                            buffer.start_keyed_appender(return_futures=self._config.return_futures)
                     return future
             missing = self._make_room(buffer, record)
             if missing is not None:

@@ -12,9 +12,9 @@ import contextlib
 import logging
 import time
 import weakref
-import zlib
 from collections.abc import Sequence
 from typing import Any, Unpack
+from zlib import crc32
 
 from headrace.client.base.call_counts import CallStats
 from headrace.client.base.config import ProducerConfig, build, client_repr
@@ -25,8 +25,8 @@ from headrace.client.base.settings_types import ProducerSettings
 from headrace.client.base.unclosed import ATEXIT_TIMEOUT_S, close_in_thread
 from headrace.client.interceptors.audit import publisher_settings
 from headrace.client.interceptors.audit_interceptor import AuditInterceptor
-from headrace.client.producer.accumulator import RECORD_OVERHEAD, Headers
-from headrace.client.producer.futures import BatchFuture, RecordFuture, future_for
+from headrace.client.producer.accumulator import Headers
+from headrace.client.producer.futures import BatchFuture, RecordFuture
 from headrace.client.producer.producer_core import ProducerCore
 from headrace.client.producer.producer_io import BlockingProducerIO
 from headrace.client.producer.sender import ProducerStats
@@ -123,23 +123,12 @@ class Producer:
             and partition is None
             and timestamp_ms is None
             and type(value) is bytes
-            and topic in self._keyed
         ):
-            buffers = self._keyed[topic]
-            buffer = buffers[zlib.crc32(key) % len(buffers)]
-            with buffer.lock:
-                room = buffer.room - len(value) - len(key) - RECORD_OVERHEAD
-                keys = buffer.keys
-                if room >= 0 and keys is not None and buffer.appender is None:
-                    values = buffer.values
-                    index = len(values)
-                    if len(keys) == index < buffer.limit:
-                        buffer.room = room
-                        keys.append(key)
-                        values.append(value)
-                        pending = buffer.pending
-                        assert pending is not None, "there is room: a batch is open"
-                        return future_for(pending, index) if self._return_futures else None  # type: ignore[return-value]
+            try:
+                buffers = self._keyed[topic]
+                return buffers[crc32(key) % len(buffers)].append_keyed((key, value))  # type: ignore[return-value]
+            except (KeyError, StopIteration, ValueError):
+                pass
         return self._send(topic, value, key, headers, partition, timestamp_ms)
 
     def _send(

@@ -254,6 +254,26 @@ def test_an_appender_appends_until_there_is_no_room_and_leaves_a_true_count(futu
         append(b"x")
 
 
+@pytest.mark.parametrize("futures", [True, False])
+def test_an_appender_of_keyed_records_does_the_same(futures):
+    """It continues behind a record without a key, and the columns stay as long as each other."""
+    buffer = make_buffer(batch_bytes=1000)
+    buffer.append(b"first", None, None, None, 40)
+    buffer.append(b"second", b"key", None, None, 60)
+    buffer.start_keyed_appender(return_futures=futures)
+    given = [buffer.append_keyed((b"k" * 6, b"x" * 20)) for _ in range(18)]
+    with pytest.raises(StopIteration):
+        buffer.append_keyed((b"k", b"x"))
+    buffer.stop_appender()
+    assert [future.index for future in given] == list(range(2, 20)) if futures else given == [None] * 18
+    assert buffer.room == 0
+    closed, _ = buffer.drain()
+    assert closed.keys == [None, b"key", *[b"k" * 6] * 18]
+    assert closed.values == [b"first", b"second", *[b"x" * 20] * 18]
+    with pytest.raises(StopIteration):
+        buffer.append_keyed((b"k", b"x"))
+
+
 def test_an_appender_lets_one_thread_in_at_a_time_and_says_so():
     """The lock-free path depends on this: a running generator raises ValueError to another caller."""
     buffer = make_buffer()
