@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import grpc
 
 from headrace.client.base.errors import ClosedError
-from headrace.client.base.operations import Call, Changes, Operation, Pause, StartCall, execute_loop
+from headrace.client.base.operations import BeginCall, Call, Changes, Operation, Pause, StartCall
 from headrace.client.base.unclosed import close_in_thread
 
 log = logging.getLogger("headrace.client")
@@ -72,8 +72,8 @@ class Background(Protocol):
     def spawn(self, operation: Operation[None]) -> Spawned:
         """Start an operation."""
 
-    def spawn_blocking(self, operation: Operation[None]) -> object:
-        """Start an operation whose steps may block; it ends when its owner is closed."""
+    def start(self, call: Call, ended: Callable[[Any, Exception | None], None]) -> None:
+        """Start a call; `ended` is called once with its response or error: on any thread, or before this returns."""
 
 
 class _LoopSignal:
@@ -140,7 +140,6 @@ class BackgroundLoop:
         self._changed = threading.Condition(self.lock)
         self.endings = threading.Condition(self.lock)
         self._thread: threading.Thread | None = None
-        self._blocking_threads: list[threading.Thread] = []
         self._is_closed = False
 
     def make_signal(self) -> _LoopSignal:
@@ -162,19 +161,12 @@ class BackgroundLoop:
                 self._thread.start()
         return task
 
-    def spawn_blocking(self, operation: Operation[None]) -> None:
-        """See `Background`. The operation has its own thread."""
-        thread = threading.Thread(target=self._execute, args=(operation,), name=f"{self._name}-fetch", daemon=True)
-        self._blocking_threads.append(thread)
-        thread.start()
-
-    def _execute(self, operation: Operation[None]) -> None:
+    def start(self, call: Call, ended: Callable[[Any, Exception | None], None]) -> None:
+        """See `Background`."""
         try:
-            execute_loop(operation, self._run_step)
-        except ClosedError:
-            return
-        except Exception:
-            log.exception("%s: an operation has failed", self._name)
+            self._run_step(BeginCall(call, ended))
+        except Exception as error:
+            ended(None, error)
 
     def close_unclosed(self, client: object, close: Callable[[], object]) -> None:
         """Close a client that was garbage-collected without a close."""
@@ -197,10 +189,8 @@ class BackgroundLoop:
 
     def join(self, timeout: float) -> None:
         """Wait until all operations have ended, up to `timeout` seconds."""
-        deadline = time.monotonic() + timeout
-        for thread in (self._thread, *self._blocking_threads):
-            if thread is not None and thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
 
     def _run(self) -> None:
         try:

@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.client.base.background import LongPollCall, WaitSignal
 from headrace.client.base.errors import ClosedError
-from headrace.client.base.operations import Operation, aexecute_loop
+from headrace.client.base.operations import Call, Operation, aexecute_loop
 from headrace.client.base.unclosed import close_in_loop
 
 
@@ -62,8 +62,9 @@ class AsyncBackgroundLoop:
         task.add_done_callback(self._ended)
         return task
 
-    spawn_blocking = spawn
-    """See `Background`; no step of a task blocks another one."""
+    def start(self, call: Call, ended: Callable[[Any, Exception | None], None]) -> None:
+        """See `Background`."""
+        self.spawn(_begin(call, ended))
 
     def close_unclosed(self, client: object, close: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Close a client that was garbage-collected without a close."""
@@ -114,3 +115,12 @@ class AsyncBackgroundLoop:
             call.cancel()
             signal.cancel()
             await asyncio.wait({call, signal})
+
+
+def _begin(call: Call, ended: Callable[[Any, Exception | None], None]) -> Operation[None]:
+    answer, failure = None, None
+    try:
+        answer = yield call
+    except Exception as error:
+        failure = error
+    ended(answer, failure)

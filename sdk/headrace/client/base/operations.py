@@ -42,6 +42,14 @@ class StartCall(NamedTuple):
     call: Call
 
 
+class BeginCall(NamedTuple):
+    """Start of an RPC without a wait for it, for blocking clients only. The step's result is `None`."""
+
+    call: Call
+    ended: Callable[[Any, Exception | None], None]
+    """Called once with the response, or with the error of the call: on any thread, or before the step has ended."""
+
+
 class Pause(NamedTuple):
     """Wait for some seconds. Its result is `None`."""
 

@@ -1,11 +1,9 @@
 """Shared part of the blocking and the asyncio reader: the background that fetches, and the queue of completed fetches.
 
-`FetchEngine` decides; this module has the lock and the operations. One operation plans fetches, refreshes metadata, and
-looks up lost positions. Each fetch in flight is a step of a separate operation, which processes the response and
-continues with the next fetch at once; in a blocking reader each of these operations has a thread. (gRPC's futures would
-be simpler, but gRPC starts a thread for the first future in flight and ends it with the last, so with one fetch at a
-time every fetch costs a new thread.) A response is queued after its batch headers are read; checksums and columns are
-processed on the application's thread, in parallel with the next fetch.
+`FetchEngine` decides; this module has the lock and the calls. One operation plans fetches, refreshes metadata, and
+looks up lost positions. The thread or loop that receives a response processes it and starts the next fetch at once. A
+response is queued after its batch headers are read; checksums and columns are processed on the application's thread, in
+parallel with the next fetch.
 """
 
 import contextlib
@@ -13,10 +11,9 @@ import logging
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 
@@ -61,13 +58,9 @@ class FetchManager:
         self._what = what
         self._lock = threading.Lock()
         self._ready = background.make_changes(self._lock)
-        self._planned = background.make_changes(self._lock)
         self._work = background.make_signal()
         self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
         self._bootstrap = BootstrapClient(config)
-        self._plans: deque[FetchPlan] = deque()
-        self._idle_fetchers = 0
-        self._early_responses = 0
         self._failure: Exception | None = None
         self._wakeup = False
         self._woken = False
@@ -225,7 +218,6 @@ class FetchManager:
                 return False
             self._is_closed = True
             self._ready.notify_all()
-            self._planned.notify_all()
             return True
 
     def _after_fork(self) -> None:
@@ -240,11 +232,13 @@ class FetchManager:
         except ClosedError:
             return
         except Exception as error:
-            log.error("the %s has failed", self._what, exc_info=error)
-            with self._lock:
-                self._failure = error
-                self._ready.notify_all()
-                self._planned.notify_all()
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        log.error("the %s has failed", self._what, exc_info=error)
+        with self._lock:
+            self._failure = error
+            self._ready.notify_all()
 
     def _is_over(self) -> bool:
         return self._is_closed or self._failure is not None
@@ -257,10 +251,9 @@ class FetchManager:
                 if self._is_over():
                     return
                 turn = self.engine.turn(monotonic_ms())
-                self._start_fetches(turn.plans)
-                self._wake_following()  # An overdue fetch may have been dropped.
                 if turn.is_ready:
                     self._ready.notify_all()
+            self._start(turn.plans)
             if not turn.refreshes and not turn.lost:
                 yield WaitSignal(self._work, turn.idle_seconds)
                 continue
@@ -349,68 +342,43 @@ class FetchManager:
 
     # --- fetches ---
 
-    def _start_fetches(self, plans: list[FetchPlan]) -> None:
-        """Queue fetches, and start operations for them as needed. Called under the lock."""
-        self._plans.extend(plans)
-        for _ in range(len(self._plans) - self._idle_fetchers):
-            self._idle_fetchers += 1
-            self.background.spawn_blocking(self._guarded(self._fetch()))
-        self._planned.notify(len(self._plans))
-
-    def _fetch(self) -> Operation[None]:
-        """Run planned fetches one after another. Counted in `_idle_fetchers` while it waits and before it starts."""
+    def _start(self, plans: list[FetchPlan]) -> None:
+        """Start fetches. Not called under the lock, because it makes calls."""
         timeout = (self._config.fetch_max_wait_ms + self._config.request_timeout_ms) / 1000
-        while True:
-            with self._lock:
-                if self._is_over():
-                    return
-                plan = self._plans.popleft() if self._plans else None
-                self._idle_fetchers -= plan is not None
-            if plan is None:
-                yield WaitUntil(self._planned, lambda: bool(self._plans) or self._is_over(), None)
-                continue
-            answer, error, started = None, None, time.monotonic()
-            try:
-                begun = partial(self._begun, plan)
-                answer = yield Call(plan.address, "broker", "FetchZeroCopy", plan.request, timeout, begun)
-            except ClosedError:
-                raise
-            except HeadraceError as failure:
-                error = failure
-            except grpc.RpcError as failure:
-                error = error_of_call(failure)
-            yield from self._process_before(plan)
-            with self._lock:
-                seconds = time.monotonic() - started
-                self.positions.counts.took(seconds)
-                self.engine.fetches.is_fast = error is None and seconds < FAST_S
-                plans, is_ready = self.engine.land(plan, answer, error, monotonic_ms())
-                self._idle_fetchers += 1  # It takes the next plan itself.
-                self._start_fetches(plans)
-                self._wake_following()
-                if is_ready:
-                    self._ready.notify_all()
-                if self.engine.fetches.stale_topics or self.positions.has_news or self.positions.resets():
-                    self._work.set()
+        for plan in plans:
+            begun = partial(self._begun, plan)
+            with request_id_scope():
+                call = Call(plan.address, "broker", "FetchZeroCopy", plan.request, timeout, begun)
+                self.background.start(call, partial(self._ended, plan, time.monotonic()))
 
     def _begun(self, plan: FetchPlan, response: broker_pb2.FetchResponse) -> None:
         """Start the fetch behind a response whose batches are arriving. Called on the thread of the connection."""
         with self._lock:
-            if not self._is_over():
-                self._start_fetches(self.engine.fetches.plan_behind(plan, response, monotonic_ms()))
+            plans = [] if self._is_over() else self.engine.fetches.plan_behind(plan, response, monotonic_ms())
+        self._start(plans)
 
-    def _process_before(self, plan: FetchPlan) -> Operation[None]:
-        """Wait until the response behind which this one continues is processed, by another operation."""
-        fetches = self.engine.fetches
-        with self._lock:
-            is_early = fetches.is_in_flight(plan.after)
-            self._early_responses += is_early
-        if is_early:
-            yield WaitUntil(self._planned, lambda: not fetches.is_in_flight(plan.after) or self._is_over(), None)
+    def _ended(self, plan: FetchPlan, started: float, answer: Any, failure: Exception | None) -> None:
+        """Process the end of a fetch, and start the next ones. Called on the thread of the connection."""
+        error = failure if failure is None or isinstance(failure, HeadraceError) else _error_of(failure)
+        if isinstance(error, ClosedError):
+            return
+        try:
             with self._lock:
-                self._early_responses -= 1
+                if self._is_over():
+                    return
+                seconds = time.monotonic() - started
+                self.positions.counts.took(seconds)
+                self.engine.fetches.is_fast = error is None and seconds < FAST_S
+                plans, is_ready = self.engine.land(plan, answer, error, monotonic_ms())
+                if is_ready:
+                    self._ready.notify_all()
+                if self.engine.fetches.stale_topics or self.positions.has_news or self.positions.resets():
+                    self._work.set()
+            self._start(plans)
+        except Exception as unexpected:
+            self._fail(unexpected)
 
-    def _wake_following(self) -> None:
-        """Wake operations in `_process_before`, after a fetch has ended. Called under the lock."""
-        if self._early_responses:
-            self._planned.notify_all()
+
+def _error_of(failure: Exception) -> HeadraceError:
+    """Return the error of a call that has failed."""
+    return error_of_call(failure) if isinstance(failure, grpc.RpcError) else InternalError(repr(failure))

@@ -32,8 +32,6 @@ class FetchPlan:
     address: str
     partitions: tuple[Wanted, ...]
     request: broker_pb2.FetchRequest
-    after: "FetchPlan | None" = None
-    """Fetch whose response must be processed first: this one continues behind its records."""
 
 
 def fetch_plan(
@@ -43,12 +41,10 @@ def fetch_plan(
     parts: Sequence[Wanted],
     *,
     names_rack: bool = False,
-    after: FetchPlan | None = None,
 ) -> FetchPlan:
     """Return the plan of one fetch of some partitions from one broker.
 
-    `after` is the fetch behind whose records it continues. `names_rack` requests the name of a nearer replica from the
-    leader, and allows another replica to serve.
+    `names_rack` requests the name of a nearer replica from the leader, and allows another replica to serve.
     """
     request = broker_pb2.FetchRequest(
         client_id=config.client_id,
@@ -71,4 +67,4 @@ def fetch_plan(
             last_epoch=part.last_epoch if part.last_epoch >= 0 else None,
             corruption_detected=part.corruption_detected,
         )
-    return FetchPlan(broker_id, address, tuple(parts), request, after)
+    return FetchPlan(broker_id, address, tuple(parts), request)

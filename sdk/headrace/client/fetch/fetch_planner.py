@@ -175,17 +175,13 @@ class FetchPlanner:
                 parts.append(part._replace(offset=offset, last_epoch=last_epoch, corruption_detected=False))
         if not parts:
             return []
-        following = fetch_plan(self._config, plan.broker_id, plan.address, parts, after=plan)
+        following = fetch_plan(self._config, plan.broker_id, plan.address, parts)
         self._start(following, now_ms)
         return [following]
 
     def _start(self, plan: FetchPlan, now_ms: int) -> None:
         self._in_flight[plan.broker_id] = self._in_flight.get(plan.broker_id, 0) + 1
         self._flying[plan] = Overdue(now_ms, self._config.fetch_max_wait_ms)
-
-    def is_in_flight(self, plan: FetchPlan | None) -> bool:
-        """Return whether the response of a fetch is still to be processed."""
-        return plan in self._flying
 
     # --- responses ---
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -9,12 +10,14 @@ import grpc
 
 from headrace.client.base.config import MAX_MESSAGE_BYTES, ClientConfig
 from headrace.client.base.errors import ClosedError
-from headrace.client.base.operations import Call, InvokeCallback, Pause, StartCall, WaitUntil
+from headrace.client.base.operations import BeginCall, Call, InvokeCallback, Pause, StartCall, WaitUntil
 from headrace.client.base.request_ids import operation_metadata
 from headrace.client.net.native import NativeConnections
 from headrace.client.net.native_calls import NATIVE_METHODS, native_request
 from headrace.client.net.security import ChannelSecurity, ClientCertificates, Options, credentials_of
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc, process_pb2_grpc
+from headrace.wire.errors import HeadraceError
+from headrace.wire.frames import Frame
 from headrace.wire.zero_copy import parse_fetch_response
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -148,6 +151,9 @@ class Connections:
                 if call is step and call.method == "GetMetadata":
                     self.native.ports.learn(answer)
                 return answer
+            case BeginCall():
+                self._begin(step.call, step.ended)
+                return None
             case Pause():
                 time.sleep(step.seconds)
                 return None
@@ -157,3 +163,37 @@ class Connections:
                 with step.changes:
                     return step.changes.wait_for(step.condition, step.seconds)
         raise AssertionError(f"no such step: {step!r}")
+
+    def _begin(self, call: Call, ended: Callable[[Any, Exception | None], None]) -> None:
+        def over_grpc() -> None:
+            self.run_step(StartCall(call)).add_done_callback(partial(_future_ended, ended))
+
+        native = NATIVE_METHODS.get((call.service, call.method))
+        if native is None:
+            over_grpc()
+            return
+
+        def done(frame: Frame | None, error: HeadraceError | None) -> None:
+            try:
+                is_answered, answer = self.native.outcome(call.address, native, frame, error)
+                if not is_answered:
+                    over_grpc()
+                    return
+            except Exception as failure:
+                ended(None, failure)
+            else:
+                ended(answer, None)
+
+        if self.native.begin(call.address, partial(native_request, native, call), done) is None:
+            over_grpc()
+
+
+def _future_ended(ended: Callable[[Any, Exception | None], None], future: "grpc.Future[Any]") -> None:
+    try:
+        answer = future.result()
+    except grpc.FutureCancelledError:
+        ended(None, ClosedError("client"))
+    except Exception as error:
+        ended(None, error)
+    else:
+        ended(answer, None)

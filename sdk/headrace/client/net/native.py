@@ -107,7 +107,7 @@ class NativeClientConnection:
             self._unsent += parts
             return
         try:
-            left = connection.send(parts, wait=True)
+            left = connection.send(parts, wait=threading.current_thread() is not self._thread)
         except OSError:
             self.is_usable = False
             shut(connection)

@@ -288,53 +288,38 @@ def test_a_call_that_cannot_be_started_raises_in_its_operation():
     loop.join(WAIT)
 
 
-def test_an_operation_whose_steps_block_has_a_thread_that_the_end_waits_for():
-    """It delays no other operation; its calls have request ids of their own, and a ClosedError ends it."""
-    gate, begun, found = threading.Event(), threading.Semaphore(0), []
+def test_a_call_is_started_without_a_wait():
+    """The thread that receives the response reports it; an error in starting the call is its end."""
+    started, ended = [], []
 
     def run_step(step):
-        found.append((step, dict(operation_metadata()), threading.current_thread().name))
-        begun.release()
-        assert gate.wait(WAIT)
-
-    def calling():
-        yield CALL
-        yield CALL
-        raise ClosedError("Consumer")
+        if len(started) == 1:
+            raise ClosedError("Consumer")
+        started.append(step)
 
     loop = BackgroundLoop("headrace-test", run_step)
+    loop.start(CALL, lambda answer, error: ended.append((answer, error)))
+    (begun,) = started
+    assert (begun.call, ended) == (CALL, [])
+    begun.ended("answer", None)
+    assert ended == [("answer", None)]
+    loop.start(CALL, lambda answer, error: ended.append((answer, type(error))))
+    assert ended[1:] == [(None, ClosedError)]
+
+
+async def test_a_call_on_a_loop_reports_its_end():
+    ended = []
+
+    async def run_step(step):
+        if ended:
+            raise ValueError("a step that fails")
+        return step.method
+
+    loop = AsyncBackgroundLoop("headrace-test", run_step)
     for _ in range(2):
-        loop.spawn_blocking(calling())
-    for _ in range(2):
-        assert begun.acquire(timeout=WAIT)
-    gate.set()
-    loop.close()
-    loop.join(WAIT)
-    assert [(step, name) for step, _, name in found] == [(CALL, "headrace-test-fetch")] * 4
-    assert len({tuple(metadata.items()) for _, metadata, _ in found}) == 4
-
-
-def test_the_end_waits_no_longer_than_it_may_for_an_operation_that_does_not_end():
-    """A step that blocks keeps its thread, and `join` returns."""
-    gate, begun, ended = threading.Event(), threading.Event(), threading.Event()
-
-    def run_step(step):
-        begun.set()
-        assert gate.wait(WAIT)
-
-    def calling():
-        yield CALL
-        ended.set()
-
-    loop = BackgroundLoop("headrace-test", run_step)
-    loop.spawn_blocking(calling())
-    assert begun.wait(WAIT)
-    loop.close()
-    loop.join(0.01)
-    assert not ended.is_set()
-    gate.set()
-    loop.join(WAIT)
-    assert ended.is_set()
+        loop.start(CALL, lambda answer, error: ended.append((answer, type(error))))
+        await loop.join(WAIT)
+    assert ended == [(CALL.method, type(None)), (None, ValueError)]
 
 
 async def test_the_end_of_tasks_waits_no_longer_than_it_may_for_one_that_does_not_end():
