@@ -188,6 +188,17 @@ ETCD = (
         ),
     ),
     Mutant(
+        "emptied-logs-incomplete",
+        "H81 I18",
+        "_most_complete",
+        always("is_older or emptied.log_end_offset < written.log_end_offset"),
+        "After a restore of etcd an old log wins against one whose records were all deleted: they are back.",
+        Test(
+            "tests/unit/coordinator/test_recover_metadata.py::test_the_most_complete_logs_are_in_sync",
+            "A seed in some ten thousand has a disk put back, all records deleted and etcd put back in this order.",
+        ),
+    ),
+    Mutant(
         "reads-of-one-member",
         "H82",
         "EtcdMetastore.get",

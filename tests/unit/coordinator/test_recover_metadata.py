@@ -39,8 +39,8 @@ BACKUP = PartitionState(
 )
 
 
-def end(epoch, offset, crc=1, last_epoch=None):
-    return LogEnd(epoch, offset, crc, epoch if last_epoch is None else last_epoch)
+def end(epoch, offset, crc=1, last_epoch=None, start=0):
+    return LogEnd(epoch, offset, crc, epoch if last_epoch is None else last_epoch, start)
 
 
 def plan(ends, state=BACKUP, topic_id=TOPIC):
@@ -65,10 +65,17 @@ def members(state):
         ({1: end(5, 40), 2: end(5, 41), 3: end(5, 41)}, [2, 3]),
         ({1: end(5, 41, crc=2), 2: end(5, 41), 3: end(4, 41)}, [1]),
         ({1: None, 2: end(-1, 0, 0), 3: end(4, 1)}, [3]),
+        # Logs whose records were all deleted end where they begin: nothing below that is missing.
+        ({1: end(4, 3), 2: end(-1, 4, 0, start=4), 3: end(-1, 4, 0, start=4)}, [2, 3]),
+        ({1: end(4, 4), 2: end(-1, 4, 0, start=4), 3: end(4, 4)}, [2]),
+        ({1: end(5, 6), 2: end(-1, 4, 0, start=4), 3: end(5, 6, start=4)}, [3]),
+        ({1: end(5, 6, start=2), 2: end(4, 9, start=3), 3: end(5, 6, start=2)}, [1, 3]),
+        ({1: end(5, 2), 2: end(4, 9, start=3), 3: end(-1, 9, 0, 4, start=9)}, [1]),
+        ({1: None, 2: end(-1, 0, 0), 3: end(-1, 4, 0, start=4)}, [3]),
     ],
 )
 def test_the_most_complete_logs_are_in_sync(ends, in_sync):
-    """A later epoch beats a longer log, then the end counts; whatever the backup says of who was in sync."""
+    """A later epoch beats a longer log, then the end counts, then the start; the in-sync set of the backup does not."""
     state = plan(ends).states[(TOPIC, 0)]
     assert members(state) == in_sync
     assert state.leader is None
@@ -169,7 +176,7 @@ def test_a_log_state_is_read_as_it_was_written(tmp_path):
     ]
     path = tmp_path / "one.json"
     path.write_text(as_text({**head, "logs": logs}))
-    expected = BrokerLogState(7, 2, b"\xab", b"", 6, {(TOPIC, 0): LogEnd(3, 9, 4, 5)}, {(OTHER, 1): "x"})
+    expected = BrokerLogState(7, 2, b"\xab", b"", 6, {(TOPIC, 0): LogEnd(3, 9, 4, 5, 1)}, {(OTHER, 1): "x"})
     assert read_log_state(path) == ("c", expected)
     path.write_text(as_text({**head, "logs": []}))
     assert read_log_state(path)[1].logs == {}

@@ -1,10 +1,13 @@
 """Metadata of the next generation after etcd was restored from a backup (PROTOCOL H81). Pure.
 
 The logs on the brokers' disks are decisive, not the in-sync sets of the backup, because members may have left since and
-others may have acknowledged more. The most complete log of a partition, by the epoch of its last batch and its end,
-has every acknowledged record if fewer disks are lost than `min_insync_replicas`, since each record with `acks=all` is
-on at least that many. Logs equal to it are in sync. Leader epochs continue far above every epoch on any disk, so that
-no state from after the backup can appear newer.
+others may have acknowledged more. The most complete log of a partition has every acknowledged record if fewer disks are
+lost than `min_insync_replicas`, since each record with `acks=all` is on at least that many. Logs equal to it are in
+sync. Leader epochs continue far above every epoch on any disk, so that no state from after the backup can appear newer.
+
+The epoch of its last batch and its end make a log more complete. A log without batches has no epoch: all its records
+were deleted, which only happens to committed ones, so it lacks nothing below its end. Of two logs with one end the one
+that begins later is chosen, so that deleted records stay deleted (PROTOCOL I18).
 
 Topics that the backup lacks are restored under a name derived from their id. Groups keep the offsets of the backup but
 no members; live members join again.
@@ -37,10 +40,16 @@ class LogEnd:
     """`crc` of the last batch. Logs with equal epoch, end and CRC are equal."""
     last_epoch: int
     """Largest leader epoch in the log."""
+    log_start_offset: int
 
     @property
-    def completeness(self) -> tuple[int, int]:
-        """Sort key: a larger value has at least the acknowledged records of a smaller one."""
+    def is_empty(self) -> bool:
+        """Whether it has no batch."""
+        return self.log_start_offset == self.log_end_offset
+
+    @property
+    def contents(self) -> tuple[int, int]:
+        """Epoch and end, which are equal for logs with the same records up to the end."""
         return self.last_batch_epoch, self.log_end_offset
 
 
@@ -128,12 +137,13 @@ def _decide(
     broker_epoch: int,
     notes: list[str],
 ) -> PartitionState:
-    best = max(ends.values(), key=lambda end: end.completeness, default=None)
-    known = [end for broker_id, end in ends.items() if broker_id in state.replicas]
-    best_known = max((end.completeness for end in known), default=(-2, -1))
-    # A move that ended after the backup, or an abandoned copy: it counts only if it has more than all others.
-    moved = [broker_id for broker_id, end in sorted(ends.items()) if end.completeness > best_known]
-    replicas = (*state.replicas, *(broker_id for broker_id in moved if broker_id not in state.replicas))
+    best = _most_complete([end for broker_id, end in ends.items() if broker_id in state.replicas])
+    anywhere = _most_complete(list(ends.values()))
+    replicas = state.replicas
+    if anywhere is not None and (best is None or best.contents != anywhere.contents):
+        # A move that ended after the backup, or an abandoned copy: it counts only if it has more than all others.
+        moved = [broker_id for broker_id, end in sorted(ends.items()) if end == anywhere]
+        best, replicas = anywhere, (*replicas, *(each for each in moved if each not in replicas))
     lost = [broker_id for broker_id in state.replicas if broker_id not in present]
     if len(lost) >= max(1, state.min_insync_replicas):
         notes.append(f"{name}: no log state of the brokers {lost}; records that only they had are lost")
@@ -166,8 +176,22 @@ def _decide(
     return after
 
 
+def _most_complete(ends: Sequence[LogEnd]) -> LogEnd | None:
+    """Return the log that has at least the acknowledged records of all others; `None` if there is no log."""
+    written = max(
+        (end for end in ends if not end.is_empty), key=lambda end: (*end.contents, end.log_start_offset), default=None
+    )
+    emptied = max((end for end in ends if end.is_empty), key=lambda end: end.log_end_offset, default=None)
+    if written is None or emptied is None:
+        return written or emptied
+    is_older = 0 <= emptied.last_epoch < written.last_batch_epoch
+    return written if is_older or emptied.log_end_offset < written.log_end_offset else emptied
+
+
 def _is_same(one: LogEnd, other: LogEnd) -> bool:
-    return one.completeness == other.completeness and one.last_crc == other.last_crc
+    return (*one.contents, one.last_crc, one.log_start_offset) == (
+        *other.contents, other.last_crc, other.log_start_offset
+    )  # fmt: skip
 
 
 def _recover_topic(
