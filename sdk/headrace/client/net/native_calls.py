@@ -3,8 +3,8 @@
 `headrace.client.net.native` transfers its bytes with a thread, `native_async` on an event loop.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from google.protobuf.message import DecodeError
@@ -270,17 +270,18 @@ NATIVE_METHODS = {
 
 def native_request(method: NativeCallMethod, call: Call) -> NativeRequest:
     """Return the request of a call."""
-    message, parse, begun = call.request.SerializeToString(), method.parse_begun, call.begun
+    message, begun = call.request.SerializeToString(), None
+    if method.parse_begun is not None and call.begun is not None:
+        begun = partial(_announce, method.parse_begun, call.begun)
+    return NativeRequest(method.method, message, (), call.timeout, operation_request_id(), begun)
 
-    def on_begun(frame: Frame) -> None:
-        with contextlib.suppress(DecodeError):  # Parsing the whole response reports it.
-            parsed = parse(frame)  # type: ignore[misc]
-            begun(parsed)  # type: ignore[misc]
 
-    is_used = parse is not None and begun is not None
-    return NativeRequest(
-        method.method, message, (), call.timeout, operation_request_id(), on_begun if is_used else None
-    )
+def _announce(parse: Callable[[Frame], Any], begun: Callable[[Any], None], frame: Frame) -> None:
+    try:
+        response = parse(frame)
+    except DecodeError:
+        return  # Parsing the whole response reports it.
+    begun(response)
 
 
 def parse_answer(parse: Callable[[Frame], Any], frame: Frame, address: str) -> Any:
