@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from unittest.mock import Mock
 
 import pytest
 from headrace.v1 import errors_pb2, native_pb2
 from headrace.wire.errors import InvalidRequestError, NotAuthorizedError, UnsupportedVersionError, from_detail
 from headrace.wire.frames import HEADER, MAX_HELLO_BYTES, PREFACE, Header, Kind, MethodCode, frame_head
+from headrace_server.handshakes import own_handshake
 from headrace_server.native import framed_connection, server
 from headrace_server.native.answers import OutgoingMessage
 from headrace_server.native.server import NativeServer
-from headrace_server.native.streams import ServedStream, open_stream
+from headrace_server.native.streams import ServedStream, _OpenedStream, open_stream
 from prometheus_client import CollectorRegistry
 
 from tests.fakes.native_metrics import native_metrics
@@ -63,6 +65,31 @@ async def leading():
 
 async def read(stream):
     return await asyncio.wait_for(stream.read(), SECONDS)
+
+
+async def test_an_error_behind_an_unread_message_is_not_lost_with_the_connection():
+    """All of it arrives in one packet, and the connection is lost before the message is read."""
+    welcome = native_pb2.Welcome(answered_by="broker-1", handshake=own_handshake())
+    refusal = errors_pb2.ErrorDetail(code=errors_pb2.ERROR_CODE_NOT_AUTHORIZED, message="another name")
+    data = b"".join(
+        (
+            frame_head(Kind.WELCOME, welcome.SerializeToString()),
+            frame_head(Kind.MESSAGE, b"challenge", method=METHOD, correlation=1),
+            frame_head(Kind.ERROR, refusal.SerializeToString()),
+        )
+    )
+
+    follower = _OpenedStream(METHOD, "broker-2")
+    transport = Mock(spec=asyncio.Transport)
+    transport.get_extra_info.return_value = None
+    transport.is_closing.return_value = False
+    follower.connection_made(transport)
+    follower.get_buffer(-1)[: len(data)] = data
+    follower.buffer_updated(len(data))
+    follower.connection_lost(None)
+    assert (await read(follower)).message == b"challenge"
+    with pytest.raises(NotAuthorizedError, match="another name"):
+        await read(follower)
 
 
 async def test_messages_go_both_ways_with_their_attachments():

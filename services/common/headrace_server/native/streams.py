@@ -8,6 +8,7 @@ makes a `ServedStream` for each connection, `open_stream` connects to one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -262,6 +263,13 @@ class _OpenedStream(MessageStream):
         super().connection_made(transport)
         hello = native_pb2.Hello(client_id=self._client_id, handshake=own_handshake())
         self._put(PREFACE + frame_head(Kind.HELLO, hello.SerializeToString()))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio. An error may have arrived behind a message that is still to be read."""
+        with contextlib.suppress(FrameError, HeadraceError):
+            while not self._is_over and (frame := self._reader.next_frame()) is not None:
+                self._take(frame)
+        super().connection_lost(exc)
 
     def _greeted(self, frame: Frame) -> None:
         try:
