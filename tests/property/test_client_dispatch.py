@@ -205,7 +205,10 @@ class World:
         answers = []
         for topic_id, number, epoch, batches in body:
             if topic_id != topic_id_of(self.life):
-                answers.append(PartitionResponse((), UnknownTopicIdError("there is no topic with that id")))
+                old: HeadraceError = UnknownTopicIdError("there is no topic with that id")
+                if self.rng.random() < self.faults * 0.3:  # A broker that has not seen the deletion.
+                    old = NotLeaderError("moved", leader=LeaderHint(self.rng.choice([1, 2, 3]), 1_000, "b1:1"))
+                answers.append(PartitionResponse((), old))
                 continue
             log = self.logs[number]
             if log.leader != request.broker_id or log.epoch != epoch:

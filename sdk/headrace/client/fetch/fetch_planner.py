@@ -221,7 +221,7 @@ class FetchPlanner:
             partition = self._current(part)
             if partition is not None:
                 if error.retriable and part.from_leader:
-                    self._cluster_metadata.forget_leader(part.where, part.leader_epoch)
+                    self._cluster_metadata.forget_leader(part.where, part.topic_id, part.leader_epoch)
                 news = self._take_error(partition, part, error, now_ms) or news
         return news
 
@@ -289,7 +289,8 @@ class FetchPlanner:
             self._positions.fail(partition.where, error, now_ms)
             return True
         self._positions.counts.retries += 1
-        learned = error.leader is not None and self._cluster_metadata.learn_leader(partition.where, error.leader)
+        hint = error.leader
+        learned = hint is not None and self._cluster_metadata.learn_leader(part.where, part.topic_id, hint)
         if not learned:
             self.stale_topics.add(partition.where.topic)
         self._positions.back_off(partition, part.leader_epoch, now_ms, at_least_ms=error.retry_after_ms)

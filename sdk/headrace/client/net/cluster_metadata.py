@@ -147,10 +147,13 @@ class ClusterMetadata:
         """Return the number of known brokers, at least 1."""
         return max(1, len(self._addresses))
 
-    def learn_leader(self, where: TopicPartition, hint: LeaderHint) -> bool:
-        """Set the leader that a NOT_LEADER error names if it is newer than the known one; return whether it was."""
-        topic_leaders = self._topics.get(where.topic)
-        if topic_leaders is None or where.partition >= len(topic_leaders.leaders) or hint.leader_id < 0:
+    def learn_leader(self, where: TopicPartition, topic_id: bytes, hint: LeaderHint) -> bool:
+        """Set the leader that a NOT_LEADER error names if it is newer than the known one; return whether it was.
+
+        `topic_id` is that of the request: the leader epochs of another incarnation of the topic are not comparable.
+        """
+        topic_leaders = self._leaders_of(where, topic_id)
+        if topic_leaders is None or hint.leader_id < 0:
             return False
         known = topic_leaders.leaders[where.partition]
         if hint.leader_epoch < known.epoch or (hint.leader_id, hint.leader_epoch) == (known.broker_id, known.epoch):
@@ -160,15 +163,18 @@ class ClusterMetadata:
         self._set(topic_leaders, where.partition, Leader(hint.leader_id, hint.leader_epoch))
         return True
 
-    def forget_leader(self, where: TopicPartition, epoch: int) -> None:
-        """Send nothing more to the leader of `epoch`; a newer leader stays."""
-        topic_leaders = self._topics.get(where.topic)
-        if (
-            topic_leaders is not None
-            and where.partition < len(topic_leaders.leaders)
-            and topic_leaders.leaders[where.partition].epoch <= epoch
-        ):
+    def forget_leader(self, where: TopicPartition, topic_id: bytes, epoch: int) -> None:
+        """Send nothing more to the leader of `epoch`; a newer leader stays, and so does one of another incarnation."""
+        topic_leaders = self._leaders_of(where, topic_id)
+        if topic_leaders is not None and topic_leaders.leaders[where.partition].epoch <= epoch:
             self._set(topic_leaders, where.partition, Leader(-1, topic_leaders.leaders[where.partition].epoch))
+
+    def _leaders_of(self, where: TopicPartition, topic_id: bytes) -> TopicLeaders | None:
+        """Return the leaders of a partition's topic; `None` if it has another id, or the partition is unknown."""
+        found = self._topics.get(where.topic)
+        if found is None or found.topic_id != topic_id or where.partition >= len(found.leaders):
+            return None
+        return found
 
     def names(self) -> Iterable[str]:
         """Return the names of the known topics."""

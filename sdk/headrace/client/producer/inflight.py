@@ -291,10 +291,11 @@ class InFlightRequests:
 
     def _reroute(self, partition_queue: PartitionQueue, epoch: int, error: HeadraceError, now_ms: int) -> None:
         """Decide where and when to retry a partition that failed at the leader of `epoch`."""
-        moved = error.leader is not None and self._cluster_metadata.learn_leader(partition_queue.where, error.leader)
+        topic = partition_queue.where, partition_queue.topic_id
+        moved = error.leader is not None and self._cluster_metadata.learn_leader(*topic, error.leader)
         if not moved:
             if error.code in _LEADERSHIP:
-                self._cluster_metadata.forget_leader(partition_queue.where, epoch)
+                self._cluster_metadata.forget_leader(*topic, epoch)
             self.needs_metadata = self.needs_metadata or error.code not in _FULL
         partition_queue.seeks_leader = not moved and (error.code in _GONE or isinstance(error, TransportError))
         partition_queue.failed_epoch = epoch

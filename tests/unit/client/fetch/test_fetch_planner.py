@@ -25,7 +25,7 @@ from headrace.wire.errors import (
 from headrace.wire.ids import TopicPartition
 from headrace.wire.zero_copy import SplicedMessage
 
-from tests.unit.client.fetch.reading import TERM_MS, TOPIC_ID, WHERE, Reading, batch, metadata, near
+from tests.unit.client.fetch.reading import OTHER_ID, TERM_MS, TOPIC_ID, WHERE, Reading, batch, metadata, near
 
 
 def test_a_fetch_names_the_epoch_of_the_batch_before_it(reading):
@@ -56,6 +56,20 @@ def test_a_newer_leader_is_tried_at_once(known, reading):
         assert reading.fetches.stale_topics == {"clicks"}
         reading.cluster_metadata.update(metadata(leader=2, epoch=4))
     assert reading.asks()[0] == 2
+
+
+@pytest.mark.parametrize("hint", [None, LeaderHint(3, 9, "b3:1")])
+def test_a_leader_of_the_deleted_topic_says_nothing_about_the_new_one(hint, reading):
+    """Its epochs begin again: an old broker's answer for the old topic would hide the new leader for good (H26)."""
+    answered = reading.fetch()
+    reading.cluster_metadata.update(metadata(leader=2, epoch=0, topic_id=OTHER_ID))
+    reading.answer(answered, error=NotLeaderError("moved", leader=hint))
+    assert reading.cluster_metadata.leader(WHERE) == (2, "b2:1", 0)
+    reading.positions.seek(WHERE, 0, OTHER_ID)
+    lost = reading.fetch()
+    reading.cluster_metadata.update(metadata(leader=3, epoch=0))
+    reading.fail(lost)
+    assert reading.cluster_metadata.leader(WHERE) == (3, "b3:1", 0)
 
 
 def test_two_moves_in_a_row_cost_no_wait(reading):

@@ -141,6 +141,18 @@ def test_two_moves_in_a_row_cost_no_wait_and_keep_the_order(sending):
     assert sequences(request) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("hint", [None, LeaderHint(2, 6, "b2:1")])
+def test_a_leader_of_the_deleted_topic_says_nothing_about_the_new_one(hint, sending):
+    """Its epochs begin again: an old broker's answer for the old topic would hide the new leader for good (H26)."""
+    sending.add()
+    request = sending.send_one()
+    sending.leaders([(3, 0)], topic_id=b"2" * 16)
+    sending.answer(request, NotLeaderError("moved", leader=hint))
+    assert sending.cluster_metadata.leader(TopicPartition("t", 0)) == (3, "b3:1", 0)
+    (finished,) = sending.leaders([(3, 0)], topic_id=b"2" * 16)
+    assert isinstance(finished.error, UnknownTopicIdError)
+
+
 def test_a_wrong_hint_is_followed_at_the_pace_of_the_back_off(sending):
     """Brokers that point at each other in one epoch are not asked in a circle; metadata decides."""
     sending.add()

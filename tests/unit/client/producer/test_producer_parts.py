@@ -110,7 +110,10 @@ def test_a_leader_is_looked_for_at_a_steady_pace():
     assert {backoff.look_delay_ms() // 100 for _ in range(200)} == {1}
 
 
-def metadata(leader=1, epoch=0, topic_id=b"1" * 16, partitions=2):
+TOPIC_ID = b"1" * 16
+
+
+def metadata(leader=1, epoch=0, topic_id=TOPIC_ID, partitions=2):
     answer = cluster_pb2.GetMetadataResponse(cluster_id="c", max_batch_bytes=99)
     for broker in (1, 2):
         answer.brokers.add(broker_id=broker, address=f"b{broker}:1")
@@ -126,14 +129,16 @@ def test_routes_only_move_forward():
     cluster_metadata.update(metadata(leader=1, epoch=5))
     assert cluster_metadata.leader(WHERE) == (1, "b1:1", 5)
     assert cluster_metadata.topic("t").max_batch_bytes == 99
-    assert not cluster_metadata.learn_leader(WHERE, LeaderHint(2, 4, "old:1"))
-    assert cluster_metadata.learn_leader(WHERE, LeaderHint(2, 6, "new:1"))
+    assert not cluster_metadata.learn_leader(WHERE, TOPIC_ID, LeaderHint(2, 4, "old:1"))
+    assert not cluster_metadata.learn_leader(WHERE, b"2" * 16, LeaderHint(2, 6, "another topic's:1"))
+    assert cluster_metadata.learn_leader(WHERE, TOPIC_ID, LeaderHint(2, 6, "new:1"))
     cluster_metadata.update(metadata(leader=1, epoch=5, partitions=1))
     assert cluster_metadata.leader(WHERE) == (2, "b2:1", 6)
     assert cluster_metadata.topic("t").partitions == 2
-    cluster_metadata.forget_leader(WHERE, 5)
+    cluster_metadata.forget_leader(WHERE, TOPIC_ID, 5)
+    cluster_metadata.forget_leader(WHERE, b"2" * 16, 6)
     assert cluster_metadata.leader(WHERE) is not None
-    cluster_metadata.forget_leader(WHERE, 6)
+    cluster_metadata.forget_leader(WHERE, TOPIC_ID, 6)
     assert cluster_metadata.leader(WHERE) is None
     assert cluster_metadata.topic("t").led_partitions() == [1]
 
