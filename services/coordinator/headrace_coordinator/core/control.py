@@ -40,7 +40,7 @@ class Step(Enum):
     SWEEP = "sweep"
     """The leader is live: remove members whose session ended, or update those whose data is complete (H16, H17)."""
     CONFIGURE = "configure"
-    """Copy the topic's min_insync_replicas to the key, and clear `durable` if the topic no longer flushes (H30)."""
+    """Copy the topic's min_insync_replicas to the key (H30)."""
     LEAVE = "leave"
     """Remove a stopping broker that does not lead from the in-sync set if enough members stay (KIP-841)."""
     RELIEVE = "relieve"
