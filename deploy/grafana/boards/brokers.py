@@ -1,4 +1,4 @@
-"""Dashboard of utilisation, saturation and errors by broker."""
+"""Dashboard of utilization, saturation and errors by broker."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from deploy.grafana.queries import HERE, INSTANCE, RECORDS, events, per_second, 
 BOARD = Dashboard(
     "brokers",
     "Brokers",
-    "Each broker's utilisation, saturation and errors.",
+    "Utilization, saturation and errors of each broker.",
     (
         Row(
-            "Utilisation",
+            "Utilization",
             (
                 graph(
                     "Records in",
@@ -58,25 +58,25 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Memory",
-                    "Resident; the kernel's page cache, where the log lives, is not in it.",
+                    "Resident memory, without the kernel's page cache, which holds the log.",
                     "bytes",
                     Query(f'process_resident_memory_bytes{{job="headrace-broker", {HERE}}}', "{{instance}}"),
                 ),
                 graph(
                     "Partitions led",
-                    "Uneven: `headrace partition elect` puts the preferred leaders in their places.",
+                    "If uneven, `headrace partition elect` elects the preferred leaders.",
                     "short",
                     Query(f"headrace_broker_leader_partitions{{{HERE}}}", "{{instance}}"),
                 ),
                 graph(
                     "Replicas held",
-                    "Uneven: `headrace partition reassign` spreads them.",
+                    "If uneven, `headrace partition reassign` spreads them.",
                     "short",
                     Query(f"headrace_broker_partitions{{{HERE}}}", "{{instance}}"),
                 ),
                 graph(
                     "Open files",
-                    "Against the limit of the process.",
+                    "Compared with the limit of the process.",
                     "percentunit",
                     Query(
                         f'process_open_fds{{job="headrace-broker", {HERE}}} / '
@@ -91,13 +91,13 @@ BOARD = Dashboard(
             (
                 graph(
                     "Event loop lag, p99",
-                    "Above 100 ms clients notice.",
+                    "Above 100 ms it affects clients.",
                     "s",
                     Query(slowest("headrace_broker_loop_lag_seconds", HERE, "instance"), "{{instance}}"),
                 ),
                 graph(
                     "Produce by stage, p99",
-                    "Where the time of a produce goes: the queue, the append, the fsync, or the followers.",
+                    "Time of produce calls by stage: queue, append, fsync, replication.",
                     "s",
                     Query(slowest("headrace_broker_produce_stage_seconds", HERE, "stage"), "{{stage}}"),
                 ),
@@ -108,14 +108,14 @@ BOARD = Dashboard(
                     Query(slowest("headrace_broker_produce_seconds", HERE, "instance"), "{{instance}}"),
                 ),
                 graph(
-                    "Requests and answers held",
-                    "Bytes in memory against max_inflight_bytes; beyond, calls are throttled.",
+                    "Requests and responses in memory",
+                    "Bytes, compared with max_inflight_bytes, above which calls are throttled.",
                     "bytes",
                     Query(f"headrace_broker_inflight_bytes{{{HERE}}}", "{{instance}}"),
                 ),
                 graph(
                     "Waiting fetches",
-                    "Long polls that wait for data, against max_waiting_fetches.",
+                    "Long polls that wait for data, compared with max_waiting_fetches.",
                     "short",
                     Query(f"headrace_broker_waiting_fetches{{{HERE}}}", "{{instance}}"),
                 ),
@@ -132,20 +132,20 @@ BOARD = Dashboard(
             (
                 graph(
                     "Bytes from the page cache",
-                    "Sent by the kernel, compared with all bytes fetched. The rest is small, or goes over TLS or gRPC.",
+                    "Sent by the kernel, and all bytes fetched. The rest is small, or sent over TLS or gRPC.",
                     "Bps",
                     Query(per_second("headrace_broker_native_sent_bytes_total", HERE, "instance"), "{{instance}} sent"),
                     Query(per_second("headrace_broker_fetched_bytes_total", HERE, "instance"), "{{instance}} fetched"),
                 ),
                 graph(
                     "Native connections",
-                    "At max_native_connections, or at an address's share of them, further ones are refused.",
+                    "At max_native_connections, or at an address's share of it, further connections are refused.",
                     "short",
                     Query(f"headrace_broker_native_connections{{{HERE}}}", "{{instance}}"),
                 ),
                 graph(
                     "Native connections refused and broken",
-                    "Refused: no place; those clients use gRPC. Broken: no client, or one that was too slow.",
+                    "Refused: the limit is reached, and the clients use gRPC. Broken: a protocol error or a timeout.",
                     "short",
                     Query(rises("headrace_broker_native_refused_total", HERE, "instance"), "{{instance}} refused"),
                     Query(rises("headrace_broker_native_broken_total", HERE, "instance"), "{{instance}} broken"),
@@ -157,13 +157,13 @@ BOARD = Dashboard(
             (
                 graph(
                     "Produce errors",
-                    "By code. NOT_LEADER is routine while leadership moves; STORAGE_FULL is not.",
+                    "By code. NOT_LEADER is expected while leadership moves; STORAGE_FULL is not.",
                     "short",
                     Query(events("headrace_broker_produce_errors_total", HERE, "code"), "{{code}}"),
                     without_data=NOTHING,
                 ),
                 graph(
-                    "Calls refused or failed",
+                    "Calls rejected or failed",
                     "Whole calls, by method and code.",
                     "short",
                     Query(events("headrace_broker_call_errors_total", HERE, "method", "code"), "{{method}} {{code}}"),

@@ -15,15 +15,15 @@ BOARD = Dashboard(
             (
                 graph(
                     "Produce, by quantile",
-                    "The whole call at the broker, acknowledgements included.",
+                    "The whole call at the broker, including acknowledgements.",
                     "s",
                     Query(slowest("headrace_broker_produce_seconds", OURS, quantile=0.5), "p50"),
                     Query(slowest("headrace_broker_produce_seconds", OURS, quantile=0.99), "p99"),
                     Query(slowest("headrace_broker_produce_seconds", OURS, quantile=0.999), "p99.9"),
                 ),
                 graph(
-                    "Records a batch",
-                    "Few: producers send too soon (linger_ms) or spread too thin.",
+                    "Records per batch",
+                    "If low, producers send too early (linger_ms) or to too many partitions.",
                     "short",
                     Query(
                         f"sum(rate(headrace_broker_produced_records_total{{{OURS}}}[$__rate_interval])) / "
@@ -33,7 +33,7 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Calls and duplicates",
-                    "Produce calls, and batches that a retry sent again and that were not stored twice.",
+                    "Produce calls, and batches of retries that were already stored.",
                     "reqps",
                     Query(per_second("headrace_broker_produce_seconds_count", OURS), "calls"),
                     Query(per_second("headrace_broker_duplicate_batches_total", OURS), "duplicates"),
@@ -51,8 +51,8 @@ BOARD = Dashboard(
                     Query(slowest("headrace_broker_fetch_wait_seconds", OURS), "wait"),
                 ),
                 graph(
-                    "Bytes a fetch",
-                    "Small and many: raise fetch_min_bytes.",
+                    "Bytes per fetch",
+                    "If small, and fetches are many, raise fetch_min_bytes.",
                     "bytes",
                     Query(
                         f"sum(rate(headrace_broker_fetched_bytes_total{{{OURS}}}[$__rate_interval])) / "
@@ -62,7 +62,7 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Fetches",
-                    "A second, and how many wait.",
+                    "Fetches per second, and waiting fetches.",
                     "short",
                     Query(per_second("headrace_broker_fetch_seconds_count", OURS), "a second"),
                     Query(f"sum(headrace_broker_waiting_fetches{{{OURS}}})", "waiting"),
@@ -70,7 +70,7 @@ BOARD = Dashboard(
             ),
         ),
         Row(
-            "Refused",
+            "Rejected",
             (
                 graph(
                     "Produce",
@@ -95,11 +95,11 @@ BOARD = Dashboard(
             ),
         ),
         Row(
-            "Applications that show their metrics (headrace.metrics)",
+            "Applications that export their metrics (headrace.metrics)",
             (
                 graph(
                     "Records sent and failed",
-                    "By client; the label cluster is not theirs, so these are all that this Prometheus scrapes.",
+                    "By client. These series have no label cluster: all clients that this Prometheus scrapes.",
                     RECORDS,
                     Query(per_second("headrace_client_sent_records_total", "", "client"), "{{client}} sent"),
                     Query(per_second("headrace_client_failed_records_total", "", "client"), "{{client}} failed"),
@@ -107,38 +107,38 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Buffered",
-                    "Records on their way, against buffer_memory; full, `send` waits.",
+                    "Bytes of unsent records, compared with buffer_memory. If it is full, `send` waits.",
                     "bytes",
                     Query("sum by (client) (headrace_client_buffered_bytes)", "{{client}}"),
                     without_data=NOT_SCRAPED,
                 ),
                 graph(
-                    "Calls as clients see them, p99",
-                    "From the start of a call to its answer: the network and the client's own work are in it.",
+                    "Calls measured by clients, p99",
+                    "From the start of a call to its response, including the network and the client's own work.",
                     "s",
                     Query(slowest("headrace_client_produce_seconds", "", "client"), "{{client}} produce"),
                     Query(slowest("headrace_client_fetch_seconds", "", "client"), "{{client}} fetch and wait"),
                     without_data=NOT_SCRAPED,
                 ),
                 graph(
-                    "Errors that clients met with",
-                    "By code, of partitions of their calls. NOT_LEADER is routine while leadership moves.",
+                    "Errors measured by clients",
+                    "By code, of partitions of their calls. NOT_LEADER is expected while leadership moves.",
                     "short",
                     Query(events("headrace_client_produce_errors_total", "", "client", "code"), "{{client}} {{code}}"),
                     Query(events("headrace_client_fetch_errors_total", "", "client", "code"), "{{client}} {{code}}"),
                     without_data=NOTHING,
                 ),
                 graph(
-                    "Sent or fetched again",
-                    "Batches of producers and partitions of readers, without an error that reaches the application.",
+                    "Retries",
+                    "Batches and fetched partitions that were retried without an error in the application.",
                     "ops",
                     Query(per_second("headrace_client_produce_retries_total", "", "client"), "{{client}} batches"),
                     Query(per_second("headrace_client_fetch_retries_total", "", "client"), "{{client}} partitions"),
                     without_data=NOT_SCRAPED,
                 ),
                 graph(
-                    "Lag, as consumers see it",
-                    "Of the partitions that each reads.",
+                    "Lag measured by consumers",
+                    "Of the partitions that each consumer reads.",
                     "short",
                     Query("sum by (client) (headrace_client_lag_records)", "{{client}}"),
                     without_data=NOT_SCRAPED,

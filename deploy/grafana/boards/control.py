@@ -22,19 +22,19 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Calls",
-                    "By method, those that are called.",
+                    "By method; only methods that are called.",
                     "reqps",
                     Query(f"{per_second('headrace_coordinator_call_seconds_count', OURS, 'method')} > 0", "{{method}}"),
                 ),
                 graph(
-                    "Time of calls, p99",
-                    "By method, those that are called.",
+                    "Duration of calls, p99",
+                    "By method; only methods that are called.",
                     "s",
                     Query(f"{slowest('headrace_coordinator_call_seconds', OURS, 'method')} >= 0", "{{method}}"),
                 ),
                 graph(
-                    "Errors answered",
-                    "Whole calls by method and code; and single topics or partitions inside answers by code.",
+                    "Errors",
+                    "Whole calls by method and code, and single topics or partitions in responses by code.",
                     "short",
                     Query(
                         events("headrace_coordinator_call_errors_total", OURS, "method", "code"),
@@ -52,7 +52,7 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Topics and partitions",
-                    "Visible ones.",
+                    "Visible topics and their partitions.",
                     "short",
                     Query(f"max(headrace_coordinator_topics{{{OURS}}})", "topics"),
                     Query(f"max(headrace_coordinator_partitions{{{OURS}}})", "partitions"),
@@ -71,7 +71,7 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Requests, p99",
-                    "By operation. Above 100 ms look at etcd's disk.",
+                    "By operation. Above 100 ms, check etcd's disk.",
                     "s",
                     Query(slowest("headrace_coordinator_etcd_request_seconds", OURS, "operation"), "{{operation}}"),
                 ),
@@ -85,7 +85,7 @@ BOARD = Dashboard(
                     ),
                 ),
                 graph(
-                    "Unanswered requests",
+                    "Failed requests",
                     "By operation.",
                     "short",
                     Query(events("headrace_coordinator_etcd_errors_total", OURS, "operation"), "{{operation}}"),
@@ -93,7 +93,7 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Database",
-                    "Its size and its quota; at the quota etcd refuses writes. 2 GiB if etcd does not report it (3.5).",
+                    "Size and quota; at the quota etcd rejects writes. 2 GiB if etcd does not report it (3.5).",
                     "bytes",
                     Query(f"max(headrace_coordinator_etcd_db_bytes{{{OURS}}})", "size"),
                     Query(f"max(headrace_coordinator_etcd_db_quota_bytes{{{OURS}}})", "quota"),

@@ -48,7 +48,7 @@ BOARD = Dashboard(
             (
                 graph(
                     "Members",
-                    "Of each group.",
+                    "Members of each group.",
                     "short",
                     Query(f"max by (group) (headrace_coordinator_group_size{{{GROUPS}}})", "{{group}}"),
                 ),
@@ -75,7 +75,7 @@ BOARD = Dashboard(
             ),
         ),
         Row(
-            "Coordinators' work",
+            "Coordinators",
             (
                 graph(
                     "Heartbeats, p99",
@@ -91,26 +91,26 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Transactions on groups",
-                    "Including lost compares. Many lost compares mean that clients use several coordinators.",
+                    "Including failed compares. Many failed compares mean that clients use several coordinators.",
                     "ops",
                     Query(per_second("headrace_coordinator_group_transactions_total", OURS), "all"),
-                    Query(per_second("headrace_coordinator_group_conflicts_total", OURS), "lost"),
+                    Query(per_second("headrace_coordinator_group_conflicts_total", OURS), "failed compares"),
                 ),
                 graph(
-                    "Age of the lags",
-                    "Age of these numbers, and the time that measuring takes.",
+                    "Age of the measurement",
+                    "Age of the lags above, and the duration of the measurement.",
                     "s",
                     Query(f"max(headrace_coordinator_lag_age_seconds{{{OURS}}})", "age"),
-                    Query(f"max(headrace_coordinator_lag_round_seconds{{{OURS}}})", "measuring"),
+                    Query(f"max(headrace_coordinator_lag_round_seconds{{{OURS}}})", "duration"),
                 ),
                 graph(
-                    "Lag not known",
-                    "Partitions whose leader did not respond; and pairs of group and topic above the limit.",
+                    "Lag unknown",
+                    "Partitions whose leader did not respond, and pairs of group and topic above the limit.",
                     "short",
                     Query(
-                        f"sum(max by (group) (headrace_coordinator_group_unknown_partitions{{{OURS}}}))", "not answered"
+                        f"sum(max by (group) (headrace_coordinator_group_unknown_partitions{{{OURS}}}))", "no response"
                     ),
-                    Query(f"max(headrace_coordinator_lag_series_omitted{{{OURS}}})", "left out"),
+                    Query(f"max(headrace_coordinator_lag_series_omitted{{{OURS}}})", "omitted"),
                 ),
             ),
         ),

@@ -38,7 +38,7 @@ BOARD = Dashboard(
                 ),
                 number(
                     "Brokers up",
-                    "Of the brokers that are registered, hold replicas, or are scraped; below 100 %: see Brokers.",
+                    "Share of all brokers that are registered, hold replicas, or are scraped. Below 100 % see Brokers.",
                     "percentunit",
                     BROKERS_UP,
                     decimals=0,
@@ -53,14 +53,14 @@ BOARD = Dashboard(
                 ),
                 number(
                     "Offline partitions",
-                    "Partitions without a leader: neither written nor read.",
+                    "Partitions without a leader accept no writes and no reads.",
                     "short",
                     OFFLINE,
                     steps=GOOD_IS_ZERO,
                 ),
                 number(
                     "Under minimum in-sync",
-                    "Partitions that refuse acks=all.",
+                    "Partitions that reject acks=all.",
                     "short",
                     UNDER_MINIMUM,
                     steps=GOOD_IS_ZERO,
@@ -82,7 +82,7 @@ BOARD = Dashboard(
                 ),
                 number(
                     "etcd's space used",
-                    "Its database, of its quota; at all of it etcd refuses writes.",
+                    "Share of the quota that etcd's database uses; at 100 % etcd rejects writes.",
                     "percentunit",
                     f"max(headrace_coordinator_etcd_db_bytes{{{OURS}}} / "
                     f"headrace_coordinator_etcd_db_quota_bytes{{{OURS}}})",
@@ -110,8 +110,8 @@ BOARD = Dashboard(
                     Query(per_second("headrace_broker_replicated_out_bytes_total", OURS), "replicated"),
                 ),
                 graph(
-                    "Time of calls, p99",
-                    "Produce with its wait for acknowledgements, and the work of a fetch without its wait for data.",
+                    "Duration of calls, p99",
+                    "Produce including the wait for acknowledgements; fetch without the wait for data.",
                     "s",
                     Query(slowest("headrace_broker_produce_seconds", OURS), "produce"),
                     Query(slowest("headrace_broker_fetch_seconds", OURS), "fetch"),
@@ -123,7 +123,7 @@ BOARD = Dashboard(
             (
                 graph(
                     "Lag of groups, seconds",
-                    "Age of the oldest uncommitted record: the ten worst groups.",
+                    "Age of the oldest uncommitted record, for the ten worst groups.",
                     "s",
                     Query(
                         f"topk(10, max by (group, topic) (headrace_coordinator_group_lag_seconds{{{OURS}}}))",
@@ -132,14 +132,14 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Event loop lag, p99",
-                    "Every call to that service waits this long.",
+                    "Every call to this service is delayed by this time.",
                     "s",
                     Query(slowest("headrace_broker_loop_lag_seconds", OURS, "instance"), "{{instance}}"),
                     Query(slowest("headrace_coordinator_loop_lag_seconds", OURS, "instance"), "{{instance}}"),
                 ),
                 graph(
-                    "Errors answered",
-                    "Partitions of produce and fetch calls that were answered with an error, by code.",
+                    "Errors",
+                    "Partitions of produce and fetch calls that failed, by code.",
                     "short",
                     Query(events("headrace_broker_produce_errors_total", OURS, "code"), "produce {{code}}"),
                     Query(events("headrace_broker_fetch_errors_total", OURS, "code"), "fetch {{code}}"),

@@ -22,14 +22,14 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Under minimum in-sync",
-                    "These refuse acks=all.",
+                    "These partitions reject acks=all.",
                     "short",
                     Query(f"headrace_broker_under_min_insync{{{HERE}}}", "{{instance}}"),
                     stack=True,
                 ),
                 graph(
-                    "In-sync sets shrink and grow",
-                    "A follower that keeps falling out has a slow disk, a slow network, or too little CPU. The "
+                    "In-sync set changes",
+                    "A follower that leaves repeatedly has a slow disk, a slow network, or too little CPU. The "
                     "controller removes brokers that are dead or stopping.",
                     "short",
                     Query(rises("headrace_broker_in_sync_shrinks_total", HERE, "instance"), "{{instance}} shrinks"),
@@ -43,39 +43,39 @@ BOARD = Dashboard(
             (
                 graph(
                     "Lag of followers, records",
-                    "What the worst partition of each follower lacks, as its leaders see it.",
+                    "Records that each follower lacks in its worst partition, measured by its leaders.",
                     "short",
                     Query(f"max by (peer) (headrace_broker_follower_lag_records{{{HERE}}})", "broker-{{peer}}"),
                 ),
                 graph(
                     "Lag of followers, seconds",
-                    "Since the follower had everything; past replica_lag_max_ms it leaves the in-sync set.",
+                    "Time since the follower was caught up; above replica_lag_max_ms it leaves the in-sync set.",
                     "s",
                     Query(f"max by (peer) (headrace_broker_follower_lag_seconds{{{HERE}}})", "broker-{{peer}}"),
                 ),
                 graph(
                     "Bytes copied",
-                    "In by each follower.",
+                    "Received by each follower.",
                     "Bps",
                     Query(per_second("headrace_broker_replicated_in_bytes_total", HERE, "instance"), "{{instance}}"),
                 ),
                 graph(
                     "Phi of peers",
-                    "Phi of peers that should be heard: at 1 one doubt in ten is wrong, at 8 they lose leadership. "
-                    "Drawn up to 20.",
+                    "Phi of peers on replication streams. At 1 one in ten suspicions is wrong. At phi_threshold (8) a "
+                    "peer is suspected, and elections prefer others. Values above 20 are shown as 20.",
                     "short",
                     Query(f"clamp_max(max by (peer) (headrace_broker_peer_phi{{{HERE}}}), 20)", "broker-{{peer}}"),
                 ),
                 graph(
-                    "Truncations and corrupt answers",
-                    "Logs truncated because they diverged from their leader's, and answers that failed their checks.",
+                    "Truncations and corrupt responses",
+                    "Logs truncated because they diverged from their leader's, and responses that failed their checks.",
                     "short",
                     Query(rises("headrace_broker_truncations_total", HERE, "instance"), "{{instance}} truncations"),
                     Query(rises("headrace_broker_corrupt_fetches_total", HERE, "instance"), "{{instance}} corrupt"),
                 ),
                 graph(
-                    "Unanswered proposals",
-                    "Changes of in-sync sets that etcd did not answer.",
+                    "Timed-out in-sync set updates",
+                    "Changes of in-sync sets to which etcd did not respond in time.",
                     "short",
                     Query(rises("headrace_broker_isr_update_timeouts_total", HERE, "instance"), "{{instance}}"),
                 ),
@@ -86,7 +86,7 @@ BOARD = Dashboard(
             (
                 graph(
                     "Elections",
-                    "Leaders elected in place of dead ones, moved from living ones, and those that may lack records.",
+                    "Leaders elected to replace dead ones, handed over by live ones, and elected uncleanly.",
                     "short",
                     Query(rises("headrace_coordinator_elections_total", OURS), "elected"),
                     Query(
@@ -99,8 +99,8 @@ BOARD = Dashboard(
                     ),
                 ),
                 graph(
-                    "Leaderships begun",
-                    "By the broker that took them.",
+                    "Leaderships started",
+                    "By the new leader.",
                     "short",
                     Query(
                         rises("headrace_broker_leaderships_started_total", HERE, "instance"),
@@ -108,8 +108,8 @@ BOARD = Dashboard(
                     ),
                 ),
                 graph(
-                    "Moving partitions",
-                    "Whose replicas are on their way to other brokers.",
+                    "Partitions under reassignment",
+                    "Partitions whose replicas are being copied to other brokers.",
                     "short",
                     Query(f"max(headrace_coordinator_moving_partitions{{{OURS}}})", "moving"),
                 ),

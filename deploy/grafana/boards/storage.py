@@ -15,7 +15,7 @@ BOARD = Dashboard(
             (
                 graph(
                     "Free",
-                    "Of each broker's volume.",
+                    "Share of each broker's volume.",
                     "percentunit",
                     Query(
                         f"headrace_broker_disk_free_bytes{{{HERE}}} / headrace_broker_disk_total_bytes{{{HERE}}}",
@@ -25,33 +25,33 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Free in a day",
-                    "At the rate of the last six hours; below zero the volume will be full.",
+                    "At the rate of the last six hours. Below zero, the volume will be full.",
                     "bytes",
                     Query(f"predict_linear(headrace_broker_disk_free_bytes{{{HERE}}}[6h], 86400)", "{{instance}}"),
                     signed=True,
                 ),
                 graph(
                     "Logs",
-                    "What the replicas of each broker take.",
+                    "Bytes of all replicas of each broker.",
                     "bytes",
                     Query(f"headrace_broker_log_bytes{{{HERE}}}", "{{instance}}"),
                     stack=True,
                 ),
                 graph(
                     "Segments",
-                    "Files of logs.",
+                    "Segment files of all logs.",
                     "short",
                     Query(f"headrace_broker_log_segments{{{HERE}}}", "{{instance}}"),
                 ),
                 graph(
                     "Segments removed",
-                    "By retention.",
+                    "Removed by retention and DeleteRecords.",
                     "short",
                     Query(rises("headrace_broker_deleted_segments_total", HERE, "instance"), "{{instance}}"),
                 ),
                 graph(
-                    "Refuses appends",
-                    "1 while the volume is fuller than disk_refuse_below_bytes allows.",
+                    "Appends rejected",
+                    "1 while less than disk_refuse_below_bytes is free.",
                     "short",
                     Query(f"headrace_broker_appends_rejected_disk_full{{{HERE}}}", "{{instance}}"),
                     highest=1.0,
@@ -63,18 +63,18 @@ BOARD = Dashboard(
             (
                 graph(
                     "fsync, p99",
-                    "One flush of one log. Above 100 ms durability=fsync slows all producers down.",
+                    "One flush of one log. Above 100 ms, durability=fsync slows all producers down.",
                     "s",
                     Query(slowest("headrace_broker_flush_seconds", HERE, "instance"), "{{instance}}"),
                 ),
                 graph(
                     "fsyncs",
-                    "Rounds a second.",
+                    "Rounds per second.",
                     "iops",
                     Query(per_second("headrace_broker_flush_seconds_count", HERE, "instance"), "{{instance}}"),
                 ),
                 graph(
-                    "Appends and reads that waited",
+                    "Appends and reads in threads",
                     "Appends moved to a thread because the disk was slow; reads that were not in the page cache.",
                     "iops",
                     Query(per_second("headrace_broker_slow_appends_total", HERE, "instance"), "{{instance}} appends"),
@@ -87,7 +87,7 @@ BOARD = Dashboard(
             (
                 graph(
                     "Recovery",
-                    "Logs opened of those to open, at the last start.",
+                    "Logs opened at the last start, of all logs found.",
                     "percentunit",
                     Query(
                         f"headrace_broker_recovered_logs{{{HERE}}} / (headrace_broker_recovery_logs{{{HERE}}} > 0)",
@@ -97,14 +97,14 @@ BOARD = Dashboard(
                     without_data=NOTHING,
                 ),
                 graph(
-                    "Time of recovery",
-                    "So far, or what the last one took.",
+                    "Duration of recovery",
+                    "Of the current recovery, or of the last one.",
                     "s",
                     Query(f"headrace_broker_recovery_seconds{{{HERE}}}", "{{instance}}"),
                 ),
                 graph(
                     "Offline logs and corruption",
-                    "Replicas whose log failed; corruption found; logs that were copied anew because of it.",
+                    "Replicas whose log failed, corruption found, and logs that were copied again because of it.",
                     "short",
                     Query(f"headrace_broker_offline_logs{{{HERE}}}", "{{instance}} offline"),
                     Query(f"headrace_broker_corruptions_detected_total{{{HERE}}}", "{{instance}} corruption"),

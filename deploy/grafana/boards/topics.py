@@ -10,14 +10,14 @@ PRODUCED = "headrace_broker_partition_produced_records_total"
 BOARD = Dashboard(
     "topics",
     "Topics",
-    "What each topic takes in, gives out and keeps. Needs /metrics/detail to be scraped.",
+    "Traffic and size of each topic. Requires scraping of /metrics/detail.",
     (
         Row(
             "Traffic",
             (
                 graph(
                     "Records in",
-                    "By topic: the twenty busiest.",
+                    "By topic, the twenty busiest.",
                     RECORDS,
                     Query(
                         top(20, per_second(PRODUCED, TOPICS, "topic")),
@@ -52,7 +52,7 @@ BOARD = Dashboard(
             (
                 graph(
                     "Size",
-                    "Of the leaders' logs; with the replicas a topic takes as many times more.",
+                    "Of the leaders' logs. Multiply by the number of replicas for the size on all disks.",
                     "bytes",
                     Query(
                         f"topk(20, sum by (topic) (headrace_broker_partition_log_bytes{{{TOPICS}}} "
@@ -62,8 +62,8 @@ BOARD = Dashboard(
                     detail=True,
                 ),
                 graph(
-                    "Records kept",
-                    "From the first offset that is still there to the end.",
+                    "Records stored",
+                    "From the log start to the log end.",
                     "short",
                     Query(
                         f"topk(20, sum by (topic) ((headrace_broker_partition_log_end_offset{{{TOPICS}}} "
@@ -75,7 +75,7 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Segments",
-                    "Files, on all brokers.",
+                    "Segment files on all brokers.",
                     "short",
                     Query(
                         f"topk(20, sum by (topic) (headrace_broker_partition_log_segments{{{TOPICS}}}))", "{{topic}}"
@@ -89,7 +89,7 @@ BOARD = Dashboard(
             (
                 graph(
                     "Busiest partitions",
-                    "Far apart: keys are uneven.",
+                    "If rates differ widely, the keys are unevenly distributed.",
                     RECORDS,
                     Query(
                         top(
@@ -103,7 +103,7 @@ BOARD = Dashboard(
                     detail=True,
                 ),
                 graph(
-                    "Replicas not in sync",
+                    "Out-of-sync replicas",
                     "By topic.",
                     "short",
                     Query(
@@ -114,8 +114,8 @@ BOARD = Dashboard(
                     detail=True,
                 ),
                 graph(
-                    "Not yet committed",
-                    "Records that the leader has and that not all in-sync replicas have: the twenty topics with most.",
+                    "Uncommitted records",
+                    "Records that some in-sync replica does not have yet, for the twenty topics with the most.",
                     "short",
                     Query(
                         f"topk(20, sum by (topic) ((headrace_broker_partition_log_end_offset{{{TOPICS}}} "

@@ -51,7 +51,7 @@ _KNOWN = (
     (
         "WRONG_VERSION_NUMBER",
         Explanation(
-            "the server speaks plain text and this client speaks TLS",
+            "the server uses plain text and this client uses TLS",
             "Use the address of a listener with TLS, or set security_protocol='PLAINTEXT'.",
         ),
     ),

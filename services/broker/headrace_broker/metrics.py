@@ -47,11 +47,11 @@ class BrokerMetrics:
         self.common = CommonMetrics(PREFIX, registry)
         self.registered = self.common.registered
 
-        self.produce_seconds = histogram("produce_seconds", "Produce calls, the wait for acknowledgements included")
+        self.produce_seconds = histogram("produce_seconds", "Produce calls, including the wait for acknowledgements")
         self.produce_stage_seconds = LoopHistogram(
             f"{PREFIX}_produce_stage_seconds",
-            "Where the time of produce calls goes: until their appends begin (queue), the appends, the wait for the "
-            "leader's own disk (fsync), and what the followers take beyond that (replication)",
+            "Time of produce calls by stage: before the appends begin (queue), the appends (append), the wait for the "
+            "leader's own disk (fsync), and the further wait for the followers (replication)",
             registry,
             bounds=_SECONDS,
             label="stage",
@@ -61,18 +61,20 @@ class BrokerMetrics:
             self.produce_stage_seconds.series(stage) for stage in STAGES
         )
         self.fetch_seconds = histogram("fetch_seconds", "Fetch calls, without the wait for data")
-        self.fetch_wait_seconds = histogram("fetch_wait_seconds", "The wait for data of long polls")
+        self.fetch_wait_seconds = histogram("fetch_wait_seconds", "Time that long polls wait for data")
         self.flush_seconds = histogram("flush_seconds", "One fsync round of one log")
         self.produced_bytes = loop_counter("produced_bytes", "Bytes of batches appended")
         self.produced_records = loop_counter("produced_records", "Records appended")
         self.produced_batches = loop_counter("produced_batches", "Batches appended")
-        self.duplicate_batches = counter("duplicate_batches", "Batches answered as duplicates")
-        self.fetched_bytes = loop_counter("fetched_bytes", "Bytes of batches answered")
+        self.duplicate_batches = counter(
+            "duplicate_batches", "Batches that were already stored, acknowledged without an append"
+        )
+        self.fetched_bytes = loop_counter("fetched_bytes", "Bytes of batches sent to readers")
         self.native, self.replication_listener = (
             NativeMetrics(
-                connections=gauge(f"{name}_connections", f"Connections of {what} now"),
-                refused=counter(f"{name}_refused", f"Connections of {what} closed because of the limit"),
-                broken=counter(f"{name}_broken", f"Connections of {what} that broke the protocol, or took too long"),
+                connections=gauge(f"{name}_connections", f"Open connections of {what}"),
+                refused=counter(f"{name}_refused", f"Connections of {what} closed because a limit was reached"),
+                broken=counter(f"{name}_broken", f"Connections of {what} closed for a protocol error or a timeout"),
                 sent_bytes=loop_counter(
                     f"{name}_sent_bytes", f"Bytes of batches that the kernel sent to {whom} from the page cache"
                 ),
@@ -82,62 +84,70 @@ class BrokerMetrics:
                 ("replication", "followers", "followers"),
             )
         )
-        self.slow_appends = counter("slow_appends", "Appends done in a thread")
-        self.blocking_reads = counter("blocking_reads", "Reads done in a thread")
-        self.throttled = counter("throttled", "Calls rejected because the memory budget is used up")
+        self.slow_appends = counter("slow_appends", "Appends that ran in a thread because the disk was slow")
+        self.blocking_reads = counter(
+            "blocking_reads", "Reads that ran in a thread because the data was not in the page cache"
+        )
+        self.throttled = counter("throttled", "Calls rejected because max_inflight_bytes is reached")
         self.produce_errors = counter_by(
             "produce_errors", "Partitions of produce calls answered with an error, by code", "code"
         )
         self.fetch_errors = counter_by(
             "fetch_errors", "Partitions of fetch calls answered with an error, by code", "code"
         )
-        self.inflight_bytes = gauge("inflight_bytes", "Bytes of requests and answers held")
-        self.waiting_fetches = gauge("waiting_fetches", "Fetches that wait for data")
+        self.inflight_bytes = gauge("inflight_bytes", "Bytes of requests and responses in memory")
+        self.waiting_fetches = gauge("waiting_fetches", "Fetches waiting for data")
 
         self.replicated_in_bytes = loop_counter("replicated_in_bytes", "Bytes of batches copied from leaders")
         self.replicated_out_bytes = loop_counter("replicated_out_bytes", "Bytes of batches sent to followers")
-        self.corrupt_fetches = counter("corrupt_fetches", "Answers of leaders whose batches failed their checks")
+        self.corrupt_fetches = counter("corrupt_fetches", "Responses of leaders with batches that failed their checks")
         self.truncations = counter("truncations", "Logs truncated because they diverged from their leader's")
-        self.in_sync_shrinks = counter("in_sync_shrinks", "Followers taken out of an in-sync set by their leader")
-        self.in_sync_expands = counter("in_sync_expands", "Followers taken into an in-sync set by their leader")
+        self.in_sync_shrinks = counter("in_sync_shrinks", "Followers removed from an in-sync set by their leader")
+        self.in_sync_expands = counter("in_sync_expands", "Followers added to an in-sync set by their leader")
         self.hand_overs = counter("hand_overs", "Leaderships handed over on request")
         self.hand_overs_abandoned = counter(
             "hand_overs_abandoned", "Hand-overs that ended because no successor reached the log end in time"
         )
         self.isr_update_timeouts = counter(
-            "isr_update_timeouts", "Changes of in-sync sets that etcd did not answer in time"
+            "isr_update_timeouts", "Changes of in-sync sets to which etcd did not respond in time"
         )
-        self.connected_followers = gauge("connected_followers", "Brokers that replicate from this one now")
+        self.connected_followers = gauge(
+            "connected_followers", "Brokers that are connected and replicate from this one"
+        )
         self.follower_partitions = gauge("follower_partitions", "Partitions replicated from other brokers")
         self.follower_lag_records = gauge_by(
             "follower_lag_records", "Records that a follower is behind this leader, in its worst partition", "peer"
         )
         self.follower_lag_seconds = gauge_by(
-            "follower_lag_seconds", "Time since a follower had reached the log end, in its worst partition", "peer"
+            "follower_lag_seconds",
+            "Time since a follower was caught up with the log end, in its worst partition",
+            "peer",
         )
         self.peer_phi = gauge_by(
             "peer_phi",
-            "Phi of a peer on replication streams; at 1 a suspected failure is wrong one time in ten",
+            "Phi of a peer on replication streams; at 1 one in ten suspicions is wrong",
             "peer",
         )
-        self.under_replicated = gauge("under_replicated", "Partitions led with replicas out of sync")
-        self.under_min_insync = gauge("under_min_insync", "Partitions led with fewer in sync than min_insync_replicas")
+        self.under_replicated = gauge("under_replicated", "Partitions led by this broker with out-of-sync replicas")
+        self.under_min_insync = gauge(
+            "under_min_insync", "Partitions led by this broker with fewer in-sync replicas than min_insync_replicas"
+        )
         self.partitions = gauge("partitions", "Replicas held")
         self.leader_partitions = gauge("leader_partitions", "Partitions that this broker leads")
-        self.leaderships_started = counter("leaderships_started", "Times that this broker began to lead a partition")
+        self.leaderships_started = counter("leaderships_started", "Leaderships that this broker has started")
 
         self.offline_logs = gauge("offline_logs", "Replicas whose log failed")
         self.storage_refusals = counter(
             "storage_refusals", "Flushes and maintenance postponed because disk space, descriptors or memory ran out"
         )
         self.unclaimed_logs = gauge(
-            "unclaimed_logs", "Logs on disk that no key in etcd claims and nothing allows to delete"
+            "unclaimed_logs", "Logs on disk that no key in etcd claims and that may not be deleted"
         )
         self.corruptions_detected = counter(
             "corruptions_detected", "Corruption found in logs that no other replica can replace"
         )
         self.scrubbed_bytes = counter("scrubbed_bytes", "Bytes of logs read and checked in the background")
-        self.replaced_logs = counter("replaced_logs", "Corrupt logs set aside and copied anew from another replica")
+        self.replaced_logs = counter("replaced_logs", "Corrupt logs set aside and copied again from another replica")
         self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes on the data directory's volume")
         self.disk_total_bytes = gauge("disk_total_bytes", "Size of the data directory's volume")
         self.appends_rejected_disk_full = gauge(
@@ -178,20 +188,28 @@ class PartitionSample:
 _DETAIL_GAUGES: tuple[tuple[str, str, Callable[[PartitionSample], int]], ...] = (
     ("log_start_offset", "Offset of the first record", lambda sample: sample.log_start_offset),
     ("log_end_offset", "Offset after the last record", lambda sample: sample.log_end_offset),
-    ("high_watermark", "Offset after the last record that readers see", lambda sample: sample.high_watermark),
-    ("flushed_offset", "Offset after the last record on stable storage here", lambda sample: sample.flushed_offset),
+    ("high_watermark", "Offset after the last record visible to readers", lambda sample: sample.high_watermark),
+    (
+        "flushed_offset",
+        "Offset after the last record on this broker's stable storage",
+        lambda sample: sample.flushed_offset,
+    ),
     ("log_bytes", "Bytes of the log", lambda sample: sample.log_bytes),
     ("log_segments", "Segments of the log", lambda sample: sample.log_segments),
-    ("leader", "1 where this broker leads the partition", lambda sample: sample.leader),
-    ("leader_epoch", "The leader epoch known here", lambda sample: sample.leader_epoch),
-    ("offline", "1 where the log has failed", lambda sample: sample.offline),
-    ("replicas", "Replicas of a partition led here", lambda sample: sample.replicas),
-    ("in_sync_replicas", "Replicas in sync of a partition led here", lambda sample: sample.in_sync_replicas),
+    ("leader", "1 if this broker leads the partition", lambda sample: sample.leader),
+    ("leader_epoch", "Latest leader epoch seen by this broker", lambda sample: sample.leader_epoch),
+    ("offline", "1 if the log is offline after a failure", lambda sample: sample.offline),
+    ("replicas", "Replicas of a partition that this broker leads", lambda sample: sample.replicas),
+    (
+        "in_sync_replicas",
+        "In-sync replicas of a partition that this broker leads",
+        lambda sample: sample.in_sync_replicas,
+    ),
 )
 _DETAIL_COUNTERS: tuple[tuple[str, str, Callable[[PartitionSample], int]], ...] = (
-    ("produced_records", "Records appended here as leader", lambda sample: sample.produced_records),
-    ("produced_bytes", "Bytes of batches appended here as leader", lambda sample: sample.produced_bytes),
-    ("fetched_bytes", "Bytes of batches answered to readers", lambda sample: sample.fetched_bytes),
+    ("produced_records", "Records appended by this broker as leader", lambda sample: sample.produced_records),
+    ("produced_bytes", "Bytes of batches appended by this broker as leader", lambda sample: sample.produced_bytes),
+    ("fetched_bytes", "Bytes of batches sent to readers", lambda sample: sample.fetched_bytes),
 )
 _LED_ONLY = ("replicas", "in_sync_replicas")
 

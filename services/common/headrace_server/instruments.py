@@ -107,7 +107,7 @@ class CommonMetrics:
     def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
         self.info = Gauge(
             f"{prefix}_info",
-            "Always 1; the labels carry the release and the cluster",
+            "Always 1; the labels are the release and the cluster",
             ["version", "cluster"],
             registry=registry,
         )
@@ -115,11 +115,11 @@ class CommonMetrics:
             f"{prefix}_health", "1 if the health check of this name passes", ["name"], registry=registry
         )
         self.log_lines = Counter(
-            f"{prefix}_log_lines", "Lines logged as warnings and errors, by level", ["level"], registry=registry
+            f"{prefix}_log_lines", "Warnings and errors logged, by level", ["level"], registry=registry
         )
         self.call_errors = Counter(
             f"{prefix}_call_errors",
-            "Whole calls that were refused or failed, by method and code",
+            "Calls that were rejected or failed as a whole, by method and code",
             ["method", "code"],
             registry=registry,
         )
@@ -133,7 +133,7 @@ class CommonMetrics:
             f"{prefix}_loop_cpu_seconds", "CPU time of the event loop's thread; saturated at 1 s/s", registry
         )
         self.loop_stalls = Counter(
-            f"{prefix}_loop_stalls", "Times that the watchdog found the event loop stalled", registry=registry
+            f"{prefix}_loop_stalls", "Stalls of the event loop that the watchdog detected", registry=registry
         )
         self.certificate_expiry = Gauge(
             f"{prefix}_certificate_expiry_timestamp_seconds",
@@ -155,7 +155,7 @@ class CommonMetrics:
         )
         self.metadata_age_seconds = Gauge(
             f"{prefix}_metadata_age_seconds",
-            "How long ago etcd last confirmed the view of the metadata",
+            "Time since etcd last confirmed the view of the metadata",
             registry=registry,
         )
         self.metadata_undecodable = Gauge(

@@ -42,23 +42,23 @@ class CoordinatorMetrics:
         self.registered = self.common.registered
 
         self.call_seconds = histogram_by(
-            "call_seconds", "Calls by method, without heartbeats, which are long polls", "method"
+            "call_seconds", "Duration of calls by method, without heartbeats, which are long polls", "method"
         )
         self.answer_errors = counter_by(
-            "answer_errors", "Errors of single topics or partitions inside answers, by code", "code"
+            "answer_errors", "Errors of single topics or partitions in responses, by code", "code"
         )
-        self.topics_created = counter("topics_created", "Topics created here")
-        self.topics_deleted = counter("topics_deleted", "Topics deleted here")
+        self.topics_created = counter("topics_created", "Topics created by this coordinator")
+        self.topics_deleted = counter("topics_deleted", "Topics deleted by this coordinator")
         self.ambiguous_writes = counter(
-            "ambiguous_writes", "etcd writes whose answer was lost; each was resolved or reported"
+            "ambiguous_writes", "etcd writes without a response; each was resolved or reported"
         )
         self.partition_changes = counter_by(
-            "partition_changes", "Writes of partitions by this controller, by step", "step"
+            "partition_changes", "Partition states written by this controller, by step", "step"
         )
         self.elections = counter("elections", "Leaders elected by this controller because the previous one was gone")
         self.leadership_moves = counter("leadership_moves", "Hand-overs of leaderships that this controller requested")
         self.in_sync_shrinks = counter(
-            "in_sync_shrinks", "In-sync sets from which this controller took a dead or stopping broker"
+            "in_sync_shrinks", "In-sync sets from which this controller removed a dead or stopping broker"
         )
         self.unclean_elections = counter("unclean_elections", "Leaders elected that may lack committed records")
         self.orphans_cleared = counter(
@@ -66,39 +66,41 @@ class CoordinatorMetrics:
         )
         self.heartbeat_seconds = LoopHistogram(
             f"{PREFIX}_heartbeat_seconds",
-            "Heartbeats of group members, without the long poll",
+            "Processing time of group heartbeats, without the long poll",
             registry,
             bounds=_SECONDS,
         )
         self.groups = gauge("groups", "Consumer groups")
         self.group_members = gauge("group_members", "Members of all consumer groups")
         self.group_transactions = counter(
-            "group_transactions", "Transactions on the state of groups, failed compares included"
+            "group_transactions", "Transactions on the state of groups, including failed compares"
         )
         self.group_conflicts = counter("group_conflicts", "Transactions on groups whose compare failed")
-        self.group_rebalances = counter("group_rebalances", "New assignments computed for groups here")
+        self.group_rebalances = counter("group_rebalances", "Target assignments computed by this coordinator")
         self.group_evictions = counter("group_evictions", "Members removed because their session expired")
         self.group_commits = counter("group_commits", "Transactions that stored offsets")
         self.is_controller = gauge("is_controller", "1 while this coordinator is the controller")
         self.topics = gauge("topics", "Visible topics")
-        self.partitions = gauge("partitions", "Partitions of visible topics; seen by the controller")
-        self.offline_partitions = gauge("offline_partitions", "Partitions without a leader; seen by the controller")
+        self.partitions = gauge("partitions", "Partitions of visible topics; reported by the controller")
+        self.offline_partitions = gauge("offline_partitions", "Partitions without a leader; reported by the controller")
         self.under_replicated_partitions = gauge(
-            "under_replicated_partitions", "Partitions with a replica that is not in sync; seen by the controller"
+            "under_replicated_partitions", "Partitions with a replica that is not in sync; reported by the controller"
         )
         self.moving_partitions = gauge("moving_partitions", "Partitions under reassignment; reported by the controller")
         self.missing_brokers = gauge(
-            "missing_brokers", "Brokers that hold replicas and are not registered; seen by the controller"
+            "missing_brokers", "Brokers that hold replicas and are not registered; reported by the controller"
         )
         self.etcd_request_seconds = histogram_by(
-            "etcd_request_seconds", "Calls of etcd, answered or not, by operation", "operation"
+            "etcd_request_seconds", "Duration of requests to etcd, including failed ones, by operation", "operation"
         )
-        self.etcd_errors = counter_by("etcd_errors", "Calls that etcd did not answer, by operation", "operation")
-        self.etcd_members_reached = gauge("etcd_members_reached", "Endpoints of etcd that answered the last check")
-        self.etcd_has_leader = gauge("etcd_has_leader", "1 if a member of etcd knows a leader")
-        self.etcd_db_bytes = gauge("etcd_db_bytes", "Size of etcd's database, of its largest member")
+        self.etcd_errors = counter_by(
+            "etcd_errors", "Requests to etcd that failed or timed out, by operation", "operation"
+        )
+        self.etcd_members_reached = gauge("etcd_members_reached", "etcd endpoints that responded to the last check")
+        self.etcd_has_leader = gauge("etcd_has_leader", "1 if an etcd member reports a leader")
+        self.etcd_db_bytes = gauge("etcd_db_bytes", "Size of etcd's database on the member where it is largest")
         self.etcd_db_quota_bytes = gauge(
-            "etcd_db_quota_bytes", "etcd's space quota; its default of 2 GiB where it does not say, as before 3.6"
+            "etcd_db_quota_bytes", "etcd's space quota; 2 GiB, the default, if etcd does not report it (before 3.6)"
         )
         self.etcd_alarms = gauge("etcd_alarms", "Alarms that etcd has raised, such as NOSPACE")
         self.lags = LagCollector()
@@ -182,17 +184,19 @@ class LagCollector(Collector):
         shown = self.round or LagRound()
         lags = shown.lags
         yield _lag_family("lag_records", "Records between committed offsets and the ends of the topic", lags)
-        yield _lag_family("lag_seconds", "How long the first record that is not committed has been in its log", lags)
+        yield _lag_family("lag_seconds", "Age of the oldest uncommitted record in its log", lags)
         yield _lag_family("offset", "Sum of the committed offsets of the topic's partitions", lags)
         for name, documentation, read in _GROUP_GAUGES:
             family = GaugeMetricFamily(f"{PREFIX}_group_{name}", documentation, labels=("group",))
             for sample in shown.groups:
                 family.add_metric([sample.group], read(sample))
             yield family
-        yield _plain("lag_series_omitted", "Groups by topic left out because of the limit", shown.omitted)
+        yield _plain(
+            "lag_series_omitted", "Pairs of group and topic that are not exported because of the limit", shown.omitted
+        )
         yield _plain("lag_round_seconds", "Duration of the last measurement of all lags", shown.took_seconds)
         age_seconds = 0.0 if self.round is None else self.age_seconds()
-        yield _plain("lag_age_seconds", "Age of the lags", age_seconds)
+        yield _plain("lag_age_seconds", "Age of the last measurement of lags", age_seconds)
 
     describe = collect
 
@@ -215,14 +219,14 @@ _GROUP_GAUGES: tuple[tuple[str, str, Callable[[GroupSample], int]], ...] = (
     ("rebalancing", "1 while a member does not own its target assignment", lambda sample: sample.rebalancing),
     (
         "unknown_partitions",
-        "Partitions with an offset whose leader did not answer, so that their lag is not known",
+        "Partitions with a committed offset whose leader did not report the lag",
         lambda sample: sample.unknown_partitions,
     ),
 )
 _PARTITION_GAUGES: tuple[tuple[str, str, Callable[[PartitionLagSample], float]], ...] = (
     ("lag_records", "Records from the committed offset to the high watermark", lambda part: part.lag_records),
-    ("lag_seconds", "How long the first of them has been in the log", lambda part: part.lag_seconds),
-    ("offset", "The committed offset", lambda part: part.offset),
+    ("lag_seconds", "Age of the first of these records in the log", lambda part: part.lag_seconds),
+    ("offset", "Committed offset", lambda part: part.offset),
 )
 
 

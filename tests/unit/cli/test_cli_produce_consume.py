@@ -212,12 +212,12 @@ def test_each_offset_form_reads_its_records(
 def test_batches_that_cannot_be_decoded_are_passed_where_told(
     headrace: Any, ten: Any, arguments: tuple[str, ...], policy: dict[str, str]
 ) -> None:
-    """The options are the consumer's settings, and how many were passed is printed once, apart from the records."""
+    """The options are the consumer's settings, and the number skipped is printed once, apart from the records."""
     ten.corrupt_batches = 2 if arguments else 0
     ended = headrace("consume", "clicks", "-p", "0", "-e", *arguments)
     assert (ended.code, len(ended.out.split())) == (0, 10)
     assert policy.items() <= ten.settings[-1].items()
-    assert ("2 batches could not be decoded and were passed" in ended.err) == bool(arguments)
+    assert ("2 batches could not be decoded and were skipped" in ended.err) == bool(arguments)
 
 
 def test_last_takes_the_youngest_over_all_partitions(headrace: Any, ten: Any) -> None:

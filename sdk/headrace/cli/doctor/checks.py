@@ -63,7 +63,7 @@ def _check_process(process: ProcessDescription, now_ms: int) -> Iterator[Finding
             "reachable",
             where,
             Status.WARNING,
-            f"{process.answered_by} answers at its address {process.address}, so it could not be checked",
+            f"{process.answered_by} responds at its address {process.address}, so it could not be checked",
             "Give each process an advertised_address of its own, or run doctor on a host that resolves "
             "them to different processes.",
         )

@@ -150,17 +150,17 @@ def consume(
     if not all(plan.empty for plan in plans) and not sink.full:
         with session.clients.consumer(**session.settings(), **policy, auto_offset_reset="error") as consumer:
             _read(consumer, topic, plans, sink, collected)
-            passed = consumer.calls().corrupt_batches
-        _note_passed(session, passed)
+            skipped = consumer.calls().corrupt_batches
+        _note_skipped(session, skipped)
     if collected is not None:
         records = collected.take()
         sink.write(records if count is None else records[len(records) - min(count, len(records)) :])
     session.detail(f"{sink.written} records of {len(plans)} partitions")
 
 
-def _note_passed(session: Session, passed: int) -> None:
-    if passed:
-        session.note(f"{passed} batches could not be decoded and were passed")
+def _note_skipped(session: Session, skipped: int) -> None:
+    if skipped:
+        session.note(f"{skipped} batches could not be decoded and were skipped")
 
 
 def _read_as_member(session: Session, topic: str, settings: dict[str, str], sink: "RecordSink") -> None:
@@ -177,8 +177,8 @@ def _read_as_member(session: Session, topic: str, settings: dict[str, str], sink
                     sink.write(records)
                 else:
                     check_pipe()
-            passed = consumer.calls().corrupt_batches
-        _note_passed(session, passed)
+            skipped = consumer.calls().corrupt_batches
+        _note_skipped(session, skipped)
     session.detail(f"{sink.written} records")
 
 
