@@ -78,7 +78,7 @@ def test_it_is_written_for_people(name: str) -> None:
     assert page.stem == name
     text = page.read_text("utf-8")
     assert text.startswith(f"# {name}\n")
-    for heading in ("## What it means", "## What to look at", "## What to do"):
+    for heading in ("## Meaning", "## Diagnosis", "## Mitigation"):
         assert f"\n{heading}\n" in text, f"{page.name} lacks {heading}"
 
 
