@@ -37,12 +37,12 @@ _KINDS: dict[IntEnum, tuple[str, str]] = {
     Kind.ANSWER: ("the method's answer", "Attachments: the batches of a Fetch."),
     Kind.ERROR: (
         "`ErrorDetail`",
-        "In place of an answer. With correlation 0 it is about the connection, and the last frame.",
+        "Replaces an answer. With correlation 0 it concerns the connection, and is the last frame.",
     ),
-    Kind.CANCEL: ("-", "The client wants no answer any more."),
-    Kind.CONFIRM: ("-", "The answer or message directly before may be used."),
-    Kind.DISCARD: ("-", "The answer or message directly before must not be used: the log changed while it was sent."),
-    Kind.GOODBYE: ("-", "The server takes no more requests on this connection."),
+    Kind.CANCEL: ("-", "The client no longer needs an answer."),
+    Kind.CONFIRM: ("-", "The preceding answer or message is valid."),
+    Kind.DISCARD: ("-", "The preceding answer or message is invalid: the log changed while it was sent."),
+    Kind.GOODBYE: ("-", "The server accepts no more requests on this connection."),
     Kind.MESSAGE: ("of the stream", "One message of a stream. Attachments: the batches of a leader."),
 }
 _METHODS: dict[IntEnum, tuple[str, str, str]] = {
@@ -57,117 +57,118 @@ _SENDERS = {(True, False): "client", (False, True): "server", (True, True): "bot
 
 _INTRO = """# The native protocol
 
-A broker serves `Produce`, `Fetch` and `ListOffsets` twice: as gRPC, for every language, and as frames on a socket,
-which cost both sides a fraction of the processor time. The messages are the same ([RPCs](rpcs.md)), except that batches
-are attached to them. The SDK uses the native protocol by itself (`transport="auto"`), and gRPC for all else and
-wherever the port cannot be reached. [A decision](../decisions/0046-use-own-frames-for-records.md) has the reasons."""
+A broker serves `Produce`, `Fetch` and `ListOffsets` over gRPC, for every language, and as frames on a socket, which
+cost both sides a fraction of the processor time. The messages are the same ([RPCs](rpcs.md)), except that batches
+are attached to them. The SDK uses the native protocol by default (`transport="auto"`), and gRPC for all other calls and
+if the port cannot be reached. [Decision 46](../decisions/0046-use-own-frames-for-records.md) has the reasons."""
 
 _CONNECTION = """## A connection
 
-`GetMetadata` names the address of each broker (`native_address`; empty: it serves gRPC alone). A client opens one
-connection to a broker, in TLS where the client listener has TLS, and sends the eight bytes `{preface}` and a HELLO. The
-broker answers with a WELCOME, or with an ERROR and the end of the connection. Requests before the WELCOME are allowed,
-but a client that falls back to gRPC waits for it, since only then it knows that nothing else answers at that address.
+`GetMetadata` returns the address of each broker (`native_address`; an empty one means that the broker serves only
+gRPC). A client opens one connection to a broker, with TLS if the client listener uses TLS, and sends the eight bytes
+`{preface}` and a HELLO. The broker answers with a WELCOME, or with an ERROR and closes the connection. Requests before
+the WELCOME are allowed, but a client that can fall back to gRPC waits for it: only a WELCOME shows that the server at
+that address is a broker.
 
-After that frames are sent both ways. A client makes any number of requests without waiting, up to `max_requests` of the
-WELCOME; the broker answers each when it is ready, in any order. So a long poll holds up nothing, and one connection is
-enough. A producer and a consumer have connections of their own."""
+After that, both sides send frames. A client sends up to `max_requests` (of the WELCOME) requests without waiting. The
+broker answers each when it is ready, in any order. A long poll thus delays no other request, and one connection is
+enough. Producers and consumers have separate connections."""
 
 _HANDSHAKE = """## The handshake
 
 `Hello` has the `client_id` and a `Handshake`: release and capabilities. `Welcome` has the name of the broker
-(`answered_by`), its `Handshake` and `max_requests`. Each side refuses the other where their releases are more than one
-minor release apart, or it lacks a capability that is needed: the broker by an ERROR `UNSUPPORTED_VERSION`, the client
-by ending the connection. A client that is not of headrace leaves the `Handshake` empty and is accepted.
+(`answered_by`), its `Handshake` and `max_requests`. Each side rejects the other if their releases are more than one
+minor release apart, or if the other lacks a required capability. The broker then sends an ERROR `UNSUPPORTED_VERSION`;
+the client closes the connection. A third-party client leaves the `Handshake` empty and is accepted.
 
 With TLS the identity of a client is that of its certificate, as over gRPC."""
 
-_PRODUCE = """## A produce, step by step
+_PRODUCE = """## Produce
 
-1. The client makes a `ProduceRequest` without `batches`. For each partition it lists the size of each batch in
+1. The client creates a `ProduceRequest` without `batches`. For each partition it lists the size of each batch in
    `batch_sizes`, and appends the batches to the frame in the order of the message: topics, partitions, batches.
-2. It takes the next correlation, sends header, request id, message and batches, and waits for nothing.
-3. The broker reads the header. Where it refuses the request, it skips the body and answers with an ERROR; else it
-   receives the body once, into the memory from which it will be written.
-4. It parses the message, checks that sizes and attachments agree, and appends as gRPC's `Produce` does.
-5. With the acknowledgement that the request asks for it sends an ANSWER with the `ProduceResponse`, or an ERROR.
+2. The client uses the next correlation, sends header, request id, message and batches, and does not wait.
+3. The broker reads the header. If it rejects the request, it skips the body and answers with an ERROR. Otherwise it
+   receives the body once, into the memory from which it writes it.
+4. The broker parses the message, checks that sizes and attachments agree, and appends as gRPC's `Produce` does.
+5. After the requested acknowledgement the broker sends an ANSWER with the `ProduceResponse`, or an ERROR.
 6. A lost connection leaves the outcome unknown. An idempotent producer sends the same batches again.
 
 The batch of [the format's example](batch-format.md#an-example), produced to partition 0 of `ticks`:"""
 
-_FETCH = """## A fetch, step by step
+_FETCH = """## Fetch
 
-1. The client sends a REQUEST with a `FetchRequest`. `as_records` is refused: the answer has batches as they are stored.
-2. The broker checks and waits for `min_bytes` as gRPC's `Fetch` does. It finds ranges of files and reads nothing.
-3. It sends header and `FetchResponse`, in which `batches_size` of each partition names its bytes, and then the ranges:
-   without TLS the kernel sends them from the page cache (`sendfile`). What is not in the page cache is loaded by a
-   thread first. With TLS ranges are read and written.
-4. Such an answer has the flag `CONFIRMED`. A log may have been truncated into a range while it was sent, and the bytes
-   then be of another leader epoch with checksums that fit; or the broker may not be able to trust its lease. So a
-   CONFIRM or a DISCARD follows directly. After a DISCARD the client drops the answer and fetches again.
-5. An answer of at most {copied} that is in the page cache is read at once and has no flag: it may be used as it is.
-6. The client cuts the attachments by `batches_size`, and checks each batch's checksum, chain and offsets as ever.
-7. By `next_offset` and `last_epoch` a client can send its next request when the message has arrived, before the batches
-   have. It must drop that response if the first one is discarded or fails."""
+1. The client sends a REQUEST with a `FetchRequest`. The broker rejects `as_records`: the answer has stored batches.
+2. The broker checks and waits for `min_bytes` as gRPC's `Fetch` does. It locates ranges of files and reads nothing.
+3. It sends header and `FetchResponse`, in which `batches_size` of each partition is its number of bytes, and then the
+   ranges. Without TLS the kernel sends them from the page cache (`sendfile`), after a thread has loaded missing pages.
+   With TLS the broker reads and writes the ranges.
+4. Such an answer has the flag `CONFIRMED`. The log may have been truncated into a range while it was sent, so that the
+   bytes belong to another leader epoch and have valid checksums, or the broker's lease may have ended. A CONFIRM or a
+   DISCARD therefore follows directly. After a DISCARD the client drops the answer and fetches again.
+5. An answer of at most {copied} that is in the page cache is read at once and has no flag: it is valid as it is.
+6. The client splits the attachments by `batches_size`, and checks each batch's checksum, chain and offsets.
+7. With `next_offset` and `last_epoch` a client can send its next request when the message has arrived, before the
+   batches have. It must drop that response if the first one is discarded or fails."""
 
 _RULES = """## Cancellation and deadlines
 
-- `timeout` counts from when the whole request has arrived. The broker looks once a second, cancels what is overdue and
-  answers with `TIMED_OUT`. A client keeps the time by itself, too: it sends a CANCEL and drops what still comes.
-- After a CANCEL the broker sends no frame about the request, unless its answer was on its way. A CANCEL of a request
-  that is not known is ignored. A cancelled Produce may have been appended.
+- `timeout` counts from when the whole request has arrived. The broker checks once a second, cancels overdue requests
+  and answers with `TIMED_OUT`. A client also measures the time: it sends a CANCEL and drops a late answer.
+- After a CANCEL the broker sends no frame for the request, unless its answer was already being sent. It ignores a
+  CANCEL of an unknown request. A cancelled Produce may have been appended.
 - A correlation that is not answered yet must not be used again. Clients count up from 1.
 
-## The end of a connection
+## End of a connection
 
 - GOODBYE: the broker stops, the connection was idle for {idle}, or its place was given to another client. The client
-  makes further requests on a new connection. A stopping broker still answers what came before and refuses what comes
-  later with `SHUTTING_DOWN`; an idle connection does so for a second. The outcome of a request without an answer is
+  sends further requests on a new connection. A stopping broker still answers earlier requests and rejects later ones
+  with `SHUTTING_DOWN`; on an idle connection it does so for a second. The outcome of a request without an answer is
   unknown.
-- An ERROR with correlation 0: the other side broke the protocol, or is refused. It is the last frame.
-- Without a frame: a network that broke, a limit below, a client whose connection found no place.
+- An ERROR with correlation 0: the other side violated the protocol, or is rejected. It is the last frame.
+- Without a frame: the network failed, a limit below applies, or there was no place for the connection.
 
 ## Errors
 
-An ERROR has the `ErrorDetail` that a gRPC status has: [code, retriable, outcome, what to do](errors.md). Errors
-of single partitions are in the answer. A refusal at the header, before anything was done, has the outcome
+An ERROR has the `ErrorDetail` of a gRPC status: [code, retriable, outcome, action](errors.md). Errors of single
+partitions are in the answer. If the broker rejects a request by its header, before any processing, the outcome is
 `NOT_APPLIED`."""
 
 _TLS = """## TLS
 
-The port has TLS if and only if the client listener has it: TLS 1.2 or later, the same certificate and authority, and
-the same demand for certificates of clients. There is no ALPN, and no change from plain text within a connection.
-Clients check the certificate against the host of `native_address`, or against `ssl_server_name`. Renewed files are in
-force for new connections."""
+The port uses TLS if and only if the client listener does: TLS 1.2 or later, the same certificate and authority, and
+the same requirement for client certificates. There is no ALPN, and no upgrade from plain text within a connection.
+Clients check the certificate against the host of `native_address`, or against `ssl_server_name`. Renewed files apply
+to new connections."""
 
 _STREAMS = """## Streams of followers
 
-Brokers copy partitions from each other over a port of their own (`replication_listen`), in the same frames. Its
-connections carry no requests: each is one stream of messages in both directions. After HELLO and WELCOME:
+Brokers copy partitions from each other over a separate port (`replication_listen`), in the same frames. Its
+connections have no requests: each is one stream of messages in both directions. After HELLO and WELCOME:
 
 1. The leader sends a MESSAGE with a challenge.
-2. The follower answers with the MESSAGE that says which broker it is and proves it. Until then a message has at most
-   {first}.
-3. Both send MESSAGE frames as they like, each side with correlations 1, 2, 3 and so on. Nothing answers a message by
-   its correlation; [replication](../protocols/replication.md#a-fetch) says what they mean. A side from which nothing
-   comes for {challenge} is given up.
+2. The follower answers with a MESSAGE that contains its identity and the proof of it. Until then a message has at
+   most {first}.
+3. Both sides send MESSAGE frames at any time, each with correlations 1, 2, 3 and so on. No answer refers to a
+   correlation; [replication](../protocols/replication.md#a-fetch) describes the messages. A side closes the stream if
+   nothing arrives for {challenge}.
 4. A leader's message whose batches are ranges of files has the flag `CONFIRMED`, and a CONFIRM or DISCARD follows.
 
-An ERROR ends the stream. With internal TLS both sides show certificates, on this port as on `internal_listen`."""
+An ERROR ends the stream. With internal TLS both sides present certificates, on this port as on `internal_listen`."""
 
 _FALLBACK = """## When clients use gRPC
 
-| what happens | what the SDK does with `transport="auto"` |
+| event | reaction of the SDK with `transport="auto"` |
 | --- | --- |
-| metadata names no native address | every call goes over gRPC |
-| no connection within {connect}, or no WELCOME | the calls of the next {avoid} go over gRPC; a warning says so once |
-| the connection is lost later | its requests fail as with gRPC, and are tried again, on a new connection |
+| metadata has no native address | it uses gRPC for every call |
+| no connection within {connect}, or no WELCOME | it uses gRPC for the next {avoid}, and logs one warning |
+| the connection is lost later | its requests fail as with gRPC, and are retried on a new connection |
 
-`native` returns the error in place of the second row; `grpc` uses gRPC alone."""
+With `native` the second row is an error; with `grpc` the SDK uses only gRPC."""
 
 _CLIENT = """## A client in another language
 
-What `pack`, `parse` and the messages are is the matter of the language; numbers are little-endian.
+`pack`, `parse` and the messages depend on the language. Numbers are little-endian.
 
 ```python
 def connect(address):
@@ -226,7 +227,7 @@ def read_answers(connection):
             connection.waiting.pop(correlation).resolve(message, attached)
 ```
 
-Ignore a correlation that nothing waits for, and open another connection after GOODBYE once the last answer is there."""
+Ignore an unknown correlation. After GOODBYE, open another connection when the last answer has arrived."""
 
 
 def native_body() -> str:
@@ -249,7 +250,7 @@ def native_body() -> str:
                     (
                         f"{frames.CONFIRMED:#06x}",
                         "`CONFIRMED`",
-                        "of an ANSWER or MESSAGE: a CONFIRM or DISCARD follows directly",
+                        "in an ANSWER or MESSAGE: a CONFIRM or DISCARD follows directly",
                     )
                 ],
             ),
@@ -303,8 +304,8 @@ def _methods() -> str:
 
 
 def _limits() -> str:
-    broken = "ERROR `INVALID_REQUEST` with correlation 0, and the end of the connection"
-    ended = "the connection ends"
+    broken = "ERROR `INVALID_REQUEST` with correlation 0, and the connection is closed"
+    ended = "the connection is closed"
     throttled = "ERROR `THROTTLED` with `retry_after_ms`"
     rows: Sequence[tuple[str, str, str]] = (
         ("a frame, without its header", _bytes(frames.MAX_FRAME_BYTES), broken),
@@ -316,21 +317,21 @@ def _limits() -> str:
         (
             "unanswered requests of a connection",
             str(connection.MAX_REQUESTS),
-            "nothing more is read, no CANCEL either, until one is answered",
+            "no frame is read, not even a CANCEL, until one is answered",
         ),
         (
-            "requests of one address, and of all",
+            "requests per address, and in total",
             "`max_calls_per_peer`, `max_concurrent_calls`, with those over gRPC",
             throttled,
         ),
         (
-            f"requests above {_bytes(frames.STAGE_BYTES)} that are arriving",
-            f"{_bytes(server.MAX_ARRIVING_BYTES)} in all; of `n` addresses each has one part in `n + 1`",
+            f"requests above {_bytes(frames.STAGE_BYTES)} in transit",
+            f"{_bytes(server.MAX_ARRIVING_BYTES)} in total; of `n` addresses each has one part in `n + 1`",
             f"{throttled}; the body is skipped",
         ),
-        ("bytes of Produce at work", "`max_inflight_bytes`, with those over gRPC", "ERROR `THROTTLED`"),
+        ("bytes of Produce in progress", "`max_inflight_bytes`, with those over gRPC", "ERROR `THROTTLED`"),
         (
-            f"messages above {_bytes(LARGE_BYTES)} of one address that are refused as invalid",
+            f"messages above {_bytes(LARGE_BYTES)} of one address that are rejected as invalid",
             f"{_bytes(REFUSED_BYTES)}/s",
             "further large ones are not parsed: `THROTTLED`, after half a second",
         ),
@@ -338,13 +339,13 @@ def _limits() -> str:
         ("a TLS handshake", _seconds(server.HANDSHAKE_SECONDS), ended),
         ("TLS handshakes at once", str(server.MAX_HANDSHAKES), "further connections wait"),
         ("from the first byte of a frame to its last", _seconds(framed_connection.FRAME_SECONDS), ended),
-        ("a client that takes nothing of an answer", _seconds(framed_connection.STALL_SECONDS), ended),
-        ("a connection without a request", _seconds(server.IDLE_SECONDS), "GOODBYE, and the end"),
+        ("a client that reads nothing of an answer", _seconds(framed_connection.STALL_SECONDS), ended),
+        ("a connection without a request", _seconds(server.IDLE_SECONDS), "GOODBYE, and the connection is closed"),
         (
             "connections",
             "`max_native_connections`, at most a quarter of the open files; of `n` addresses each has one part in "
             "`n + 1`",
-            "the one that was idle for longest ends; where none is idle the new one is closed",
+            "the connection that was idle for longest is closed; if none is idle, the new one",
         ),
     )
     return table(("what", "limit", "beyond it"), rows)
