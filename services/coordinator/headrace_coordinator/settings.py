@@ -128,7 +128,11 @@ class CoordinatorSettings(ServiceSettings):
     ] = 2_048
     max_groups: Annotated[
         int,
-        Field(ge=1, le=1_000_000, description="Maximum groups in the cluster."),
+        Field(
+            ge=1,
+            le=1_000_000,
+            description="Maximum groups in the cluster, including readers that report their positions.",
+        ),
     ] = 10_000
     max_group_members: Annotated[
         int, Field(ge=1, le=1_000_000, description="Maximum members of all groups together.")
