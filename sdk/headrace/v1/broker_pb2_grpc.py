@@ -7,7 +7,7 @@ from headrace.v1 import cluster_pb2 as headrace_dot_v1_dot_cluster__pb2
 
 
 class BrokerServiceStub(object):
-    """What a broker offers to clients. Any broker answers; one that does not lead a partition answers NOT_LEADER for it.
+    """Service of brokers for clients. Any broker answers; for a partition that it does not lead it returns NOT_LEADER.
     """
 
     def __init__(self, channel):
@@ -54,7 +54,7 @@ class BrokerServiceStub(object):
 
 
 class BrokerServiceServicer(object):
-    """What a broker offers to clients. Any broker answers; one that does not lead a partition answers NOT_LEADER for it.
+    """Service of brokers for clients. Any broker answers; for a partition that it does not lead it returns NOT_LEADER.
     """
 
     def Produce(self, request, context):
@@ -72,40 +72,40 @@ class BrokerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListOffsets(self, request, context):
-        """Finds offsets: earliest, latest, by time, as the partition's leader has them. Earliest and latest never fall, an
-        unclean election aside; a new leader answers OFFSET_NOT_AVAILABLE until it knows them. A leader that was cut off, and
-        has not seen that another was elected, may answer as of before.
+        """Returns offsets of the partition's leader: earliest, latest, or by time. Earliest and latest never fall, except
+        after an unclean election; a new leader returns OFFSET_NOT_AVAILABLE until they are confirmed. A leader that was cut
+        off, and has not seen the election of another one, may return earlier offsets.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteRecords(self, request, context):
-        """Raises the log start of partitions. Answered once every in-sync replica begins there: no later leader has the records
-        again, unless it was elected uncleanly.
+        """Raises the log start of partitions. Answered once every in-sync replica begins there: no later leader has the
+        deleted records, unless it was elected uncleanly.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeLogs(self, request, context):
-        """Sizes and offsets of the replicas that this broker holds, by its own word: a leader that was cut off may still call
-        itself one, and replicas begin and end at different offsets.
+        """Returns sizes and offsets of this broker's replicas, in its own view: a leader that was cut off may still report
+        that it leads, and replicas begin and end at different offsets.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteUnclaimedLogs(self, request, context):
-        """Deletes unclaimed logs of topics that exist from this broker's disk: it is no replica of their partition, and no
-        key in etcd allows the deletion. The broker reads the partition's key first and keeps a log that is assigned to it.
+        """Deletes unclaimed logs of existing topics from this broker's disk: the broker is no replica of their partition, and
+        no key in etcd permits the deletion. The broker reads the partition's key first and keeps a log assigned to it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetMetadata(self, request, context):
-        """The cluster's metadata from this broker's cache, with its revision and age.
+        """Returns the cluster's metadata from this broker's cache, with its revision and age.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,7 +157,7 @@ def add_BrokerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class BrokerService(object):
-    """What a broker offers to clients. Any broker answers; one that does not lead a partition answers NOT_LEADER for it.
+    """Service of brokers for clients. Any broker answers; for a partition that it does not lead it returns NOT_LEADER.
     """
 
     @staticmethod

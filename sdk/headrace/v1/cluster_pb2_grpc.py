@@ -6,7 +6,7 @@ from headrace.v1 import cluster_pb2 as headrace_dot_v1_dot_cluster__pb2
 
 
 class ClusterServiceStub(object):
-    """What a coordinator offers to clients and administrators. Every replica answers every call.
+    """Service of coordinators for clients and administrators. Every coordinator answers every call.
     """
 
     def __init__(self, channel):
@@ -83,7 +83,7 @@ class ClusterServiceStub(object):
 
 
 class ClusterServiceServicer(object):
-    """What a coordinator offers to clients and administrators. Every replica answers every call.
+    """Service of coordinators for clients and administrators. Every coordinator answers every call.
     """
 
     def GetMetadata(self, request, context):
@@ -117,9 +117,9 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AlterConfigs(self, request, context):
-        """Answered once etcd has the settings. Each broker applies them as it sees them: within milliseconds, and, cut off from
-        etcd, when it is back. What safety needs, `min_insync_replicas` and the promise of `durability=fsync`, goes by the
-        partition's key, which controller and leader write next: until then the old values hold.
+        """Answered once etcd has the settings. Each broker applies them when it sees them: within milliseconds, or, if it is
+        cut off from etcd, when it reaches etcd again. `min_insync_replicas` and the guarantee of `durability=fsync` depend
+        on the partition's key, which controller and leader write next: until then the old values apply.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,42 +132,42 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def InitProducerId(self, request, context):
-        """A new producer id, for idempotent producers.
+        """Returns a new producer id, for idempotent producers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReassignPartitions(self, request, context):
-        """Moves replicas to other brokers, changes or cancels a move. Copying continues after the response.
+        """Starts, changes or cancels a reassignment of replicas. Copying continues after the response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListReassignments(self, request, context):
-        """The moves under way.
+        """Returns the reassignments in progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ElectLeaders(self, request, context):
-        """Lets the preferred replicas lead again, or, explicitly, a replica that may lack records.
+        """Elects the preferred replicas, or, explicitly, a replica that may lack records.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainBroker(self, request, context):
-        """Takes leadership and new replicas away from a broker, or gives it back its place.
+        """Drains a broker, which then gets no leadership and no new replicas, or ends the drain.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DumpMetadata(self, request, context):
-        """Every key below the cluster's prefix in etcd, decoded. For administrators.
+        """Returns every key below the cluster's prefix in etcd, decoded. For administrators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -249,7 +249,7 @@ def add_ClusterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ClusterService(object):
-    """What a coordinator offers to clients and administrators. Every replica answers every call.
+    """Service of coordinators for clients and administrators. Every coordinator answers every call.
     """
 
     @staticmethod

@@ -6,8 +6,8 @@ from headrace.v1 import groups_pb2 as headrace_dot_v1_dot_groups__pb2
 
 
 class GroupServiceStub(object):
-    """Consumer groups, offered by coordinators. Every coordinator answers every call: all state is in etcd. Calls for one
-    group are best sent to one coordinator, which saves conflicts.
+    """Service of coordinators for consumer groups. Every coordinator answers every call: all state is in etcd. To avoid
+    conflicts, send all calls of a group to the same coordinator.
     """
 
     def __init__(self, channel):
@@ -54,13 +54,13 @@ class GroupServiceStub(object):
 
 
 class GroupServiceServicer(object):
-    """Consumer groups, offered by coordinators. Every coordinator answers every call: all state is in etcd. Calls for one
-    group are best sent to one coordinator, which saves conflicts.
+    """Service of coordinators for consumer groups. Every coordinator answers every call: all state is in etcd. To avoid
+    conflicts, send all calls of a group to the same coordinator.
     """
 
     def Heartbeat(self, request, context):
-        """Joins, stays, says what is owned, learns what is assigned. A long poll: answered at once where the answer says
-        something new, else after max_wait_ms.
+        """Joins a group, renews the membership, reports owned partitions and returns assigned ones. A long poll: answered at
+        once if there is a change, otherwise after max_wait_ms.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,7 +74,7 @@ class GroupServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CommitOffsets(self, request, context):
-        """Stores offsets: of a member for what it owns, or, without a member, of a group that has none.
+        """Stores offsets: of a member for partitions that it owns, or, without a member, of a group that has no members.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -151,8 +151,8 @@ def add_GroupServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GroupService(object):
-    """Consumer groups, offered by coordinators. Every coordinator answers every call: all state is in etcd. Calls for one
-    group are best sent to one coordinator, which saves conflicts.
+    """Service of coordinators for consumer groups. Every coordinator answers every call: all state is in etcd. To avoid
+    conflicts, send all calls of a group to the same coordinator.
     """
 
     @staticmethod

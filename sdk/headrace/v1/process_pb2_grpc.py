@@ -6,7 +6,7 @@ from headrace.v1 import process_pb2 as headrace_dot_v1_dot_process__pb2
 
 
 class ProcessServiceStub(object):
-    """What every server process, broker or coordinator, says of itself to administrators.
+    """Service of every broker and coordinator process for administrators.
     """
 
     def __init__(self, channel):
@@ -28,18 +28,18 @@ class ProcessServiceStub(object):
 
 
 class ProcessServiceServicer(object):
-    """What every server process, broker or coordinator, says of itself to administrators.
+    """Service of every broker and coordinator process for administrators.
     """
 
     def DescribeProcess(self, request, context):
-        """How the process, its machine and its way to etcd are; what `headrace doctor` looks at.
+        """Returns the state of the process, its machine and its connection to etcd, for `headrace doctor`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetLogLevel(self, request, context):
-        """Changes what is written to the log, for a while or until the process ends.
+        """Changes the log level, for a time or until the process ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -66,7 +66,7 @@ def add_ProcessServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ProcessService(object):
-    """What every server process, broker or coordinator, says of itself to administrators.
+    """Service of every broker and coordinator process for administrators.
     """
 
     @staticmethod
