@@ -54,20 +54,20 @@ _KINDS: dict[str, tuple[type, ...]] = {
 _PRODUCER_COUNTERS = (
     ("sent_records", "Records that were acknowledged"),
     ("sent_batches", "Batches that were acknowledged"),
-    ("failed_records", "Records that ended in an error"),
+    ("failed_records", "Records that failed"),
 )
 _PRODUCER_GAUGES = (
-    ("buffered_bytes", "Bytes of records on their way, those in flight included"),
-    ("inflight_requests", "Requests that wait for their response"),
+    ("buffered_bytes", "Bytes of unacknowledged records, including those in flight"),
+    ("inflight_requests", "Requests waiting for a response"),
 )
 _PRODUCE = (
     "produce",
-    "Produce calls from their start to their response, those without one included",
-    "Batches that were put back to be sent again",
+    "Duration of produce calls, including those without a response",
+    "Batches that were queued again for a retry",
 )
 _FETCH = (
     "fetch",
-    "Fetches from their start to their response, the wait for data and those without a response included",
+    "Duration of fetch calls, including the wait for data and calls without a response",
     "Partitions that were fetched again after an error",
 )
 
@@ -254,13 +254,13 @@ def _of_calls(kind: tuple[str, str, str], clients: Mapping[str, CallStats]) -> I
     seconds = HistogramMetricFamily(f"{PREFIX}_{method}_seconds", of_seconds, labels=("client",))
     errors = CounterMetricFamily(
         f"{PREFIX}_{method}_errors",
-        f"Partitions of {method} calls that met with an error, by code",
+        f"Partitions of {method} calls that failed, by code",
         labels=("client", "code"),
     )
     retries = CounterMetricFamily(f"{PREFIX}_{method}_retries", of_retries, labels=("client",))
     fallbacks = CounterMetricFamily(
         f"{PREFIX}_{method}_grpc_fallbacks",
-        f"Calls of {method} that went over gRPC because the native protocol could not be used",
+        f"Calls of {method} that used gRPC because the native protocol was unavailable",
         labels=("client",),
     )
     for name, calls in clients.items():
@@ -279,16 +279,20 @@ def _of_calls(kind: tuple[str, str, str], clients: Mapping[str, CallStats]) -> I
 
 def _of_consumers(consumers: list[_ConsumerSample]) -> Iterator[Metric]:
     partition = ("client", "topic", "partition")
-    healthy = GaugeMetricFamily(f"{PREFIX}_healthy", "1 while the consumer can work", labels=("client",))
-    assigned = GaugeMetricFamily(f"{PREFIX}_assigned_partitions", "Partitions that it reads", labels=("client",))
+    healthy = GaugeMetricFamily(f"{PREFIX}_healthy", "1 while the consumer is healthy", labels=("client",))
+    assigned = GaugeMetricFamily(
+        f"{PREFIX}_assigned_partitions", "Partitions that the client reads", labels=("client",)
+    )
     silent = GaugeMetricFamily(
-        f"{PREFIX}_since_last_answer_seconds", "How long ago a broker last answered a fetch", labels=("client",)
+        f"{PREFIX}_since_last_answer_seconds", "Time since the last response to a fetch", labels=("client",)
     )
     lag = GaugeMetricFamily(
-        f"{PREFIX}_lag_records", "Records that are still ahead, by the last fetch", labels=partition
+        f"{PREFIX}_lag_records",
+        "Records between the position and the high watermark of the last fetch",
+        labels=partition,
     )
     position = GaugeMetricFamily(
-        f"{PREFIX}_position", "Offset of the next record; its rate is how fast it reads", labels=partition
+        f"{PREFIX}_position", "Offset of the next record; its rate is the read rate", labels=partition
     )
     for name, health, positions in consumers:
         healthy.add_metric([name], health.healthy)

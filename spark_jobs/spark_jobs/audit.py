@@ -306,9 +306,9 @@ def audit(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare what producers say they sent with what arrived, by topic and window.
+    """Compare the numbers of records that producers sent and that arrived, by topic and window.
 
-    Exit code 0: everything has arrived; 5: something is missing or doubled; 8: it cannot be said.
+    Exit code 0: all records have arrived; 5: records are missing or duplicated; 8: unknown, since counts are missing.
     """
     started = time.monotonic()
     if table is not None and (topic is None or len(topic) != 1):

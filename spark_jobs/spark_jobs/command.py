@@ -91,7 +91,7 @@ EventTime = Annotated[
     str,
     typer.Option(
         metavar="SQL",
-        help="When a row's event was: an SQL expression over its columns that gives a timestamp, such as "
+        help="Time of a row's event, as an SQL expression over its columns with a timestamp result, such as "
         "\"timestamp_millis(get_json_object(string(value), '$.at_ms')::bigint)\".",
     ),
 ]

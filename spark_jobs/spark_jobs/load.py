@@ -232,25 +232,26 @@ def load(
         list[str] | None,
         typer.Option(
             metavar="SQL",
-            help="A column of the table, from those of the topic, as in "
+            help="A column of the table, computed from those of the topic, as in "
             "\"from_json(string(value), 'user STRING') AS view\"; repeatable. "
-            "Without: key, value, topic, partition, offset, timestamp.",
+            "The default is key, value, topic, partition, offset, timestamp.",
         ),
     ] = None,
     commit_records: Annotated[
-        int, typer.Option(min=1, help="Maximum of one commit; a larger backlog is loaded by several.")
+        int, typer.Option(min=1, help="Maximum records per commit; a larger backlog requires several.")
     ] = COMMIT_RECORDS,
     accept_data_loss: Annotated[
         bool, typer.Option("--accept-data-loss", help="Continue after retention removed records that were not loaded.")
     ] = False,
     query: Annotated[
-        list[str] | None, typer.Option(metavar="SQL", help=f"Ask the table, which is called {VIEW}; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="SQL", help=f"Query to run on the table, which is named {VIEW}; repeatable."),
     ] = None,
     master: Master = DEFAULT_MASTER,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Load what is new in a topic into a table, by event hour. Run it as often as you like."""
+    """Load the new records of a topic into a table, by event hour. Each run continues where the last one ended."""
     wanted = Load(
         topic,
         table.absolute(),

@@ -11,11 +11,11 @@ from headrace.wire.encoding import encode_batch
 from reference_pages.markdown import docstring, table
 
 _FLAGS = {
-    BatchFlags.KEYS: "there are columns of keys",
-    BatchFlags.NULL_VALUES: "some value is null: there is `value_validity`",
-    BatchFlags.NULL_KEYS: "some key is null: there is `key_validity`",
-    BatchFlags.RECORD_TIMESTAMPS: "each record has a timestamp of its own",
-    BatchFlags.HEADERS: "there are columns of headers",
+    BatchFlags.KEYS: "the batch has columns of keys",
+    BatchFlags.NULL_VALUES: "a value is null: the batch has `value_validity`",
+    BatchFlags.NULL_KEYS: "a key is null: the batch has `key_validity`",
+    BatchFlags.RECORD_TIMESTAMPS: "each record has its own timestamp",
+    BatchFlags.HEADERS: "the batch has columns of headers",
     BatchFlags.TRANSACTIONAL: "reserved for transactions; the batch has a producer id",
     BatchFlags.CONTROL: "reserved for control records",
 }
@@ -28,37 +28,37 @@ _CODECS = {
 
 _INTRO = """# Record batch format
 
-A record batch is what a producer sends, a broker stores and a reader gets: a header of 80 bytes and a payload of
-columns. Producers encode it; the leader checks it whole, once, and stores the bytes as they came; readers decode it.
+A record batch is the unit that a producer sends, a broker stores and a reader fetches: a header of 80 bytes and a
+payload of columns. Producers encode it; the leader checks all of it once and stores it unchanged; readers decode it.
 Version 1; `tests/golden/batch-v1.bin` pins it."""
 
-_RULES = """## Who checks what
+_RULES = """## Checks
 
-The leader checks, once, where a batch enters (`headrace.wire.batch.check_batch`, then
+The leader checks a batch once, before the append (`headrace.wire.batch.check_batch`, then
 `headrace.wire.columns.check_columns`):
 
-1. `batch_bytes` is the length of what came, a multiple of 8, within the topic's `max_batch_bytes`.
-2. `stamp_crc` and `crc` are right.
+1. `batch_bytes` is the received length, a multiple of 8, within the topic's `max_batch_bytes`.
+2. `stamp_crc` and `crc` are correct.
 3. The codec is known, `record_count` is at least 1 and within the limit, `payload_bytes` is within the limit.
-4. `4 * (record_count + 1) <= payload_bytes`; without compression `payload_bytes` is what is stored.
+4. `4 * (record_count + 1) <= payload_bytes`; without compression `payload_bytes` is the stored size.
 5. Reserved flags are 0, the final padding is zero, timestamps and producer fields agree with each other.
-6. Timestamps are within the years 1 to 9999, and as near to the broker's clock as the topic asks.
-7. A compressed payload inflates to exactly `payload_bytes`, at most 1,000 times its stored bytes. It is inflated in a
-   thread; all of a broker's together hold at most 64 MiB.
-8. The columns are those that the flags name: offsets ascend from 0 and end where their data ends, validity bitmaps have
+6. Timestamps are within the years 1 to 9999, and as near to the broker's clock as the topic requires.
+7. A compressed payload decompresses to exactly `payload_bytes`, at most 1,000 times its stored bytes. A thread
+   decompresses it; all decompressed payloads of a broker have at most 64 MiB at a time.
+8. The columns are those of the flags: offsets ascend from 0 and end where their data ends, validity bitmaps have
    no bits past `n`, gaps are zero, the names of headers are UTF-8, no record has more than 1,000 headers and no batch
    more than 1,000,000; the smallest and greatest timestamps are the header's.
 
-What passes can be decoded by every reader. A topic with `validate=header` leaves out the columns and the inflating
+Every reader can decode a batch that passes. A topic with `validate=header` omits decompression and columns
 (7 and 8). Followers check both checksums.
 
-A reader trusts none of that: it checks the same, except for the ratio of 7, and inflates at most `payload_bytes` bytes
-and at most its own `max_payload_bytes`. A batch that fails raises `CorruptBatchError`, which carries the offset behind
-the batch (`next_offset`), or is skipped or written to a dead-letter topic, as the reader's `on_corrupt_batch` says.
+A reader repeats the checks, except for the ratio of 7, and decompresses at most `payload_bytes` bytes
+and at most its own `max_payload_bytes`. A batch that fails raises `CorruptBatchError` with the offset behind the batch
+(`next_offset`), or is skipped or written to a dead-letter topic, depending on the reader's `on_corrupt_batch`.
 
-The stamp (the first 32 bytes) is the leader's. A produced batch has `base_offset` 0, `append_timestamp_ms` 0,
-`leader_epoch` -1, `previous_crc` 0 and a valid `stamp_crc`. `previous_crc` chains the batches of a log: each names the
-`crc` of the one before it, so that an old block behind a new one is noticed although its own checksums are right."""
+The leader writes the stamp (the first 32 bytes). A produced batch has `base_offset` 0, `append_timestamp_ms` 0,
+`leader_epoch` -1, `previous_crc` 0 and a valid `stamp_crc`. `previous_crc` chains the batches of a log: each contains
+the `crc` of the preceding one, so that an old block behind a new one is detected although its checksums are correct."""
 
 
 def batch_body() -> str:
@@ -82,7 +82,7 @@ def batch_body() -> str:
             _RULES,
             "## Overhead",
             _overhead(),
-            "## An example",
+            "## Example",
             'Two records, keyless, uncompressed, at timestamp 1,300,000,000,000: `b"tick"` and `b"tock!"`.',
             _example(),
         ]
@@ -95,8 +95,8 @@ def _overhead() -> str:
         values = [b"v" * 200] * count
         encoded = encode_batch(values, base_timestamp_ms=0)
         rows.append((f"{count:,}", f"{len(encoded):,}", f"{(len(encoded) - 200 * count) / count:.2f}"))
-    text = "Values of 200 bytes, without keys, timestamps of their own or headers, uncompressed."
-    return f"{text}\n\n{table(('records', 'bytes of the batch', 'bytes of overhead a record'), rows)}"
+    text = "Values of 200 bytes, without keys, own timestamps or headers, uncompressed."
+    return f"{text}\n\n{table(('records', 'bytes of the batch', 'bytes of overhead per record'), rows)}"
 
 
 def _example() -> str:

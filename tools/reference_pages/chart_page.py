@@ -14,8 +14,8 @@ VALUES_FILE = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "headrac
 
 _INTRO = """# Values of the chart
 
-What `helm install` takes by `--set` and `--values`. The values are closed: a name that is not here is an error, and
-so are values that contradict each other. [The guide](../guides/installing.md) says which ones to begin with."""
+The values of `helm install --set` and `--values`. An unknown name is an error, and so are values that contradict each
+other. [The guide](../guides/installing.md) lists the values to set first."""
 
 
 def chart_body() -> str:

@@ -13,7 +13,7 @@ from reference_pages.markdown import table
 
 _INTRO = """# Commands
 
-Every command of `headrace`. What all have in common is in [the command line](../guides/command-line.md)."""
+Every command of `headrace`. [The command line](../guides/command-line.md) describes common behavior."""
 
 _SHARED = (
     "output",

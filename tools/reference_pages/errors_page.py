@@ -9,30 +9,30 @@ from reference_pages.markdown import summary, table
 
 _INTRO = """# Errors
 
-Every error that a server answers has a code. It travels as an `ErrorDetail`
+Every error that a server returns has a code. It is an `ErrorDetail`
 ([rpcs.md](rpcs.md#errordetail)) inside an answer, or in the trailer of a call that failed as a whole. The SDK raises
 the exception of that row; every exception derives from `headrace.HeadraceError` and has the attributes below.
 
 | attribute | meaning |
 | --- | --- |
-| `code` | what went wrong |
-| `message` | what is wrong, in one sentence |
-| `action` | what to do about it, in one sentence |
+| `code` | kind of the error |
+| `message` | cause, in one sentence |
+| `action` | next step, in one sentence |
 | `retriable` | the same request may succeed later, unchanged |
 | `outcome` | whether the request took effect |
-| `fatal` | the object that raised it is of no further use |
-| `leader` | where the partition's leader is, with the codes about leadership |
-| `retry_after_ms` | the least time to wait before the next try |
+| `fatal` | the object that raised the error cannot be used any more |
+| `leader` | address of the partition's leader, for the codes about leadership |
+| `retry_after_ms` | minimum time to wait before the next attempt |
 
 The outcome is `NOT_APPLIED`, `APPLIED` or `UNKNOWN`. Only `NOT_APPLIED` is a definite failure. A record whose outcome
-is `UNKNOWN` may be read later; sending it again may store it twice unless the producer is idempotent. Where no
+is `UNKNOWN` may be read later; sending it again may store it twice unless the producer is idempotent. If no
 server reports an outcome, as when a connection breaks during a call, it is `UNKNOWN`.
 
-The table gives each code's defaults. A server that knows better in one case says so in the error itself."""
+The table has each code's defaults. A server may override them in an error."""
 
-_CLIENT = """## Raised by the SDK alone
+_CLIENT = """## Raised only by the SDK
 
-These never cross the wire."""
+Servers never return these."""
 
 
 def errors_body() -> str:
@@ -50,7 +50,7 @@ def errors_body() -> str:
         for code, row in ERRORS.items()
         if code is not ErrorCode.UNSPECIFIED
     ]
-    head = ("number", "code", "exception", "gRPC status", "retriable", "outcome", "what to do")
+    head = ("number", "code", "exception", "gRPC status", "retriable", "outcome", "action")
     meanings = [
         (f"`{row.exception.__name__}`", summary(row.exception))
         for code, row in ERRORS.items()
@@ -61,7 +61,7 @@ def errors_body() -> str:
         [
             _INTRO,
             table(head, rows),
-            "## What each exception means",
+            "## Exceptions",
             table(("exception", "meaning"), meanings),
             _CLIENT,
             table(("exception", "meaning"), [(f"`{error.__name__}`", summary(error)) for error in own]),

@@ -13,7 +13,7 @@ from spark_jobs import windows
 
 _INTRO = """# Options of the jobs
 
-Every option of the jobs on Spark. What they do is told in [the guide](../guides/jobs.md)."""
+Every option of the jobs on Spark. [The guide](../guides/jobs.md) describes the jobs."""
 _SHARED = ("bootstrap_servers", "master", "quiet", "as_json")
 
 

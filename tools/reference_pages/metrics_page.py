@@ -14,15 +14,15 @@ from reference_pages.markdown import table
 
 _INTRO = """# Metrics
 
-A service with `metrics_listen` set answers there, in Prometheus' text format, `GET /metrics` and `GET /metrics/detail`.
-The first has a fixed number of series, whatever topics and partitions there are: scrape it every 15 seconds. The second
-has series for each partition: scrape it once a minute. [The guide](../guides/monitoring.md) says what to watch.
+A service with `metrics_listen` set serves `GET /metrics` and `GET /metrics/detail` there, in Prometheus' text format.
+`/metrics` has a fixed number of series, independent of topics and partitions: scrape it every 15 seconds.
+`/metrics/detail` has series for each partition: scrape it once a minute. See [the guide](../guides/monitoring.md).
 
 Units are the base units (seconds, bytes); counters end in `_total`; a histogram has the series `_bucket`, `_sum` and
-`_count`. In addition every service has the usual `process_*`, `python_gc_*` and `python_info` of its process."""
+`_count`. Every service also exports `process_*`, `python_gc_*` and `python_info` of its process."""
 
-_SDK = """Applications show these where they register a `headrace.metrics.ClientCollector` (extra `metrics`) and let it
-watch their producers and consumers."""
+_SDK = """An application exports these by a registered `headrace.metrics.ClientCollector` (extra `metrics`) that watches
+its producers and consumers."""
 
 
 def metrics_body() -> str:

@@ -94,7 +94,7 @@ _PRODUCE = """## Produce
 5. After the requested acknowledgement the broker sends an ANSWER with the `ProduceResponse`, or an ERROR.
 6. A lost connection leaves the outcome unknown. An idempotent producer sends the same batches again.
 
-The batch of [the format's example](batch-format.md#an-example), produced to partition 0 of `ticks`:"""
+The batch of [the format's example](batch-format.md#example), produced to partition 0 of `ticks`:"""
 
 _FETCH = """## Fetch
 

@@ -16,51 +16,51 @@ PROTO = Path(__file__).resolve().parent.parent.parent / "proto" / "headrace"
 _INTRO = """# RPCs
 
 Two gRPC services in the package `headrace.v1`. `BrokerService` runs on brokers, `ClusterService` on coordinators;
-`GetMetadata` is on both, so a client may be given the address of either. Every server also has the standard gRPC health
-and reflection services.
+`GetMetadata` is on both, so that a client may have the address of either. Every server also has the standard gRPC
+health and reflection services.
 
 Rules that hold for every call:
 
-- A call needs a deadline. One without is refused with `DEADLINE_REQUIRED`.
-- A call that fails as a whole carries a `headrace.v1.Status` in the trailer `grpc-status-details-bin`, with an
-  `ErrorDetail` inside. An answer about several topics or partitions carries an `ErrorDetail` for each that failed, and
+- A call requires a deadline. Without one it is rejected with `DEADLINE_REQUIRED`.
+- A call that fails as a whole has a `headrace.v1.Status` in the trailer `grpc-status-details-bin`, with an
+  `ErrorDetail` inside. An answer about several topics or partitions has an `ErrorDetail` for each that failed, and
   the call itself succeeds. [errors.md](errors.md) lists the codes.
-- A topic is named by its name or by its id (`TopicRef`). Clients that keep state send the id: a topic that was deleted
-  and created again under the same name has another id and answers `UNKNOWN_TOPIC_ID`.
-- Numbers that mean a time end in `_ms` and are milliseconds; timestamps count from 1970 in UTC.
+- A request identifies a topic by its name or by its id (`TopicRef`). Clients with state send the id: a topic that was
+  deleted and created again under the same name has another id, and the call returns `UNKNOWN_TOPIC_ID`.
+- Fields whose names end in `_ms` are milliseconds; timestamps count from 1970 in UTC.
 """
 
 # Default descriptions of fields without a comment in their proto.
 _COMMON = {
-    "client_id": "Who calls; for logs and errors.",
+    "client_id": "Name of the caller, for logs and errors.",
     "name": "The topic's name.",
     "topic_id": "The topic's id, 16 bytes.",
     "partition": "The partition's number, from 0.",
     "leader_epoch": "Rises with every change of the partition's leader.",
-    "error": "Absent: it succeeded.",
+    "error": "Absent on success.",
     "log_start_offset": "The first offset that can be read.",
     "high_watermark": "Records below it are visible to consumers.",
-    "log_end_offset": "The offset that the next record will get.",
+    "log_end_offset": "The offset of the next record.",
     "broker_id": "The broker's number.",
     "broker_epoch": "The broker's session: the revision of its registration in etcd.",
     "version": "The release that the process runs.",
-    "validate_only": "Check everything, change nothing.",
-    "cluster_id": "Drawn once, when the cluster is made.",
+    "validate_only": "Check the request without any change.",
+    "cluster_id": "Drawn once, when the cluster is created.",
     "generation": "Rises when etcd is restored from a backup.",
-    "format_version": "Of the keys and values in etcd.",
-    "throttle_ms": "How long the caller should wait before its next call, in milliseconds; 0: not at all.",
+    "format_version": "Version of the keys and values in etcd.",
+    "throttle_ms": "Time to wait before the next call, in milliseconds; 0 means none.",
     "replicas": "Brokers that hold a copy; the first is the preferred leader.",
     "in_sync_replicas": "Brokers whose copy is complete up to the high watermark.",
     "in_sync": "Replicas that count for the high watermark.",
-    "eligible_leaders": "Not in sync, but known to hold all that was committed.",
-    "rack": "The failure domain that replicas are spread over.",
+    "eligible_leaders": "Not in sync, but known to have all committed records.",
+    "rack": "The failure domain over which replicas are spread.",
     "host": "The machine, a failure domain below the rack.",
-    "producer_id": "Of an idempotent producer.",
-    "producer_epoch": "Rises when the producer starts its sequences anew.",
-    "draining": "The broker is to give up its leaderships.",
+    "producer_id": "Id of an idempotent producer.",
+    "producer_epoch": "Rises when the producer restarts its sequences.",
+    "draining": "The broker must give up its leaderships.",
     "coordinator_id": "The coordinator's name, unique in the cluster.",
-    "max_batch_bytes": "The largest batch taken, in bytes, header included.",
-    "create_revision": "etcd's revision at which the key was made.",
+    "max_batch_bytes": "Maximum size of a batch, in bytes, header included.",
+    "create_revision": "etcd's revision at which the key was created.",
     "mod_revision": "etcd's revision of its last write.",
     "revision": "etcd's revision of this view.",
     "address": "host:port.",

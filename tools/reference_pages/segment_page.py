@@ -8,51 +8,51 @@ from reference_pages.markdown import module_section, table
 
 _INTRO = """# Files on disk
 
-A broker has one data directory. In it each partition has a directory named by the topic's id and the partition's
-number, so a topic's name never touches the file system. Numbers are little-endian.
+A broker has one data directory. It contains a directory for each partition, named by the topic's id and the
+partition's number, so that a topic's name never reaches the file system. Numbers are little-endian.
 
-`python -m headrace.log.dump PATH` prints a segment or a partition's directory; it only reads.
+`python -m headrace.log.dump PATH` prints a segment or a partition's directory. It is read-only.
 
 ## A partition's directory"""
 
 _LOG = """## The log: .log
 
-Record batches, one behind the other, without anything between them; [batch-format.md](batch-format.md) gives their
-bytes. The first batch's `base_offset` is the number in the file's name, and each batch begins at the offset where the
-one before it ended. A position in a segment is at most 2^32 - 1, so a segment ends below 4 GiB whatever `segment_bytes`
-says. A segment file is made when the one before it is full or old; it is never changed but at its end."""
+A segment consists of consecutive record batches, whose bytes are in [batch-format.md](batch-format.md). The first
+batch's `base_offset` is the number in the file's name, and each batch begins at the offset where the preceding one
+ends. A position in a segment is at most 2^32 - 1, so that a segment ends below 4 GiB, regardless of `segment_bytes`.
+A segment file is created when the preceding one is full or old, and is changed only at its end."""
 
 _SEALED = """## Sealed files
 
 `leader-epochs`, `identity`, `clean` and producer snapshots are small files that are replaced as a whole: a temporary
 file is written and fsynced, renamed over the old one, and the directory is fsynced. Their first line is
-`headrace 1 <crc>`, where `<crc>` is the CRC32C of all that follows it, as eight hexadecimal digits."""
+`headrace 1 <crc>`, where `<crc>` is the CRC32C of the rest of the file, as eight hexadecimal digits."""
 
 
 def segment_body() -> str:
     """Return the page from its title."""
     files = [
         (f"`<base_offset:020d>{segment.LOG_SUFFIX}`", "a segment of the log", "the data"),
-        ("`<base_offset:020d>.index`", "offset to position, sparse", "made again from the segment"),
-        ("`<base_offset:020d>.timeindex`", "time to position, sparser", "made again from the segment"),
+        ("`<base_offset:020d>.index`", "offset to position, sparse", "rebuilt from the segment"),
+        ("`<base_offset:020d>.timeindex`", "time to position, sparser", "rebuilt from the segment"),
         (
             f"`{checkpoint.CHECKPOINT_FILE}`",
             "recovery point, log start, high watermark",
             "see [storage](../protocols/storage.md)",
         ),
-        (f"`{epochs.EPOCHS_FILE}`", "at which offset each leader epoch began", "made again from the batches' headers"),
+        (f"`{epochs.EPOCHS_FILE}`", "the start offset of each leader epoch", "rebuilt from the batches' headers"),
         (
             "`producers-<offset:020d>.snapshot`",
             "idempotent producers' state at that offset; two are kept",
-            "made again from the batches' headers",
+            "rebuilt from the batches' headers",
         ),
         (f"`*{segment.DELETED_SUFFIX}`", "a removed segment that waits `file_delete_delay_ms`", "nothing"),
-        ("`*.tmp`", "a replacement that was not finished", "nothing; removed at the next start"),
+        ("`*.tmp`", "an incomplete replacement", "nothing; removed at the next start"),
     ]
     return "\n\n".join(
         [
             _INTRO,
-            table(("file", "holds", "when it is lost"), files),
+            table(("file", "contents", "if it is lost"), files),
             _LOG,
             module_section(index, "The indexes: .index and .timeindex"),
             module_section(checkpoint, "The checkpoint"),

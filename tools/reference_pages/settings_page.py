@@ -23,15 +23,15 @@ _INTRO = """# Settings
 ## Services
 
 A service takes each setting, in rising order of precedence, from its default, the TOML file given as `--config FILE`
-(one key a setting at the top level), the environment, and `--set name=value` on the command line. An unknown name is an
+(one top-level key per setting), the environment, and `--set name=value` on the command line. An unknown name is an
 error that names the nearest known one, and so is a value out of range. The unit is the last part of a name."""
 
 _SDK = """## SDK
 
-Given as keyword arguments to the class: `headrace.Producer(acks="all", linger_ms=20)`. An unknown name raises
+Settings are keyword arguments of the class: `headrace.Producer(acks="all", linger_ms=20)`. An unknown name raises
 `ConfigError` and names the nearest known one. The blocking and the asyncio classes take the same settings.
 
-Where the code does not name `bootstrap_servers`, the classes read `HEADRACE_BOOTSTRAP_SERVERS`,
+If the code does not set `bootstrap_servers`, the classes read `HEADRACE_BOOTSTRAP_SERVERS`,
 `HEADRACE_SECURITY_PROTOCOL` and `HEADRACE_SSL_CAFILE`, `_CERTFILE`, `_KEYFILE`, `_SERVER_NAME` from the environment, as
 the command `headrace` does.
 

@@ -1,7 +1,7 @@
 """Frames of the native protocol: the messages of the gRPC services, on a socket. Pure: no socket, thread or clock.
 
-A connection begins with `PREFACE` and the client's HELLO; then frames go both ways. A frame is a header, the request's
-id, one protobuf message, and the message's batches as attachments, whose sizes it has. Little-endian:
+A connection begins with `PREFACE` and the client's HELLO. Then both sides send frames: a header, the request's id,
+one protobuf message, and its batches as attachments, whose sizes the message contains. Numbers are little-endian:
 
     offset  bytes
     0       4      size: of everything after the header

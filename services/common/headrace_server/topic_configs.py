@@ -141,12 +141,12 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
     ConfigDefinition(
         "timestamp_before_max_ms", "integer", CENTURY_MS, 0,
         documentation="Milliseconds by which a record's timestamp may lie before the broker's clock; older ones are "
-        "refused, never changed. The default is 100 years. Times before the year 1 or after 9999 are always refused.",
+        "rejected, never changed. The default is 100 years. Times before the year 1 or after 9999 are always rejected.",
     ),
     ConfigDefinition(
         "timestamp_after_max_ms", "integer", 3_600_000, 0,
         documentation="Milliseconds by which a record's timestamp may lie after the broker's clock; later ones are "
-        "refused, never changed.",
+        "rejected, never changed.",
     ),
     ConfigDefinition(
         "file_delete_delay_ms", "integer", 60_000, 0,
@@ -155,13 +155,13 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
     ConfigDefinition(
         "validate", "choice", Validation.COLUMNS.value, choices=tuple(Validation),
         documentation="Checks that the leader makes of a batch. columns: everything that a reader needs to "
-"decode it; a compressed batch is inflated for it, in a thread. header: checksums and "
+"decode it; a thread decompresses a compressed batch for this. header: checksums and "
 "header only; a batch that no reader can decode is then stored, and readers handle it by "
 "their `on_corrupt_batch`.",
     ),
     ConfigDefinition(
         "allowed_codecs", "choices", ",".join(CODECS), choices=CODECS,
-        documentation="Codecs that producers may use, separated by commas; batches of others are refused with "
+        documentation="Codecs that producers may use, separated by commas; batches with others are rejected with "
         "UNSUPPORTED_CODEC. Readers without extras can decode none and gzip. none is always among them: a payload that "
         "does not shrink is stored uncompressed.",
     ),
