@@ -280,9 +280,7 @@ def _of_calls(kind: tuple[str, str, str], clients: Mapping[str, CallStats]) -> I
 def _of_consumers(consumers: list[_ConsumerSample]) -> Iterator[Metric]:
     partition = ("client", "topic", "partition")
     healthy = GaugeMetricFamily(f"{PREFIX}_healthy", "1 while the consumer is healthy", labels=("client",))
-    assigned = GaugeMetricFamily(
-        f"{PREFIX}_assigned_partitions", "Partitions that the client reads", labels=("client",)
-    )
+    assigned = GaugeMetricFamily(f"{PREFIX}_assigned_partitions", "Assigned partitions", labels=("client",))
     silent = GaugeMetricFamily(
         f"{PREFIX}_since_last_answer_seconds", "Time since the last response to a fetch", labels=("client",)
     )

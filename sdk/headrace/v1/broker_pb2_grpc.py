@@ -7,7 +7,7 @@ from headrace.v1 import cluster_pb2 as headrace_dot_v1_dot_cluster__pb2
 
 
 class BrokerServiceStub(object):
-    """Service of brokers for clients. Any broker answers; for a partition that it does not lead it returns NOT_LEADER.
+    """API of brokers for clients. Any broker answers; for a partition that it does not lead it returns NOT_LEADER.
     """
 
     def __init__(self, channel):
@@ -54,7 +54,7 @@ class BrokerServiceStub(object):
 
 
 class BrokerServiceServicer(object):
-    """Service of brokers for clients. Any broker answers; for a partition that it does not lead it returns NOT_LEADER.
+    """API of brokers for clients. Any broker answers; for a partition that it does not lead it returns NOT_LEADER.
     """
 
     def Produce(self, request, context):
@@ -157,7 +157,7 @@ def add_BrokerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class BrokerService(object):
-    """Service of brokers for clients. Any broker answers; for a partition that it does not lead it returns NOT_LEADER.
+    """API of brokers for clients. Any broker answers; for a partition that it does not lead it returns NOT_LEADER.
     """
 
     @staticmethod

@@ -6,7 +6,7 @@ from headrace.v1 import cluster_pb2 as headrace_dot_v1_dot_cluster__pb2
 
 
 class ClusterServiceStub(object):
-    """Service of coordinators for clients and administrators. Every coordinator answers every call.
+    """API of coordinators for clients and administrators. Every coordinator answers every call.
     """
 
     def __init__(self, channel):
@@ -83,7 +83,7 @@ class ClusterServiceStub(object):
 
 
 class ClusterServiceServicer(object):
-    """Service of coordinators for clients and administrators. Every coordinator answers every call.
+    """API of coordinators for clients and administrators. Every coordinator answers every call.
     """
 
     def GetMetadata(self, request, context):
@@ -249,7 +249,7 @@ def add_ClusterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ClusterService(object):
-    """Service of coordinators for clients and administrators. Every coordinator answers every call.
+    """API of coordinators for clients and administrators. Every coordinator answers every call.
     """
 
     @staticmethod

@@ -6,7 +6,7 @@ from headrace.v1 import groups_pb2 as headrace_dot_v1_dot_groups__pb2
 
 
 class GroupServiceStub(object):
-    """Service of coordinators for consumer groups. Every coordinator answers every call: all state is in etcd. To avoid
+    """API of coordinators for consumer groups. Every coordinator answers every call: all state is in etcd. To avoid
     conflicts, send all calls of a group to the same coordinator.
     """
 
@@ -54,7 +54,7 @@ class GroupServiceStub(object):
 
 
 class GroupServiceServicer(object):
-    """Service of coordinators for consumer groups. Every coordinator answers every call: all state is in etcd. To avoid
+    """API of coordinators for consumer groups. Every coordinator answers every call: all state is in etcd. To avoid
     conflicts, send all calls of a group to the same coordinator.
     """
 
@@ -151,7 +151,7 @@ def add_GroupServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GroupService(object):
-    """Service of coordinators for consumer groups. Every coordinator answers every call: all state is in etcd. To avoid
+    """API of coordinators for consumer groups. Every coordinator answers every call: all state is in etcd. To avoid
     conflicts, send all calls of a group to the same coordinator.
     """
 

@@ -6,7 +6,7 @@ from headrace.v1 import process_pb2 as headrace_dot_v1_dot_process__pb2
 
 
 class ProcessServiceStub(object):
-    """Service of every broker and coordinator process for administrators.
+    """API of every broker and coordinator process for administrators.
     """
 
     def __init__(self, channel):
@@ -28,7 +28,7 @@ class ProcessServiceStub(object):
 
 
 class ProcessServiceServicer(object):
-    """Service of every broker and coordinator process for administrators.
+    """API of every broker and coordinator process for administrators.
     """
 
     def DescribeProcess(self, request, context):
@@ -66,7 +66,7 @@ def add_ProcessServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ProcessService(object):
-    """Service of every broker and coordinator process for administrators.
+    """API of every broker and coordinator process for administrators.
     """
 
     @staticmethod

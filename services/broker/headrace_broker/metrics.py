@@ -66,9 +66,7 @@ class BrokerMetrics:
         self.produced_bytes = loop_counter("produced_bytes", "Bytes of batches appended")
         self.produced_records = loop_counter("produced_records", "Records appended")
         self.produced_batches = loop_counter("produced_batches", "Batches appended")
-        self.duplicate_batches = counter(
-            "duplicate_batches", "Batches that were already stored, acknowledged without an append"
-        )
+        self.duplicate_batches = counter("duplicate_batches", "Batches that were already stored, not appended again")
         self.fetched_bytes = loop_counter("fetched_bytes", "Bytes of batches sent to readers")
         self.native, self.replication_listener = (
             NativeMetrics(
@@ -85,9 +83,7 @@ class BrokerMetrics:
             )
         )
         self.slow_appends = counter("slow_appends", "Appends that ran in a thread because the disk was slow")
-        self.blocking_reads = counter(
-            "blocking_reads", "Reads that ran in a thread because the data was not in the page cache"
-        )
+        self.blocking_reads = counter("blocking_reads", "Reads that ran in a thread, not from the page cache")
         self.throttled = counter("throttled", "Calls rejected because max_inflight_bytes is reached")
         self.produce_errors = counter_by(
             "produce_errors", "Partitions of produce calls answered with an error, by code", "code"
@@ -111,9 +107,7 @@ class BrokerMetrics:
         self.isr_update_timeouts = counter(
             "isr_update_timeouts", "Changes of in-sync sets to which etcd did not respond in time"
         )
-        self.connected_followers = gauge(
-            "connected_followers", "Brokers that are connected and replicate from this one"
-        )
+        self.connected_followers = gauge("connected_followers", "Connected brokers that replicate from this one")
         self.follower_partitions = gauge("follower_partitions", "Partitions replicated from other brokers")
         self.follower_lag_records = gauge_by(
             "follower_lag_records", "Records that a follower is behind this leader, in its worst partition", "peer"
@@ -129,9 +123,7 @@ class BrokerMetrics:
             "peer",
         )
         self.under_replicated = gauge("under_replicated", "Partitions led by this broker with out-of-sync replicas")
-        self.under_min_insync = gauge(
-            "under_min_insync", "Partitions led by this broker with fewer in-sync replicas than min_insync_replicas"
-        )
+        self.under_min_insync = gauge("under_min_insync", "Partitions led by this broker below min_insync_replicas")
         self.partitions = gauge("partitions", "Replicas held")
         self.leader_partitions = gauge("leader_partitions", "Partitions that this broker leads")
         self.leaderships_started = counter("leaderships_started", "Leaderships that this broker has started")
@@ -189,22 +181,14 @@ _DETAIL_GAUGES: tuple[tuple[str, str, Callable[[PartitionSample], int]], ...] = 
     ("log_start_offset", "Offset of the first record", lambda sample: sample.log_start_offset),
     ("log_end_offset", "Offset after the last record", lambda sample: sample.log_end_offset),
     ("high_watermark", "Offset after the last record visible to readers", lambda sample: sample.high_watermark),
-    (
-        "flushed_offset",
-        "Offset after the last record on this broker's stable storage",
-        lambda sample: sample.flushed_offset,
-    ),
+    ("flushed_offset", "Offset after the last record on stable storage", lambda sample: sample.flushed_offset),
     ("log_bytes", "Bytes of the log", lambda sample: sample.log_bytes),
     ("log_segments", "Segments of the log", lambda sample: sample.log_segments),
     ("leader", "1 if this broker leads the partition", lambda sample: sample.leader),
     ("leader_epoch", "Latest leader epoch seen by this broker", lambda sample: sample.leader_epoch),
     ("offline", "1 if the log is offline after a failure", lambda sample: sample.offline),
-    ("replicas", "Replicas of a partition that this broker leads", lambda sample: sample.replicas),
-    (
-        "in_sync_replicas",
-        "In-sync replicas of a partition that this broker leads",
-        lambda sample: sample.in_sync_replicas,
-    ),
+    ("replicas", "Replicas of a partition led here", lambda sample: sample.replicas),
+    ("in_sync_replicas", "In-sync replicas of a partition led here", lambda sample: sample.in_sync_replicas),
 )
 _DETAIL_COUNTERS: tuple[tuple[str, str, Callable[[PartitionSample], int]], ...] = (
     ("produced_records", "Records appended by this broker as leader", lambda sample: sample.produced_records),

@@ -93,9 +93,7 @@ class CoordinatorMetrics:
         self.etcd_request_seconds = histogram_by(
             "etcd_request_seconds", "Duration of requests to etcd, including failed ones, by operation", "operation"
         )
-        self.etcd_errors = counter_by(
-            "etcd_errors", "Requests to etcd that failed or timed out, by operation", "operation"
-        )
+        self.etcd_errors = counter_by("etcd_errors", "Failed or timed-out requests to etcd, by operation", "operation")
         self.etcd_members_reached = gauge("etcd_members_reached", "etcd endpoints that responded to the last check")
         self.etcd_has_leader = gauge("etcd_has_leader", "1 if an etcd member reports a leader")
         self.etcd_db_bytes = gauge("etcd_db_bytes", "Size of etcd's database on the member where it is largest")
@@ -191,9 +189,7 @@ class LagCollector(Collector):
             for sample in shown.groups:
                 family.add_metric([sample.group], read(sample))
             yield family
-        yield _plain(
-            "lag_series_omitted", "Pairs of group and topic that are not exported because of the limit", shown.omitted
-        )
+        yield _plain("lag_series_omitted", "Pairs of group and topic omitted because of the limit", shown.omitted)
         yield _plain("lag_round_seconds", "Duration of the last measurement of all lags", shown.took_seconds)
         age_seconds = 0.0 if self.round is None else self.age_seconds()
         yield _plain("lag_age_seconds", "Age of the last measurement of lags", age_seconds)
