@@ -25,7 +25,7 @@ MEMBER_NEEDS = ("groups.1",)
 REPLICA_NEEDS = ("replication.1",)
 """Needed by followers and leaders from each other: chained batches."""
 
-_RELEASE = re.compile(r"(\d+)\.(\d+)\.\d+")
+_RELEASE = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.[0-9]")
 _UPGRADE = "Upgrade the older one, one minor release at a time."
 
 

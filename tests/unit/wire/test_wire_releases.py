@@ -27,7 +27,9 @@ def test_a_peer_that_says_nothing_is_taken_as_it_is():
     check_peer("it", RELEASE, CAPABILITIES, CAPABILITIES)
 
 
-def test_a_long_release_is_told_shortly():
+@pytest.mark.parametrize("release", ["9" * 10_000, f"0.{'1' * 5_000}.0", "\u0660.\u0661.\u0660"])
+def test_a_long_or_foreign_number_is_refused_shortly(release):
+    """It is not converted: Python does not convert 4,300 digits or more."""
     with pytest.raises(UnsupportedVersionError) as refused:
-        check_peer("it", "9" * 10_000, ())
+        check_peer("it", release, ())
     assert len(str(refused.value)) < 300
