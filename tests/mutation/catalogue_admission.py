@@ -69,8 +69,8 @@ ADMISSION = (
     Mutant(
         "requests-read-without-end",
         "A14",
-        "NativeConnection._take_frames",
-        replace("len(self._calls) < MAX_REQUESTS", "True"),
+        "NativeConnection._has_room",
+        replace("len(self._calls) + self._refusals < MAX_REQUESTS", "True"),
         "A connection of the native protocol may have any number of requests unanswered.",
         Test("tests/unit/common/test_native_server.py::test_too_many_unanswered_requests_are_not_read", NO_STRANGERS),
     ),

@@ -125,7 +125,8 @@ _RULES = """## Cancellation and deadlines
   sends further requests on a new connection. A stopping broker still answers earlier requests and rejects later ones
   with `SHUTTING_DOWN`; on an idle connection it does so for a second. The outcome of a request without an answer is
   unknown.
-- An ERROR with correlation 0: the other side violated the protocol, or is rejected. It is the last frame.
+- An ERROR with correlation 0: the other side violated the protocol, or is rejected. It is the last frame: the frame in
+  progress is sent before it, and later answers are dropped.
 - Without a frame: the network failed, a limit below applies, or there was no place for the connection.
 
 ## Errors

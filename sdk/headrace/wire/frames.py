@@ -20,7 +20,7 @@ See docs/reference/native-protocol.md.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -178,6 +178,7 @@ class FrameReader:
 
     __slots__ = (
         "_admit",
+        "_ahead",
         "_body",
         "_end",
         "_filled",
@@ -200,6 +201,8 @@ class FrameReader:
         self._preface = preface
         self._stage = memoryview(bytearray(STAGE_BYTES))
         self._start = self._end = 0
+        self._ahead = 0
+        """Start of the frame at which `look_ahead` continues; it may be past `_end`."""
         self._header: Header | None = None
         self._body: memoryview | None = None
         """Body of the large frame in progress."""
@@ -236,6 +239,11 @@ class FrameReader:
         else:
             self._filled += count
 
+    def clear(self) -> None:
+        """Drop the received bytes of a connection that is ending, so that `buffer()` has room."""
+        self._start = self._end = self._ahead = self._filled = 0
+        self._body = None
+
     def next_frame(self) -> Frame | None:
         """Return the next complete frame; `None` means that more bytes are needed.
 
@@ -243,11 +251,28 @@ class FrameReader:
             FrameError: If the received bytes are no frame.
         """
         frame = self._cut()
-        if frame is None and self._body is None and self._start:  # Make room after the received bytes.
+        if frame is None and self._body is None:
+            self._make_room()
+        return frame
+
+    def look_ahead(self) -> Iterator[Header]:
+        """Yield the headers that were received behind the last taken frame, each once, up to one that is none."""
+        self._make_room()
+        while self._end - self._ahead >= HEADER.size:
+            try:
+                header = parse_header(self._stage, self._ahead, self._kinds)
+            except FrameError:
+                return  # `next_frame` raises it when the frames before are taken.
+            self._ahead += HEADER.size + header.size
+            yield header
+
+    def _make_room(self) -> None:
+        """Move the received bytes to the start of the buffer."""
+        if self._start:
             rest = bytes(self._stage[self._start : self._end])
             self._stage[: len(rest)] = rest
+            self._ahead = max(0, self._ahead - self._start)
             self._start, self._end = 0, len(rest)
-        return frame
 
     def _cut(self) -> Frame | None:
         if self._preface and not self._take_preface():
@@ -265,7 +290,7 @@ class FrameReader:
                 self._body = np.empty(header.size, np.uint8).data
                 self._filled = self._end - self._start
                 self._body[: self._filled] = self._stage[self._start : self._end]
-                self._start = self._end = 0
+                self._start = self._end = self._ahead = 0
         header = self._header
         if self._is_skipped:
             return self._skipped(header)

@@ -318,6 +318,38 @@ async def test_a_client_that_breaks_the_protocol_is_cut_off(data):
         assert (await other.receive())[0].kind == Kind.ANSWER
 
 
+async def test_a_client_that_breaks_the_protocol_receives_what_was_being_sent():
+    """Then why it is cut off, and nothing else; what it sends meanwhile is dropped."""
+    async with serving() as bench:
+        client, reported = await bench.connect(), []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+
+        async def much(message):
+            return OutgoingMessage(b"", [bytes(16 << 20), bytes(16 << 20)])
+
+        async def late(message):
+            await waits.wait()
+            return OutgoingMessage(b"late")
+
+        waits, bench.service.handle = asyncio.Event(), late
+        client.ask(3)
+        await bench.until(lambda: bench.service.requests)
+        bench.service.handle = much
+        (connection,) = bench.server._connections
+        client.ask(1)
+        client.ask(2)
+        await bench.until(lambda: connection._outgoing._sending is not None)
+        client.send(Kind.WELCOME)
+        client.sending.write(bytes(4 * STAGE_BYTES))
+        await bench.until(lambda: bench.metric("broken_total") == 1)
+        waits.set()
+        assert len((await client.receive())[2]) == 32 << 20
+        assert len((await client.receive())[2]) == 32 << 20
+        assert isinstance(await client.error(0), InvalidRequestError)
+        assert await client.receiving.read() == b""
+        assert not reported
+
+
 async def test_a_client_of_another_release_learns_why_it_is_refused():
     """Before its connection is closed."""
     async with serving() as bench:
@@ -450,6 +482,74 @@ async def test_too_many_unanswered_requests_are_not_read():
         waits.set()
         answered = {(await client.receive())[0].correlation for _ in range(3 * MAX_REQUESTS)}
         assert answered == set(range(1, 3 * MAX_REQUESTS + 1))
+
+
+async def test_refusals_that_are_not_read_are_bounded():
+    """They cost no more than requests: a client that reads nothing is not read either, and all are answered."""
+    async with serving() as bench:
+        client, count = await bench.connect(), 2_000
+        (connection,) = bench.server._connections
+        connection.pause_writing()  # As if its socket were full.
+        for number in range(1, count + 1):
+            client.ask(number, timeout_ms=0)
+        await bench.until(lambda: connection._is_paused)
+        assert len(connection._outgoing._waiting) < MAX_REQUESTS
+        connection.resume_writing()
+        for number in range(1, count + 1):
+            assert isinstance(await client.error(number), DeadlineRequiredError)
+
+
+async def test_a_request_can_be_cancelled_though_too_many_are_unanswered():
+    """Where there is a request in between that waits, too; the waiting one is then served."""
+    async with serving() as bench:
+        client = await bench.connect()
+        bench.service.handle = bench.service.never
+        for number in range(1, MAX_REQUESTS + 2):
+            client.ask(number)
+        await bench.until(lambda: len(bench.service.requests) == MAX_REQUESTS)
+        bench.service.handle = bench.service.echo
+        client.send(Kind.CANCEL, correlation=5)
+        header, *_ = await client.receive()
+        assert (header.kind, header.correlation) == (Kind.ANSWER, MAX_REQUESTS + 1)
+        assert bench.service.cancelled == 1
+
+
+@pytest.mark.parametrize("waiting_bytes", [0, 2 * STAGE_BYTES])
+async def test_a_client_that_leaves_is_noticed_though_too_many_requests_are_unanswered(monkeypatch, waiting_bytes):
+    """Also where more has arrived behind them than is read."""
+    monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
+    async with serving() as bench:
+        client = await bench.connect()
+        bench.service.handle = bench.service.never
+        for number in range(1, MAX_REQUESTS + 1):
+            client.ask(number, timeout_ms=600_000)
+        for number in range(waiting_bytes // 1_000):
+            client.ask(1_000 + number, "x" * 1_000)
+        await bench.until(lambda: len(bench.service.requests) == MAX_REQUESTS)
+        await client.close()
+        await bench.until(lambda: bench.service.cancelled == MAX_REQUESTS)
+        await bench.until(lambda: bench.metric("connections") == 0)
+
+
+async def test_requests_that_wait_for_others_are_not_half_a_frame(monkeypatch):
+    """However long that takes."""
+    monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(framed, "FRAME_SECONDS", 0.05)
+    async with serving() as bench:
+        client, waits = await bench.connect(), asyncio.Event()
+
+        async def handle(message):
+            await waits.wait()
+            return OutgoingMessage(b"")
+
+        bench.service.handle = handle
+        for number in range(1, MAX_REQUESTS + 3):
+            client.ask(number)
+        await bench.until(lambda: len(bench.service.requests) == MAX_REQUESTS)
+        await asyncio.sleep(0.2)
+        waits.set()
+        answered = {(await client.receive())[0].correlation for _ in range(MAX_REQUESTS + 2)}
+        assert answered == set(range(1, MAX_REQUESTS + 3))
 
 
 async def test_who_says_nothing_or_half_of_it_is_cut_off(monkeypatch):

@@ -117,6 +117,37 @@ def test_what_is_not_admitted_is_skipped():
     assert frames.is_between_frames
 
 
+def test_headers_are_seen_before_their_turn():
+    """Each once; up to one that is none, and behind a large frame once that was taken."""
+    frames = reader()
+
+    def arrive(data):
+        while data:
+            count = min(len(frames.buffer()), len(data))
+            frames.buffer()[:count] = data[:count]
+            frames.received(count)
+            data = data[count:]
+            assert count, "there is no room"
+
+    def seen():
+        return [header.correlation for header in frames.look_ahead()]
+
+    arrive(request(1) + request(2) + request(3)[:30])
+    assert frames.next_frame().header.correlation == 1
+    assert seen() == [2, 3]
+    assert seen() == []
+    arrive(request(3)[30:] + request(4, attached=bytes(STAGE_BYTES))[: STAGE_BYTES // 2])
+    assert seen() == [4]
+    for number in (2, 3):
+        assert frames.next_frame().header.correlation == number
+    assert frames.next_frame() is None
+    arrive(request(4, attached=bytes(STAGE_BYTES))[STAGE_BYTES // 2 :])
+    assert frames.next_frame().header.correlation == 4
+    arrive(request(5) + frame_head(Kind.CANCEL, correlation=6) + bytes(HEADER.size) + request(7))
+    assert seen() == [5, 6]
+    assert seen() == []
+
+
 def test_a_large_frame_does_not_share_its_memory():
     """Its attachments stay as they are while the next one arrives."""
     frames = reader()

@@ -88,11 +88,11 @@ class AnswerQueue:
         verdict: Callable[[], bytes] | None = None,
         failed: Callable[[Slice, HeadraceError], None] | None = None,
     ) -> None:
-        """Send an answer behind those that wait; `done` is called once, when it has left or the connection is lost.
+        """Send an answer behind those that wait; `done` is called once, when it has left or the connection ends.
 
         `verdict` and `failed`: see `OutgoingMessage`; the first returns the frame that follows.
         """
-        if self._is_closed:
+        if self._is_closed or self.is_ending:
             done()
         elif self._sending is None and not self._is_full and not any(type(piece) is Slice for piece in pieces):
             self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))  # type: ignore[arg-type]

@@ -2,13 +2,15 @@
 
 Each request is a task, so that a long poll blocks no other request, and responses are sent when they are ready. A
 request is rejected at its header, before memory is allocated for its body, if its method is unknown, it is too large,
-has no deadline, or its caller has no free slot; its body is then skipped. With `MAX_REQUESTS` unanswered requests the
-connection reads no more, and the client's socket fills up.
+has no deadline, or its caller has no free slot; its body is then skipped. With `MAX_REQUESTS` unanswered requests,
+refusals that have not left included, further ones wait: some in the receive buffer, in which a CANCEL is noticed, the
+others in the client's socket.
 """
 
 from __future__ import annotations
 
 import asyncio
+import select
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -51,6 +53,8 @@ log = structlog.get_logger(__name__)
 
 MAX_REQUESTS = 64
 """Unanswered requests of a connection."""
+HUNG_UP = getattr(select, "POLLRDHUP", 0)
+"""Event of `poll`: the client has ended its side, whatever is unread. Only Linux has it."""
 
 
 class NativeConnection(FramedConnection):
@@ -64,6 +68,8 @@ class NativeConnection(FramedConnection):
         self._admitted: tuple[NativeMethod, Place] | None = None
         self._refused: HeadraceError | None = None
         self._refused_method = ""
+        self._refusals = 0
+        """Refusals at a header that have not left."""
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
@@ -88,6 +94,17 @@ class NativeConnection(FramedConnection):
             if call.deadline < now and call.task is not None and not call.is_overdue:
                 call.is_overdue = True
                 call.task.cancel()
+        if self._is_paused and self._has_hung_up():
+            self._transport.abort()
+
+    def _has_hung_up(self) -> bool:
+        """Return whether the client has ended the connection, which is not noticed while nothing is read."""
+        peer = self._transport.get_extra_info("socket")
+        if not HUNG_UP or peer is None:
+            return False
+        poll = select.poll()
+        poll.register(peer.fileno(), HUNG_UP)
+        return bool(poll.poll(0))
 
     def say_goodbye(self) -> None:
         """Announce that no further requests are accepted; later ones are rejected."""
@@ -101,7 +118,7 @@ class NativeConnection(FramedConnection):
         if self._is_closing:
             return
         try:
-            while len(self._calls) < MAX_REQUESTS:
+            while self._has_room:
                 frame = self._reader.next_frame()
                 if frame is None:
                     break
@@ -113,7 +130,18 @@ class NativeConnection(FramedConnection):
         except HeadraceError as error:  # from the handshake
             self._break(error)
             return
-        self._set_paused(len(self._calls) >= MAX_REQUESTS)
+        if self._has_room:
+            self._set_held(False)
+            return
+        for header in self._reader.look_ahead():
+            if header.kind == Kind.CANCEL:
+                self._cancel(header.correlation)
+        self._set_held(True, is_full=not self._reader.buffer())
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether one more request may begin."""
+        return len(self._calls) + self._refusals < MAX_REQUESTS
 
     def _admit(self, header: Header) -> bool:
         """See `FramedConnection`."""
@@ -171,12 +199,11 @@ class NativeConnection(FramedConnection):
             self._welcome(frame, self._server.name, "the client ", MAX_REQUESTS)
             self._is_welcome = True
         elif header.kind == Kind.CANCEL:
-            cancelled = self._calls.get(header.correlation)
-            if cancelled is not None and cancelled.task is not None:
-                cancelled.task.cancel()
+            self._cancel(header.correlation)
         elif self._admitted is None:
             error, self._refused = self._refused, None
             assert error is not None
+            self._refusals += 1
             self._refuse(header.correlation, self._refused_method, error)
         else:
             (method, place), self._admitted = self._admitted, None
@@ -188,6 +215,11 @@ class NativeConnection(FramedConnection):
             call.task.add_done_callback(lambda task: self._end(call) if task.cancelled() else None)
 
     # --- calls ---
+
+    def _cancel(self, correlation: int) -> None:
+        call = self._calls.get(correlation)
+        if call is not None and call.task is not None:
+            call.task.cancel()
 
     async def _serve(self, call: NativeCall) -> None:
         CURRENT_CALL.set(call)
@@ -235,14 +267,17 @@ class NativeConnection(FramedConnection):
             log.debug("call_refused", method=method, peer=self.name, code=code.name, reason=error.message)
         error.__traceback__ = error.__cause__ = error.__context__ = None
         head = frame_head(Kind.ERROR, to_detail(error).SerializeToString(), correlation=correlation)
-        self._put(head, None if call is None else lambda: self._end(call))
+        self._put(head, lambda: self._end(call))
 
-    def _end(self, call: NativeCall) -> None:
-        """Remove a call whose response was sent; resume reading if there were too many."""
-        call.place.release()
-        self._calls.pop(call.header.correlation, None)
-        if not self._calls:
-            self.idle_since = self._loop.time()
-            self._is_idle.set()
-        if self._is_paused:
+    def _end(self, call: NativeCall | None) -> None:
+        """Remove a call whose response was sent, or a refusal; take further frames if there were too many."""
+        if call is None:
+            self._refusals -= 1
+        else:
+            call.place.release()
+            self._calls.pop(call.header.correlation, None)
+            if not self._calls:
+                self.idle_since = self._loop.time()
+                self._is_idle.set()
+        if self._is_held:
             self._loop.call_soon(self._take_frames)

@@ -58,6 +58,8 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._outgoing = cast("AnswerQueue", None)
         self._is_welcome = False
         """Whether the first frame of the other side has arrived."""
+        self._is_held = False
+        """Whether what has arrived waits for this side."""
         self._is_paused = False
         """Whether nothing more is read for now."""
         self._frame_since = self._loop.time()
@@ -108,6 +110,8 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """See asyncio."""
+        if self._outgoing.is_ending:
+            return  # The next bytes overwrite these.
         if self._reader.is_between_frames:
             self._frame_since = self._loop.time()
         self._reader.received(nbytes)
@@ -140,7 +144,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         """End what takes too long: a handshake, half a frame, a peer that does not read."""
         if not self._is_welcome and now - self._frame_since > HELLO_SECONDS:
             self.end("no Hello came")
-        elif not self._is_paused and not self._reader.is_between_frames and now - self._frame_since > FRAME_SECONDS:
+        elif not self._is_held and not self._reader.is_between_frames and now - self._frame_since > FRAME_SECONDS:
             self.end("half a frame came")
         elif self._outgoing.stalled_seconds(now) > STALL_SECONDS:
             self.end("it takes no answer")
@@ -160,6 +164,11 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._owner.count_broken()
         log.info("native_connection_broken", peer=self.name, cause=error.message)
         self._put(frame_head(Kind.ERROR, to_detail(error).SerializeToString()))
+        self._end_when_sent()
+
+    def _end_when_sent(self) -> None:
+        """Close the connection when what waits has left; nothing of what still arrives is processed."""
+        self._reader.clear()
         self._outgoing.end()
 
     @property
@@ -205,14 +214,16 @@ class FramedConnection(asyncio.BufferedProtocol):
         pieces = [head, *outgoing.attached]
         self._outgoing.put(pieces, left, None if is_valid is None else verdict, outgoing.failed)
 
-    def _set_paused(self, is_paused: bool) -> None:
-        """Stop or continue to read from the socket."""
+    def _set_held(self, is_held: bool, *, is_full: bool = True) -> None:
+        """Leave what arrives where it is, or process it again; where `is_full`, in the socket."""
+        if self._is_held and not is_held:
+            self._frame_since = self._loop.time()
+        self._is_held, is_paused = is_held, is_held and is_full
         if is_paused != self._is_paused and not self._transport.is_closing():
             self._is_paused = is_paused
             if is_paused:
                 self._transport.pause_reading()
             else:
-                self._frame_since = self._loop.time()
                 self._transport.resume_reading()
 
 

@@ -171,7 +171,7 @@ class MessageStream(FramedConnection):
         except HeadraceError as error:  # of the handshake
             self._refuse(error)
             return
-        self._set_paused(bool(self._inbox))
+        self._set_held(bool(self._inbox))
 
     def _take(self, frame: Frame) -> None:
         header = frame.header
@@ -247,7 +247,7 @@ class ServedStream(MessageStream):
             self._break(InternalError(f"the server met an unexpected {type(error).__name__}"))
         finally:
             self._finish()
-            self._outgoing.end()
+            self._end_when_sent()
 
 
 class _OpenedStream(MessageStream):
