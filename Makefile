@@ -32,6 +32,9 @@ CHAOS_GROUP_SECONDS ?= 10
 # Calls that nobody would make, and the seed that draws them
 FUZZ_CALLS ?= 1000000
 FUZZ_SEED ?= 1
+# Frames of make fuzz, drawn by the same seed (FUZZ_FLAGS=--help)
+FUZZ_FRAMES ?= 10000000
+FUZZ_FLAGS ?=
 
 BIN := .venv/bin
 # Tests whose coverage of MEASURED counts: at least 95 % of the lines and branches of each
@@ -42,7 +45,7 @@ MEASURED := sdk/headrace/wire sdk/headrace/log services/broker/headrace_broker/c
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test test-slow test-grpc fast test-containers test-dashboards test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom release docs site blocking bench bench-peers chaos security clean
+.PHONY: help set-up demo up down status test test-slow test-grpc fast test-containers test-dashboards test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom release docs site blocking bench bench-peers chaos security fuzz clean
 .NOTPARALLEL:
 # Tools and tests are hundreds of processes: they keep what they compile, whatever the image says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -162,6 +165,9 @@ chaos: set-up ## real processes under faults drawn by a seed, etcd away for a mi
 security: set-up ## every attack on a real cluster, the largest call of every method, as many fuzzed calls (FUZZ_CALLS=, FUZZ_SEED=); then what an honest client feels
 	HEADRACE_TEST_SECURITY=1 FUZZ_CALLS=$(FUZZ_CALLS) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/pytest --timeout 36000 tests/security
 	$(BIN)/python -m tests.security.honest_client
+
+fuzz: set-up ## frames that nobody would send, to every end of a connection of the native protocol, in memory (FUZZ_FRAMES=, FUZZ_SEED=, JOBS=)
+	@$(BIN)/python -m tests.security.frame_fuzz --frames $(FUZZ_FRAMES) --seed $(FUZZ_SEED) $(if $(filter command,$(origin JOBS)),--jobs $(JOBS)) $(FUZZ_FLAGS)
 
 clean: ## remove environments, caches and the local cluster's data
 	-@[ ! -x $(BIN)/python ] || $(BIN)/python -m headrace_devcluster down --quiet

@@ -89,25 +89,25 @@ class Fuzz:
             return self._random.randbytes(self._random.choice((0, 1, 2, 10, 1_000, 100_000)))
         if kind < 0.08:
             return self._flood(message_type)
-        data = self._message(message_type, DEPTH).SerializeToString()
-        return self._mutate(data) if kind < 0.4 else data
+        data = self.message(message_type).SerializeToString()
+        return self.mutate(data) if kind < 0.4 else data
 
     def connections(self, count: int, *, are_streams: bool = False) -> Iterator[bytes]:
         """What is sent at a port of the native protocol, connection by connection; `are_streams`: at the followers'."""
-        frame = self._stream_frame if are_streams else self._frame
+        frame = self.stream_frame if are_streams else self.request_frame
         greeting = NativeCalls("", "fuzz").greeting()
         for _ in range(count):
             kind = self._random.random()
             if kind < 0.1:
                 yield self._random.randbytes(self._random.choice((1, 8, 30, 1_000)))
             elif kind < 0.2:
-                yield self._mutate(greeting) + frame(1)
+                yield self.mutate(greeting) + frame(1)
             else:
                 frames = b"".join(frame(number) for number in range(1, self._random.choice((2, 4, 80))))
-                yield greeting + self._mutate(frames, 0.2)
+                yield greeting + self.mutate(frames, 0.2)
 
-    def _frame(self, number: int) -> bytes:
-        """A request, or what passes for one: its header may contradict what follows."""
+    def request_frame(self, number: int, lies: float = 0.2) -> bytes:
+        """A request, or what passes for one: this share of headers contradicts what follows."""
         draw = self._random
         names = {MethodCode.PRODUCE: "Produce", MethodCode.FETCH: "Fetch", MethodCode.LIST_OFFSETS: "ListOffsets"}
         method, attached = draw.choice(list(names)), b""
@@ -123,20 +123,23 @@ class Fuzz:
             timeout_ms=draw.choice((1, 100, 2_000)),
             request_id_size=6,
         )
-        if draw.random() < 0.2:
-            field = draw.choice(Header._fields)
-            header = header._replace(**{field: draw.choice(LIES[field])})
-        return HEADER.pack(*header) + draw.choice((b"abcdef", b"\xff\x00\n\r\x1b~")) + message + attached
+        return (
+            HEADER.pack(*self.lie(header, lies)) + draw.choice((b"abcdef", b"\xff\x00\n\r\x1b~")) + message + attached
+        )
 
-    def _stream_frame(self, number: int) -> bytes:
-        """A follower's message, or what passes for one."""
-        draw = self._random
-        message = self._message(replication_pb2.ReplicaFetchRequest.DESCRIPTOR, DEPTH).SerializeToString()
+    def stream_frame(self, number: int, lies: float = 0.2) -> bytes:
+        """A follower's message, or what passes for one: this share of headers contradicts what follows."""
+        message = self.message(replication_pb2.ReplicaFetchRequest.DESCRIPTOR).SerializeToString()
         header = Header(len(message), Kind.MESSAGE, MethodCode.REPLICA_FETCH, 0, number, len(message))
-        if draw.random() < 0.2:
-            field = draw.choice(Header._fields)
-            header = header._replace(**{field: draw.choice(LIES[field])})
-        return HEADER.pack(*header) + self._mutate(message, 0.2)
+        return HEADER.pack(*self.lie(header, lies)) + self.mutate(message, 0.2)
+
+    def lie(self, header: Header, share: float = 1.0) -> Header:
+        """A header, this share of the time with a field that is not as what follows it."""
+        draw = self._random
+        if draw.random() > share:
+            return header
+        field = draw.choice(Header._fields)
+        return header._replace(**{field: draw.choice(LIES[field])})
 
     def _produce(self) -> tuple[bytes, bytes]:
         """A ProduceRequest and its batches, whose sizes it may get wrong."""
@@ -145,7 +148,7 @@ class Fuzz:
         for name in draw.sample(NAMES, 2):
             partition = request.topics.add(topic=topics_pb2.TopicRef(name=name)).partitions.add()
             for _ in range(draw.choice((0, 1, 3))):
-                batches.append(draw.choice((b"", self._batch, self._mutate(self._batch), draw.randbytes(20_000))))
+                batches.append(draw.choice((b"", self._batch, self.mutate(self._batch), draw.randbytes(20_000))))
                 lie = draw.choice((0, 1, 2**31, 2**32 - 1))
                 partition.batch_sizes.append(len(batches[-1]) if draw.random() < 0.9 else lie)
         return request.SerializeToString(), b"".join(batches)
@@ -168,18 +171,19 @@ class Fuzz:
             query = self._random.choice(("", "?name[]=x", "?" + "a&" * 500, "?%ff%zz"))
             lines = [f"{method} {self._random.choice(paths)}{query} HTTP/1.1"]
             lines += [f"accept: {self._random.choice(NAMES)}"] * self._random.choice((0, 1, 3, 300))
-            yield self._mutate("\r\n".join((*lines, "", "")).encode(errors="replace"), 0.3) + b"\r\n\r\n"
+            yield self.mutate("\r\n".join((*lines, "", "")).encode(errors="replace"), 0.3) + b"\r\n\r\n"
 
     # --- messages ---
 
-    def _message(self, message_type: Descriptor, depth: int) -> Message:
+    def message(self, message_type: Descriptor, depth: int = DEPTH) -> Message:
+        """A message of random fields."""
         message = GetMessageClass(message_type)()
         for field in message_type.fields:
             if field.is_repeated:
                 self._fill(message, field, depth)
             elif field.message_type is not None:
                 if depth and self._random.random() < 0.7:
-                    getattr(message, field.name).CopyFrom(self._message(field.message_type, depth - 1))
+                    getattr(message, field.name).CopyFrom(self.message(field.message_type, depth - 1))
             elif self._random.random() < 0.7:
                 setattr(message, field.name, self._scalar(field))
         return message
@@ -192,7 +196,7 @@ class Fuzz:
             for _ in range(count):
                 repeated[self._scalar(key)] = self._scalar(value)
         elif field.message_type is not None:
-            repeated.extend(self._message(field.message_type, depth - 1) for _ in range(min(count, 3)))
+            repeated.extend(self.message(field.message_type, depth - 1) for _ in range(min(count, 3)))
         else:
             repeated.extend(self._scalar(field) for _ in range(count))
 
@@ -201,7 +205,7 @@ class Fuzz:
         match field.cpp_type:
             case FieldDescriptor.CPPTYPE_STRING if field.type == FieldDescriptor.TYPE_BYTES:
                 if field.name == "batches":
-                    return draw.choice((b"", self._batch, self._mutate(self._batch), draw.randbytes(200)))
+                    return draw.choice((b"", self._batch, self.mutate(self._batch), draw.randbytes(200)))
                 return draw.choice((*IDS, draw.randbytes(16)))
             case FieldDescriptor.CPPTYPE_STRING:
                 return draw.choice(NAMES)
@@ -229,7 +233,8 @@ class Fuzz:
         count = self._random.choice((10, 1_000, 30_000, 500_000))
         return bytes([(field.number << 3 | 2) & 0x7F, 0]) * count
 
-    def _mutate(self, data: bytes, share: float = 1.0) -> bytes:
+    def mutate(self, data: bytes, share: float = 1.0) -> bytes:
+        """The bytes, this share of the time with some changed, cut off or put in between."""
         draw = self._random
         if not data or draw.random() > share:
             return data
