@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
-from headrace.wire.certificates import CertificateFacts, CertificateFormatError, read_facts
+from headrace.wire.certificates import CertificateFacts, CertificateFormatError, read_facts, trust_each
 
 from headrace_server.settings import SettingsError
 from headrace_server.tls_settings import TlsFiles
@@ -154,6 +154,7 @@ def _shake_hands(files: TlsFiles) -> None:
         context = ssl.SSLContext(protocol)
         context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
         context.load_verify_locations(files.ca_file)
+        trust_each(context)
         _load_chain(context, files)
         sides.append(context.wrap_bio(come, go, server_side=protocol == ssl.PROTOCOL_TLS_SERVER))
     client, server = sides

@@ -23,7 +23,7 @@ from functools import partial
 
 import grpc
 import structlog
-from headrace.wire.certificates import client_context, load_chain
+from headrace.wire.certificates import client_context, load_chain, trust_each
 
 from headrace_server.certificate_files import Certificates, TlsFilesError, read_certificates, stamps_of
 from headrace_server.instruments import CommonMetrics
@@ -261,5 +261,6 @@ def _server_context(certificates: Certificates, client_auth: ClientAuth) -> ssl.
     load_chain(context, certificates.chain, certificates.key)
     if certificates.authorities is not None:
         context.load_verify_locations(cadata=certificates.authorities.decode())
+        trust_each(context)
         context.verify_mode = ssl.CERT_REQUIRED if client_auth == "required" else ssl.CERT_OPTIONAL
     return context

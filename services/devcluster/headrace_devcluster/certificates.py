@@ -33,8 +33,8 @@ class TlsPaths:
 class Authority:
     """Certificate authority with its own directory, where `ca.pem` is its certificate. Not thread-safe."""
 
-    def __init__(self, directory: Path, name: str) -> None:
-        """Create the authority and its directory.
+    def __init__(self, directory: Path, name: str, parent: Authority | None = None) -> None:
+        """Create the authority and its directory; `parent` signs its certificate, by default it does itself.
 
         Raises:
             InvalidConfigError: If `cryptography` is not installed.
@@ -51,7 +51,8 @@ class Authority:
         self.ca_file = directory / "ca.pem"
         self._key = ec.generate_private_key(ec.SECP256R1())
         until = datetime.now(UTC) + VALID
-        certificate = _sign(name, self._key.public_key(), self._key, name, until, hosts=(), is_authority=True)
+        signer = parent or self
+        certificate = _sign(name, self._key.public_key(), signer._key, signer.name, until, hosts=(), is_authority=True)
         self.ca_file.write_bytes(certificate)
 
     def issue(

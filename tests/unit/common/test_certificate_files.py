@@ -1,7 +1,9 @@
 """Certificates of a service: what is refused at the start, what is put in force while it runs."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
+import grpc
 import pytest
 from headrace_broker.settings import BrokerSettings
 from headrace_devcluster.certificates import Authority
@@ -28,6 +30,28 @@ def test_a_good_certificate_is_taken_with_its_end(authority):
     found = read_certificates(files_of(authority.issue("broker", until=until)), mutual=True)
     assert found.expires_at == until
     assert found.chain == (authority.directory / "broker.pem").read_bytes()
+
+
+async def test_an_authority_without_its_root_is_enough(tmp_path):
+    """Over the native protocol as over gRPC, for the certificates of both sides."""
+    root = Authority(tmp_path / "root", "root")
+    identity = TlsIdentity(
+        "internal", files_of(Authority(tmp_path / "ours", "ours", root).issue("broker")), mutual=True
+    )
+    server = await asyncio.start_server(
+        lambda _, sending: sending.close(), "127.0.0.1", 0, ssl=identity.server_context("required")
+    )
+    port = server.sockets[0].getsockname()[1]
+    receiving, sending = await asyncio.open_connection("127.0.0.1", port, ssl=identity.client_context())
+    assert await receiving.read() == b""
+    sending.close()
+    server.close()
+    over_grpc = grpc.aio.server()
+    port = over_grpc.add_secure_port("127.0.0.1:0", identity.server_credentials("required"))
+    await over_grpc.start()
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", identity.channel_credentials()) as channel:
+        await asyncio.wait_for(channel.channel_ready(), 20)
+    await over_grpc.stop(None)
 
 
 def refusals(authority, tmp_path):
