@@ -14,7 +14,7 @@ from headrace.wire.attachments import splice_fetch
 from headrace.wire.errors import HeadraceError
 from headrace.wire.frames import MethodCode
 from headrace_server.internal_v1 import replication_pb2 as internal
-from headrace_server.native.answers import OutgoingMessage
+from headrace_server.native.outgoing import OutgoingMessage
 from headrace_server.native.server import NativeServer
 from headrace_server.native.streams import MessageStream, ServedStream, open_stream
 from prometheus_client import CollectorRegistry

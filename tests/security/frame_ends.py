@@ -41,9 +41,9 @@ from headrace.wire.zero_copy import BufferVector, SplicedMessage
 from headrace_broker.rpc.fetch import Located
 from headrace_broker.rpc.native import native_methods
 from headrace_server.methods import METHODS, Pool
-from headrace_server.native.answers import OutgoingMessage
 from headrace_server.native.connection import MAX_REQUESTS
 from headrace_server.native.framed_connection import FramedConnection
+from headrace_server.native.outgoing import OutgoingMessage
 from headrace_server.native.server import NativeServer, NativeService
 from headrace_server.native.streams import MessageStream, ServedStream, _OpenedStream
 from headrace_server.places import PlaceLimits, Places

@@ -25,7 +25,7 @@ from headrace.wire.frames import (
 from headrace_broker.runtime.replica_messages import MAX_REQUEST_BYTES, SILENCE_SECONDS
 from headrace_server.methods import METHODS
 from headrace_server.native import connection, framed_connection, server
-from headrace_server.native.answers import COPIED_BYTES
+from headrace_server.native.outgoing import COPIED_BYTES
 from headrace_server.requests import LARGE_BYTES, REFUSED_BYTES
 
 from reference_pages.markdown import docstring, table

@@ -21,7 +21,7 @@ from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.replica_fetcher import MAX_FETCHES, ReplicaFetcher
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.metadata_view import ClusterView
-from headrace_server.native.answers import OutgoingMessage
+from headrace_server.native.outgoing import OutgoingMessage
 from headrace_server.native.streams import Received
 from headrace_server.partition_state import PartitionState, Replica
 from headrace_server.topic_configs import Durability

@@ -11,7 +11,7 @@ from headrace_broker.core.roles import Role
 from headrace_broker.runtime.follower_fetch_session import _Response
 from headrace_broker.runtime.partition import Partition
 from headrace_server.native import answers
-from headrace_server.native.answers import OutgoingMessage
+from headrace_server.native.outgoing import OutgoingMessage
 from headrace_server.partition_state import PartitionState, Replica
 
 from tests.unit.broker.test_broker_runtime import TOPIC_ID, batch

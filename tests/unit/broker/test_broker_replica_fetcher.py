@@ -17,7 +17,7 @@ from headrace_broker.runtime.replica_fetcher import ReplicaFetcher
 from headrace_broker.runtime.uninterrupted import cancel_and_wait
 from headrace_server.internal_v1 import metadata_pb2, replication_pb2
 from headrace_server.metadata_view import ClusterView
-from headrace_server.native.answers import OutgoingMessage
+from headrace_server.native.outgoing import OutgoingMessage
 from headrace_server.partition_state import Replica
 
 from tests.fakes.manual_clock import ManualClock

@@ -12,7 +12,7 @@ from headrace.wire.errors import InvalidRequestError, NotAuthorizedError, Unsupp
 from headrace.wire.frames import HEADER, MAX_HELLO_BYTES, PREFACE, Header, Kind, MethodCode, frame_head
 from headrace_server.handshakes import own_handshake
 from headrace_server.native import framed_connection, server
-from headrace_server.native.answers import OutgoingMessage
+from headrace_server.native.outgoing import OutgoingMessage
 from headrace_server.native.server import NativeServer
 from headrace_server.native.streams import ServedStream, _OpenedStream, open_stream
 from prometheus_client import CollectorRegistry

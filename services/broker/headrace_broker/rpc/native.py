@@ -10,8 +10,8 @@ from headrace.wire.errors import HeadraceError, Outcome
 from headrace.wire.frames import MethodCode
 from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.methods import METHODS
-from headrace_server.native.answers import OutgoingMessage, read_small
 from headrace_server.native.call import NativeCall, NativeMethod
+from headrace_server.native.outgoing import OutgoingMessage, read_small
 from headrace_server.requests import RequestReader
 
 from headrace_broker.rpc.fetch import Located

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from headrace.wire.errors import InvalidRequestError
 from headrace_server.cluster_secret import make_challenge
 from headrace_server.internal_v1 import replication_pb2
-from headrace_server.native.answers import OutgoingMessage
+from headrace_server.native.outgoing import OutgoingMessage
 from headrace_server.native.streams import MessageStream
 
 from headrace_broker.runtime.follower_fetch_session import FollowerFetchSession

@@ -16,7 +16,7 @@ from headrace.log.slices import Slice
 from headrace.wire.errors import HeadraceError, NotLeaderError, Outcome
 from headrace.wire.ids import Offset
 from headrace_server.internal_v1 import replication_pb2
-from headrace_server.native.answers import OutgoingMessage, read_small
+from headrace_server.native.outgoing import OutgoingMessage, read_small
 from headrace_server.partition_state import Replica
 
 from headrace_broker.core.messages import FollowerFetched

@@ -30,7 +30,7 @@ from headrace.wire.releases import REPLICA_NEEDS, check_peer
 from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.internal_v1 import metadata_pb2, replication_pb2
 from headrace_server.metadata_view import ClusterView
-from headrace_server.native.answers import OutgoingMessage
+from headrace_server.native.outgoing import OutgoingMessage
 from headrace_server.native.streams import MessageStream, Received, open_stream
 from headrace_server.tls import TlsIdentity
 

@@ -11,7 +11,7 @@ from headrace.wire.errors import REQUEST_ID_KEY
 from headrace.wire.frames import Frame
 
 from headrace_server.methods import Method
-from headrace_server.native.answers import OutgoingMessage
+from headrace_server.native.outgoing import OutgoingMessage
 from headrace_server.places import Place
 from headrace_server.requests import RequestReader
 

@@ -14,7 +14,7 @@ from headrace.wire.errors import HeadraceError, to_detail
 from headrace.wire.frames import CONFIRMED, Frame, FrameError, FrameReader, Header, Kind, frame_head
 
 from headrace_server.handshakes import check_handshake, own_handshake
-from headrace_server.native.answers import AnswerQueue, OutgoingMessage
+from headrace_server.native.outgoing import OutgoingMessage, OutgoingQueue
 from headrace_server.places import caller
 
 log = structlog.get_logger(__name__)
@@ -55,7 +55,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader(kinds, self._admit, preface)
         self._transport = cast("asyncio.Transport", None)
-        self._outgoing = cast("AnswerQueue", None)
+        self._outgoing = cast("OutgoingQueue", None)
         self._is_welcome = False
         """Whether the first frame of the other side has arrived."""
         self._is_held = False
@@ -99,7 +99,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         family = "ipv6:[{}]:{}" if ":" in address[0] else "ipv4:{}:{}"
         self.name = family.format(address[0], address[1])
         self._names = _names_of(transport.get_extra_info("peercert"))
-        self._outgoing = AnswerQueue(self._transport, self._owner.executor, self._owner.count_sent)
+        self._outgoing = OutgoingQueue(self._transport, self._owner.executor, self._owner.count_sent)
         self._outgoing.begin()
         if not self._owner.enter(self):
             self._transport.abort()

@@ -35,8 +35,8 @@ from headrace.wire.frames import (
 )
 
 from headrace_server.handshakes import own_handshake
-from headrace_server.native.answers import OutgoingMessage
 from headrace_server.native.framed_connection import FramedConnection, Owner
+from headrace_server.native.outgoing import OutgoingMessage
 from headrace_server.native.server import NativeServer
 from headrace_server.rpc import split_address
 

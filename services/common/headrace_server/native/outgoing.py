@@ -1,6 +1,6 @@
-"""Queue of outgoing responses of one connection: bytes, and file ranges that the kernel sends from the page cache.
+"""Queue of outgoing messages of one connection: bytes, and file ranges that the kernel sends from the page cache.
 
-Responses are sent in the order in which they were queued. Without TLS a file range is sent by `sendfile` (the paper,
+Messages are sent in the order in which they were queued. Without TLS a file range is sent by `sendfile` (the paper,
 section 3.1); pages that are not in the page cache are loaded in a thread first, so that disk reads do not block the
 event loop. With TLS the range is read and written. The owner must close a connection that accepts no data: see
 `stalled_seconds`. Belongs to one event loop.
@@ -26,7 +26,7 @@ CHUNK_BYTES = 256 << 10
 """Size of one file read with TLS."""
 
 COPIED_BYTES = 64 << 10
-"""Up to this, reading the slices of an answer costs less than the turns of `sendfile`."""
+"""Up to this, reading the slices of a message costs less than the turns of `sendfile`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class _Waiting:
     failed: Callable[[Slice, HeadraceError], None] | None
 
 
-class AnswerQueue:
-    """Outgoing responses of one connection, which calls `pause`, `resume` and `close`."""
+class OutgoingQueue:
+    """Outgoing messages of one connection, which calls `pause`, `resume` and `close`."""
 
     def __init__(
         self, transport: asyncio.Transport, executor: Executor | None, count_sent: Callable[[int], None]
@@ -88,7 +88,7 @@ class AnswerQueue:
         verdict: Callable[[], bytes] | None = None,
         failed: Callable[[Slice, HeadraceError], None] | None = None,
     ) -> None:
-        """Send an answer behind those that wait; `done` is called once, when it has left or the connection ends.
+        """Send a message behind those that wait; `done` is called once, when it has left or the connection ends.
 
         `verdict` and `failed`: see `OutgoingMessage`; the first returns the frame that follows.
         """
@@ -126,7 +126,7 @@ class AnswerQueue:
             self._transport.close()
 
     def close(self) -> None:
-        """Drop queued responses after the connection was lost."""
+        """Drop queued messages after the connection was lost."""
         self._is_closed = True
         if self._sending is None:
             self._release()
@@ -145,20 +145,20 @@ class AnswerQueue:
     async def _send_all(self) -> None:
         try:
             while self._waiting:
-                answer = self._waiting.popleft()
+                message = self._waiting.popleft()
                 try:
-                    for piece in answer.pieces:
+                    for piece in message.pieces:
                         if type(piece) is Slice:
-                            await self._send_slice(piece, answer.failed)
+                            await self._send_slice(piece, message.failed)
                         else:
                             self._transport.write(piece)  # type: ignore[arg-type]
                             await self._has_room.wait()
-                    if answer.verdict is not None:
-                        self._transport.write(answer.verdict())
+                    if message.verdict is not None:
+                        self._transport.write(message.verdict())
                 finally:
-                    answer.done()
+                    message.done()
         except (OSError, HeadraceError):
-            self._transport.abort()  # Half an answer is there: nothing else can follow it.
+            self._transport.abort()  # Half a message is there: nothing else can follow it.
         except Exception:
             self._transport.abort()
             raise
