@@ -45,7 +45,7 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.view import PrefixView
-from headrace_server.native import answers
+from headrace_server.native import outgoing
 from headrace_server.observability import Observability
 from headrace_server.service_process import ServiceProcess
 from headrace_server.tls import ServiceTls
@@ -417,8 +417,8 @@ def simulated(seed: int = 0, *, small: bool = False) -> Iterator[None]:
             soon = partial(TopicConfig, file_delete_delay_ms=FILE_DELETE_DELAY_MS)
             stack.enter_context(mock.patch.object(log_deletion, "TopicConfig", soon))
             stack.enter_context(mock.patch.object(partition_follower, "_INLINE_BYTES", 300))
-            stack.enter_context(mock.patch.object(answers, "COPIED_BYTES", 300))
-            stack.enter_context(mock.patch.object(answers, "CHUNK_BYTES", 200))
+            stack.enter_context(mock.patch.object(outgoing, "COPIED_BYTES", 300))
+            stack.enter_context(mock.patch.object(outgoing, "CHUNK_BYTES", 200))
             stack.enter_context(mock.patch.object(producer_state, "SNAPSHOT_MS", 2_500))
             stack.enter_context(mock.patch.object(maintenance, "SCRUB_BYTES", 1_000))
             stack.enter_context(mock.patch.object(ProducerWindows, "_forget", _forget))

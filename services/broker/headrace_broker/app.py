@@ -59,6 +59,8 @@ from headrace_broker.settings import BrokerSettings
 log = structlog.get_logger(__name__)
 
 STORAGE_THREADS = 4
+LOADING_THREADS = 4
+"""Threads that load what listeners send: a reader of old data does not keep the others from their disk."""
 LAST_VERSION_SECONDS = 1.0
 """Maximum wait at shutdown for etcd to store the directory's last version."""
 
@@ -75,6 +77,7 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
         f"broker-{settings.broker_id}", settings, metrics.common, registry, bound={"broker_id": settings.broker_id}
     ) as process:
         executor = ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage")
+        loading = ThreadPoolExecutor(LOADING_THREADS, thread_name_prefix="load")
         try:
 
             async def read_storage_id(identity: ClusterIdentity) -> bytes:
@@ -95,10 +98,11 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
             directory = await asyncio.get_running_loop().run_in_executor(
                 executor, _open_directory, settings, shares, identity, adopts
             )
-            listeners = Listeners(settings, process, shares, metrics, executor)
+            listeners = Listeners(settings, process, shares, metrics, loading)
             broker = BrokerServer(settings, process, identity, directory, listeners, metrics=metrics, executor=executor)
             await broker.run(stop)
         finally:
+            loading.shutdown(wait=True)
             executor.shutdown(wait=True)
 
 

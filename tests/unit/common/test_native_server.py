@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,6 +29,7 @@ from headrace_server.calls import CALLER, request_id
 from headrace_server.instruments import CommonMetrics
 from headrace_server.methods import METHODS
 from headrace_server.native import framed_connection as framed
+from headrace_server.native import outgoing
 from headrace_server.native import server as servers
 from headrace_server.native.call import NativeMethod, OutgoingMessage
 from headrace_server.native.connection import MAX_REQUESTS
@@ -126,7 +128,7 @@ class Bench:
         self.registry = CollectorRegistry()
         self.common = CommonMetrics("x", self.registry)
         self.metrics = native_metrics(self.registry)
-        self.executor = ThreadPoolExecutor(1)
+        self.executor = ThreadPoolExecutor(4)
         methods = {
             MethodCode.FETCH: self.method("Fetch", broker_pb2.FetchRequest),
             MethodCode.PRODUCE: self.method("Produce", broker_pb2.ProduceRequest, splice_produce),
@@ -748,6 +750,62 @@ async def test_a_file_is_released_where_the_connection_is_lost_before_it_is_sent
         connection._outgoing.put([found], lambda: closed.append(found.close()))
         connection._outgoing.close()
         await bench.until(lambda: closed)
+
+
+class Loads:
+    """Slices that are not in the page cache until a thread of the test lets them be loaded."""
+
+    def __init__(self, monkeypatch):
+        self.begun, self.gate = [], threading.Event()
+        monkeypatch.setattr("headrace.log.slices.Slice.is_cached", lambda found: False)
+
+        def load(found):
+            self.begun.append(found)
+            assert self.gate.wait(SECONDS)
+
+        monkeypatch.setattr("headrace.log.slices.Slice.load", load)
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+async def test_a_file_is_released_once_no_thread_reads_it(log, monkeypatch, is_begun):
+    """The connection is lost while a thread loads what is sent, or what is sent next."""
+    loads = Loads(monkeypatch)
+    async with serving() as bench:
+        await bench.connect()
+        (connection,) = bench.server._connections
+        closed = []
+        for number in range(2):
+            found = log.reader.read(0, 1 << 30, log.log_end_offset)
+            connection._outgoing.put([found], lambda found=found, number=number: closed.append((number, found.close())))
+            if is_begun:
+                await bench.until(lambda number=number: len(loads.begun) > number)
+        connection._outgoing.close()
+        if is_begun:
+            await bench.until(lambda: connection._outgoing._sending is None)
+            assert not closed
+        loads.gate.set()
+        await bench.until(lambda: len(closed) == 2)
+
+
+async def test_what_is_sent_next_is_loaded_before_its_turn(log, monkeypatch):
+    """While the message in front of it is loaded; of those behind, not all at once."""
+    loads = Loads(monkeypatch)
+    async with serving() as bench:
+        client, slices = await bench.connect(), []
+
+        async def send(message):
+            slices.append(log.reader.read(0, 1 << 30, log.log_end_offset))
+            return OutgoingMessage(b"m", [slices[-1]], close=slices[-1].close)
+
+        bench.service.handle = send
+        for number in range(1, 6):
+            client.ask(number)
+        await bench.until(lambda: len(slices) == 5 and len(loads.begun) == 1 + outgoing.LOADED_AHEAD)
+        assert loads.begun == slices[: 1 + outgoing.LOADED_AHEAD]
+        loads.gate.set()
+        for number in range(1, 6):
+            assert (await client.receive())[0].correlation == number
+        assert len(loads.begun) >= 5
 
 
 async def test_answers_behind_a_file_keep_their_order(log):

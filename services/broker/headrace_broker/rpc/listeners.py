@@ -44,7 +44,7 @@ class Listeners:
         metrics: BrokerMetrics,
         executor: Executor,
     ) -> None:
-        """`executor` runs disk I/O."""
+        """`executor` loads file ranges before they are sent."""
         self._settings = settings
         self._process = process
         self._metrics = metrics

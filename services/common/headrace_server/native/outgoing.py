@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
 from headrace.log.slices import Slice
@@ -24,6 +25,9 @@ Piece: TypeAlias = ReadableBuffer | Slice
 
 CHUNK_BYTES = 256 << 10
 """Size of one file read with TLS."""
+
+LOADED_AHEAD = 2
+"""Number of waiting messages of a connection whose file ranges are loaded before their turn."""
 
 COPIED_BYTES = 64 << 10
 """Up to this, reading the slices of a message costs less than the turns of `sendfile`."""
@@ -51,6 +55,10 @@ class _Waiting:
     verdict: Callable[[], bytes] | None
     """Returns what follows the pieces, when they have left."""
     failed: Callable[[Slice, HeadraceError], None] | None
+    loading: asyncio.Future[None] | None = None
+    """Work of a thread that loads file ranges into the page cache."""
+    is_examined: bool = False
+    """Whether it was checked for ranges to load before its turn."""
 
 
 class OutgoingQueue:
@@ -103,6 +111,8 @@ class OutgoingQueue:
             if self._sending is None:
                 self._progress_at = self._loop.time()
                 self._sending = self._loop.create_task(self._send_all())
+            else:
+                self._load_ahead()
 
     def stalled_seconds(self, now: float) -> float:
         """Return the time in seconds since the peer last accepted data, or `0` if nothing is queued."""
@@ -136,7 +146,7 @@ class OutgoingQueue:
 
     def _release(self) -> None:
         while self._waiting:
-            self._waiting.popleft().done()
+            _finish(self._waiting.popleft())
         if self._descriptor >= 0:
             self._loop.remove_writer(self._descriptor)
             os.close(self._descriptor)
@@ -146,17 +156,20 @@ class OutgoingQueue:
         try:
             while self._waiting:
                 message = self._waiting.popleft()
+                self._load_ahead()
                 try:
+                    if message.loading is not None:
+                        await asyncio.wait([message.loading])  # An error occurs again where the slice is sent.
                     for piece in message.pieces:
                         if type(piece) is Slice:
-                            await self._send_slice(piece, message.failed)
+                            await self._send_slice(piece, message)
                         else:
                             self._transport.write(piece)  # type: ignore[arg-type]
                             await self._has_room.wait()
                     if message.verdict is not None:
                         self._transport.write(message.verdict())
                 finally:
-                    message.done()
+                    _finish(message)
         except (OSError, HeadraceError):
             self._transport.abort()  # Half a message is there: nothing else can follow it.
         except Exception:
@@ -167,12 +180,30 @@ class OutgoingQueue:
             if self.is_ending:
                 self._transport.close()
 
-    async def _send_slice(self, piece: Slice, failed: Callable[[Slice, HeadraceError], None] | None) -> None:
+    def _load_ahead(self) -> None:
+        """Load the slices of the messages whose turn is next, so that the disk works while the socket does."""
+        for message in islice(self._waiting, LOADED_AHEAD):
+            if message.is_examined:
+                continue
+            message.is_examined = True
+            try:
+                cold = [each for each in message.pieces if type(each) is Slice and len(each) and not each.is_cached()]
+            except HeadraceError:
+                continue  # It occurs again where the slice is sent.
+            if cold:
+                self._load(message, cold)
+
+    def _load(self, message: _Waiting, slices: Sequence[Slice]) -> asyncio.Future[None]:
+        message.loading = loading = self._loop.run_in_executor(self._executor, _load_all, slices)
+        loading.add_done_callback(_retrieve)
+        return loading
+
+    async def _send_slice(self, piece: Slice, message: _Waiting) -> None:
         if not piece.size_bytes:
             return
         try:
             if not piece.is_cached():
-                await self._loop.run_in_executor(self._executor, piece.load)
+                await asyncio.shield(self._load(message, [piece]))
             if self._is_plain:
                 await self._send_file(piece)
                 return
@@ -180,8 +211,8 @@ class OutgoingQueue:
                 self._transport.write(piece.read_part(start, min(CHUNK_BYTES, piece.size_bytes - start)))
                 await self._has_room.wait()
         except HeadraceError as error:
-            if failed is not None:
-                failed(piece, error)
+            if message.failed is not None:
+                message.failed(piece, error)
             raise
 
     async def _send_file(self, piece: Slice) -> None:
@@ -209,6 +240,24 @@ class OutgoingQueue:
             await writable
         finally:
             self._loop.remove_writer(self._descriptor)
+
+
+def _load_all(slices: Sequence[Slice]) -> None:
+    for piece in slices:
+        piece.load()
+
+
+def _finish(message: _Waiting) -> None:
+    """Call `done`, which releases the files: only after a thread has left them."""
+    if message.loading is None or message.loading.done():
+        message.done()
+    else:
+        message.loading.add_done_callback(lambda _: message.done())
+
+
+def _retrieve(loading: asyncio.Future[None]) -> None:
+    if not loading.cancelled():
+        loading.exception()
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
