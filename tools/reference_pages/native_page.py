@@ -318,8 +318,8 @@ def _limits() -> str:
         (
             "unanswered requests of a connection",
             str(connection.MAX_REQUESTS),
-            "further ones wait until one is answered; the broker notices a CANCEL in the next 32 KiB, and the end of the "
-            "connection; unread refusals count, too",
+            "further ones wait until one is answered; the broker notices a CANCEL in the next 32 KiB, and the end of "
+            "the connection; unread refusals count, too",
         ),
         (
             "requests per address, and in total",
