@@ -29,7 +29,7 @@ CHAOS_FAULTS ?=
 # Runs of consumer groups: so many seeds, from CHAOS_SEED on, with faults for so many seconds each
 CHAOS_GROUP_RUNS ?= 20
 CHAOS_GROUP_SECONDS ?= 10
-# Calls that nobody would make, and the seed that draws them
+# Number of invalid calls, and the seed that draws them
 FUZZ_CALLS ?= 1000000
 FUZZ_SEED ?= 1
 # Frames of make fuzz, drawn by the same seed (FUZZ_FLAGS=--help)
@@ -166,7 +166,7 @@ security: set-up ## every attack on a real cluster, the largest call of every me
 	HEADRACE_TEST_SECURITY=1 FUZZ_CALLS=$(FUZZ_CALLS) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/pytest --timeout 36000 tests/security
 	$(BIN)/python -m tests.security.honest_client
 
-fuzz: set-up ## frames that nobody would send, to every end of a connection of the native protocol, in memory (FUZZ_FRAMES=, FUZZ_SEED=, JOBS=)
+fuzz: set-up ## invalid frames, sent to every end of a connection of the native protocol, in memory (FUZZ_FRAMES=, FUZZ_SEED=, JOBS=)
 	@$(BIN)/python -m tests.security.frame_fuzz --frames $(FUZZ_FRAMES) --seed $(FUZZ_SEED) $(if $(filter command,$(origin JOBS)),--jobs $(JOBS)) $(FUZZ_FLAGS)
 
 clean: ## remove environments, caches and the local cluster's data

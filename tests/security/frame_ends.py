@@ -326,12 +326,12 @@ class World:
             raise Broken(f"connections are left: {left}")
         open_calls = self.places._pools[Pool.CLIENTS]._calls
         if open_calls:
-            raise Broken(f"{open_calls} places are taken by nobody")
+            raise Broken(f"{open_calls} places belong to no call")
         if self.native_service.arriving._connections:
             raise Broken("a request arrives on a connection that is lost")
         left_files = [path for path, file in self._pins().items() if file]
         if left_files:
-            raise Broken(f"files are held by nobody: {left_files}")
+            raise Broken(f"files belong to no message: {left_files}")
 
     def _pins(self) -> dict[str, int]:
         files = self.service.log.reader.read(0, 1, self.service.log.log_end_offset)

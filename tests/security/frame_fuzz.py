@@ -1,4 +1,4 @@
-"""`python -m tests.security.frame_fuzz`, `make fuzz`: frames that nobody would send, to every end of a connection.
+"""`python -m tests.security.frame_fuzz`, `make fuzz`: invalid frames, sent to every end of a connection.
 
 The shipped connections of broker, client, leader and follower receive them over bytes in memory (`frame_ends`), cut at
 places that the seed draws, while honest peers on connections of their own work. What breaks a promise is made smaller
@@ -31,7 +31,7 @@ from tests.security.frame_ends import World
 from tests.security.in_memory import Broken
 
 AT_ONCE = 16
-"""Conversations that go on at the same time."""
+"""Number of conversations at a time."""
 BLOCK = 640
 """Conversations with the same listeners; frames are drawn anew for each block."""
 TELL_SECONDS = 5.0
@@ -110,7 +110,7 @@ async def converse(world: World, group: Sequence[Conversation]) -> int:
 
 
 def _begun(frames: Sequence[bytes], arrived: int) -> int:
-    """How many frames began in so many bytes."""
+    """Return the number of frames that begin in the bytes that have arrived."""
     count = 0
     for frame in frames:
         if arrived <= 0:
@@ -176,7 +176,7 @@ def report(finding: Finding) -> Iterator[str]:
 
 
 def blocks(seed: int, frames: int, jobs: int) -> Iterator[Result]:
-    """Run blocks until so many frames have arrived."""
+    """Run blocks until the number of frames have arrived."""
     work = partial(run_block, seed=seed)
     if jobs == 1:
         yield from map(work, itertools.count())
@@ -195,7 +195,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Draws other frames.", min=0)] = 1,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = len(os.sched_getaffinity(0)),
 ) -> None:
-    """Send frames that nobody would send to every end of a connection, in memory."""
+    """Send invalid frames to every end of a connection, in memory."""
     _be_quiet()
     print(f"seed {seed}", flush=True)
     started = told_at = time.monotonic()

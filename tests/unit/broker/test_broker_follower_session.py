@@ -10,7 +10,7 @@ from headrace.log.slices import Slice
 from headrace_broker.core.roles import Role
 from headrace_broker.runtime.follower_fetch_session import _Response
 from headrace_broker.runtime.partition import Partition
-from headrace_server.native import answers
+from headrace_server.native import outgoing as queue
 from headrace_server.native.outgoing import OutgoingMessage
 from headrace_server.partition_state import PartitionState, Replica
 
@@ -19,7 +19,7 @@ from tests.unit.broker.test_broker_runtime import TOPIC_ID, batch
 
 async def response(partition: Partition, monkeypatch: pytest.MonkeyPatch) -> tuple[OutgoingMessage, Slice]:
     """A message to a follower with the whole log, as a range."""
-    monkeypatch.setattr(answers, "COPIED_BYTES", 0)
+    monkeypatch.setattr(queue, "COPIED_BYTES", 0)
     for number in range(3):
         partition.appender.append_now([batch(b"%d" % number)], -1, committed=False)
     made = _Response()
