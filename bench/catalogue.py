@@ -17,16 +17,12 @@ from bench.stage import Meter, Stage
 VALUE_BYTES = 200
 SIZES = {20: "20 B", 200: "200 B", 1_000: "1 kB", 10_000: "10 kB", 100_000: "100 kB", 1_000_000: "1 MB"}
 LOG_SIZES = {100_000_000: "100 MB", 1_000_000_000: "1 GB", 20_000_000_000: "20 GB"}
-SLOW = 0.05
-"""Share of the load for cases with one record per batch."""
-LONG = 4.0
-"""Share of the load for cases that move gigabytes per second."""
+SLOW = 0.02
+"""Share of the load for cases with one record per batch, so that none takes more than half a minute."""
 OVER_GRPC = ", gRPC"
 """Suffix of the name of a case that does not use the native protocol."""
 PARTITION_BATCH = 1_000
 """Records per batch in comparisons of partition counts: the same for all, and few enough for a thousand partitions."""
-PARTITION_SHARE = 2.0
-"""Share of the load, so that the one-time cost of new partitions does not dominate."""
 
 
 def grpc_limit(way: str) -> Callable[[Stage], Sample]:
@@ -59,7 +55,7 @@ def machine_limit(name: str) -> Callable[[Stage], Sample]:
 
 def sendfile_limit(stage: Stage) -> Sample:
     """Measure plain `sendfile`, and its cost for the sender."""
-    load = stage.load(VALUE_BYTES, LONG)
+    load = stage.load(VALUE_BYTES)
     batch, calls = one_batch(load), load.records // records_a_batch(VALUE_BYTES)
     seconds, used = limit.measure_sendfile(stage.directory(), batch, calls)
     moved = len(batch) * calls
@@ -102,14 +98,14 @@ def producing() -> list[Case]:
         Case("produce/arrow", Produce(way="arrow"), limit="limit/native", daily=True),
         Case(
             "produce/send, batch 1, acks 0",
-            replace(send, batch_records=1, acks=0, return_futures=False, share=SLOW),
+            replace(send, batch_records=1, acks=0, return_futures=False, share=0.2),
             daily=True,
         ),
         Case("produce/send, batch 1", replace(send, batch_records=1, share=SLOW)),
-        Case("produce/send, batch 50", replace(send, batch_records=50, share=0.25), daily=True),
+        Case("produce/send, batch 50", replace(send, batch_records=50, share=0.5), daily=True),
         Case("produce/send, batch 5000", replace(send, batch_records=5_000), daily=True),
         Case("produce/send_many, batch 1", Produce(batch_records=1, share=SLOW)),
-        Case("produce/send_many, batch 50", Produce(batch_records=50, share=0.25)),
+        Case("produce/send_many, batch 50", Produce(batch_records=50, share=0.5)),
         Case("produce/send_many, batch 5000", Produce(batch_records=5_000), limit="limit/native", daily=True),
         Case(
             "produce/send_many, batch 5000, fsync",
@@ -132,11 +128,13 @@ def producing() -> list[Case]:
         for size, name in SIZES.items()
         if size != VALUE_BYTES
     ]
-    cases += [Case(f"produce/send_many, {codec}", Produce(codec=codec, share=0.5)) for codec in ("lz4", "zstd", "gzip")]
+    cases += [
+        Case(f"produce/send_many, {codec}", Produce(codec=codec, share=0.25)) for codec in ("lz4", "zstd", "gzip")
+    ]
     cases += [
         Case(
             f"produce/send_many, {count} partitions",
-            Produce(partitions=count, batch_records=PARTITION_BATCH, share=PARTITION_SHARE),
+            Produce(partitions=count, batch_records=PARTITION_BATCH),
             daily=count in (10, 1_000),
         )
         for count in (10, 100, 1_000)
@@ -147,10 +145,10 @@ def producing() -> list[Case]:
 def consuming() -> list[Case]:
     """Return cases of APIs, message sizes, codecs and partitions, and the same over gRPC."""
     cases = [
-        Case("consume/loop", Consume("loop", share=2.0), limit="limit/sendfile", daily=True),
+        Case("consume/loop", Consume("loop"), limit="limit/sendfile", daily=True),
         Case("consume/drain", Consume("drain"), limit="limit/sendfile"),
         Case("consume/poll", Consume("poll"), limit="limit/sendfile"),
-        Case("consume/arrow", Consume("arrow", share=LONG), limit="limit/sendfile", daily=True),
+        Case("consume/arrow", Consume("arrow"), limit="limit/sendfile", daily=True),
         Case("consume/loop" + OVER_GRPC, Consume("loop", transport="grpc"), limit="limit/out", daily=True),
         Case("consume/arrow" + OVER_GRPC, Consume("arrow", transport="grpc"), limit="limit/out", daily=True),
     ]
@@ -160,11 +158,11 @@ def consuming() -> list[Case]:
         for size, name in SIZES.items()
         if size != VALUE_BYTES
     ]
-    cases += [Case(f"consume/arrow, {codec}", Consume(codec=codec, share=0.5)) for codec in ("lz4", "zstd", "gzip")]
+    cases += [Case(f"consume/arrow, {codec}", Consume(codec=codec, share=0.25)) for codec in ("lz4", "zstd", "gzip")]
     cases += [
         Case(
             f"consume/arrow, {count} partitions",
-            Consume(partitions=count, batch_records=PARTITION_BATCH, share=PARTITION_SHARE),
+            Consume(partitions=count, batch_records=PARTITION_BATCH),
             daily=count in (10, 1_000),
         )
         for count in (10, 100, 1_000)

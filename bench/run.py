@@ -25,14 +25,18 @@ from bench.report import Report, machine
 from bench.stage import Stage
 
 RESULTS = Path(__file__).parent / "results"
+QUICK_RECORDS = 200_000
 
 Names = Annotated[
     list[str] | None, typer.Argument(metavar="[CASE]...", help="Cases by name, shell style ('consume/*').")
 ]
 All = Annotated[bool, typer.Option("--all", help="Every case: hours.")]
 List = Annotated[bool, typer.Option("--list", help="Print the names of the cases and run none.")]
-Rounds = Annotated[int, typer.Option(help="How often each case is measured.", min=1)]
+Rounds = Annotated[int, typer.Option(help="How often each case is measured, after a round that does not count.", min=1)]
 Records = Annotated[int, typer.Option(help="Records of 200 bytes of a case; of other sizes as many bytes.", min=20_000)]
+Quick = Annotated[
+    bool, typer.Option("--quick", help=f"One round of {QUICK_RECORDS:,} records, to see that everything runs.")
+]
 Output = Annotated[Path | None, typer.Option(help="A directory for JSON and figures; default: one a run.")]
 
 
@@ -70,9 +74,15 @@ def run(
     rounds: int,
     records: int,
     output: Path | None,
-    warm_rounds: int = 0,
+    quick: bool = False,
 ) -> Report:
-    """Measure cases, print the tables, write the JSON and the figures."""
+    """Measure cases after a warm-up round, print the tables, write the JSON and the figures.
+
+    `quick` measures one round of `QUICK_RECORDS` without a warm-up instead.
+    """
+    warm_rounds = 0 if quick else 1
+    if quick:
+        rounds, records = 1, QUICK_RECORDS
     console, progress = Console(width=200 if not Console().is_terminal else None), Console(stderr=True)
     before = machine()
     with _large_buffers(), Stage(records) as stage:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import typer
 
 from bench.peers.catalogue import CATALOGUE
-from bench.run import All, List, Names, Output, Records, Rounds, choose, list_cases, run
+from bench.run import All, List, Names, Output, Quick, Records, Rounds, choose, list_cases, run
 
 
 def main(
@@ -18,15 +18,16 @@ def main(
     everything: All = False,
     listing: List = False,
     rounds: Rounds = 5,
-    records: Records = 2_000_000,
+    records: Records = 10_000_000,
+    quick: Quick = False,
     output: Output = None,
 ) -> None:
-    """Measure headrace and its peers."""
+    """Measure headrace and its peers: an hour and a half, with --quick ten minutes."""
     if listing:
         list_cases(CATALOGUE)
         return
     cases = choose(CATALOGUE, names, everything=everything)
-    run(CATALOGUE, cases, rounds=rounds, records=records, output=output, warm_rounds=1)
+    run(CATALOGUE, cases, rounds=rounds, records=records, output=output, quick=quick)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from bench.catalogue import ratio
 from bench.peers.measure import CONFLUENT, Client, PeerIn, PeerLatency, PeerOut
 from bench.peers.servers import ACTIVE, KAFKA, NATS, RABBIT, REDIS
 
-SLOW, SLOWER = 0.1, 0.05
+MEDIUM, SLOW, SLOWER = 0.2, 0.05, 0.02
+"""Shares of the load for slower clients, so that no case takes more than half a minute."""
 QUICK_FETCHES = {"fetch.queue.backoff.ms": 1}
 
 
@@ -37,24 +38,24 @@ def kafka_cases() -> list[Case]:
     fast = confluent(10_000)
     quick = Client(KAFKA, "confluent", "kafka", settings=QUICK_FETCHES)
     return [
-        case_in(f"Kafka, {c}, batch 1", Client(KAFKA, "librdkafka", "kafka", SLOW, 1)),
-        case_in(f"Kafka, {c}, batch 50", Client(KAFKA, "librdkafka", "kafka", batch=50)),
+        case_in(f"Kafka, {c}, batch 1", Client(KAFKA, "librdkafka", "kafka", SLOWER, 1)),
+        case_in(f"Kafka, {c}, batch 50", Client(KAFKA, "librdkafka", "kafka", 0.5, 50)),
         case_in(f"Kafka, {c}, batch 10000", Client(KAFKA, "librdkafka", "kafka", batch=10_000)),
-        case_in(f"Kafka, {java}, batch 1", Client(KAFKA, "java", "kafka", SLOW, 1)),
-        case_in(f"Kafka, {java}, batch 50", Client(KAFKA, "java", "kafka", 0.5, 50)),
-        case_in(f"Kafka, {java}", Client(KAFKA, "java", "kafka", 0.5)),
-        case_in("Kafka, confluent-kafka, batch 1", confluent(1, SLOW)),
+        case_in(f"Kafka, {java}, batch 1", Client(KAFKA, "java", "kafka", SLOWER, 1)),
+        case_in(f"Kafka, {java}, batch 50", Client(KAFKA, "java", "kafka", MEDIUM, 50)),
+        case_in(f"Kafka, {java}", Client(KAFKA, "java", "kafka")),
+        case_in("Kafka, confluent-kafka, batch 1", confluent(1, SLOWER)),
         case_in("Kafka, confluent-kafka, batch 50", confluent(50, 0.5)),
         case_in("Kafka, confluent-kafka, batch 10000", fast),
         case_in("Kafka, confluent-kafka, batch 10000, callbacks", fast, "in-callbacks"),
-        case_in(f"Kafka, {aio}", Client(KAFKA, "aio_kafka", "kafka", 0.25)),
+        case_in(f"Kafka, {aio}", Client(KAFKA, "aio_kafka", "kafka", MEDIUM)),
         case_in("Kafka, kafka-python", python),
         case_out(f"Kafka, {c}", Client(KAFKA, "librdkafka", "kafka"), fast),
         case_out(f"Kafka, {java}", Client(KAFKA, "java", "kafka"), fast),
         case_out("Kafka, confluent-kafka consume(500)", Client(KAFKA, "confluent", "kafka"), fast),
         case_out("Kafka, confluent-kafka consume(500), fetch.queue.backoff.ms=1", quick, fast),
         case_out("Kafka, confluent-kafka poll()", quick, fast, "out-poll"),
-        case_out("Kafka, kafka-python", Client(KAFKA, "python_kafka", "kafka", 0.25), fast),
+        case_out("Kafka, kafka-python", python, fast),
         Case(
             "latency/Kafka, confluent-kafka, 10000 a second",
             PeerLatency(confluent(**{"linger.ms": 0})),
@@ -66,11 +67,10 @@ def kafka_cases() -> list[Case]:
 
 def other_cases() -> list[Case]:
     """Return the cases of RabbitMQ, NATS, Redis and ActiveMQ: on a bare socket, and by the usual client in Python."""
-    stream, rstream = Client(RABBIT, "wire_stream", "stream"), Client(RABBIT, "rabbit_rstream", "stream", SLOW)
-    long_stream = Client(RABBIT, "wire_stream", "stream", catalogue.LONG)
+    stream, rstream = Client(RABBIT, "wire_stream", "stream"), Client(RABBIT, "rabbit_rstream", "stream", MEDIUM)
     queue = Client(RABBIT, "wire_amqp", "amqp", SLOWER)
-    nats, nats_py = Client(NATS, "wire_nats", "nats", 0.25), Client(NATS, "nats_client", "nats", 0.02)
-    redis, redis_py = Client(REDIS, "wire_redis", "redis", 0.5), Client(REDIS, "redis_py", "redis", SLOW)
+    nats, nats_py = Client(NATS, "wire_nats", "nats", 0.5), Client(NATS, "nats_client", "nats", SLOWER)
+    redis, redis_py = Client(REDIS, "wire_redis", "redis", MEDIUM), Client(REDIS, "redis_py", "redis", SLOW)
     stomp = Client(ACTIVE, "wire_stomp", "stomp", SLOWER)
     return [
         case_in("RabbitMQ streams, bare socket", stream),
@@ -81,7 +81,7 @@ def other_cases() -> list[Case]:
         case_in("Redis streams, bare socket", redis),
         case_in("Redis streams, redis-py", redis_py),
         case_in("ActiveMQ, bare socket", stomp),
-        case_out("RabbitMQ streams, bare socket", long_stream, long_stream),
+        case_out("RabbitMQ streams, bare socket", stream, stream),
         case_out("RabbitMQ streams, rstream", rstream, stream),
         case_out("RabbitMQ queue, bare socket", queue, queue, drains=True),
         case_out("NATS JetStream, bare socket", nats, nats),

@@ -49,6 +49,22 @@ def report(tmp_path: Path) -> Report:
     return run(CATALOGUE, CATALOGUE.cases, rounds=2, records=20_000, output=tmp_path)
 
 
+def test_a_round_warms_what_is_measured(tmp_path: Path) -> None:
+    """It precedes the rounds and does not count; a quick run is one small round without it."""
+    loads: list[int] = []
+
+    def notes(stage: Stage) -> Sample:
+        loads.append(stage.records)
+        return Sample({RATE: 1.0, MB: 1.0})
+
+    catalogue = Catalogue([Case("limit/x", notes)])
+    report = run(catalogue, catalogue.cases, rounds=2, records=20_000, output=tmp_path)
+    assert (len(report.results["limit/x"]), loads) == (2, [20_000] * 3)
+    report = run(catalogue, catalogue.cases, rounds=2, records=20_000, output=tmp_path, quick=True)
+    assert (len(report.results["limit/x"]), loads[3:]) == (1, [200_000])
+    assert (report.settings["rounds"], report.settings["records"]) == (1, 200_000)
+
+
 def shown(report: Report) -> str:
     output = io.StringIO()
     report.show(Console(width=200, file=output))
