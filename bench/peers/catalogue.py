@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from bench import catalogue
-from bench.case import Case, Catalogue, Figure, Target
-from bench.catalogue import ratio
-from bench.peers.measure import CONFLUENT, Client, PeerIn, PeerLatency, PeerOut
-from bench.peers.servers import ACTIVE, KAFKA, NATS, RABBIT, REDIS
+from bench.case import Case, Catalogue, Target
+from bench.catalogue import REPLICATED, ratio
+from bench.peers.measure import Client, PeerIn, PeerLatency, PeerOut
+from bench.peers.servers import ACTIVE, KAFKA_3, KAFKA_4, KAFKA_REPLICATED, NATS, RABBIT, REDIS, Server
 
 MEDIUM, SLOW, SLOWER = 0.2, 0.05, 0.02
 """Shares of the load for slower clients, so that no case takes more than half a minute."""
 QUICK_FETCHES = {"fetch.queue.backoff.ms": 1}
+KAFKAS = {"Kafka 3.9": KAFKA_3, "Kafka 4": KAFKA_4}
+THREE_BROKERS = "Kafka three brokers"
 
 
-def confluent(batch: int = 0, share: float = 1.0, **settings: Any) -> Client:
+def confluent(server: Server, batch: int = 0, share: float = 1.0, **settings: Any) -> Client:
     """Return confluent-kafka with a linger of 5 ms, none at batch 1."""
     linger = {"linger.ms": 0 if batch == 1 else 5}
-    return Client(KAFKA, "confluent", "kafka", share, batch, {**linger, **settings})
+    return Client(server, "confluent", "kafka", share, batch, {**linger, **settings})
 
 
 def case_in(name: str, client: Client, operation: str = "in") -> Case:
@@ -31,38 +34,48 @@ def case_out(name: str, client: Client, filler: Client, operation: str = "out", 
     return Case(f"out/{name}", PeerOut(client, filler, operation, drains), daily=True, missing=client.missing)
 
 
-def kafka_cases() -> list[Case]:
-    """Return the cases of Kafka's clients in C, Java and Python."""
-    c, java, aio = "librdkafka (C)", "Java", "aiokafka"
-    python = Client(KAFKA, "python_kafka", "kafka", SLOW)
-    fast = confluent(10_000)
-    quick = Client(KAFKA, "confluent", "kafka", settings=QUICK_FETCHES)
+def case_latency(name: str, client: Client) -> Case:
+    """Return a case of end-to-end latency at the usual rate."""
+    return Case(f"latency/{name}, 10000 a second", PeerLatency(client), daily=True, missing=client.missing)
+
+
+def kafka_cases(name: str, server: Server) -> list[Case]:
+    """Return the cases of one Kafka by its clients in C, Java and Python."""
+    c, java, python = f"{name}, librdkafka (C)", f"{name}, Java", f"{name}, confluent-kafka"
+
+    def client(program: str, share: float = 1.0, batch: int = 0, **settings: Any) -> Client:
+        return Client(server, program, "kafka", share, batch, settings)
+
+    fast, pure = confluent(server, 10_000), client("python_kafka", SLOW)
+    quick = client("confluent", **QUICK_FETCHES)
     return [
-        case_in(f"Kafka, {c}, batch 1", Client(KAFKA, "librdkafka", "kafka", SLOWER, 1)),
-        case_in(f"Kafka, {c}, batch 50", Client(KAFKA, "librdkafka", "kafka", 0.5, 50)),
-        case_in(f"Kafka, {c}, batch 10000", Client(KAFKA, "librdkafka", "kafka", batch=10_000)),
-        case_in(f"Kafka, {java}, batch 1", Client(KAFKA, "java", "kafka", SLOWER, 1)),
-        case_in(f"Kafka, {java}, batch 50", Client(KAFKA, "java", "kafka", MEDIUM, 50)),
-        case_in(f"Kafka, {java}", Client(KAFKA, "java", "kafka")),
-        case_in("Kafka, confluent-kafka, batch 1", confluent(1, SLOWER)),
-        case_in("Kafka, confluent-kafka, batch 50", confluent(50, 0.5)),
-        case_in("Kafka, confluent-kafka, batch 10000", fast),
-        case_in("Kafka, confluent-kafka, batch 10000, callbacks", fast, "in-callbacks"),
-        case_in(f"Kafka, {aio}", Client(KAFKA, "aio_kafka", "kafka", MEDIUM)),
-        case_in("Kafka, kafka-python", python),
-        case_out(f"Kafka, {c}", Client(KAFKA, "librdkafka", "kafka"), fast),
-        case_out(f"Kafka, {java}", Client(KAFKA, "java", "kafka"), fast),
-        case_out("Kafka, confluent-kafka consume(500)", Client(KAFKA, "confluent", "kafka"), fast),
-        case_out("Kafka, confluent-kafka consume(500), fetch.queue.backoff.ms=1", quick, fast),
-        case_out("Kafka, confluent-kafka poll()", quick, fast, "out-poll"),
-        case_out("Kafka, kafka-python", python, fast),
-        Case(
-            "latency/Kafka, confluent-kafka, 10000 a second",
-            PeerLatency(confluent(**{"linger.ms": 0})),
-            daily=True,
-            missing=CONFLUENT.missing,
-        ),
+        case_in(f"{c}, batch 1", client("librdkafka", SLOWER, 1)),
+        case_in(f"{c}, batch 50", client("librdkafka", 0.5, 50)),
+        case_in(f"{c}, batch 10000", client("librdkafka", batch=10_000)),
+        case_in(f"{java}, batch 1", client("java", SLOWER, 1)),
+        case_in(f"{java}, batch 50", client("java", MEDIUM, 50)),
+        case_in(java, client("java")),
+        case_in(f"{python}, batch 1", confluent(server, 1, SLOWER)),
+        case_in(f"{python}, batch 50", confluent(server, 50, 0.5)),
+        case_in(f"{python}, batch 10000", fast),
+        case_in(f"{python}, batch 10000, callbacks", fast, "in-callbacks"),
+        case_in(f"{name}, aiokafka", client("aio_kafka", MEDIUM)),
+        case_in(f"{name}, kafka-python", pure),
+        case_out(c, client("librdkafka"), fast),
+        case_out(java, client("java"), fast),
+        case_out(f"{python} consume(500)", client("confluent"), fast),
+        case_out(f"{python} consume(500), fetch.queue.backoff.ms=1", quick, fast),
+        case_out(f"{python} poll()", quick, fast, "out-poll"),
+        case_out(f"{name}, kafka-python", pure, fast),
+        case_latency(python, confluent(server, **{"linger.ms": 0})),
     ]
+
+
+def replicated_cases() -> list[Case]:
+    """Return the cases of three brokers of Kafka, two of which acknowledge."""
+    c = Client(KAFKA_REPLICATED, "librdkafka", "kafka", 0.5, 10_000, {"acks": "all"})
+    python = Client(KAFKA_REPLICATED, "confluent", "kafka", settings={"linger.ms": 0, "acks": "all"})
+    return [case_in(f"{THREE_BROKERS}, acks=all", c), case_latency(f"{THREE_BROKERS}, acks=all", python)]
 
 
 def other_cases() -> list[Case]:
@@ -92,57 +105,55 @@ def other_cases() -> list[Case]:
     ]
 
 
-CALLBACKS = "in/Kafka, confluent-kafka, batch 10000, callbacks"
-CONSUME = "out/Kafka, confluent-kafka consume(500), fetch.queue.backoff.ms=1"
+def kafka_targets(name: str) -> list[Target]:
+    """Return the targets of headrace compared with one Kafka."""
+    c, python = f"in/{name}, librdkafka (C), batch", f"{name}, confluent-kafka"
+    fast, quick = f"in/{python}, batch 10000", f"out/{python} consume(500), fetch.queue.backoff.ms=1"
+    return [
+        ratio(
+            f"send with futures: of confluent-kafka with callbacks, {name}", "produce/send", f"{fast}, callbacks", 3.0
+        ),
+        ratio(f"send with futures: of librdkafka, batch 50, {name}", "produce/send", f"{c} 50", 1.0),
+        ratio(f"send without futures: of confluent-kafka without callbacks, {name}", UNTRACKED, fast, 3.0),
+        ratio(f"send_many: of librdkafka, batch 10,000, {name}", "produce/send_many", f"{c} 10000", 3.0),
+        ratio(f"Arrow in: of librdkafka, batch 10,000, {name}", "produce/arrow", f"{c} 10000", 4.0),
+        ratio(f"batch 1, acks 0: of librdkafka, batch 1, {name}", "produce/send, batch 1, acks 0", f"{c} 1", 1.0),
+        ratio(f"for record in consumer: of confluent-kafka, {name}", "consume/loop", quick, 1.3),
+        ratio(f"for record in consumer: of the Java consumer, {name}", "consume/loop", f"out/{name}, Java", 1.5),
+        ratio(f"batches to Arrow: of librdkafka, {name}", "consume/arrow", f"out/{name}, librdkafka (C)", 1.5),
+        *latency_targets(f"at 10,000/s: of {name}'s", "latency/10000 a second", python),
+    ]
+
+
+def latency_targets(text: str, case: str, other: str) -> list[Target]:
+    """Return the targets of median and 99th percentile at most those of a peer."""
+    return [
+        replace(ratio(f"{figure[:3]} {text}", case, f"latency/{other}, 10000 a second", 1.0, figure), at_most=True)
+        for figure in ("p50_ms", "p99_ms")
+    ]
+
+
+UNTRACKED = "produce/send, return_futures=False"
+REPLICATED_LATENCY = "latency/10000 a second, replication 3, acks all, fsync"
 TARGETS = [
-    ratio("send with futures: of confluent-kafka with callbacks", "produce/send", CALLBACKS, 3.0),
-    ratio("send with futures: of librdkafka, batch 50", "produce/send", "in/Kafka, librdkafka (C), batch 50", 1.0),
-    ratio(
-        "send, return_futures=False: of confluent-kafka without callbacks",
-        "produce/send, return_futures=False",
-        "in/Kafka, confluent-kafka, batch 10000",
-        3.0,
+    *(target for name in KAFKAS for target in kafka_targets(name)),
+    ratio("three replicas, acks all: of Kafka's three brokers", REPLICATED, f"in/{THREE_BROKERS}, acks=all", 1.5),
+    *latency_targets(
+        "at 10,000/s, three replicas, acks all, fsync: of Kafka's three brokers without fsync",
+        REPLICATED_LATENCY,
+        f"{THREE_BROKERS}, acks=all",
     ),
-    ratio(
-        "send_many: of librdkafka, batch 10,000",
-        "produce/send_many",
-        "in/Kafka, librdkafka (C), batch 10000",
-        None,
-    ),
-    ratio("Arrow in: of librdkafka, batch 10,000", "produce/arrow", "in/Kafka, librdkafka (C), batch 10000", None),
-    ratio("for record in consumer: of confluent-kafka", "consume/loop", CONSUME, 1.3),
-    ratio("for record in consumer: of Kafka's Java consumer", "consume/loop", "out/Kafka, Java", 1.0),
-    ratio("batches to Arrow: of librdkafka", "consume/arrow", "out/Kafka, librdkafka (C)", 1.0),
-    ratio(
-        "batches to Arrow: of RabbitMQ streams",
-        "consume/arrow",
-        "out/RabbitMQ streams, bare socket",
-        0.6,
-    ),
-    ratio(
-        "batch 1, acks 0: of librdkafka, batch 1",
-        "produce/send, batch 1, acks 0",
-        "in/Kafka, librdkafka (C), batch 1",
-        1.0,
-    ),
-    Target(
-        "p99 at 10,000/s: of Kafka's",
-        Figure("latency/10000 a second", "p99_ms"),
-        3.0,
-        Figure("latency/Kafka, confluent-kafka, 10000 a second", "p99_ms"),
-        at_most=True,
-    ),
+    ratio("batches to Arrow: of RabbitMQ streams", "consume/arrow", "out/RabbitMQ streams, bare socket", 1.0),
 ]
 """Targets of headrace compared with its peers."""
 
 COMPARED = frozenset(target.figure.case for target in TARGETS)
 """Cases of headrace that are compared with the peers'."""
-
-CATALOGUE = Catalogue(
-    [
-        *(case for case in catalogue.CATALOGUE.cases if case.name in COMPARED or case.name.startswith("limit/")),
-        *kafka_cases(),
-        *other_cases(),
-    ],
-    [*TARGETS, *(target for target in catalogue.TARGETS if target.figure.case in COMPARED and not target.at_most)],
-)
+CASES = [
+    *(case for case in catalogue.CATALOGUE.cases if case.name in COMPARED or case.name.startswith("limit/")),
+    *(case for name, server in KAFKAS.items() for case in kafka_cases(name, server)),
+    *replicated_cases(),
+    *other_cases(),
+]
+NAMES = {case.name for case in CASES}
+CATALOGUE = Catalogue(CASES, [*TARGETS, *(each for each in catalogue.TARGETS if NAMES.issuperset(each.cases()))])

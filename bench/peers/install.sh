@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what `make bench-peers` compares headrace with, by package name: Debian's packages (as root; their services
-# are not started), Apache Kafka's jars from Maven Central, and Python clients into an environment of their own.
+# are not started), jars of Apache Kafka from Maven Central, and Python clients into an environment of their own.
 #
-#   bench/peers/install.sh                    everything
+#   bench/peers/install.sh                                       everything
 #   bench/peers/install.sh debian kafka pip c   the same, or some of it
 #
 # Jars, the environment and what is compiled go to .peers/ beside the Makefile; remove that folder to be rid of them.
@@ -25,7 +25,13 @@ from_debian() {
 }
 
 kafka_jars() {
-    mvn -q -f bench/peers/kafka/pom.xml dependency:copy-dependencies -DoutputDirectory="$PWD/.peers/kafka"
+    # The last 3.x and the newest 4.x, which needs Java 17 and has no ZooKeeper.
+    for version in 3.9.1 4.4.0; do
+        directory=.peers/kafka-${version%%.*}
+        rm -rf "$directory"
+        mvn -q -f bench/peers/kafka/pom.xml dependency:copy-dependencies -Dkafka.version=$version \
+            -DoutputDirectory="$PWD/$directory"
+    done
 }
 
 python_clients() {

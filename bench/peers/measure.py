@@ -16,11 +16,13 @@ from bench.case import MB, Sample
 from bench.children import guarded
 from bench.latency import reader
 from bench.load import PAPER_BYTES, Load
-from bench.peers.servers import KAFKA, PEERS, Running, Server, java, needs, needs_all
+from bench.peers.servers import KAFKA_4, PEERS, Running, Server, java, needs, needs_all
 from bench.stage import Meter, Stage, read_through
 
 PYTHON = PEERS / "venv" / "bin" / "python"
 LIBRDKAFKA = PEERS / "librdkafka"
+JAVA_CLIENTS = PEERS / "kafka-4"
+"""Jars of Kafka's own clients, the newest with every server."""
 ROOT = Path(__file__).parents[2]
 PROGRAM_SECONDS = 600
 ROUND_RECORDS = 10_000
@@ -47,7 +49,7 @@ class Client:
 
     def missing(self) -> str:
         """Return why the client cannot be measured here; an empty string if it can."""
-        client = {"java": needs("java", "debian"), "librdkafka": needs(LIBRDKAFKA, "c")}
+        client = {"java": needs(JAVA_CLIENTS, "kafka"), "librdkafka": needs(LIBRDKAFKA, "c")}
         return needs_all(self.server.missing, needs(PYTHON, "pip"), client.get(self.program, lambda: ""))()
 
     def load(self, stage: Stage) -> Load:
@@ -62,7 +64,7 @@ class Client:
             case "java":
                 return run_java(operation, port, topic, load, self.batch)
             case "librdkafka":
-                return run_librdkafka(operation, port, topic, load, self.batch)
+                return run_librdkafka(operation, port, topic, load, self.batch, str(self.settings.get("acks", 1)))
         output = output_of(self.command(operation, running, topic, load, rate))
         found: dict[str, Any] = json.loads(output.splitlines()[-1])
         return found
@@ -82,7 +84,8 @@ class Client:
         return ["env", f"PYTHONPATH={ROOT}", str(PYTHON), "-m", f"bench.peers.clients.{self.program}", json.dumps(task)]
 
 
-CONFLUENT = Client(KAFKA, "confluent", "kafka")
+CONFLUENT = Client(KAFKA_4, "confluent", "kafka")
+"""Client that creates and deletes topics of every Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,7 @@ def server_of(stage: Stage, server: Server) -> Running:
 def topic_of(client: Client, running: Running, name: str) -> Iterator[str]:
     """Yield a topic for one measurement. Kafka's are created and deleted; other programs empty a permanent one."""
     name = f"{name}-{client.protocol}"
-    if client.server is not KAFKA:
+    if client.protocol != "kafka":
         yield name
         return
     load = Load(0, PAPER_BYTES)
@@ -198,11 +201,11 @@ def output_of(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def run_librdkafka(operation: str, port: int, topic: str, load: Load, batch: int) -> dict[str, Any]:
+def run_librdkafka(operation: str, port: int, topic: str, load: Load, batch: int, acks: str) -> dict[str, Any]:
     """Run the C program; with 5 ms of linger, none at batch 1."""
     command = [str(LIBRDKAFKA), operation, f"127.0.0.1:{port}", topic, str(load.records)]
     if operation == "in":
-        command += [str(load.value_bytes), str(batch or 10_000), "0" if batch == 1 else "5", "1"]
+        command += [str(load.value_bytes), str(batch or 10_000), "0" if batch == 1 else "5", acks]
     seconds, used, *marks = output_of(command).split()
     pairs = [(int(records), float(at)) for records, at in (mark.split(":") for mark in marks)]
     return {"seconds": float(seconds), "cpu_seconds": float(used), "marks": [*pairs, (load.records, float(seconds))]}
@@ -218,7 +221,7 @@ def run_java(operation: str, port: int, topic: str, load: Load, batch: int) -> d
         settings = {"bootstrap.servers": servers, "acks": 1, "buffer.memory": 256 << 20, **sizes}
         output = output_of(
             [
-                *java("org.apache.kafka.tools.ProducerPerformance"),
+                *java(JAVA_CLIENTS, "org.apache.kafka.tools.ProducerPerformance"),
                 *("--topic", topic, "--num-records", str(load.records), "--record-size", str(load.value_bytes)),
                 *("--throughput", "-1", "--producer-props", *(f"{name}={value}" for name, value in settings.items())),
             ]
@@ -228,7 +231,7 @@ def run_java(operation: str, port: int, topic: str, load: Load, batch: int) -> d
     else:
         output = output_of(
             [
-                *java("org.apache.kafka.tools.ConsumerPerformance"),
+                *java(JAVA_CLIENTS, "org.apache.kafka.tools.ConsumerPerformance"),
                 *("--bootstrap-server", servers, "--topic", topic, "--messages", str(load.records)),
                 *("--timeout", "60000", "--fetch-size", str(8 << 20)),
             ]

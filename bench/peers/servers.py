@@ -139,39 +139,57 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], directory: Path) 
         time.sleep(0.05)
 
 
-def start_kafka(directory: Path, stack: ExitStack) -> Running:
-    """Start one node, broker and controller (KRaft), without flushes, as its documentation recommends."""
-    ports = free_ports("kafka", "controller")
-    settings = {
-        "process.roles": "broker,controller",
-        "node.id": 1,
-        "controller.quorum.voters": f"1@127.0.0.1:{ports['controller']}",
-        "controller.listener.names": "CONTROLLER",
-        "listeners": f"PLAINTEXT://127.0.0.1:{ports['kafka']},CONTROLLER://127.0.0.1:{ports['controller']}",
-        "log.dirs": directory / "data",
-        "num.partitions": 1,
-        "offsets.topic.replication.factor": 1,
-        "transaction.state.log.replication.factor": 1,
-        "transaction.state.log.min.isr": 1,
-        "group.initial.rebalance.delay.ms": 0,
-        "log.segment.delete.delay.ms": 0,
-        "socket.send.buffer.bytes": -1,
-        "socket.receive.buffer.bytes": -1,
-    }
-    file = directory / "server.properties"
-    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-    format_storage = ["format", "-t", KAFKA_CLUSTER_ID, "-c", str(file)]
-    with (directory / "log").open("wb") as log:
-        command = [*java("kafka.tools.StorageTool"), *format_storage]
-        subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, timeout=START_SECONDS)
-    process = spawn([*java("kafka.Kafka", "-Xms1g", "-Xmx1g"), file], directory, stack)
-    wait_for_port(ports["kafka"], process, directory)
-    return Running(ports, [process.pid], directory)
+def kafka(line: int, brokers: int = 1, partitions: int = 1) -> Server:
+    """Return Kafka of a major version, with that number of brokers, and of partitions of a new topic."""
+    jars = PEERS / f"kafka-{line}"
+
+    def start(directory: Path, stack: ExitStack) -> Running:
+        """Start nodes that are broker and controller (KRaft), without flushes, as Kafka's documentation recommends."""
+        ports = [free_ports("kafka", "controller") for _ in range(brokers)]
+        voters = ",".join(f"{node}@127.0.0.1:{port['controller']}" for node, port in enumerate(ports, 1))
+        common = {
+            "process.roles": "broker,controller",
+            "controller.quorum.voters": voters,
+            "controller.listener.names": "CONTROLLER",
+            "num.partitions": partitions,
+            "default.replication.factor": brokers,
+            "min.insync.replicas": (brokers + 1) // 2,
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "group.initial.rebalance.delay.ms": 0,
+            "log.segment.delete.delay.ms": 0,
+            "socket.send.buffer.bytes": -1,
+            "socket.receive.buffer.bytes": -1,
+        }
+        heap = "1g" if brokers == 1 else "384m"
+        processes = []
+        for node, port in enumerate(ports, 1):
+            home = directory / str(node)
+            home.mkdir()
+            settings = {
+                **common,
+                "node.id": node,
+                "listeners": f"PLAINTEXT://127.0.0.1:{port['kafka']},CONTROLLER://127.0.0.1:{port['controller']}",
+                "log.dirs": home / "data",
+            }
+            file = home / "server.properties"
+            file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+            with (home / "log").open("wb") as log:
+                command = [*java(jars, "kafka.tools.StorageTool"), "format", "-t", KAFKA_CLUSTER_ID, "-c", str(file)]
+                subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, timeout=START_SECONDS)
+            processes.append(spawn([*java(jars, "kafka.Kafka", f"-Xms{heap}", f"-Xmx{heap}"), file], home, stack))
+        for node, (port, process) in enumerate(zip(ports, processes, strict=True), 1):
+            wait_for_port(port["kafka"], process, directory / str(node))
+        return Running(ports[0], [process.pid for process in processes], directory)
+
+    name = f"kafka-{line}" + (f"-{brokers}-brokers" if brokers > 1 else "")
+    return Server(name, needs_all(needs("java", "debian"), needs(jars, "kafka")), start)
 
 
-def java(main_class: str, *options: str) -> list[str]:
+def java(jars: Path, main_class: str, *options: str) -> list[str]:
     """Return the command for a class of Kafka's jars that logs only errors."""
-    return ["java", *options, "-cp", f"{PEERS / 'kafka'}/*", main_class]
+    return ["java", *options, "-cp", f"{jars}/*", main_class]
 
 
 def start_rabbitmq(directory: Path, stack: ExitStack) -> Running:
@@ -256,11 +274,9 @@ def start_activemq(directory: Path, stack: ExitStack) -> Running:
     return Running(ports, [process.pid], directory)
 
 
-KAFKA = Server(
-    "kafka", needs_all(needs("java", "debian"), needs(PEERS / "kafka" / "kafka-tools-3.9.1.jar", "kafka")), start_kafka
-)
+KAFKA_3, KAFKA_4 = kafka(3), kafka(4)
+KAFKA_REPLICATED = kafka(4, brokers=3)
 RABBIT = Server("rabbitmq", needs_all(needs(RABBITMQ, "debian"), needs("epmd", "debian")), start_rabbitmq)
 NATS = Server("nats", needs("nats-server", "debian"), start_nats)
 REDIS = Server("redis", needs("redis-server", "debian"), start_redis)
 ACTIVE = Server("activemq", needs_all(needs("java", "debian"), needs(ACTIVEMQ, "debian")), start_activemq)
-SERVERS = (KAFKA, RABBIT, NATS, REDIS, ACTIVE)

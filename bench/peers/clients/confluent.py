@@ -13,6 +13,7 @@ from bench.open_loop import record_count, send_open_loop, waited_ms
 from bench.peers.clients.task import Task, main, report_waits
 
 WARM = b"warm"
+PRODUCER_SETTINGS = ("acks", "linger.ms")
 
 
 def connect(task: Task) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def send_with_callbacks(task: Task) -> Iterator[int]:
 
 def consumer(task: Task) -> Consumer:
     """Return a consumer at the start of the topic, after the first record."""
-    own = {name: value for name, value in connect(task).items() if name != "linger.ms"}
+    own = {name: value for name, value in connect(task).items() if name not in PRODUCER_SETTINGS}
     made = Consumer({"group.id": "bench", "enable.auto.commit": False, **own})
     made.assign([TopicPartition(task.topic, 0, OFFSET_BEGINNING)])
     while made.poll(60) is None:

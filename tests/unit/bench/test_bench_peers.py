@@ -21,7 +21,7 @@ from bench.peers.catalogue import CATALOGUE
 from bench.peers.clients import task
 from bench.peers.clients.wire import send_in_window
 from bench.peers.measure import Client, PeerIn, sample_of
-from bench.peers.servers import KAFKA, Running, Server, needs, needs_all
+from bench.peers.servers import KAFKA_4, Running, Server, needs, needs_all
 from bench.stage import Meter, Stage, wait_until
 
 LOAD = Load(20_000, 200)
@@ -60,11 +60,18 @@ def test_every_peer_of_the_table_is_a_case_that_runs_or_has_a_reason() -> None:
         "confluent-kafka consume(500), fetch.queue.backoff.ms=1": "out", "confluent-kafka poll()": "out",
         "aiokafka": "in", "kafka-python": "in out",
     }  # fmt: skip
-    wanted = {f"{side}/Kafka, {row}" for row, sides in rows.items() for side in sides.split()}
+    wanted = {
+        f"{side}/{kafka}, {row}"
+        for kafka in ("Kafka 3.9", "Kafka 4")
+        for row, sides in rows.items()
+        for side in sides.split()
+    }
     others = ("RabbitMQ streams, bare socket", "RabbitMQ streams, rstream", "RabbitMQ queue, bare socket",
               "ActiveMQ, bare socket", "NATS JetStream, bare socket", "NATS JetStream, nats-py",
               "Redis streams, bare socket", "Redis streams, redis-py")  # fmt: skip
     wanted |= {f"{side}/{row}" for row in others for side in ("in", "out")}
+    wanted |= {f"latency/{kafka}, confluent-kafka, 10000 a second" for kafka in ("Kafka 3.9", "Kafka 4")}
+    wanted |= {"in/Kafka three brokers, acks=all", "latency/Kafka three brokers, acks=all, 10000 a second"}
     assert wanted <= names
     for case in CATALOGUE.cases:
         assert case.missing() == "" or "is not installed: bench/peers/install.sh" in case.missing()
@@ -73,19 +80,22 @@ def test_every_peer_of_the_table_is_a_case_that_runs_or_has_a_reason() -> None:
 def test_the_program_in_c_is_run_and_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No linger at batch 1, else 5 ms; seconds, processor seconds, and marks to the end."""
     commands = prints(monkeypatch, "2.5 0.75 10000:1.0\n")
-    client = Client(KAFKA, "librdkafka", "kafka", batch=1)
+    client = Client(KAFKA_4, "librdkafka", "kafka", batch=1)
     found = client.run("in", Running({"kafka": 9}, [], Path()), "t", LOAD)
     assert list(commands[0])[1:] == ["in", "127.0.0.1:9", "t", "20000", "200", "1", "0", "1"]
     assert found == {"seconds": 2.5, "cpu_seconds": 0.75, "marks": [(10_000, 1.0), (20_000, 2.5)]}
-    Client(KAFKA, "librdkafka", "kafka", batch=50).run("in", Running({"kafka": 9}, [], Path()), "t", LOAD)
+    Client(KAFKA_4, "librdkafka", "kafka", batch=50).run("in", Running({"kafka": 9}, [], Path()), "t", LOAD)
     assert list(commands[1])[-3:] == ["50", "5", "1"]
     client.run("out", Running({"kafka": 9}, [], Path()), "t", LOAD)
     assert list(commands[2])[1:] == ["out", "127.0.0.1:9", "t", "20000"]
+    replicated = Client(KAFKA_4, "librdkafka", "kafka", settings={"acks": "all"})
+    replicated.run("in", Running({"kafka": 9}, [], Path()), "t", LOAD)
+    assert commands[3][-1] == "all"
 
 
 def test_what_java_prints_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rate of the whole, not of a window on the way; the consumer's without the time to join."""
-    client = Client(KAFKA, "java", "kafka", batch=50)
+    client = Client(KAFKA_4, "java", "kafka", batch=50)
     text = "9000 records sent, 1.0 records/sec (0 MB/sec)\n20000 records sent, 8000.0 records/sec (1.53 MB/sec)\n"
     commands = prints(monkeypatch, text)
     assert client.run("in", Running({"kafka": 9}, [], Path()), "t", LOAD)["seconds"] == 2.5
@@ -97,7 +107,7 @@ def test_what_java_prints_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_client_in_python_is_run_and_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its task as JSON, its figures from the last line that it prints."""
     commands = prints(monkeypatch, 'a warning\n{"seconds": 2.0, "cpu_seconds": 1.0, "marks": [[10000, 1.0]]}\n')
-    client = Client(KAFKA, "confluent", "kafka", batch=7, settings={"linger.ms": 5})
+    client = Client(KAFKA_4, "confluent", "kafka", batch=7, settings={"linger.ms": 5})
     found = client.run("in", Running({"kafka": 9}, [], Path()), "t", LOAD)
     told = task.Task(**json.loads(commands[0][-1]))
     assert (told.operation, told.port, told.topic, told.records, told.batch) == ("in", 9, "t", 20_000, 7)
@@ -118,7 +128,7 @@ def test_a_failed_clients_output_is_reported() -> None:
 def test_loads_are_multiples_of_a_block() -> None:
     """However small the share."""
     stage = Stage(200_000)
-    assert [Client(KAFKA, "x", "kafka", share).load(stage).records for share in (1.0, 0.52, 0.001)] == [
+    assert [Client(KAFKA_4, "x", "kafka", share).load(stage).records for share in (1.0, 0.52, 0.001)] == [
         200_000,
         100_000,
         10_000,
@@ -203,7 +213,7 @@ def test_a_topic_of_kafka_is_made_and_deleted(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(Client, "run", run)
     monkeypatch.setattr(measure, "server_of", lambda *_: Running({"kafka": 1, "redis": 2}, [], tmp_path))
     with pytest.raises(RuntimeError):
-        PeerIn(Client(KAFKA, "x", "kafka"))(Stage(20_000))
+        PeerIn(Client(KAFKA_4, "x", "kafka"))(Stage(20_000))
     assert operations == ["make", "in", "delete"]
     with pytest.raises(RuntimeError):
         PeerIn(Client(servers.REDIS, "x", "redis"))(Stage(20_000))
@@ -247,6 +257,27 @@ def test_a_server_ends_with_all_that_it_started(tmp_path: Path) -> None:
     assert not psutil.pid_exists(running.pids[0])
     assert not seen[0].exists()
     wait_until(lambda: has_ended(seen[1]), "its child ended")
+
+
+def test_brokers_of_one_kafka_replicate_to_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three nodes vote and keep every record, two acknowledge, with a small heap each; one node has all to itself."""
+    commands: list[Any] = []
+    monkeypatch.setattr(servers.subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(servers, "spawn", lambda command, *_: commands.append(command) or SimpleNamespace(pid=1))
+    monkeypatch.setattr(servers, "wait_for_port", lambda *_: None)
+    with Server("x", lambda: "", servers.kafka(4, brokers=3).start).running() as running:
+        files = [dict(line.split("=", 1) for line in command[-1].read_text().splitlines()) for command in commands]
+    assert len(running.pids) == 3
+    assert [file["node.id"] for file in files] == ["1", "2", "3"]
+    assert len({file["listeners"] for file in files}) == 3
+    for file in files:
+        assert file["controller.quorum.voters"].count("@127.0.0.1:") == 3
+        assert (file["default.replication.factor"], file["min.insync.replicas"]) == ("3", "2")
+    assert all("-Xmx384m" in command for command in commands)
+    with Server("x", lambda: "", servers.kafka(3).start).running():
+        file = dict(line.split("=", 1) for line in commands[3][-1].read_text().splitlines())
+    assert (file["default.replication.factor"], file["min.insync.replicas"]) == ("1", "1")
+    assert "-Xmx1g" in commands[3]
 
 
 def test_a_server_that_does_not_start_reports_its_cause(tmp_path: Path) -> None:
