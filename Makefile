@@ -151,7 +151,7 @@ site: set-up ## build the documentation site with the Python API, in build/site;
 bench: set-up ## what headrace moves beside plain gRPC calls with the same bytes, the paper's figures (BENCH_FLAGS=--help)
 	@$(BIN)/python -m bench $(BENCH_FLAGS)
 
-bench-peers: set-up ## the same beside Kafka, RabbitMQ, NATS, Redis, ActiveMQ; bench/peers/install.sh installs them
+bench-peers: set-up ## the same beside Kafka, RabbitMQ, NATS, Redis, ActiveMQ, Fluss; bench/peers/install.sh installs them
 	@$(BIN)/python -m bench.peers $(BENCH_FLAGS)
 
 chaos: set-up ## real processes under faults drawn by a seed, etcd away for a minute (CHAOS_SECONDS=60 CHAOS_SEED=1 CHAOS_GROUP_RUNS=20)

@@ -9,7 +9,7 @@ from bench import catalogue
 from bench.case import Case, Catalogue, Target
 from bench.catalogue import REPLICATED, ratio
 from bench.peers.measure import Client, PeerIn, PeerLatency, PeerOut
-from bench.peers.servers import ACTIVE, KAFKA_3, KAFKA_4, KAFKA_REPLICATED, NATS, RABBIT, REDIS, Server
+from bench.peers.servers import ACTIVE, FLUSS_SERVER, KAFKA_3, KAFKA_4, KAFKA_REPLICATED, NATS, RABBIT, REDIS, Server
 
 MEDIUM, SLOW, SLOWER = 0.2, 0.05, 0.02
 """Shares of the load for slower clients, so that no case takes more than half a minute."""
@@ -79,11 +79,12 @@ def replicated_cases() -> list[Case]:
 
 
 def other_cases() -> list[Case]:
-    """Return the cases of RabbitMQ, NATS, Redis and ActiveMQ: on a bare socket, and by the usual client in Python."""
+    """Return the cases of RabbitMQ, NATS, Redis and ActiveMQ, on a bare socket and in Python, and of Fluss in Arrow."""
     stream, rstream = Client(RABBIT, "wire_stream", "stream"), Client(RABBIT, "rabbit_rstream", "stream", MEDIUM)
     queue = Client(RABBIT, "wire_amqp", "amqp", SLOWER)
     nats, nats_py = Client(NATS, "wire_nats", "nats", 0.5), Client(NATS, "nats_client", "nats", SLOWER)
     redis, redis_py = Client(REDIS, "wire_redis", "redis", MEDIUM), Client(REDIS, "redis_py", "redis", SLOW)
+    arrow = Client(FLUSS_SERVER, "fluss_arrow", "fluss")
     stomp = Client(ACTIVE, "wire_stomp", "stomp", SLOWER)
     return [
         case_in("RabbitMQ streams, bare socket", stream),
@@ -94,6 +95,7 @@ def other_cases() -> list[Case]:
         case_in("Redis streams, bare socket", redis),
         case_in("Redis streams, redis-py", redis_py),
         case_in("ActiveMQ, bare socket", stomp),
+        case_in("Fluss, Arrow", arrow),
         case_out("RabbitMQ streams, bare socket", stream, stream),
         case_out("RabbitMQ streams, rstream", rstream, stream),
         case_out("RabbitMQ queue, bare socket", queue, queue, drains=True),
@@ -101,6 +103,7 @@ def other_cases() -> list[Case]:
         case_out("NATS JetStream, nats-py", nats_py, nats),
         case_out("Redis streams, bare socket", redis, redis),
         case_out("Redis streams, redis-py", redis_py, redis),
+        case_out("Fluss, Arrow", arrow, arrow),
         case_out("ActiveMQ, bare socket", stomp, stomp, drains=True),
     ]
 
@@ -143,6 +146,8 @@ TARGETS = [
         REPLICATED_LATENCY,
         f"{THREE_BROKERS}, acks=all",
     ),
+    ratio("Arrow in: of Fluss", "produce/arrow", "in/Fluss, Arrow", None),
+    ratio("batches to Arrow: of Fluss", "consume/arrow", "out/Fluss, Arrow", None),
     ratio("batches to Arrow: of RabbitMQ streams", "consume/arrow", "out/RabbitMQ streams, bare socket", 1.0),
 ]
 """Targets of headrace compared with its peers."""

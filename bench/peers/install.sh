@@ -1,9 +1,10 @@
 #!/bin/sh
 # Installs what `make bench-peers` compares headrace with, by package name: Debian's packages (as root; their services
-# are not started), jars of Apache Kafka from Maven Central, and Python clients into an environment of their own.
+# are not started), jars of Apache Kafka and Apache Fluss from Maven Central, NATS from the Go
+# module proxy, and Python clients into an environment of their own.
 #
 #   bench/peers/install.sh                                       everything
-#   bench/peers/install.sh debian kafka pip c   the same, or some of it
+#   bench/peers/install.sh debian kafka fluss nats pip c   the same, or some of it
 #
 # Jars, the environment and what is compiled go to .peers/ beside the Makefile; remove that folder to be rid of them.
 # What is not installed is skipped by the bench, with the reason.
@@ -21,7 +22,7 @@ from_debian() {
     fi
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-        rabbitmq-server nats-server redis-server activemq default-jre-headless maven gcc libc6-dev librdkafka-dev
+        rabbitmq-server redis-server activemq default-jre-headless maven gcc libc6-dev librdkafka-dev
 }
 
 kafka_jars() {
@@ -32,6 +33,22 @@ kafka_jars() {
         mvn -q -f bench/peers/kafka/pom.xml dependency:copy-dependencies -Dkafka.version=$version \
             -DoutputDirectory="$PWD/$directory"
     done
+}
+
+fluss_jars() {
+    rm -rf .peers/fluss
+    mvn -q -f bench/peers/fluss/pom.xml dependency:copy-dependencies -DoutputDirectory="$PWD/.peers/fluss"
+}
+
+nats_server() {
+    # Debian's is years behind; where there is no Go, NATS is not measured.
+    if ! command -v go > /dev/null; then
+        echo "$0: NATS is left out: go is not installed" >&2
+        return
+    fi
+    modules=$(mktemp -d)
+    GOMODCACHE=$modules GOFLAGS=-modcacherw GOBIN="$PWD/.peers" go install github.com/nats-io/nats-server/v2@v2.15.2
+    rm -rf "$modules"
 }
 
 python_clients() {
@@ -46,12 +63,14 @@ c_client() {
         "$libraries"/librdkafka-*.so.1 -Wl,-rpath,"$libraries" -lpthread
 }
 
-for part in ${*:-debian kafka pip c}; do
+for part in ${*:-debian kafka fluss nats pip c}; do
     case $part in
         debian) from_debian ;;
         kafka) kafka_jars ;;
+        fluss) fluss_jars ;;
+        nats) nats_server ;;
         pip) python_clients ;;
         c) c_client ;;
-        *) echo "$0: no such part: $part (debian, kafka, pip, c)" >&2; exit 2 ;;
+        *) echo "$0: no such part: $part (debian, kafka, fluss, nats, pip, c)" >&2; exit 2 ;;
     esac
 done

@@ -28,8 +28,11 @@ PEERS = Path(__file__).parents[2] / ".peers"
 INSTALL = "bench/peers/install.sh"
 DIRECTORY = "headrace-peer-"
 """Prefix of a server's directory; the process id of its benchmark follows."""
-START_SECONDS = 90.0
+START_SECONDS = 300.0
 KAFKA_CLUSTER_ID = "aGVhZHJhY2UtYmVuY2gtMQ"
+FLUSS = PEERS / "fluss"
+FLUSS_ZOOKEEPER = "org.apache.fluss.shaded.zookeeper3.org.apache.zookeeper.server.ZooKeeperServerMain"
+NATS_SERVER = PEERS / "nats-server"
 RABBITMQ = Path("/usr/lib/rabbitmq/lib")
 ACTIVEMQ = Path("/usr/share/activemq/lib")
 
@@ -233,7 +236,7 @@ def start_nats(directory: Path, stack: ExitStack) -> Running:
         f'listen: "127.0.0.1:{ports["nats"]}"\nmax_payload: 8MB\nmax_pending: 256MB\n'
         f'jetstream {{ store_dir: "{directory / "data"}", max_file: 100GB, max_mem: 1GB }}\n'
     )
-    process = spawn(["nats-server", "-c", directory / "nats.conf"], directory, stack)
+    process = spawn([NATS_SERVER, "-c", directory / "nats.conf"], directory, stack)
     wait_for_port(ports["nats"], process, directory)
     return Running(ports, [process.pid], directory)
 
@@ -274,9 +277,43 @@ def start_activemq(directory: Path, stack: ExitStack) -> Running:
     return Running(ports, [process.pid], directory)
 
 
+def start_fluss(directory: Path, stack: ExitStack) -> Running:
+    """Start a ZooKeeper, a coordinator and one tablet server, with the default settings otherwise."""
+    ports = free_ports("zookeeper", "coordinator", "fluss")
+    settings = {
+        "zookeeper.address": f"127.0.0.1:{ports['zookeeper']}",
+        "data.dir": directory / "data",
+        "remote.data.dir": directory / "remote",
+        "tablet-server.id": 0,
+        "default.bucket.number": 1,
+        "default.replication.factor": 1,
+    }
+    programs: dict[str, tuple[list[str], list[str | Path]]] = {
+        "zookeeper": (
+            ["-Xmx128m", "-Dzookeeper.admin.enableServer=false"],
+            [FLUSS_ZOOKEEPER, str(ports["zookeeper"]), directory / "zookeeper-data"],
+        ),
+        "coordinator": (["-Xmx256m"], ["org.apache.fluss.server.coordinator.CoordinatorServer", "--configDir", "."]),
+        "fluss": (
+            ["-Xms1g", "-Xmx1g", "--add-opens=java.base/java.nio=ALL-UNNAMED"],
+            ["org.apache.fluss.server.tablet.TabletServer", "--configDir", "."],
+        ),
+    }
+    processes = []
+    for name, (options, program) in programs.items():
+        home = directory / name
+        home.mkdir()
+        mine = {**settings, "bind.listeners": f"FLUSS://127.0.0.1:{ports[name]}"}
+        (home / "server.yaml").write_text("".join(f"{key}: {value}\n" for key, value in mine.items()))
+        processes.append(spawn(["java", *options, "-cp", f"{FLUSS}/*", *program], home, stack))
+        wait_for_port(ports[name], processes[-1], home)
+    return Running(ports, [process.pid for process in processes], directory)
+
+
 KAFKA_3, KAFKA_4 = kafka(3), kafka(4)
 KAFKA_REPLICATED = kafka(4, brokers=3)
 RABBIT = Server("rabbitmq", needs_all(needs(RABBITMQ, "debian"), needs("epmd", "debian")), start_rabbitmq)
-NATS = Server("nats", needs("nats-server", "debian"), start_nats)
+NATS = Server("nats", needs(NATS_SERVER, "nats"), start_nats)
+FLUSS_SERVER = Server("fluss", needs_all(needs("java", "debian"), needs(FLUSS, "fluss")), start_fluss)
 REDIS = Server("redis", needs("redis-server", "debian"), start_redis)
 ACTIVE = Server("activemq", needs_all(needs("java", "debian"), needs(ACTIVEMQ, "debian")), start_activemq)

@@ -68,7 +68,7 @@ def test_every_peer_of_the_table_is_a_case_that_runs_or_has_a_reason() -> None:
     }
     others = ("RabbitMQ streams, bare socket", "RabbitMQ streams, rstream", "RabbitMQ queue, bare socket",
               "ActiveMQ, bare socket", "NATS JetStream, bare socket", "NATS JetStream, nats-py",
-              "Redis streams, bare socket", "Redis streams, redis-py")  # fmt: skip
+              "Redis streams, bare socket", "Redis streams, redis-py", "Fluss, Arrow")  # fmt: skip
     wanted |= {f"{side}/{row}" for row in others for side in ("in", "out")}
     wanted |= {f"latency/{kafka}, confluent-kafka, 10000 a second" for kafka in ("Kafka 3.9", "Kafka 4")}
     wanted |= {"in/Kafka three brokers, acks=all", "latency/Kafka three brokers, acks=all, 10000 a second"}
