@@ -1,4 +1,4 @@
-"""`python -m bench.spark`: Spark reads and writes topics, compared with rows of an in-memory Arrow generator.
+"""`python -m bench.spark`: Spark reads and writes topics, compared with an in-memory generator and with Kafka's source.
 
 Spark runs as `local[2]` next to the brokers. In every round each case is measured once, so a slow minute affects all of
 them, after a warm-up round; medians and targets are printed, and everything is written as JSON, which
@@ -33,6 +33,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 from rich.console import Console
 
+from bench import spark_kafka
 from bench.case import RATE, Case, Catalogue, Figure, Sample, Target
 from bench.load import PAPER_BYTES
 from bench.report import Report, machine
@@ -40,7 +41,7 @@ from bench.run import measure
 from bench.stage import Stage, wait_until
 
 BATCH_ROWS = 5_000
-PARTITIONS = 4
+PARTITIONS = spark_kafka.PARTITIONS
 BROKERS = 2
 MASTER = "local[2]"
 MICRO_BATCH_ROWS = 1_000_000
@@ -49,8 +50,8 @@ IDLE_TRIGGERS = 10
 MILLIONS = "million_rows_per_s"
 """Rate in the unit of the targets."""
 TWO_COLUMNS = "offset LONG, value BINARY"
-PARTS = {"java": "org.apache.spark", "python": "pyspark", "brokers": "headrace_broker"}
-"""Processes whose CPU time is reported separately, by a word in their command."""
+PARTS = {"java": ["org.apache.spark"], "python": ["pyspark"], "brokers": ["headrace_broker", "kafka.Kafka"]}
+"""Processes whose CPU time is reported separately, by words in their commands."""
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -135,7 +136,7 @@ class Watch:
         while not self._over.wait(0.1):
             for child in psutil.Process().children(recursive=True):
                 try:
-                    if PARTS["python"] in " ".join(child.cmdline()) and "java" not in child.name():
+                    if PARTS["python"][0] in " ".join(child.cmdline()) and "java" not in child.name():
                         self.peak_bytes = max(self.peak_bytes, child.memory_info().rss)
                 except psutil.Error:
                     continue
@@ -148,8 +149,8 @@ class Watch:
                 command, times = " ".join(process.cmdline()), process.cpu_times()
             except psutil.Error:
                 continue
-            for part, word in PARTS.items():
-                if word in command:
+            for part, words in PARTS.items():
+                if any(word in command for word in words):
                     found[part] += times.user + times.system
                     break
         return found
@@ -187,6 +188,11 @@ class SparkStage:
         reader = self.spark.read.format("headrace").options(**options)
         return (reader.schema(schema) if schema else reader).load()
 
+    def read_kafka(self, *columns: str) -> Any:
+        """Return a frame of the same rows in Kafka; all columns if none is named."""
+        frame = spark_kafka.read(self.stage, self.spark, self.generated("partition INT, value BINARY"))
+        return frame.select(*columns) if columns else frame
+
     def versions(self) -> dict[str, str]:
         """Return the versions of Spark and its environment."""
         jvm: Any = self.spark.sparkContext._jvm
@@ -218,7 +224,7 @@ def spark_of(stage: Stage) -> SparkStage:
     @contextmanager
     def started() -> Iterator[SparkStage]:
         builder = SparkSession.builder.master(MASTER)
-        for name, value in SETTINGS.items():
+        for name, value in {**SETTINGS, "spark.jars": spark_kafka.jars()}.items():
             builder = builder.config(name, value)
         with topic_of(stage) as target:
             fill(stage, target.topic, stage.records)
@@ -272,6 +278,18 @@ def write(stage: Stage) -> Sample:
     return Sample({**rate(spark.rows, seconds), **watch.figures(spark.rows)})
 
 
+def write_kafka(stage: Stage) -> Sample:
+    """Write the same values by Spark's Kafka sink, to a topic that is deleted afterwards."""
+    spark = spark_of(stage)
+    frame = spark.generated("value BINARY")
+    with spark_kafka.new_topic(stage) as save, Watch() as watch:
+        started = time.perf_counter()
+        save(frame)
+        seconds = time.perf_counter() - started
+        figures = watch.figures(spark.rows)
+    return Sample({**rate(spark.rows, seconds), **figures})
+
+
 def micro_batch(stage: Stage) -> Sample:
     """Measure the second micro-batch of a streaming query, of a million rows, and triggers without new rows.
 
@@ -306,6 +324,7 @@ def micro_batch(stage: Stage) -> Sample:
 MEMORY, MEMORY_TWO = "memory/seven columns", "memory/two columns"
 READ, READ_GRPC, READ_TWO = "read/seven columns", "read/seven columns, over gRPC", "read/two columns"
 WRITE, MICRO_BATCH = "write/values", "stream/micro-batch of 1,000,000 rows"
+KAFKA_READ, KAFKA_READ_TWO, KAFKA_WRITE = "kafka/read all columns", "kafka/read two columns", "kafka/write values"
 CATALOGUE = Catalogue(
     (
         Case(MEMORY, counted(lambda spark: spark.generated())),
@@ -314,6 +333,9 @@ CATALOGUE = Catalogue(
         Case(MEMORY_TWO, counted(lambda spark: spark.generated(TWO_COLUMNS))),
         Case(READ_TWO, counted(lambda spark: spark.read(TWO_COLUMNS))),
         Case(WRITE, write),
+        Case(KAFKA_READ, counted(lambda spark: spark.read_kafka()), missing=spark_kafka.missing),
+        Case(KAFKA_READ_TWO, counted(lambda spark: spark.read_kafka("offset", "value")), missing=spark_kafka.missing),
+        Case(KAFKA_WRITE, write_kafka, missing=spark_kafka.missing),
         Case(MICRO_BATCH, micro_batch),
     ),
     (
@@ -326,7 +348,10 @@ CATALOGUE = Catalogue(
         Target("count, two columns, of what seven reach in the same round", Figure(READ_TWO), 1.5, Figure(READ)),
         Target("the same of rows made in memory", Figure(MEMORY_TWO), None, Figure(MEMORY)),
         Target("count, two columns, of rows made in memory", Figure(READ_TWO), None, Figure(MEMORY_TWO)),
-        Target("writing, million rows/s", Figure(WRITE, MILLIONS), 1.0),
+        Target("count, seven columns, of Spark's Kafka source", Figure(READ), 2.0, Figure(KAFKA_READ)),
+        Target("count, two columns, of Spark's Kafka source", Figure(READ_TWO), 2.0, Figure(KAFKA_READ_TWO)),
+        Target("writing, million rows/s", Figure(WRITE, MILLIONS), 1.5),
+        Target("writing, of Spark's Kafka sink", Figure(WRITE), None, Figure(KAFKA_WRITE)),
         Target("a streaming micro-batch of 1,000,000 rows, million rows/s", Figure(MICRO_BATCH, MILLIONS), 1.0),
         Target("an idle micro-batch, ms", Figure(MICRO_BATCH, "idle_ms"), 250, at_most=True),
     ),
