@@ -68,7 +68,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Target for a figure, or for its ratio to or difference from another figure of the same round."""
+    """Target for a figure, or for its ratio to another figure of the same round."""
 
     text: str
     figure: Figure
@@ -78,16 +78,13 @@ class Target:
     """Figure with which it is compared in each round; `None` for an absolute figure."""
     at_most: bool = False
     """Whether `bound` is a maximum instead of a minimum."""
-    difference: bool = False
-    """Whether the other figure is subtracted instead of used as divisor."""
 
     def measured(self, results: Results) -> float | None:
         """Return the median over the rounds; `None` if a figure was not measured."""
         values = self.figure.of(results)
         if self.against is not None:
             others = self.against.of(results)
-            pairs = zip(values, others, strict=False)
-            values = [mine - other if self.difference else mine / other for mine, other in pairs]
+            values = [mine / other for mine, other in zip(values, others, strict=False)]
         return statistics.median(values) if values else None
 
     def cases(self) -> list[str]:

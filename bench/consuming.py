@@ -31,6 +31,7 @@ class Consume:
     batch_records: int | None = None
     """Records per batch of the topic; `None` means batches of 1 MiB."""
     transport: Transport = "native"
+    tls: bool = False
     share: float = 1.0
     """Share of the usual load."""
 
@@ -42,6 +43,7 @@ class Consume:
             partitions=self.partitions,
             codec=self.codec,
             batch_records=self.batch_records,
+            tls=self.tls,
         )
         steps = WAYS[self.way](target, load, self.transport)
         next(steps)
@@ -60,9 +62,7 @@ class Consume:
 
 def consumer(target: Target, **settings: Any) -> headrace.Consumer:
     """Return a consumer that reads all partitions from the start, without a group."""
-    return headrace.Consumer(
-        target.topic, bootstrap_servers=target.bootstrap_servers, auto_offset_reset="earliest", **settings
-    )
+    return headrace.Consumer(target.topic, auto_offset_reset="earliest", **target.client_settings, **settings)
 
 
 def loop(target: Target, load: Load, transport: Transport) -> Iterator[int]:
@@ -106,7 +106,7 @@ def poll(target: Target, load: Load, transport: Transport) -> Iterator[int]:
 def arrow(target: Target, load: Load, transport: Transport) -> Iterator[int]:
     """Consume by `Reader.batches()`, each converted to Arrow."""
     seen = 0
-    with headrace.Reader(target.topic, bootstrap_servers=target.bootstrap_servers, transport=transport) as reader:
+    with headrace.Reader(target.topic, transport=transport, **target.client_settings) as reader:
         yield 0
         for batch in reader.batches(timeout=30.0):
             seen += batch.to_arrow().num_rows

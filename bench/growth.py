@@ -140,7 +140,7 @@ class LongLog:
         oldest = Load(min(COLD_BYTES, self.log_bytes) // VALUE_BYTES, VALUE_BYTES)
         directory, segments = target.cluster.directory / "broker-1", target.segments()
         figures = {}
-        with headrace.Producer(bootstrap_servers=target.bootstrap_servers, acks=1) as sender:
+        with headrace.Producer(acks=1, **target.client_settings) as sender:
             sender.send(target.topic, WARM_UP).result(60)
             figures["append_records_per_s"] = part.records / _timed(lambda: _send_part(sender, target.topic, part))
             warming = {"last_per_partition": part.records, "transport": "native"}
@@ -163,7 +163,7 @@ class LongLog:
         self, sender: headrace.Producer, target: Target, part: Load, reading: Mapping[str, Any]
     ) -> float:
         """Return the seconds of the same appends while another process reads from the oldest offset."""
-        task = {"read": target.topic, "settings": {**reading, **_servers(target)}}
+        task = {"read": target.topic, "settings": {**reading, **target.client_settings}}
         command = [sys.executable, "-m", "bench.growth", json.dumps(task)]
         with subprocess.Popen(guarded(command), stdout=subprocess.PIPE, text=True) as reader:
             try:
@@ -175,13 +175,9 @@ class LongLog:
 
     @contextmanager
     def _filled(self, stage: Stage) -> Iterator[Target]:
-        with stage.topic() as target, headrace.Producer(**_servers(target), acks=1) as sender:
+        with stage.topic() as target, headrace.Producer(**target.client_settings, acks=1) as sender:
             _send_part(sender, target.topic, Load(self.log_bytes // VALUE_BYTES, VALUE_BYTES))
             yield target
-
-
-def _servers(target: Target) -> dict[str, Any]:
-    return {"bootstrap_servers": target.bootstrap_servers}
 
 
 def _send_part(sender: headrace.Producer, topic: str, load: Load) -> None:
@@ -204,7 +200,7 @@ def _timed(work: Any) -> float:
 
 def _read_time(target: Target, **settings: Any) -> float:
     """Return the seconds to read a part of a topic to Arrow."""
-    with headrace.Reader(target.topic, **settings, **_servers(target)) as reader:
+    with headrace.Reader(target.topic, **settings, **target.client_settings) as reader:
         return _timed(lambda: [*map(_rows, reader.batches(timeout=60.0))])
 
 

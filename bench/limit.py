@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ import grpc
 import psutil
 from headrace.v1 import broker_pb2, broker_pb2_grpc
 from headrace.wire.batch import iter_batches
+from headrace_devcluster.certificates import TlsPaths
 
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", 32 << 20),
@@ -169,6 +171,20 @@ def measure_sendfile(directory: Path, batch: bytes, calls: int) -> tuple[float, 
                 return time.perf_counter() - started, processor_seconds(pid) - before
 
 
+def measure_tls(certificate: TlsPaths, batch: bytes, calls: int) -> tuple[float, float]:
+    """Return the seconds that `calls` batches take over a TLS connection to a process which looks at nothing, and the
+    CPU seconds of that process."""
+    arguments = ["tls", str(certificate.cert_file), str(certificate.key_file)]
+    context = ssl.create_default_context(cafile=certificate.ca_file)
+    with own_process("bench.limit", *arguments) as (port, pid), socket.create_connection(("127.0.0.1", port)) as plain:
+        with context.wrap_socket(plain, server_hostname="localhost") as connection:
+            before, started = processor_seconds(pid), time.perf_counter()
+            for _ in range(calls):
+                connection.sendall(batch)
+            connection.unwrap()
+            return time.perf_counter() - started, processor_seconds(pid) - before
+
+
 def processor_seconds(pid: int) -> float:
     """Return the CPU seconds of a process so far."""
     user, system, *_ = psutil.Process(pid).cpu_times()
@@ -184,6 +200,20 @@ def send_file(path: str) -> None:
             sent, total = 0, os.fstat(file.fileno()).st_size
             while sent < total:
                 sent += os.sendfile(connection.fileno(), file.fileno(), sent, SENDFILE_BYTES)
+        sys.stdin.read()
+
+
+def receive_tls(cert_file: str, key_file: str) -> None:
+    """Receive to the end of the first TLS connection; print the port before, and stay until the parent leaves."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert_file, key_file)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        print(server.getsockname()[1], flush=True)
+        with context.wrap_socket(server.accept()[0], server_side=True) as connection:
+            room = bytearray(1 << 20)
+            while connection.recv_into(room):
+                pass
+            connection.unwrap()
         sys.stdin.read()
 
 
@@ -203,5 +233,7 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["sendfile", path]:
             send_file(path)
+        case ["tls", cert_file, key_file]:
+            receive_tls(cert_file, key_file)
         case _:
             asyncio.run(serve())

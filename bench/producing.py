@@ -11,10 +11,11 @@ import headrace
 from headrace.wire.columns import encode_batch
 
 from bench.case import Sample
-from bench.load import MARKS, PAPER_BYTES, Load, records_a_batch
+from bench.load import MARKS, PAPER_BYTES, Load, Transport, records_a_batch
 from bench.stage import WARM_UP, Meter, Stage, Target, broker_pids
 
 FLUSH_SECONDS = 300.0
+KEY_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,10 @@ class Produce:
     durability: str = "async"
     codec: Literal["none", "gzip", "lz4", "zstd"] = "none"
     partitions: int = 1
+    keyed: bool = False
+    """Whether `send` is given a key, by which the partition is chosen."""
+    transport: Transport = "native"
+    tls: bool = False
     share: float = 1.0
     """Share of the usual load; less for slow cases."""
 
@@ -43,6 +48,7 @@ class Produce:
             partitions=self.partitions,
             replication=self.replication,
             durability=self.durability,
+            tls=self.tls,
         ) as target:
             batch = self.batch_records or records_a_batch(self.value_bytes)
             values = self.values(load)
@@ -71,10 +77,11 @@ class Produce:
         if self.batch_records == 1:
             batch["linger_ms"] = 0
         return headrace.Producer(
-            bootstrap_servers=target.bootstrap_servers,
             acks=self.acks,
             return_futures=self.return_futures,
             compression_type=self.codec,
+            transport=self.transport,
+            **target.client_settings,
             **batch,
         )
 
@@ -87,8 +94,12 @@ class Produce:
             part = values if left >= len(values) else values[:left]
             if self.way == "send":
                 send = sender.send
-                for value in part:
-                    send(topic, value)
+                if self.keyed:
+                    for key, value in part:
+                        send(topic, value, key=key)
+                else:
+                    for value in part:
+                        send(topic, value)
             elif self.partitions > 1:
                 sender.send_many(topic, part, partition=turn % self.partitions)
             else:
@@ -100,9 +111,10 @@ class Produce:
                 yield sent
 
     def values(self, load: Load) -> Any:
-        """Return the values of one call, or of one iteration of the loop."""
+        """Return the values of one call, or of one iteration of the loop, there with their keys."""
         if self.way == "send":
-            return load.values(min(load.records, records_a_batch(self.value_bytes)))
+            values = load.values(min(load.records, records_a_batch(self.value_bytes)))
+            return [(value[:KEY_BYTES], value) for value in values] if self.keyed else values
         values = load.values(min(load.records, self.batch_records or records_a_batch(self.value_bytes)))
         if self.way == "arrow":
             import pyarrow as pa
@@ -113,7 +125,7 @@ class Produce:
 
 def disk_overhead(target: Target, load: Load, warm: int) -> float:
     """Return the bytes per record of the leader's log beyond the values."""
-    with headrace.Admin(bootstrap_servers=target.bootstrap_servers) as admin:
+    with headrace.Admin(**target.client_settings) as admin:
         logs = [log for log in admin.describe_logs(target.topic) if log.is_leader]
     stored = sum(log.size_bytes for log in logs)
     before = warm * len(encode_batch([WARM_UP], base_timestamp_ms=0))

@@ -26,6 +26,8 @@ from bench.load import BATCH_HEADER_BYTES, RECORD_OVERHEAD_BYTES, Load
 WAIT_SECONDS = 120.0
 POLL_SECONDS = 0.02
 CREATION_SECONDS = 120.0
+REMOVAL_SECONDS = 300.0
+"""For ten thousand partitions on a busy machine."""
 WARM_UP = b"warm"
 """Record sent and acknowledged before the clock starts, so that connections, metadata and the producer id exist."""
 
@@ -44,11 +46,16 @@ class Target:
         """Bootstrap servers for clients."""
         return self.cluster.bootstrap_servers
 
+    @property
+    def client_settings(self) -> dict[str, Any]:
+        """Settings of every client of the cluster."""
+        return {"bootstrap_servers": self.bootstrap_servers, **self.cluster.client_settings}
+
     def segments(self) -> list[Path]:
         """Return its segment files, the oldest of a partition first."""
-        with headrace.Admin(bootstrap_servers=self.bootstrap_servers) as admin:
+        with headrace.Admin(**self.client_settings) as admin:
             topic_id = admin.describe_topic(self.topic).topic_id
-        return sorted(self.cluster.directory.rglob(f"{topic_id.hex()}-*/*.log"))
+        return sorted(self.cluster.directory.glob(f"*/{topic_id.hex()}-*/*.log"))
 
 
 class Stage:
@@ -78,10 +85,10 @@ class Stage:
         records = min(self.records * 200 // value_bytes, self.records * 2)
         return Load(max(20, round(records * share)), value_bytes)
 
-    def cluster(self, brokers: int = 1) -> LocalCluster:
+    def cluster(self, brokers: int = 1, *, tls: bool = False) -> LocalCluster:
         """Return a cluster of that number of brokers."""
-        spec = LocalClusterSpec(brokers=brokers, coordinators=1)
-        cluster: LocalCluster = self.kept(("cluster", brokers), lambda: LocalCluster(spec))
+        spec = LocalClusterSpec(brokers=brokers, coordinators=1, tls=tls)
+        cluster: LocalCluster = self.kept(("cluster", brokers, tls), lambda: LocalCluster(spec))
         return cluster
 
     def bare(self) -> BareServer:
@@ -100,13 +107,14 @@ class Stage:
         brokers: int = 1,
         partitions: int = 1,
         replication: int = 1,
+        tls: bool = False,
         **config: str,
     ) -> Iterator[Target]:
         """Yield a new topic, removed at the end; acknowledged from the page cache by default."""
         self._topics += 1
-        target = Target(self.cluster(brokers), f"bench-{self._topics}")
+        target = Target(self.cluster(brokers, tls=tls), f"bench-{self._topics}")
         settings = {"durability": "async", "file_delete_delay_ms": 0, **config}
-        with headrace.Admin(bootstrap_servers=target.bootstrap_servers) as admin:
+        with headrace.Admin(**target.client_settings) as admin:
             admin.create_topic(
                 target.topic,
                 partitions=partitions,
@@ -126,6 +134,7 @@ class Stage:
         partitions: int = 1,
         codec: Literal["none", "gzip", "lz4", "zstd"] = "none",
         batch_records: int | None = None,
+        tls: bool = False,
     ) -> Target:
         """Return a topic of one broker filled with the load, batches round-robin by partition; the same one every time.
 
@@ -134,18 +143,17 @@ class Stage:
 
         @contextmanager
         def fill() -> Iterator[Target]:
-            with self.topic(partitions=partitions) as target:
+            with self.topic(partitions=partitions, tls=tls) as target:
                 values = load.values(batch_records)
                 settings: dict[str, Any] = {} if batch_records is None else {"batch_records": batch_records}
-                with headrace.Producer(
-                    bootstrap_servers=target.bootstrap_servers, acks=1, compression_type=codec, **settings
-                ) as sender:
+                settings |= target.client_settings
+                with headrace.Producer(acks=1, compression_type=codec, **settings) as sender:
                     for turn, start in enumerate(range(0, load.records, len(values))):
                         part = values[: load.records - start]
                         sender.send_many(target.topic, part, partition=turn % partitions)
                 yield target
 
-        target: Target = self.kept(("filled", load, partitions, codec, batch_records), fill)
+        target: Target = self.kept(("filled", load, partitions, codec, batch_records, tls), fill)
         read_through(target.segments())
         return target
 
@@ -166,7 +174,8 @@ def _remove(admin: headrace.Admin, target: Target) -> None:
     """Delete a topic and wait until the brokers have removed its files."""
     topic_id = admin.describe_topic(target.topic).topic_id
     admin.delete_topic(target.topic, timeout=CREATION_SECONDS)
-    wait_until(lambda: not any(target.cluster.directory.rglob(f"{topic_id.hex()}-*")), f"{target.topic} removed")
+    files = f"*/{topic_id.hex()}-*"
+    wait_until(lambda: not any(target.cluster.directory.glob(files)), f"{target.topic} removed", REMOVAL_SECONDS)
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> float:

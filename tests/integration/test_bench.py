@@ -17,6 +17,8 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 CASES = (
     "produce/arrow",
+    "produce/arrow, TLS",
+    "produce/send, keys, 10 partitions",
     "produce/send, batch 50",
     "produce/send_many, 10 partitions",
     "produce/send_many, batch 5000, fsync",
@@ -24,6 +26,7 @@ CASES = (
     "consume/poll",
     "consume/arrow",
     "consume/arrow, gRPC",
+    "consume/arrow, TLS",
     "clients/2 consumers",
 )
 OTHERS = {"latency/1000 a second": "p99_ms", "log/100 MB": "cold_grpc_mb_per_s", "recovery/100 MB": "crash_s"}

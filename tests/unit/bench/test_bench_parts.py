@@ -28,7 +28,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     results = {"a": samples(10, 200, 30), "b": samples(20, 100, 10)}
     assert Target("", Figure("a"), 2.0, Figure("b")).measured(results) == 2.0
     assert Target("", Figure("a"), 2.0, Figure("b")).met(results) is True
-    assert Target("", Figure("a"), 15.0, Figure("b"), at_most=True, difference=True).met(results) is False
+    assert Target("", Figure("a"), 1.5, Figure("b"), at_most=True).met(results) is False
     assert Target("", Figure("a"), 15.0, Figure("missing")).met(results) is None
 
 

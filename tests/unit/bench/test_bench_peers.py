@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from headrace_devcluster.certificates import Authority
 
 from bench import limit, open_loop
 from bench.case import MB, RATE
@@ -302,7 +303,7 @@ def test_what_a_killed_bench_left_is_removed(tmp_path: Path, monkeypatch: pytest
 
 
 def test_limits_of_the_machine_are_measured_and_leave_nothing(tmp_path: Path) -> None:
-    """Page cache, disk, and sendfile from a process of its own; every byte arrives."""
+    """Page cache, disk, and sendfile and TLS from and to a process of its own; every byte arrives."""
     batch = one_batch(Load(1, 200))
     assert limit.measure_page_cache(tmp_path, batch, 3) > 0
     assert limit.measure_disk(tmp_path, batch, 3) > 0
@@ -310,6 +311,9 @@ def test_limits_of_the_machine_are_measured_and_leave_nothing(tmp_path: Path) ->
     assert seconds > 0
     assert used >= 0
     assert list(tmp_path.iterdir()) == []
+    seconds, used = limit.measure_tls(Authority(tmp_path / "ca", "authority").issue("limit"), batch, 3)
+    assert seconds > 0
+    assert used >= 0
 
 
 def test_a_bare_server_takes_and_gives_the_same_bytes() -> None:
