@@ -11,7 +11,7 @@ import contextlib
 import math
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -114,6 +114,8 @@ class NativeServer:
         self._connect_to = connect
         self._max_connections = max_connections
         self._connections: dict[FramedConnection, None] = {}
+        self._hosts: dict[str, dict[FramedConnection, None]] = {}
+        """The same by address, so that a new one is not compared with all."""
         self._listener: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -196,22 +198,27 @@ class NativeServer:
 
     def enter(self, connection: FramedConnection) -> bool:
         """Take a connection; one that is idle may have to go for it. False: there is no room."""
-        hosts = {each.host for each in self._connections}
-        share = share_of(self._max_connections, len(hosts | {connection.host}))
-        own = [each for each in self._connections if each.host == connection.host]
+        own = self._hosts.get(connection.host, {})
+        share = share_of(self._max_connections, len(self._hosts) + (not own))
         if len(own) >= share:
             has_room = self._end_idle(own)
         else:
-            has_room = len(self._connections) < self._max_connections or self._end_idle(list(self._connections))
+            has_room = len(self._connections) < self._max_connections or self._end_idle(self._connections)
         if has_room:
             self._connections[connection] = None
+            self._hosts.setdefault(connection.host, {})[connection] = None
         else:
             self._count_refused()
         return has_room
 
     def leave(self, connection: FramedConnection) -> None:
         """Forget a connection that is lost."""
-        self._connections.pop(connection, None)
+        if connection in self._connections:
+            del self._connections[connection]
+            own = self._hosts[connection.host]
+            del own[connection]
+            if not own:
+                del self._hosts[connection.host]
 
     def count_broken(self) -> None:
         """See `Owner`."""
@@ -221,7 +228,7 @@ class NativeServer:
         """See `Owner`."""
         self._metrics.sent_bytes.inc(size_bytes)
 
-    def _end_idle(self, among: list[FramedConnection]) -> bool:
+    def _end_idle(self, among: Iterable[FramedConnection]) -> bool:
         """Close the connection that has been without a request for longest; False: all have one."""
         idle = [each for each in among if each.idle_since is not None]
         if not idle:
