@@ -170,7 +170,7 @@ class _OfServer(Meeting):
         """Bytes and requests in memory are bounded."""
         reader, limit = self.connection._reader, LARGEST_REQUEST if self.connection._is_welcome else MAX_HELLO_BYTES
         held = 0 if reader._body is None else len(reader._body)
-        if held > limit or len(reader._stage) != STAGE_BYTES:
+        if held > limit or len(reader._stage) > STAGE_BYTES:
             raise Broken(f"{held} bytes are held for a frame of at most {limit}")
         if len(self.connection._calls) > MAX_REQUESTS:
             raise Broken(f"{len(self.connection._calls)} requests are unanswered")

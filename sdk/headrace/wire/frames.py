@@ -244,6 +244,11 @@ class FrameReader:
         self._start = self._end = self._ahead = self._filled = 0
         self._body = None
 
+    def close(self) -> None:
+        """Release the memory of a connection that is lost, and the connection itself, to which `admit` belongs."""
+        self.clear()
+        self._stage, self._admit = memoryview(b""), bool
+
     def next_frame(self) -> Frame | None:
         """Return the next complete frame; `None` means that more bytes are needed.
 

@@ -437,6 +437,16 @@ async def test_a_client_that_leaves_takes_its_requests_along():
         await bench.until(lambda: len(bench.service.requests) == 6)
 
 
+async def test_a_lost_connection_holds_no_buffer():
+    """The connection itself may wait for the garbage collector for minutes."""
+    async with serving() as bench:
+        client = await bench.connect()
+        (connection,) = bench.server._connections
+        await client.close()
+        await bench.until(lambda: bench.metric("connections") == 0)
+        assert not connection._reader.buffer()
+
+
 async def test_no_request_begins_after_its_connection_is_lost():
     """Those that were received and waited for their turn are dropped."""
     async with serving() as bench:

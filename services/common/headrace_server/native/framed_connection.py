@@ -129,6 +129,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         """See asyncio."""
         self._owner.leave(self)
         self._outgoing.close()
+        self._reader.close()
 
     def peer(self) -> str:
         """Return the other side's address, as gRPC does."""
