@@ -123,6 +123,7 @@ class Stage:
                 timeout=CREATION_SECONDS,
             )
             try:
+                wait_until(lambda: _is_served(admin, target.topic), f"{target.topic} is served", CREATION_SECONDS)
                 yield target
             finally:
                 _remove(admin, target)
@@ -168,6 +169,15 @@ def read_through(files: Iterable[Path]) -> None:
         with contextlib.suppress(FileNotFoundError), path.open("rb", buffering=0) as file:
             while file.readinto(buffer):
                 pass
+
+
+def _is_served(admin: headrace.Admin, topic: str) -> bool:
+    """Return whether the brokers have opened every partition of a topic."""
+    try:
+        admin.list_offsets(topic)
+    except (headrace.NotLeaderError, headrace.LeaderNotAvailableError):
+        return False
+    return True
 
 
 def _remove(admin: headrace.Admin, target: Target) -> None:

@@ -44,10 +44,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "bench",
         *CASES,
         *OTHERS,
-        "--rounds",
-        "1",
-        "--records",
-        "20000",
+        "--quick",
         "--output",
         str(directory),
     ]
