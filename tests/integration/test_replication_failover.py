@@ -58,7 +58,7 @@ def test_stop_of_a_leader(replicated: Replicated) -> None:
         writer.wait_for(1_000)
         stopped_at = time.monotonic()
         assert replicated.broker(1).stop() == 0
-        assert replicated.partition("stopped").leader_id in (2, 3)
+        replicated.wait_for("stopped", lambda part: part.leader_id in (2, 3), "another leader in a coordinator's view")
         writer.wait_for(1_000)
         print(f"longest time without an acknowledgement: {writer.longest_gap(stopped_at - 1):.2f} s")
         replicated.cluster.restart(replicated.broker(1))
