@@ -197,28 +197,21 @@ class PartitionFetchState:
 
     def is_wanted(self, share_bytes: int) -> bool:
         """Return whether more of the partition should be fetched."""
-        return not (
-            self.fetches
-            or self.paused
-            or self.needs_reset
-            or self.divergence is not None
-            or self.buffered_bytes >= share_bytes
-            or (self.end_offset is not None and self.fetch_offset >= self.end_offset)
-        )
+        return not self.fetches and self.buffered_bytes < share_bytes and self._is_readable_at(self.fetch_offset)
 
     def wants_behind(self, next_offset: int, coming_bytes: int, share_bytes: int) -> bool:
         """Return whether to continue at `next_offset`, behind a response in progress.
 
         `coming_bytes` is the maximum size of what its fetches in flight and the new one return.
         """
-        return not (
-            self.paused
-            or self.needs_reset
-            or self.divergence is not None
-            or self.corruption is not None
-            or self.buffered_bytes + coming_bytes > share_bytes
-            or (self.end_offset is not None and next_offset >= self.end_offset)
-        )
+        has_room = self.buffered_bytes + coming_bytes <= share_bytes
+        return has_room and self.corruption is None and self._is_readable_at(next_offset)
+
+    def _is_readable_at(self, offset: int) -> bool:
+        """Return whether the application may receive the record at `offset` without an error or a reset before."""
+        if self.paused or self.needs_reset or self.divergence is not None:
+            return False
+        return self.end_offset is None or offset < self.end_offset
 
     def is_waiting(self, leader_epoch: int, now_ms: int) -> bool:
         """Return whether it is in back-off after a failure of the leader of this epoch."""
