@@ -17,6 +17,7 @@ import grpc
 
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import BeginCall, Call, Changes, Operation, Pause, StartCall
+from headrace.client.base.request_ids import outside_operations
 from headrace.client.base.unclosed import close_in_thread
 
 log = logging.getLogger("headrace.client")
@@ -164,7 +165,7 @@ class BackgroundLoop:
     def start(self, call: Call, ended: Callable[[Any, Exception | None], None]) -> None:
         """See `Background`."""
         try:
-            self._run_step(BeginCall(call, ended))
+            outside_operations().run(self._run_step, BeginCall(call, ended))
         except Exception as error:
             ended(None, error)
 

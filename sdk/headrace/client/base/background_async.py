@@ -7,6 +7,7 @@ from typing import Any
 from headrace.client.base.background import LongPollCall, WaitSignal
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import Call, Operation, aexecute_loop
+from headrace.client.base.request_ids import outside_operations
 from headrace.client.base.unclosed import close_in_loop
 
 
@@ -57,7 +58,7 @@ class AsyncBackgroundLoop:
 
     def spawn(self, operation: Operation[None]) -> "asyncio.Task[None]":
         """See `Background`."""
-        task = self._loop.create_task(self._run(operation), name=self._name)
+        task = self._loop.create_task(self._run(operation), name=self._name, context=outside_operations())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task

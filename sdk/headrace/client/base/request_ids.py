@@ -10,7 +10,7 @@ import itertools
 import os
 import secrets
 from collections.abc import Iterator
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 
 from headrace.wire.errors import REQUEST_ID_KEY, HeadraceError
 
@@ -65,6 +65,13 @@ def request_id_scope() -> Iterator[None]:
         raise
     finally:
         _operation.reset(token)
+
+
+def outside_operations() -> Context:
+    """Return a copy of the context without its operation, for calls that an operation starts and does not wait for."""
+    context = copy_context()
+    context.run(_operation.set, None)
+    return context
 
 
 def metadata_of(request_id: str) -> Metadata:

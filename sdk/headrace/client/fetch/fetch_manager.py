@@ -347,9 +347,8 @@ class FetchManager:
         timeout = (self._config.fetch_max_wait_ms + self._config.request_timeout_ms) / 1000
         for plan in plans:
             begun = partial(self._begun, plan)
-            with request_id_scope():
-                call = Call(plan.address, "broker", "FetchZeroCopy", plan.request, timeout, begun)
-                self.background.start(call, partial(self._ended, plan, time.monotonic()))
+            call = Call(plan.address, "broker", "FetchZeroCopy", plan.request, timeout, begun)
+            self.background.start(call, partial(self._ended, plan, time.monotonic()))
 
     def _begun(self, plan: FetchPlan, response: broker_pb2.FetchResponse) -> None:
         """Start the fetch behind a response whose batches are arriving. Called on the thread of the connection."""

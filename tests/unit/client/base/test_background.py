@@ -222,6 +222,43 @@ def test_an_operation_that_was_begun_within_another_has_request_ids_of_its_own(l
     future.set_result(None)
 
 
+def test_a_call_that_was_started_within_an_operation_has_a_request_id_of_its_own():
+    seen = []
+    loop = BackgroundLoop("headrace-test", lambda step: seen.append(operation_metadata()))
+    with request_id_scope():
+        outer = operation_metadata()
+        for _ in range(2):
+            loop.start(CALL, lambda answer, error: None)
+    assert len({outer, *seen}) == 3
+
+
+async def test_calls_of_tasks_that_were_started_within_an_operation_have_request_ids_of_their_own():
+    """Also of one that the end of another starts, as fetches do."""
+    seen, all_of_them = [], asyncio.Event()
+
+    async def run_step(step):
+        seen.append(operation_metadata())
+
+    def end(answer, error):
+        if len(seen) < 3:
+            loop.start(CALL, end)
+        else:
+            all_of_them.set()
+
+    def asking():
+        yield CALL
+
+    loop = AsyncBackgroundLoop("headrace-test", run_step)
+    with request_id_scope():
+        outer = operation_metadata()
+        loop.spawn(asking())
+        loop.start(CALL, end)
+    async with asyncio.timeout(WAIT):
+        await all_of_them.wait()
+    await loop.join(WAIT)
+    assert len({outer, *seen}) == 1 + len(seen)
+
+
 def test_closing_the_loop_closes_every_operation(loop):
     closed = []
     begun = threading.Semaphore(0)
