@@ -476,16 +476,21 @@ async def test_a_caller_has_so_many_places():
         assert error.retry_after_ms
 
 
+def answers_after(waits):
+    """A handler that answers once the event is set."""
+
+    async def handle(message):
+        await waits.wait()
+        return OutgoingMessage(b"")
+
+    return handle
+
+
 async def test_too_many_unanswered_requests_are_not_read():
     """The client is held back, not refused; all of them are answered in the end."""
     async with serving() as bench:
         client, waits = await bench.connect(), asyncio.Event()
-
-        async def handle(message):
-            await waits.wait()
-            return OutgoingMessage(b"")
-
-        bench.service.handle = handle
+        bench.service.handle = answers_after(waits)
         for number in range(1, 3 * MAX_REQUESTS + 1):
             client.ask(number)
         await bench.until(lambda: len(bench.service.requests) == MAX_REQUESTS)
@@ -549,12 +554,7 @@ async def test_requests_that_wait_for_others_are_not_half_a_frame(monkeypatch):
     monkeypatch.setattr(framed, "FRAME_SECONDS", 0.05)
     async with serving() as bench:
         client, waits = await bench.connect(), asyncio.Event()
-
-        async def handle(message):
-            await waits.wait()
-            return OutgoingMessage(b"")
-
-        bench.service.handle = handle
+        bench.service.handle = answers_after(waits)
         for number in range(1, MAX_REQUESTS + 3):
             client.ask(number)
         await bench.until(lambda: len(bench.service.requests) == MAX_REQUESTS)
