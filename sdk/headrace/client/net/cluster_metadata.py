@@ -130,10 +130,8 @@ class ClusterMetadata:
 
         With `topic_id`, also `None` if the topic has another id now: it was deleted and created again.
         """
-        topic_leaders = self._topics.get(where.topic)
-        if topic_leaders is None or where.partition >= len(topic_leaders.leaders):
-            return None
-        if topic_id is not None and topic_leaders.topic_id != topic_id:
+        topic_leaders = self._leaders_of(where, topic_id)
+        if topic_leaders is None:
             return None
         leader = topic_leaders.leaders[where.partition]
         address = self._addresses.get(leader.broker_id, "")
@@ -169,10 +167,10 @@ class ClusterMetadata:
         if topic_leaders is not None and topic_leaders.leaders[where.partition].epoch <= epoch:
             self._set(topic_leaders, where.partition, Leader(-1, topic_leaders.leaders[where.partition].epoch))
 
-    def _leaders_of(self, where: TopicPartition, topic_id: bytes) -> TopicLeaders | None:
-        """Return the leaders of a partition's topic; `None` if it has another id, or the partition is unknown."""
+    def _leaders_of(self, where: TopicPartition, topic_id: bytes | None) -> TopicLeaders | None:
+        """Return the leaders of a partition's topic; `None` if it is unknown or has another id than `topic_id`."""
         found = self._topics.get(where.topic)
-        if found is None or found.topic_id != topic_id or where.partition >= len(found.leaders):
+        if found is None or where.partition >= len(found.leaders) or topic_id not in (None, found.topic_id):
             return None
         return found
 
