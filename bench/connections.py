@@ -17,10 +17,10 @@ import socket
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Annotated, Any
 
 import headrace
+import psutil
 import typer
 from headrace.client.net.native_calls import NativeCalls
 from headrace.wire.frames import SERVER_KINDS, FrameError, FrameReader, Kind, MethodCode, frame_head
@@ -156,8 +156,7 @@ class Neighbour:
 
 def resident_mb(pid: int) -> float:
     """Return the resident memory of a process in MB."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmRSS"))
+    return psutil.Process(pid).memory_info().rss / 1e6
 
 
 def cpu_percent(pid: int, seconds: float) -> float:
