@@ -29,8 +29,10 @@ def main(
     records: Records = 10_000_000,
     quick: Quick = False,
     output: Output = None,
-    save_baseline: Annotated[bool, typer.Option(help="Keep this run's shares in bench/baseline.json.")] = False,
-    check: Annotated[bool, typer.Option(help="Exit with 1 where a case is slower than the baseline.")] = False,
+    save_baseline: Annotated[
+        bool, typer.Option(help="Save this run's shares of the limit in bench/baseline.json.")
+    ] = False,
+    check: Annotated[bool, typer.Option(help="Exit with 1 if a case is slower than the baseline.")] = False,
 ) -> None:
     """Measure headrace: half an hour, with --quick a few minutes."""
     if listing:

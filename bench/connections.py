@@ -208,9 +208,9 @@ def measure(cluster: LocalCluster, idle: int, opened: int, seconds: float) -> It
 
 
 def main(
-    idle: Annotated[int, typer.Option(help="Idle connections.", min=1)] = 2_000,
-    opened: Annotated[int, typer.Option(help="Connections that are opened.", min=1)] = 10_000,
-    seconds: Annotated[float, typer.Option(help="Seconds of each measurement.", min=1)] = 30.0,
+    idle: Annotated[int, typer.Option(help="Number of idle connections.", min=1)] = 2_000,
+    opened: Annotated[int, typer.Option(help="Number of connections to open.", min=1)] = 10_000,
+    seconds: Annotated[float, typer.Option(help="Duration of each measurement in seconds.", min=1)] = 30.0,
 ) -> None:
     """Measure connections of the native protocol."""
     limit = raise_limit()

@@ -180,9 +180,11 @@ def is_shared(workers: list[Worker], partitions: int) -> bool:
 
 @app.command()
 def main(
-    consumers: Annotated[int, typer.Option(min=2, help="Consumers, each replaced once.")] = 10,
-    partitions: Annotated[int, typer.Option(min=2, help="Partitions; a multiple of the consumers.")] = 20,
-    backlog: Annotated[int, typer.Option(min=1, help="Records of each partition.")] = 1_000,
+    consumers: Annotated[int, typer.Option(min=2, help="Number of consumers; each is replaced once.")] = 10,
+    partitions: Annotated[
+        int, typer.Option(min=2, help="Number of partitions; a multiple of the number of consumers.")
+    ] = 20,
+    backlog: Annotated[int, typer.Option(min=1, help="Records per partition.")] = 1_000,
     calm: Annotated[float, typer.Option(min=0.1, help="Seconds before the first restart.")] = 4.0,
 ) -> None:
     """Replace consumers one after the other; print records per second before and meanwhile, and the longest gaps."""

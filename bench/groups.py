@@ -319,10 +319,10 @@ async def restart_all(some: list[Member], group: list[Member], stub: Any, sessio
 
 @app.command()
 def main(
-    members: Annotated[int, typer.Option(min=2, help="Members that join at once.")] = 100,
-    partitions: Annotated[int, typer.Option(min=10, help="Partitions, in ten topics.")] = 1_000,
-    session: Annotated[float, typer.Option(min=1, help="Seconds of the session timeout.")] = 6.0,
-    seconds: Annotated[int, typer.Option(min=1, help="Seconds of heartbeats, and of commits.")] = 10,
+    members: Annotated[int, typer.Option(min=2, help="Number of members; all join at once.")] = 100,
+    partitions: Annotated[int, typer.Option(min=10, help="Number of partitions, in ten topics.")] = 1_000,
+    session: Annotated[float, typer.Option(min=1, help="Session timeout in seconds.")] = 6.0,
+    seconds: Annotated[int, typer.Option(min=1, help="Duration of each phase (heartbeats, commits) in seconds.")] = 10,
 ) -> None:
     """Measure joins, heartbeats, commits, deaths, departures and restarts of instances."""
     with LocalCluster(LocalClusterSpec(brokers=1)) as running:

@@ -37,8 +37,8 @@ app = typer.Typer(add_completion=False, help=__doc__)
 
 @app.command()
 def scrape(
-    partitions: Annotated[int, typer.Option(help="Partitions of one replica.")] = 2_000,
-    rounds: Annotated[int, typer.Option(help="Scrapes of each page.")] = 20,
+    partitions: Annotated[int, typer.Option(help="Number of partitions, with one replica each.")] = 2_000,
+    rounds: Annotated[int, typer.Option(help="Scrapes per page.")] = 20,
 ) -> None:
     """Measure both pages, and the delay of calls meanwhile."""
     spec = LocalClusterSpec(brokers=1, coordinators=1, broker_settings={"metrics_listen": "127.0.0.1:0"})
@@ -100,11 +100,13 @@ def call_waits(address: str, meanwhile: Any, seconds: float) -> dict[str, float]
 
 @app.command()
 def cost(
-    calls: Annotated[int, typer.Option(help="Produce calls of a measurement; short ones see the same machine.")] = 400,
-    blocks: Annotated[int, typer.Option(help="Blocks of four measurements in a session.")] = 40,
-    sessions: Annotated[int, typer.Option(help="Fresh brokers.")] = 4,
-    value_bytes: Annotated[int, typer.Option(help="Bytes of the one record of a call.")] = 200,
-    control: Annotated[bool, typer.Option("--control", help="Count always: what the method itself is off.")] = False,
+    calls: Annotated[int, typer.Option(help="Produce calls per measurement.")] = 400,
+    blocks: Annotated[int, typer.Option(help="Blocks of four measurements per session.")] = 40,
+    sessions: Annotated[int, typer.Option(help="Sessions, each with a new broker.")] = 4,
+    value_bytes: Annotated[int, typer.Option(help="Size of the single record of a call, in bytes.")] = 200,
+    control: Annotated[
+        bool, typer.Option("--control", help="Never disable metrics: measures the error of the method.")
+    ] = False,
 ) -> None:
     """Measure the CPU time of the smallest produce calls, counted and uncounted by one broker, in blocks of A B B A.
 

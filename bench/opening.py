@@ -29,8 +29,8 @@ CHECKPOINT_BYTES = 256 << 20
 
 
 def main(
-    gigabytes: Annotated[float, typer.Option(help="Size of the log.", min=0.1)] = 10.0,
-    directory: Annotated[Path | None, typer.Option(help="Where to write; default: the temporary directory.")] = None,
+    gigabytes: Annotated[float, typer.Option(help="Size of the log in GB.", min=0.1)] = 10.0,
+    directory: Annotated[Path | None, typer.Option(help="Directory to write to; default: a temporary one.")] = None,
 ) -> None:
     """Print seconds, bytes scanned and peak memory as JSON."""
     with tempfile.TemporaryDirectory(dir=directory) as path:

@@ -73,8 +73,8 @@ def load(target: Target, table: str) -> Loaded:
 
 
 def main(
-    rate: Annotated[int, typer.Option(help="Records a second.", min=1)] = 1_000,
-    seconds: Annotated[float, typer.Option(help="For how long records are sent.", min=1)] = 90.0,
+    rate: Annotated[int, typer.Option(help="Records per second.", min=1)] = 1_000,
+    seconds: Annotated[float, typer.Option(help="Duration of the load in seconds.", min=1)] = 90.0,
 ) -> None:
     """Print the latency of records and the duration of runs."""
     busy = os.getloadavg()[0]
@@ -94,9 +94,12 @@ def main(
                 waits += [loaded.at - sent_at for sent_at in sender.sent_at[len(waits) : loaded.end]]
     waits.sort()
     print(f"{len(waits):,} records at {rate:,}/s by {len(runs)} runs of {statistics.median(runs):.1f} s (median)")
-    print(f"of which {statistics.median(inside):.1f} s are loading, the rest Spark's start and end")
-    print(f"into the table after {statistics.mean(waits):.1f} s on average, p99 {waits[int(len(waits) * 0.99)]:.1f} s")
-    print(f"load of the machine before: {busy:.1f}")
+    print(f"median time of loading: {statistics.median(inside):.1f} s; the rest is the start and end of Spark")
+    print(
+        f"latency until a record is in the table: mean {statistics.mean(waits):.1f} s, "
+        f"p99 {waits[int(len(waits) * 0.99)]:.1f} s"
+    )
+    print(f"load average before: {busy:.1f}")
 
 
 if __name__ == "__main__":

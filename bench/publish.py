@@ -1,7 +1,7 @@
 """`python -m bench.publish RESULTS...`: write the tables and figures of runs to docs/performance.md.
 
 Runs of `python -m bench` go between the page's markers for `headrace`, those of `python -m bench.peers` between those
-for `peers`, in the given order; targets, each with the first run that measured it, go between those for `asked`. The
+for `peers`, in the given order; targets, each with the first run that measured it, go between those for `targets`. The
 figures of the first run of each kind go to docs/figures/. No number on the page is typed by hand.
 """
 
@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from bench.case import BROKER_CPU, CLIENT_CPU, MB, RATE
-from bench.report import asked
+from bench.report import bound_text
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 FIGURES = PAGE.parent / "figures"
@@ -29,11 +29,11 @@ PLAIN = {**RATES, **CPU, "broker_peak_mb": ("broker MB", "{:,.0f}")}
 
 
 def main(
-    runs: Annotated[list[Path], typer.Argument(help="Directories that runs wrote: bench/results/...")],
+    runs: Annotated[list[Path], typer.Argument(help="Result directories of runs: bench/results/...")],
 ) -> None:
     """Rewrite the tables of the page."""
     documents = [json.loads((run / "report.json").read_text()) for run in runs]
-    page = replaced(PAGE.read_text(), "asked", asked_table(documents))
+    page = replaced(PAGE.read_text(), "targets", target_table(documents))
     for name in dict.fromkeys(map(section_of, documents)):
         mine = [(run, found) for run, found in zip(runs, documents, strict=True) if section_of(found) == name]
         drawings = sorted(mine[0][0].glob("*.svg"))
@@ -83,7 +83,7 @@ def not_measured(document: dict[str, Any]) -> list[str]:
     ]
 
 
-def asked_table(documents: list[dict[str, Any]]) -> str:
+def target_table(documents: list[dict[str, Any]]) -> str:
     """Return the targets with the results of the first run that measured them."""
     found: dict[str, dict[str, Any]] = {}
     for target in (target for document in documents for target in document["targets"]):
@@ -93,8 +93,8 @@ def asked_table(documents: list[dict[str, Any]]) -> str:
     for target in found.values():
         value = target["missing"] if target["measured"] is None else f"{target['measured']:,.4g}"
         verdict = MET[target["met"]]
-        rows.append((target["text"], asked(target["bound"], at_most=target["at_most"]), value, verdict))
-    return table(("figure", "asked", "measured", "met"), rows)
+        rows.append((target["text"], bound_text(target["bound"], at_most=target["at_most"]), value, verdict))
+    return table(("figure", "target", "measured", "met"), rows)
 
 
 def _rates(cases: dict[str, Any]) -> str:
@@ -117,7 +117,7 @@ def _others(cases: dict[str, Any]) -> str:
         figures = [figure for figure in case["repetitions"][0] if figure not in PLAIN]
         if figures:
             rows.append((name, ", ".join(f"{figure} {median_of(case, figure, '{:,.3g}')}" for figure in figures)))
-    return table(("case", "what is not a rate"), rows)
+    return table(("case", "other figures"), rows)
 
 
 def median_of(case: dict[str, Any], figure: str, form: str) -> str:

@@ -13,14 +13,14 @@ from typing import Annotated, Any
 import typer
 
 from bench.case import RATE
-from bench.publish import asked_table, median_of, not_measured, replaced, table
+from bench.publish import median_of, not_measured, replaced, table, target_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "guides" / "spark.md"
 RUN = Path("bench/results/spark.json")
 PARTS = {"java_ns_per_row": "Java, ns", "python_ns_per_row": "Python, ns", "brokers_ns_per_row": "brokers, ns"}
 
 
-def main(run: Annotated[Path, typer.Argument(help="What python -m bench.spark wrote.")] = RUN) -> None:
+def main(run: Annotated[Path, typer.Argument(help="Result directory of python -m bench.spark.")] = RUN) -> None:
     """Rewrite the tables of the guide."""
     page = replaced(PAGE.read_text(), "spark", section(json.loads(run.read_text())))
     PAGE.write_text(page)
@@ -36,7 +36,7 @@ def section(document: dict[str, Any]) -> str:
         f"{settings['rounds']} rounds of {settings['records']:,} rows of 200 bytes "
         f"(load average before: {machine['load_average'][0]:.1f}).\n"
     )
-    return "\n".join([intro, asked_table([document]), rates_table(document["cases"]), *not_measured(document)])
+    return "\n".join([intro, target_table([document]), rates_table(document["cases"]), *not_measured(document)])
 
 
 def rates_table(cases: dict[str, Any]) -> str:

@@ -122,8 +122,8 @@ def measure(value_bytes: int, repeat: int) -> dict[str, float]:
 
 
 def main(
-    value_bytes: Annotated[int, typer.Option(help="Of a value.", min=1)] = 200,
-    repeat: Annotated[int, typer.Option(help="How often each step is measured.", min=1)] = 100,
+    value_bytes: Annotated[int, typer.Option(help="Size of a value in bytes.", min=1)] = 200,
+    repeat: Annotated[int, typer.Option(help="Repetitions of each step.", min=1)] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the cost of a record, step by step."""

@@ -1,6 +1,5 @@
 """`python -m bench.replication CASE`: cost of replication and speed of recovery, on three brokers.
 
-
 Cases: `catch-up` (a follower copies what it missed, and a plain fetch of the same bytes), `idle` (processor time of the
 idle brokers), `failover` (a broker with a third of the leaderships is killed), `outage` (how long one
 partition takes no writes after kill -9 of its leader, and during a controlled stop). Prints JSON.
@@ -79,8 +78,8 @@ def wait_until_in_sync(running: LocalCluster) -> float:
 
 @app.command("idle")
 def idle(
-    partitions: Annotated[int, typer.Option(help="Partitions of three replicas.")] = 1_000,
-    seconds: Annotated[float, typer.Option(help="How long to watch.")] = 20.0,
+    partitions: Annotated[int, typer.Option(help="Number of partitions, with three replicas each.")] = 1_000,
+    seconds: Annotated[float, typer.Option(help="Duration of the measurement in seconds.")] = 20.0,
 ) -> None:
     """Measure the CPU time of a broker with partitions without writes."""
     with cluster() as running:
@@ -95,7 +94,9 @@ def idle(
 
 
 @app.command("failover")
-def failover(partitions: Annotated[int, typer.Option(help="Partitions of three replicas.")] = 1_000) -> None:
+def failover(
+    partitions: Annotated[int, typer.Option(help="Number of partitions, with three replicas each.")] = 1_000,
+) -> None:
     """Kill a broker; measure the time from its detection until others lead and serve all its partitions."""
     with cluster(lease_ttl_ms=3_000) as running:
         create_topic(running, partitions)
@@ -143,8 +144,8 @@ def serves_all(running: LocalCluster) -> bool:
 
 @app.command("catch-up")
 def catch_up(
-    gigabytes: Annotated[float, typer.Option(help="What the follower has missed.")] = 2.0,
-    rounds: Annotated[int, typer.Option(help="How many pairs of a plain fetch and a copy.")] = 5,
+    gigabytes: Annotated[float, typer.Option(help="Size of the log that the follower copies, in GB.")] = 2.0,
+    rounds: Annotated[int, typer.Option(help="Pairs of a plain fetch and a copy.")] = 5,
 ) -> None:
     """Measure in each round a plain fetch, and then the copy of the same bytes to a follower that lost its disk."""
     with cluster(lease_ttl_ms=2_000) as running:
@@ -256,8 +257,8 @@ def last_offset(data: Any) -> int:
 
 @app.command("outage")
 def outage(
-    rounds: Annotated[int, typer.Option(help="How many times each.")] = 3,
-    lease_ttl_ms: Annotated[int, typer.Option(help="The brokers' lease.")] = 10_000,
+    rounds: Annotated[int, typer.Option(help="Repetitions of each measurement.")] = 3,
+    lease_ttl_ms: Annotated[int, typer.Option(help="Lease TTL of the brokers.")] = 10_000,
 ) -> None:
     """Measure the longest wait for an acknowledgement (acks=all, fsync) around a kill -9 and a stop of the leader."""
     with cluster(lease_ttl_ms=lease_ttl_ms) as running:

@@ -57,7 +57,7 @@ def machine() -> dict[str, Any]:
 VERDICTS = {True: "yes", False: "NO", None: ""}
 
 
-def asked(bound: float | None, *, at_most: bool) -> str:
+def bound_text(bound: float | None, *, at_most: bool) -> str:
     """Return the bound of a target as text."""
     return "stated" if bound is None else f"at {'most' if at_most else 'least'} {bound:,.6g}"
 
@@ -128,16 +128,16 @@ class Report:
 
     def show(self, console: Console) -> None:
         """Print the tables."""
-        for table in (self._rates(), self._others(), self._asked()):
+        for table in (self._rates(), self._others(), self._targets()):
             if table.row_count:
                 console.print(table)
         for name, reason in self.skipped.items():
             console.print(f"skipped: {name}: {reason}")
 
     def _rates(self) -> Table:
-        table = Table(title="medians; least and most records/s; MB/s with the batches' own bytes")
+        table = Table(title="medians; minimum and maximum records/s; MB/s of encoded batches")
         table.add_column("case")
-        for heading in [heading for heading, _ in SHOWN.values()] + ["least", "most", "of the limit"]:
+        for heading in [heading for heading, _ in SHOWN.values()] + ["min", "max", "of the limit"]:
             table.add_column(heading, justify="right")
         for case in self.measured():
             rates = [sample.figures.get(RATE, 0.0) for sample in self.results[case.name]]
@@ -154,7 +154,7 @@ class Report:
         return table
 
     def _others(self) -> Table:
-        table = Table(title="what is not a rate: medians")
+        table = Table(title="other figures: medians")
         table.add_column("case")
         table.add_column("figures")
         for case in self.measured():
@@ -166,22 +166,22 @@ class Report:
                 )
         return table
 
-    def _asked(self) -> Table:
-        table = Table(title="what is asked")
+    def _targets(self) -> Table:
+        table = Table(title="targets")
         table.add_column("figure")
-        for heading in ("asked", "measured", "met"):
+        for heading in ("target", "measured", "met"):
             table.add_column(heading, justify="right")
         for target in self.catalogue.targets:
             value = target.measured(self.results)
             if value is not None:
                 table.add_row(
                     target.text,
-                    asked(target.bound, at_most=target.at_most),
+                    bound_text(target.bound, at_most=target.at_most),
                     f"{value:,.4g}",
                     VERDICTS[target.met(self.results)],
                 )
             elif any(case in self.skipped for case in target.cases()):
-                table.add_row(target.text, asked(target.bound, at_most=target.at_most), self.missing(target), "")
+                table.add_row(target.text, bound_text(target.bound, at_most=target.at_most), self.missing(target), "")
         return table
 
     def compare(self, path: Path, console: Console) -> list[str]:

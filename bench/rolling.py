@@ -44,10 +44,10 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
 @app.command("restart")
 def restart(
-    rate: Annotated[int, typer.Option(help="Records a second.")] = 10_000,
-    partitions: Annotated[int, typer.Option(help="Partitions of three replicas.")] = 12,
-    value_bytes: Annotated[int, typer.Option(help="Bytes of a value.", min=NUMBER_BYTES)] = 200,
-    calm: Annotated[float, typer.Option(help="Seconds of load before, between and after the restarts.")] = 5.0,
+    rate: Annotated[int, typer.Option(help="Records per second.")] = 10_000,
+    partitions: Annotated[int, typer.Option(help="Number of partitions, with three replicas each.")] = 12,
+    value_bytes: Annotated[int, typer.Option(help="Size of a value in bytes.", min=NUMBER_BYTES)] = 200,
+    calm: Annotated[float, typer.Option(help="Seconds of load before, between and after restarts.")] = 5.0,
     durability: Annotated[str, typer.Option(help="fsync or async.")] = "fsync",
     machines: Annotated[
         bool,
@@ -86,7 +86,7 @@ def restart(
             "failed": len(sent.failures),
             "failures": sent.failures[:MAX_NAMED],
             "lost": sum(number not in found for number in sent.acknowledged),
-            "doubled": sum(times - 1 for times in found.values()),
+            "duplicates": sum(times - 1 for times in found.values()),
             "calm": percentiles(calm_waits),
             "during_restarts": percentiles(waits),
             "longest_s_by_restart": [
@@ -279,7 +279,7 @@ def read_numbers(running: LocalCluster) -> Counter[int]:
 
 
 @app.command("ready")
-def ready(rounds: Annotated[int, typer.Option(help="Brokers, one after the other.")] = 10) -> None:
+def ready(rounds: Annotated[int, typer.Option(help="Number of brokers to start, one after the other.")] = 10) -> None:
     """Measure the seconds from the start of a broker's process on an empty disk until it is registered and serves."""
     with LocalCluster(LocalClusterSpec(brokers=2, coordinators=1)) as running:
         broker, took = running.broker(2), []

@@ -28,16 +28,22 @@ RESULTS = Path(__file__).parent / "results"
 QUICK_RECORDS = 200_000
 
 Names = Annotated[
-    list[str] | None, typer.Argument(metavar="[CASE]...", help="Cases by name, shell style ('consume/*').")
+    list[str] | None,
+    typer.Argument(metavar="[CASE]...", help="Names of cases; shell patterns such as 'consume/*' are allowed."),
 ]
-All = Annotated[bool, typer.Option("--all", help="Every case: hours.")]
-List = Annotated[bool, typer.Option("--list", help="Print the names of the cases and run none.")]
-Rounds = Annotated[int, typer.Option(help="How often each case is measured, after a round that does not count.", min=1)]
-Records = Annotated[int, typer.Option(help="Records of 200 bytes of a case; of other sizes as many bytes.", min=20_000)]
+All = Annotated[bool, typer.Option("--all", help="Run all cases; takes hours.")]
+List = Annotated[bool, typer.Option("--list", help="List the cases without running any.")]
+Rounds = Annotated[int, typer.Option(help="Measured rounds, after a warm-up.", min=1)]
+Records = Annotated[
+    int,
+    typer.Option(
+        help="Records per case, for values of 200 bytes; other sizes get the same number of bytes.", min=20_000
+    ),
+]
 Quick = Annotated[
-    bool, typer.Option("--quick", help=f"One round of {QUICK_RECORDS:,} records, to see that everything runs.")
+    bool, typer.Option("--quick", help=f"One round of {QUICK_RECORDS:,} records, to check that all cases work.")
 ]
-Output = Annotated[Path | None, typer.Option(help="A directory for JSON and figures; default: one a run.")]
+Output = Annotated[Path | None, typer.Option(help="Directory for JSON and figures; default: a new one for each run.")]
 
 
 def measure(
@@ -104,7 +110,7 @@ def run(
         if lines:
             (directory / f"{name}.svg").write_text(figures.draw(title, lines))
     report.show(console)
-    progress.print(f"written to {directory}")
+    progress.print(f"results written to {directory}")
     return report
 
 
@@ -122,7 +128,7 @@ def list_cases(catalogue: Catalogue) -> None:
     for case in catalogue.cases:
         reason = case.missing()
         print(f"{'*' if case.daily else ' '} {case.name}{f'  (skipped: {reason})' if reason else ''}")
-    print("* measured when none is named")
+    print("* measured by default")
 
 
 def choose(catalogue: Catalogue, names: Sequence[str] | None, *, everything: bool) -> list[Case]:

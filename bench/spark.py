@@ -342,9 +342,7 @@ CATALOGUE = Catalogue(
         Target("count, seven columns, million rows/s", Figure(READ, MILLIONS), 1.5),
         Target("count, seven columns, of rows made in memory", Figure(READ), 0.4, Figure(MEMORY)),
         Target("the same over gRPC", Figure(READ_GRPC), None, Figure(MEMORY)),
-        Target(
-            "count, two columns, million rows/s: 1.5 times what is asked of seven", Figure(READ_TWO, MILLIONS), 2.25
-        ),
+        Target("count, two columns, million rows/s: 1.5 times the target of seven", Figure(READ_TWO, MILLIONS), 2.25),
         Target("count, two columns, of what seven reach in the same round", Figure(READ_TWO), 1.5, Figure(READ)),
         Target("the same of rows made in memory", Figure(MEMORY_TWO), None, Figure(MEMORY)),
         Target("count, two columns, of rows made in memory", Figure(READ_TWO), None, Figure(MEMORY_TWO)),
@@ -372,9 +370,9 @@ def compiled_once() -> Iterator[None]:
 
 
 def main(
-    rows: Annotated[int, typer.Option(help="Rows of a read or a write.", min=100_000)] = 4_000_000,
-    rounds: Annotated[int, typer.Option(help="Rounds that count.", min=1)] = 5,
-    output: Annotated[Path, typer.Option(help="Where spark.json goes.")] = Path("bench/results"),
+    rows: Annotated[int, typer.Option(help="Rows per read or write.", min=100_000)] = 4_000_000,
+    rounds: Annotated[int, typer.Option(help="Measured rounds, after a warm-up.", min=1)] = 5,
+    output: Annotated[Path, typer.Option(help="Directory for spark.json.")] = Path("bench/results"),
 ) -> None:
     """Measure, print the tables and write JSON."""
     use_java()

@@ -146,8 +146,8 @@ def measure_cluster(rounds: int) -> list[dict[str, Any]]:
 
 
 def main(
-    rounds: Annotated[int, typer.Option(help="Batches of each kind.", min=1)] = 300,
-    cluster: Annotated[bool, typer.Option("--cluster", help="Send to a broker; 5 rounds are enough.")] = False,
+    rounds: Annotated[int, typer.Option(help="Batches of each kind to measure.", min=1)] = 300,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Send to a broker; 5 rounds suffice.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the cost of a batch's path, and the additional cost of the column check."""

@@ -18,7 +18,7 @@ from headrace.cli.bench.workloads import EtcWorkload, PaperWorkload, Workload
 from rich.console import Console
 from rich.table import Table
 
-ASKED = 2_000_000
+TARGET = 2_000_000
 """Target in requests per second and core."""
 PARTITIONS = 4
 SEED = 1
@@ -42,9 +42,9 @@ def records_per_second(workload: Workload, pool: KeyPool | None, requests: int) 
 
 
 def main(
-    requests: Annotated[int, typer.Option(help="Of a round.", min=BLOCK_RECORDS)] = 4_000_000,
-    rounds: Annotated[int, typer.Option(help="How often each is measured.", min=1)] = 5,
-    keys: Annotated[int, typer.Option(help="etc: how many different ones.", min=1)] = ETC_KEYS,
+    requests: Annotated[int, typer.Option(help="Requests of a round.", min=BLOCK_RECORDS)] = 4_000_000,
+    rounds: Annotated[int, typer.Option(help="Rounds of each measurement.", min=1)] = 5,
+    keys: Annotated[int, typer.Option(help="etc: number of distinct keys.", min=1)] = ETC_KEYS,
 ) -> None:
     """Print a table of the generation rates."""
     requests -= requests % BLOCK_RECORDS
@@ -52,14 +52,14 @@ def main(
         "paper": (PaperWorkload(PAPER_VALUE_BYTES, math.inf), None),
         "etc": (EtcWorkload(keys, ETC_ZIPF, None, SEED), KeyPool(keys, PARTITIONS, SEED)),
     }
-    table = Table(title=f"a second and core, medians of {rounds} rounds of {requests:,}")
-    for heading in ("workload", "requests", "asked", "met", "as columns of keys and values"):
+    table = Table(title=f"requests per second and core: medians of {rounds} rounds of {requests:,}")
+    for heading in ("workload", "requests", "target", "met", "as columns of keys and values"):
         table.add_column(heading, justify="left" if heading == "workload" else "right")
     for name, (workload, pool) in workloads.items():
         made = statistics.median(requests_per_second(workload, requests) for _ in range(rounds))
         columns = statistics.median(records_per_second(workload, pool, requests) for _ in range(rounds))
-        met = "yes" if made >= ASKED else "NO"
-        table.add_row(name, f"{made:,.0f}", f"{ASKED:,}", met, f"{columns:,.0f}")
+        met = "yes" if made >= TARGET else "NO"
+        table.add_row(name, f"{made:,.0f}", f"{TARGET:,}", met, f"{columns:,.0f}")
     Console().print(table)
 
 

@@ -35,18 +35,23 @@ TABLE = Path(".headrace", "demo-table")
 
 def demo(
     log: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, readable=True, help="Send this file's lines, once each.")
+        Path | None, typer.Option(exists=True, dir_okay=False, readable=True, help="Send the lines of this file.")
     ] = None,
-    records: Annotated[int | None, typer.Option(min=1, help=f"Page views to make up. [default: {RECORDS}]")] = None,
-    brokers: Annotated[int, typer.Option(min=1, max=9, help="How many brokers; a kill needs three.")] = 3,
-    kill: Annotated[
-        bool, typer.Option("--kill/--no-kill", help="Whether a broker that leads is killed in the middle.")
-    ] = True,
-    seed: Annotated[int, typer.Option(help="Of the made-up page views.")] = 1,
+    records: Annotated[
+        int | None, typer.Option(min=1, help=f"Number of generated page views. [default: {RECORDS}]")
+    ] = None,
+    brokers: Annotated[int, typer.Option(min=1, max=9, help="Number of brokers; --kill needs three.")] = 3,
+    kill: Annotated[bool, typer.Option("--kill/--no-kill", help="Whether to kill a leader during the run.")] = True,
+    seed: Annotated[int, typer.Option(help="Seed of the generated page views.")] = 1,
     spark: Annotated[
-        bool, typer.Option("--spark/--no-spark", help="Whether Spark loads the user activity into a table at the end.")
+        bool,
+        typer.Option(
+            "--spark/--no-spark", help="Whether to load the user activity into a table with Spark at the end."
+        ),
     ] = True,
-    table: Annotated[Path, typer.Option(file_okay=False, help="That table; what is there is replaced.")] = TABLE,
+    table: Annotated[
+        Path, typer.Option(file_okay=False, help="Directory of that table; existing contents are replaced.")
+    ] = TABLE,
     as_json_text: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Start a cluster, send log data through it, kill a broker meanwhile, read the data back twice, check it, load it

@@ -204,7 +204,7 @@ def access_log(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Load a web server's log into a table and say what is in it. Run it again as the log grows."""
+    """Load a web server's log into a table and print reports of it. Run it again to load the new lines."""
     started = time.monotonic()
     if bool(topic) == bool(file):
         raise usage_error("give either --file or --topic")

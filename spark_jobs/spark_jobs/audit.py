@@ -5,10 +5,10 @@ the topics, or in a table of `load`, and compares. The claims are read first, so
 their claim are counted.
 
     state        meaning                                                                     exit code
-    complete     everything that was acknowledged is there, and nothing twice                0
-    incomplete   some is missing or doubled                                                  5
-    unclaimed    records that no producer speaks of                                          8
-    unconfirmed  a producer was killed or cannot be heard: how much it sent is unknown       8
+    complete     all acknowledged records have arrived, without duplicates                    0
+    incomplete   records are missing or duplicated                                           5
+    unclaimed    records that no producer claims                                             8
+    unconfirmed  a producer was killed or its counts are missing: its total is unknown       8
     open         the window is not over                                                      0
     removed      retention has begun to remove its records                                   0
 """
@@ -223,7 +223,7 @@ def summary_of(verdicts: list[Verdict], wanted: Audit, seconds: float) -> dict[s
     """Return the JSON document of an audit."""
     state = overall(verdicts)
     judged = [verdict for verdict in verdicts if verdict.state not in (State.OPEN, State.REMOVED)]
-    names = ("sent", "acknowledged", "failed", "arrived", "missing", "doubled", "late")
+    names = ("sent", "acknowledged", "failed", "arrived", "missing", "duplicates", "late")
     return {
         "job": "audit",
         "audit_topic": wanted.audit_topic,
@@ -239,7 +239,7 @@ def summary_of(verdicts: list[Verdict], wanted: Audit, seconds: float) -> dict[s
 
 def show_audit(summary: Mapping[str, Any], console: Console) -> None:
     """Print the windows; if there are many, complete ones are omitted first."""
-    names = ("acknowledged", "arrived", "missing", "doubled", "late")
+    names = ("acknowledged", "arrived", "missing", "duplicates", "late")
     table = rich.table.Table("topic", "window", "state", *names, "not final")
     for column in table.columns[3:8]:
         column.justify = "right"
@@ -255,11 +255,11 @@ def show_audit(summary: Mapping[str, Any], console: Console) -> None:
     console.print(table)
     left = len(summary["windows"]) - len(shown)
     if left:
-        console.print(f"and {left:,} more windows that are complete")
+        console.print(f"{left:,} more complete windows are not shown")
     console.print(
         f"{summary['state']}: {summary['windows_judged']:,} windows, {summary['acknowledged']:,} records acknowledged, "
-        f"{summary['arrived']:,} arrived, {summary['missing']:,} missing, {summary['doubled']:,} doubled, "
-        f"{summary['late']:,} late; {summary['failed']:,} had failed and were reported by their producers."
+        f"{summary['arrived']:,} arrived, {summary['missing']:,} missing, {summary['duplicates']:,} duplicates, "
+        f"{summary['late']:,} late; producers reported {summary['failed']:,} as failed."
     )
 
 
@@ -293,13 +293,16 @@ def audit(
             "missing and duplicated records in one window are distinguished.",
         ),
     ] = "",
-    since: Annotated[str, typer.Option(metavar="DURATION", help="Only windows of this last period: 1d, 6h.")] = "",
+    since: Annotated[
+        str, typer.Option(metavar="DURATION", help="Only windows in this most recent period, such as 1d or 6h.")
+    ] = "",
     late_after: Annotated[
         str,
-        typer.Option(metavar="DURATION", help="Delay after records from past its window from which a record is late."),
+        typer.Option(metavar="DURATION", help="Time past the end of a window after which its records count as late."),
     ] = "1m",
     grace: Annotated[
-        str, typer.Option(metavar="DURATION", help="Time after a window within which its last counts arrive.")
+        str,
+        typer.Option(metavar="DURATION", help="Time after the end of a window within which its last counts arrive."),
     ] = "1m",
     bootstrap_servers: BootstrapServers = DEFAULT_SERVERS,
     master: Master = DEFAULT_MASTER,

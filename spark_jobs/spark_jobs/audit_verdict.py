@@ -67,7 +67,7 @@ class Verdict:
     failed: int
     arrived: int
     missing: int
-    doubled: int
+    duplicates: int
     late: int
     producers: int
     open_producers: tuple[str, ...]
@@ -151,14 +151,14 @@ def _verdict(key: tuple[str, int], size: int, claimed: Claimed | None, arrived: 
     missing = max(0, found.acknowledged - distinct)
     # A producer without final counts may have sent more than it claimed.
     excess = 0 if found.open_producers or claimed is None else max(0, distinct - (found.sent - found.failed))
-    doubled = arrived.records - distinct + excess
+    duplicates = arrived.records - distinct + excess
     if start_ms <= limits.removed_before_ms.get(topic, -1):
         state, missing = State.REMOVED, 0
     elif claimed is None:
         state = State.UNCLAIMED
     elif found.open_producers and limits.now_ms < start_ms + size + limits.grace_ms:
         state, missing = State.OPEN, 0
-    elif missing or doubled:
+    elif missing or duplicates:
         state = State.INCOMPLETE
     else:
         state = State.UNCONFIRMED if found.open_producers else State.COMPLETE
@@ -172,7 +172,7 @@ def _verdict(key: tuple[str, int], size: int, claimed: Claimed | None, arrived: 
         found.failed,
         arrived.records,
         missing,
-        doubled,
+        duplicates,
         arrived.late,
         found.producers,
         found.open_producers,

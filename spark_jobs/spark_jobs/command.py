@@ -1,15 +1,15 @@
 """Common parts of the jobs' command lines: shared options, error output, and exit codes.
 
     code  meaning
-    0     it worked; of `audit`: everything has arrived
-    1     failed; the message says what to do
+    0     success; of `audit`: all records have arrived
+    1     failure; the message contains the next step
     2     the command line is wrong; nothing was started
     3     no broker or coordinator could be reached
-    4     the topic is not there
-    5     `audit`: something is missing or doubled
-    8     `audit`: it cannot be said, because a producer's own counts are missing
-    130   interrupted (Ctrl-C): what was not committed is not in the table
-    143   ended by SIGTERM: likewise
+    4     the topic does not exist
+    5     `audit`: records are missing or duplicated
+    8     `audit`: unknown, because counts of a producer are missing
+    130   interrupted (Ctrl-C): uncommitted rows are not in the table
+    143   terminated by SIGTERM, with the same effect
 
 Codes up to 5 are those of the `headrace` command.
 """

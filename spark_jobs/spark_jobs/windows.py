@@ -60,7 +60,8 @@ class SharedOptions:
     watermark: Annotated[
         str,
         typer.Option(
-            metavar="DURATION", help="Maximum delay behind the newest record within which a record still counts."
+            metavar="DURATION",
+            help="Maximum lateness, relative to the newest record, at which a record is still counted.",
         ),
     ] = "1m"
     event_time: EventTime = "timestamp"
@@ -186,7 +187,7 @@ def sessions(
     gap: Annotated[str, typer.Option(metavar="DURATION", help="Inactivity that ends a session.")] = "30m",
     shared: SharedOptions,
 ) -> None:
-    """Put the records of a key together that follow each other without a long gap."""
+    """Group the records of each key into sessions, separated by gaps."""
     gap_ms, watermark_ms = milliseconds(gap, "--gap"), shared.watermark_ms
     stream = shared.stream("sessions", end_of_gap(gap_ms))
     _run(stream, shared, (topic,), lambda records: sessions_of(records, by, gap_ms, watermark_ms))
@@ -208,7 +209,7 @@ def join(
     ] = "1h",
     shared: SharedOptions,
 ) -> None:
-    """Join clicks to the impressions that they belong to."""
+    """Join each click to its impression."""
     within_ms, watermark_ms = milliseconds(within, "--within"), shared.watermark_ms
 
     def query(shown: DataFrame, clicked: DataFrame) -> DataFrame:

@@ -1,4 +1,4 @@
-"""kill -9 of a broker under the real producer: nothing acknowledged is lost, moved or doubled (issue 2, "Shown by")."""
+"""kill -9 of a broker under the real producer: nothing acknowledged is lost, moved or duplicated."""
 
 from __future__ import annotations
 

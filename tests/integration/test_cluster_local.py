@@ -138,7 +138,7 @@ def test_up_status_down(tmp_path: Path) -> None:
         assert first.returncode == 0, first.stderr
         assert "bootstrap_servers=127.0.0.1:" in first.stdout
         assert "\nexport HEADRACE_BOOTSTRAP_SERVERS=127.0.0.1:" in first.stdout
-        assert "runs already" in command("up", *options).stdout
+        assert "already running" in command("up", *options).stdout
         with headrace.Admin(bootstrap_servers=first.stdout.split("bootstrap_servers=")[1].split()[0]) as admin:
             admin.create_topic("two", partitions=2)
             deadline = time.monotonic() + 30
@@ -170,7 +170,7 @@ def test_up_status_down(tmp_path: Path) -> None:
     assert down.stdout == "stopped\n"
     assert {process_state(pid) for pid in pids} == {"stopped"}
     assert command("status", *options).returncode == 3
-    assert command("down", *options).stdout == "no cluster runs here\n"
+    assert command("down", *options).stdout == "no cluster is running\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -22,7 +22,7 @@ def wait_moved(replicated: Replicated, topic: str, *replicas: int) -> None:
 
 
 def test_a_partition_goes_round_all_brokers(replicated: Replicated) -> None:
-    """The leader is among the removed ones again and again; nothing acknowledged is lost, doubled or reordered."""
+    """The leader is among the removed ones again and again; nothing acknowledged is lost, duplicated or reordered."""
     replicated.create("round", [[1, 2]])
     with Writer(replicated.servers, "round", 1) as writer:
         for target in ((2, 3), (3, 1), (1, 2), (3, 2), (1, 3)):

@@ -1,4 +1,4 @@
-"""Faults drawn by a seed, one after another, under clients: nothing is lost, doubled, out of order, or resurrected.
+"""Faults drawn by a seed, one after another, under clients: nothing is lost, duplicated, out of order, or resurrected.
 
 For `make chaos`: runs only where HEADRACE_TEST_CHAOS_SECONDS says for how long. The seed fixes which faults come and
 for how long each lasts; what the machine makes of them differs from run to run, so what is found here becomes a

@@ -1,4 +1,4 @@
-"""Leaders that are killed, stopped, paused under a producer with acks=all: nothing acknowledged is lost or doubled."""
+"""Leaders killed, stopped or paused under a producer with acks=all: nothing acknowledged is lost or duplicated."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_asyncio_clients_follow_the_leader(racked, fate):
 
 
 def test_a_leader_that_hangs_under_blocking_clients(racked):
-    """SIGSTOP of a leader, and SIGCONT: what it still held of the old epoch is neither lost nor doubled."""
+    """SIGSTOP of a leader, and SIGCONT: what it still held of the old epoch is neither lost nor duplicated."""
     racked.create("hung", SPREAD, min_insync_replicas=2)
     with Follower(racked.servers, "hung", 3) as follower:
         with Writer(racked.servers, "hung", 3) as writer:

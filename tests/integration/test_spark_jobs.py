@@ -269,7 +269,7 @@ def test_an_audit_counts_what_arrived_in_the_topic_and_in_the_table(jobs, server
     send(servers, topic, 70, audit_topic=audit_topic, **AUDITED)
     found = audited(jobs, servers, audit_topic)
     assert (found["state"], found["complete"], found["windows_judged"]) == ("complete", True, 7)
-    assert (found["acknowledged"], found["arrived"], found["missing"], found["doubled"]) == (210, 210, 0, 0)
+    assert (found["acknowledged"], found["arrived"], found["missing"], found["duplicates"]) == (210, 210, 0, 0)
     assert {window["producers"] for window in found["windows"]} == {1}
 
     table = Load(topic, tmp_path / "table", servers)
@@ -277,13 +277,13 @@ def test_an_audit_counts_what_arrived_in_the_topic_and_in_the_table(jobs, server
     assert audited(jobs, servers, audit_topic, topics=(topic,), table=table.table)["complete"]
     send(servers, topic, 5, first=70, audit_topic=audit_topic, **AUDITED)
     behind = audited(jobs, servers, audit_topic, topics=(topic,), table=table.table)
-    assert (behind["state"], behind["missing"], behind["doubled"]) == ("incomplete", 15, 0)
+    assert (behind["state"], behind["missing"], behind["duplicates"]) == ("incomplete", 15, 0)
 
     send(servers, topic, 2, first=3)  # The same values again, by a producer that claims nothing; and long after.
     found = audited(jobs, servers, audit_topic)
-    assert (found["state"], found["missing"], found["doubled"], found["late"]) == ("incomplete", 0, 6, 6)
+    assert (found["state"], found["missing"], found["duplicates"], found["late"]) == ("incomplete", 0, 6, 6)
     by_value = audited(jobs, servers, audit_topic, identity="value")
-    assert (by_value["missing"], by_value["doubled"]) == (0, 6)
+    assert (by_value["missing"], by_value["duplicates"]) == (0, 6)
 
 
 @pytest.mark.slow

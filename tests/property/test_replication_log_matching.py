@@ -1,7 +1,7 @@
 """Three replicas under whatever order of events: logs match, and what was committed stays.
 
 Real cores and real logs over disks in memory; hypothesis chooses who does what next. Messages are lost, late and
-doubled; processes die with what they had not flushed; sessions end; the key is written late, with lost answers.
+duplicated; processes die with what they had not flushed; sessions end; the key is written late, with lost answers.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def main(
     steps: Annotated[int, typer.Option(help="Events of a seed before everything is healed.", min=1)] = 2_000,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 1,
     durability: Annotated[str, typer.Option(help="fsync, async or mixed.")] = "mixed",
-    buggy_etcd: Annotated[bool, typer.Option("--buggy-etcd", help="Stale reads, lost and doubled events.")] = False,
+    buggy_etcd: Annotated[bool, typer.Option("--buggy-etcd", help="Stale reads, lost and duplicated events.")] = False,
     groups: Annotated[bool, typer.Option("--groups", help="Consumer groups instead of replication.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Print the whole trace of the seed.")] = False,
     shrink_failure: Annotated[bool, typer.Option("--shrink", help="Make a broken seed smaller.")] = False,

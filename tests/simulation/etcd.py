@@ -2,7 +2,7 @@
 
 The store is `MemoryMetastore`, which passes the contract tests that etcd passes. In front of it, per request: late or
 lost answers, requests applied after the client gave up, NOSPACE that was applied, minutes without service, leases that
-end early or late, keepalives that lie; in "buggy" mode reads of an older revision and watch events lost or doubled
+end early or late, keepalives that lie; in "buggy" mode reads of an older revision and watch events lost or duplicated
 (PROTOCOL T2, H74-H83). Whatever it does, only "succeeded" and "compare failed" are answers (C2).
 """
 
@@ -55,7 +55,7 @@ class EtcdRates:
     """A lease that has ended is "renewed"."""
     stale_read_rate: float = 0.0
     lost_event_rate: float = 0.0
-    doubled_event_rate: float = 0.0
+    duplicated_event_rate: float = 0.0
 
 
 class Backup(NamedTuple):
@@ -432,7 +432,7 @@ class _Watch:
             etcd.world.count("watch events lost")
             return
         item = WatchEvents(revision, matching, etcd.store._cluster_id)
-        times = 2 if rates.doubled_event_rate and etcd.chance.random() < rates.doubled_event_rate else 1
+        times = 2 if rates.duplicated_event_rate and etcd.chance.random() < rates.duplicated_event_rate else 1
         for _ in range(times):
             self._stream.send(etcd.process, "", lambda: self._on_events(item))
 

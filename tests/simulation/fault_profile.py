@@ -50,7 +50,7 @@ class FaultProfile:
         )
         if self.buggy_etcd:
             rates.stale_read_rate = self.STALE_READ_RATE
-            rates.lost_event_rate = rates.doubled_event_rate = self.STALE_READ_RATE / 2
+            rates.lost_event_rate = rates.duplicated_event_rate = self.STALE_READ_RATE / 2
             rates.lying_keepalive_rate = 0.5
         return rates
 

@@ -1,4 +1,4 @@
-"""Messages between the nodes: delayed, dropped, doubled, overtaken; links blocked one way; streams that break.
+"""Messages between the nodes: delayed, dropped, duplicated, overtaken; links blocked one way; streams that break.
 
 A unary call is two messages, each with a fate of its own. A stream keeps its order, holds what a blocked link does not
 let through, and breaks: both sides hear of it or only one, and what was under way may still be delivered after that
@@ -83,7 +83,7 @@ class Network:
             return
         self.world.after(self.delay_ms(), target, what, deliver)
         if not once and rates.double_rate and chance.random() < rates.double_rate:
-            self.world.count("messages doubled")
+            self.world.count("messages duplicated")
             self.world.after(self.delay_ms() * 3, target, f"{what} (again)" if what else "", deliver)
 
     def open_stream(self, client: Process, server: Process, on_break: Callable[[Process], None]) -> Stream:

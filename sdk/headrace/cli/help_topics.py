@@ -20,14 +20,14 @@ class HelpTopic(enum.StrEnum):
 
 
 RECORDS = """\
-A record as JSON, one object a line; `consume --output json` writes it and `produce --input json` reads it:
+Records as JSON, one object per line, as `consume --output json` writes and `produce --input json` reads:
 
   {"topic": "clicks", "partition": 0, "offset": 42, "timestamp_ms": 1764000000000,
    "key": "user-1", "value": "text", "headers": [{"key": "trace", "value": {"base64": "AP8="}}]}
 
 Keys, values and header values are bytes. Bytes that are UTF-8 are a string, other bytes are {"base64": "..."}, an
-absent one is null. On input only `value` must be there, headers may also be {"name": "value"}, and topic, partition and
-offset are ignored: the options of `produce` determine where a record goes.
+absent one is null. On input only `value` is required, headers may also be {"name": "value"}, and topic, partition and
+offset are ignored: the options of `produce` select the topic and partition.
 """
 
 
@@ -46,7 +46,7 @@ def help_page(topic: HelpTopic) -> str:
 
 def help_command(
     ctx: typer.Context,
-    topic: Annotated[HelpTopic | None, typer.Argument(help="The subject.", case_sensitive=False)] = None,
+    topic: Annotated[HelpTopic | None, typer.Argument(help="The help topic.", case_sensitive=False)] = None,
 ) -> None:
     """Explain exit codes, the offset grammar, format strings, or records as JSON."""
     if topic is not None:

@@ -30,8 +30,8 @@ from headrace.cli.records import consume, produce
 from headrace.cli.topic import commands as topic
 
 EPILOG = (
-    "Exit codes: 0 worked, 1 failed, 2 usage, 3 not reachable, 4 not found, 5 unhealthy, 6 timed out, "
-    "7 already there, 130 interrupted; see `headrace help exit-codes`."
+    "Exit codes: 0 success, 1 failure, 2 usage, 3 unreachable, 4 not found, 5 unhealthy, 6 timeout, "
+    "7 already exists, 130 interrupted; see `headrace help exit-codes`."
 )
 
 # click's errors. Newer releases of typer contain a copy of click, so the classes are found through typer's exports.
@@ -40,7 +40,7 @@ CLICK_ERROR = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name=PROGRAM,
-    help="headrace, a distributed log: topics, records and the cluster that stores them.",
+    help="Command line of headrace, a distributed log.",
     epilog=EPILOG,
     no_args_is_help=True,
     add_completion=False,

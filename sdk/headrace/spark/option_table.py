@@ -20,14 +20,14 @@ class Option(NamedTuple):
 
 OPTIONS = (
     Option("subscribe", READS, "", "subscribe", "Topics to read, separated by commas."),
-    Option("subscribePattern", READS, "", "subscribePattern", "A regular expression that whole topic names match."),
+    Option("subscribePattern", READS, "", "subscribePattern", "Regular expression that must match whole topic names."),
     Option("assign", READS, "", "assign", 'Partitions to read: `{"clicks": [0, 2]}`.'),
     Option(
         "startingOffsets",
         READS,
         "batch: earliest, stream: latest",
         "startingOffsets",
-        'Where to start: `earliest`, `latest` (streams), or `{"clicks": {"0": 23, "1": -2}}`, where -2 is the earliest '
+        'Start offsets: `earliest`, `latest` (streams), or `{"clicks": {"0": 23, "1": -2}}`, where -2 is the earliest '
         "and -1 the latest. A stream continues from its checkpoint.",
     ),
     Option(
@@ -35,51 +35,63 @@ OPTIONS = (
         READS,
         "",
         "startingTimestamp",
-        "Start at the first record that is not older, in ms since 1970; where all are older, at the end.",
+        "Start at the first record with this timestamp or a later one, in ms since 1970; at the end if there is none.",
     ),
     Option(
         "startingOffsetsByTimestamp",
         READS,
         "",
         "startingOffsetsByTimestamp",
-        'The same a partition: `{"clicks": {"0": 1700000000000, "1": 0}}`.',
+        'The same for each partition: `{"clicks": {"0": 1700000000000, "1": 0}}`.',
     ),
-    Option("endingOffsets", (BATCH,), "latest", "endingOffsets", "Where to end, exclusive, as `startingOffsets`."),
-    Option("endingTimestamp", (BATCH,), "", "endingTimestamp", "End before the first record that is not older."),
     Option(
-        "endingOffsetsByTimestamp", (BATCH,), "", "endingOffsetsByTimestamp", "The same a partition, as for starting."
+        "endingOffsets", (BATCH,), "latest", "endingOffsets", "End offsets, exclusive; values as for `startingOffsets`."
+    ),
+    Option(
+        "endingTimestamp",
+        (BATCH,),
+        "",
+        "endingTimestamp",
+        "End before the first record with this timestamp or a later one.",
+    ),
+    Option(
+        "endingOffsetsByTimestamp",
+        (BATCH,),
+        "",
+        "endingOffsetsByTimestamp",
+        "The same for each partition, as in `startingOffsetsByTimestamp`.",
     ),
     Option(
         "minPartitions",
         READS,
-        "one task a partition",
+        "one task per partition",
         "minPartitions",
-        "The least number of tasks: large partitions are split by offset.",
+        "Minimum number of tasks; large partitions are split by offset.",
     ),
-    Option("maxRecordsPerPartition", READS, "", "maxRecordsPerPartition", "The most records of a task."),
+    Option("maxRecordsPerPartition", READS, "", "maxRecordsPerPartition", "Maximum number of records per task."),
     Option(
         "maxOffsetsPerTrigger",
         (STREAM,),
-        "all there are",
+        "no limit",
         "maxOffsetsPerTrigger",
-        "The most records of a micro-batch, shared among partitions by how much waits in each.",
+        "Maximum number of records per micro-batch, divided among partitions in proportion to their backlogs.",
     ),
     Option(
         "failOnDataLoss",
         READS,
         "true",
         "failOnDataLoss",
-        "Whether records that retention has removed before they were read end the query; else they are skipped, and a "
-        "warning says how many.",
+        "Whether the query fails if retention has removed records before they were read. If `false`, it skips them and "
+        "logs a warning with their number.",
     ),
     Option(
         "pushFilters",
         (BATCH,),
         "false",
         "",
-        "Whether a query's filters restrict the fetched ranges; for a frame that is used in one query, see above.",
+        "Whether a query's filters restrict the fetched ranges. Only for a frame that is used in one query, see above.",
     ),
-    Option("includeHeaders", READS, "false", "includeHeaders", "Whether there is a column `headers`."),
+    Option("includeHeaders", READS, "false", "includeHeaders", "Whether to add a column `headers`."),
     Option(
         "commitGroup",
         (STREAM,),
@@ -87,12 +99,12 @@ OPTIONS = (
         "kafka.group.id",
         "Group id under which positions are committed, without membership: `headrace group describe` shows the lag.",
     ),
-    Option("topic", (WRITE,), "", "topic", "Where to write; without it the column `topic` sets it per row."),
+    Option("topic", (WRITE,), "", "topic", "Topic to write to. By default the column `topic` selects it for each row."),
     Option(
         "idempotentRetries",
         (WRITE,),
         "true",
         "",
-        "Whether retries store no duplicates; fails if the rows differ, see above.",
+        "Whether retries store no duplicates; a retry fails if its rows differ, see above.",
     ),
 )

@@ -42,7 +42,7 @@ class HealthCause(Enum):
     )
     DRAINED = (
         ("readiness",),
-        "it is drained by an administrator",
+        "an administrator has drained it",
         "Run `headrace broker undrain` with its id when it may serve again.",
     )
     STOPPING = (("readiness",), "it is shutting down", "Wait until it has exited; restart it if it should run.")

@@ -33,22 +33,20 @@ DEFAULT_DATA_DIR = Path(".headrace")
 EXIT_NOT_RUNNING = 3
 
 app = typer.Typer(
-    help="A real headrace cluster on this machine.",
+    help="Run a headrace cluster on this machine.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-DataDir = Annotated[Path, typer.Option(help="Where data, logs and the state file are.")]
-Brokers = Annotated[int, typer.Option(min=1, max=9, help="How many brokers.")]
-Coordinators = Annotated[int, typer.Option(min=1, max=8, help="How many coordinators.")]
-Racks = Annotated[
-    str, typer.Option(help="Failure domains, as a,b,c: of the brokers in order, then from the first again.")
-]
-AnyPort = Annotated[bool, typer.Option("--any-port", help="Ports from the kernel, not 7170.., 7181.., 7190.")]
+DataDir = Annotated[Path, typer.Option(help="Directory of data, logs and the state file.")]
+Brokers = Annotated[int, typer.Option(min=1, max=9, help="Number of brokers.")]
+Coordinators = Annotated[int, typer.Option(min=1, max=8, help="Number of coordinators.")]
+Racks = Annotated[str, typer.Option(help="Racks of the brokers, such as a,b,c; assigned to them in turn.")]
+AnyPort = Annotated[bool, typer.Option("--any-port", help="Use free ports instead of 7170.., 7181.. and 7190.")]
 
-Tls = Annotated[bool, typer.Option("--tls", help="TLS everywhere; clients need a certificate, which is made.")]
+Tls = Annotated[bool, typer.Option("--tls", help="Use TLS on all connections, with a generated client certificate.")]
 
 
 @app.command()
@@ -59,15 +57,15 @@ def up(
     racks: Racks = "",
     any_port: AnyPort = False,
     tls: Tls = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what an earlier cluster left.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the data of an earlier cluster first.")] = False,
 ) -> None:
-    """Start a cluster in the background and return when it is healthy; where one runs, start its dead parts again."""
+    """Start a cluster in the background and wait until it is healthy; if one is running, restart its dead processes."""
     pid = owner_pid(data_dir)
     if pid is not None:
         running = read_state(data_dir)
         restarted = [] if running is None else restart_in_background(data_dir, running)
         restarted_note = f"; restarted: {', '.join(restarted)}" if restarted else ""
-        print(f"a cluster runs already (process {pid}){restarted_note}; `status` shows it, `down` stops it")
+        print(f"a cluster is already running (process {pid}){restarted_note}; `status` shows it, `down` stops it")
         return
     if fresh:
         shutil.rmtree(data_dir, ignore_errors=True)
@@ -81,13 +79,13 @@ def up(
         settings["bootstrap_servers"] = state.bootstrap_servers
     for name, value in settings.items():
         print(f"export HEADRACE_{name.upper()}={shlex.quote(value)}")
-    print(f"logs and data are in {data_dir}; `status` shows the parts, `down` stops them")
+    print(f"logs and data are in {data_dir}; `status` shows the processes, `down` stops them")
 
 
 @app.command()
 def down(
     data_dir: DataDir = DEFAULT_DATA_DIR,
-    wipe: Annotated[bool, typer.Option("--wipe", help="Delete its data too.")] = False,
+    wipe: Annotated[bool, typer.Option("--wipe", help="Also delete its data.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
 ) -> None:
     """Stop the cluster in the background."""
@@ -95,18 +93,18 @@ def down(
     if wipe:
         shutil.rmtree(data_dir, ignore_errors=True)
     if not quiet:
-        print("stopped" if stopped else "no cluster runs here")
+        print("stopped" if stopped else "no cluster is running")
 
 
 @app.command()
 def status(
     data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the parts of the cluster in the background and how its partitions are. Exit code 3: none runs."""
+    """Show the cluster's processes and the state of its partitions. Exit code 3 if none is running."""
     state = read_state(data_dir)
     if state is None:
-        print("{}" if as_json else f"no cluster runs on {data_dir}; `up` starts one")
+        print("{}" if as_json else f"no cluster is running in {data_dir}; `up` starts one")
         raise typer.Exit(EXIT_NOT_RUNNING)
     leadership = ask_for_leadership(state.bootstrap_servers, state.client_settings)
     if as_json:
@@ -126,14 +124,18 @@ def status(
 
 @app.command()
 def run(
-    data_dir: Annotated[Path | None, typer.Option(help="Keep data and logs there; else nothing is kept.")] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Directory in which to keep data and logs; by default they are deleted at the end."),
+    ] = None,
     brokers: Brokers = 3,
     coordinators: Coordinators = 2,
     racks: Racks = "",
     any_port: AnyPort = False,
     tls: Tls = False,
     control: Annotated[
-        bool, typer.Option("--control", help="Print the state as one JSON line, take commands on standard input.")
+        bool,
+        typer.Option("--control", help="Print the state as one line of JSON and read commands from standard input."),
     ] = False,
 ) -> None:
     """Run a cluster in the foreground until Ctrl-C."""

@@ -137,7 +137,7 @@ class Etcd:
         Raises:
             EtcdNotFoundError: If there is no binary.
         """
-        assert self.pid is None, "etcd runs already"
+        assert self.pid is None, "etcd is already running"
         binary = find_etcd()
         self.directory.mkdir(parents=True, exist_ok=True)
         self._client_port = self._client_port or ReservedPort()

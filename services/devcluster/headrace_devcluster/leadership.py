@@ -59,9 +59,9 @@ def summarize(cluster: ClusterDescription, topics: Iterable[TopicDescription]) -
 def sentence(leadership: PartitionSummary | None) -> str:
     """Return a sentence about the partitions, for people."""
     if leadership is None:
-        return "the coordinators do not answer; their logs say why"
+        return "the coordinators do not respond; see their logs"
     return (
         f"{leadership.partitions} partitions of {leadership.topics} topics: "
         f"{leadership.offline_partitions} without a leader, "
-        f"{leadership.under_replicated_partitions} with fewer replicas in sync than they have"
+        f"{leadership.under_replicated_partitions} under-replicated"
     )

@@ -119,7 +119,7 @@ class LocalService:
         Raises:
             PortInUseError: If its port is in use.
         """
-        assert self.pid is None, f"{self.name} runs already"
+        assert self.pid is None, f"{self.name} is already running"
         self._port = self._port or ReservedPort()
         check_port_is_free(self._port, self.name)
         self.spec.directory.mkdir(parents=True, exist_ok=True)

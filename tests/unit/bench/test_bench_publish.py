@@ -11,9 +11,9 @@ from bench.case import MB, RATE
 
 PAGE = """# Performance
 
-<!-- begin asked -->
+<!-- begin targets -->
 old
-<!-- end asked -->
+<!-- end targets -->
 
 text \\1 stays
 
@@ -71,7 +71,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_runs_of_both_kinds_fill_the_page(page: Path, tmp_path: Path) -> None:
-    """Each table in its section, what is asked by whichever run has it, the figures of the first run of a kind."""
+    """Each table in its section, a target with the first run that has it, the figures of the first run of a kind."""
     daily = written(
         tmp_path / "daily",
         {"produce/a": 1_000.0},
@@ -84,10 +84,10 @@ def test_runs_of_both_kinds_fill_the_page(page: Path, tmp_path: Path) -> None:
     peers = written(tmp_path / "peers", {"in/Kafka": 70.0, "produce/a": 9.0}, [target("ratio", 0.9)])
     publish.main([daily, long, peers])
     text = page.read_text()
-    asked, headrace, others = (text.split(f"<!-- begin {name} -->")[1] for name in ("asked", "headrace", "peers"))
-    assert "| a | at least 0.75 | 0.8 | yes |" in asked
-    assert "| log | at least 0.75 | 0.5 | **no** |" in asked
-    assert "| ratio | at least 0.75 | 0.9 | yes |" in asked
+    targets, headrace, others = (text.split(f"<!-- begin {name} -->")[1] for name in ("targets", "headrace", "peers"))
+    assert "| a | at least 0.75 | 0.8 | yes |" in targets
+    assert "| log | at least 0.75 | 0.5 | **no** |" in targets
+    assert "| ratio | at least 0.75 | 0.9 | yes |" in targets
     assert "| produce/a | 2,000 | 1,000 |" in headrace
     assert "1,000 to 3,000 | 50% |" in headrace
     assert "| log/20 GB | 10 |" in headrace
@@ -116,7 +116,7 @@ def test_a_section_without_a_run_stays(page: Path, tmp_path: Path) -> None:
 def test_a_page_without_marks_is_an_error(page: Path, tmp_path: Path) -> None:
     """Nothing is written."""
     page.write_text("# Performance\n")
-    with pytest.raises(ValueError, match="has no marks for asked"):
+    with pytest.raises(ValueError, match="has no marks for targets"):
         publish.main([written(tmp_path / "daily", {"produce/a": 1.0}, [])])
     assert page.read_text() == "# Performance\n"
 
@@ -124,5 +124,5 @@ def test_a_page_without_marks_is_an_error(page: Path, tmp_path: Path) -> None:
 def test_the_real_page_has_the_marks() -> None:
     """Each of the three sections, once."""
     text = publish.PAGE.read_text()
-    for name in ("asked", "headrace", "peers"):
+    for name in ("targets", "headrace", "peers"):
         assert text.count(f"<!-- begin {name} -->\n") == text.count(f"<!-- end {name} -->\n") == 1

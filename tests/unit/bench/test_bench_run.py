@@ -13,7 +13,7 @@ from rich.console import Console
 from bench import __main__ as program
 from bench.case import BROKER_CPU, CLIENT_CPU, MB, RATE, Case, Catalogue, Figure, Sample, Target
 from bench.load import Load
-from bench.report import Report, asked
+from bench.report import Report, bound_text
 from bench.run import choose, list_cases, run
 from bench.stage import Meter, Stage
 
@@ -72,7 +72,7 @@ def shown(report: Report) -> str:
 
 
 def test_a_run_leaves_json_and_the_two_figures(report: Report, tmp_path: Path) -> None:
-    """Machine, settings, every repetition with its marks, what is asked, what was skipped and why; two drawings."""
+    """Machine, settings, every repetition with its marks, targets, skipped cases with reasons; two drawings."""
     document = json.loads((tmp_path / "report.json").read_text())
     assert document["settings"]["rounds"] == 2
     assert document["machine"]["cores"] >= 1
@@ -102,7 +102,7 @@ def test_a_run_leaves_json_and_the_two_figures(report: Report, tmp_path: Path) -
 
 
 def test_targets_are_printed_with_what_was_measured(report: Report) -> None:
-    """Every figure of a case that was to be measured has a line: asked, measured or why not, met."""
+    """Every figure of a case that was to be measured has a line: target, result or reason, verdict."""
     text = shown(report)
     rows = {
         cells[0]: cells[1:]
@@ -120,14 +120,14 @@ def test_targets_are_printed_with_what_was_measured(report: Report) -> None:
 def test_a_figure_of_unselected_cases_has_no_line() -> None:
     """A run of one case does not list all that it did not measure."""
     report = Report(CATALOGUE, {"limit/in": [Sample({MB: 1.0})]}, {})
-    assert "what is asked" not in shown(report)
+    assert "targets" not in shown(report)
     assert report.missing(CATALOGUE.targets[0]) == "not run"
 
 
 def test_bounds_in_words() -> None:
     """Least, most, or nothing."""
-    assert [asked(0.75, at_most=False), asked(5.8, at_most=True)] == ["at least 0.75", "at most 5.8"]
-    assert [asked(50_000, at_most=False), asked(None, at_most=False)] == ["at least 50,000", "stated"]
+    assert [bound_text(0.75, at_most=False), bound_text(5.8, at_most=True)] == ["at least 0.75", "at most 5.8"]
+    assert [bound_text(50_000, at_most=False), bound_text(None, at_most=False)] == ["at least 50,000", "stated"]
 
 
 def test_what_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:

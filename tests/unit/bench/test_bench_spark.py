@@ -66,7 +66,7 @@ def test_a_run_lists_targets_figures_and_verdicts() -> None:
     }
     assert rows["count, seven columns, million rows/s"] == ["at least 1.5", "3", "yes"]
     assert rows["count, seven columns, of rows made in memory"] == ["at least 0.4", "0.6", "yes"]
-    first = "count, two columns, million rows/s: 1.5 times what is asked of seven"
+    first = "count, two columns, million rows/s: 1.5 times the target of seven"
     assert rows[first] == ["at least 2.25", "3.6", "yes"]
     assert rows["count, two columns, of what seven reach in the same round"] == ["at least 1.5", "1.2", "NO"]
     assert rows["the same of rows made in memory"] == ["stated", "1.4", ""]

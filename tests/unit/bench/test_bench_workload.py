@@ -37,4 +37,4 @@ def test_the_table_shows_target_and_verdict(capsys: pytest.CaptureFixture[str]) 
     for name in ("paper", "etc"):
         made = int(lines[name][1].replace(",", ""))
         assert made > 0
-        assert lines[name][3].strip() == ("yes" if made >= workload.ASKED else "NO")
+        assert lines[name][3].strip() == ("yes" if made >= workload.TARGET else "NO")

@@ -21,14 +21,12 @@ def test_leaders_are_counted_and_those_without_are_not() -> None:
     described = cluster(topics=2, partitions=5, offline_partitions=1, under_replicated_partitions=2)
     found = summarize(described, [topic("t", 2, 1, 2), topic("u", 2, -1)])
     assert found == PartitionSummary(2, 5, 1, 2, {1: 1, 2: 3})
-    assert sentence(found) == (
-        "5 partitions of 2 topics: 1 without a leader, 2 with fewer replicas in sync than they have"
-    )
+    assert sentence(found) == ("5 partitions of 2 topics: 1 without a leader, 2 under-replicated")
 
 
-def test_coordinators_that_do_not_answer_are_said(monkeypatch) -> None:
+def test_sentence_reports_unreachable_coordinators(monkeypatch) -> None:
     """Without a listener there are no figures, and no error either."""
     monkeypatch.setattr("headrace_devcluster.leadership.TIMEOUT_SECONDS", 0.1)
     port = ReservedPort()  # Bound, without a listener.
     assert ask_for_leadership(f"127.0.0.1:{port}") is None
-    assert "do not answer" in sentence(None)
+    assert "do not respond" in sentence(None)

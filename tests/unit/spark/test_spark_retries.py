@@ -251,7 +251,7 @@ def test_a_task_without_rows_reports_what_it_stored_before(micro_batch: MicroBat
 
 
 def test_a_task_is_tried_again_while_the_first_try_is_still_at_work(fake):
-    """An executor that was given up for lost, or a speculative copy: of the two one fails, and nothing is doubled."""
+    """After a lost executor or a speculative copy, one of the two tasks fails, and nothing is duplicated."""
     fake.create_topic("t", partitions=1)
     micro_batch = MicroBatch(fake)
     ends = micro_batch.ends()

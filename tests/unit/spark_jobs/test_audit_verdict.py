@@ -29,13 +29,13 @@ def verdict(window, arrived=None, limits=NOW) -> Verdict:
 
 
 @pytest.mark.parametrize(
-    ("window", "arrived", "state", "missing", "doubled"),
+    ("window", "arrived", "state", "missing", "duplicates"),
     [
         (claimed(), Arrived(10), State.COMPLETE, 0, 0),
         (claimed(), Arrived(9), State.INCOMPLETE, 1, 0),
         (claimed(), None, State.INCOMPLETE, 10, 0),
         (claimed(), Arrived(12), State.INCOMPLETE, 0, 2),
-        # One missing and one doubled look like nothing, unless something tells records apart.
+        # One missing and one duplicate cancel out unless an identity distinguishes records.
         (claimed(), Arrived(10, distinct=9), State.INCOMPLETE, 1, 1),
         (claimed(), Arrived(10, distinct=10), State.COMPLETE, 0, 0),
         # What was never answered for may be there or not; what failed may not.
@@ -51,10 +51,10 @@ def verdict(window, arrived=None, limits=NOW) -> Verdict:
         (claimed(), Arrived(10, late=4), State.COMPLETE, 0, 0),
     ],
 )
-def test_a_window_that_is_over(window, arrived, state, missing, doubled):
+def test_a_window_that_is_over(window, arrived, state, missing, duplicates):
     """At least what was acknowledged, at most what may have been written."""
     found = verdict(window, arrived)
-    assert (found.state, found.missing, found.doubled) == (state, missing, doubled)
+    assert (found.state, found.missing, found.duplicates) == (state, missing, duplicates)
     assert found.late == (arrived.late if arrived else 0)
 
 

@@ -99,8 +99,8 @@ def bench(
         typer.Option(
             "--rate",
             metavar="NUMBER|own|max",
-            help="Records a second, whatever becomes of them; own: the workload's (paper: max; etc: 52,700 on average; "
-            "replay: the file's timestamp_ms); max: as fast as it goes.",
+            help="Records per second, regardless of their acknowledgements. own: the workload's rate (paper: max; etc: "
+            "52,700 on average; replay: by the file's timestamp_ms); max: no limit.",
         ),
     ] = OWN_RATE,
     speed: Annotated[float, typer.Option("--speed", min=0.001, help="replay at its own rate: speed-up factor.")] = 1.0,

@@ -24,12 +24,12 @@ class ExitCode(enum.IntEnum):
 
 
 MEANINGS: dict[ExitCode, str] = {
-    ExitCode.OK: "It worked.",
+    ExitCode.OK: "Success.",
     ExitCode.FAILED: "The cluster rejected the request, or a part of it failed; the message contains the next step.",
     ExitCode.USAGE: "The command line or its input is wrong; nothing was sent.",
-    ExitCode.UNREACHABLE: "No broker or coordinator could be reached, or no local cluster runs.",
+    ExitCode.UNREACHABLE: "No broker or coordinator could be reached, or no local cluster is running.",
     ExitCode.NOT_FOUND: "The topic, partition, broker or group does not exist.",
-    ExitCode.UNHEALTHY: "`cluster health` or `doctor` found something wrong.",
+    ExitCode.UNHEALTHY: "`cluster health` or `doctor` found a problem.",
     ExitCode.TIMED_OUT: "No response in time, or the awaited state was not reached; a change may still take effect.",
     ExitCode.ALREADY_EXISTS: "The topic already exists.",
     ExitCode.INTERRUPTED: "Interrupted from the keyboard (Ctrl-C).",

@@ -107,7 +107,7 @@ def delete(
     """Delete groups and the offsets that they have committed. Asks first on a terminal.
 
     The groups must have no members: stop them first. A group without members expires with its offsets after some time,
-    so that only a group whose name or offsets are in the way need be deleted.
+    so that deleting it is needed only to reuse its name or to discard its offsets.
 
     \b
     Examples:

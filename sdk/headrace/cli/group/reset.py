@@ -103,14 +103,14 @@ def reset(
         ),
     ] = None,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Delete the offsets: auto_offset_reset decides again.")
+        bool, typer.Option("--delete", help="Delete the offsets, so that auto_offset_reset applies again.")
     ] = False,
     to_file: Annotated[
         Path | None,
         typer.Option(
             "--to-file",
             metavar="FILE",
-            help="Write the offsets to a file, - for stdout; without a target: the present ones.",
+            help="Write the offsets to a file, - for stdout; the current ones if no target is given.",
         ),
     ] = None,
     yes: Yes = False,

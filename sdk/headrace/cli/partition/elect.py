@@ -64,7 +64,7 @@ def elect(
 
     A preferred election moves leadership to the first replica of each partition if it is in sync. The leader stops
     appends for at most 100 ms until that replica has its whole log, and then hands over, so that no record is lost,
-    with acks=1 neither. If the replica does not catch up in time, the leader stays and the partition is refused.
+    even with acks=1. If the replica does not catch up in time, the leader stays and an error is printed.
 
     An unclean election is for partitions whose in-sync replicas are lost for good. It prints the remaining logs, asks
     for the topic's name, and elects a replica with a shorter log. Records that this log does not have are lost;

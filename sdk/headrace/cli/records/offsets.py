@@ -27,7 +27,7 @@ MAX_TIMESTAMP_MS = 253_402_300_799_999
 """Last millisecond of the year 9999."""
 
 GRAMMAR = """\
-  start, end     the first record there is; behind the last one
+  start, end     the first record; after the last one
   1234           offset 1234
   +10            10 records after the start
   -10            10 records before the end, in each partition

@@ -1,7 +1,7 @@
 """Format strings of `headrace consume -f`, with the letters of kcat.
 
     %t topic        %p partition       %o offset          %T timestamp in milliseconds
-    %k key          %K bytes of key    %s value           %S bytes of value     %R the same as 4 bytes, big-endian
+    %k key          %K bytes of key    %s value           %S bytes of value     %R its length, 4 bytes big-endian
     %h headers      %% a percent sign  \\n \\r \\t \\0 \\\\ \\xNN
 
 An absent key or value prints nothing and has length -1. Headers are `name=value`, joined by commas.
@@ -16,7 +16,7 @@ from typing import Protocol
 
 LETTERS = """\
   %t topic      %p partition      %o offset     %T timestamp (ms since 1970)
-  %k key        %K bytes of key   %s value      %S bytes of value   %R the same, 4 bytes big-endian
+  %k key        %K bytes of key   %s value      %S bytes of value   %R its length, 4 bytes big-endian
   %h headers    %% a percent sign               \\n \\r \\t \\0 \\\\ \\xNN"""
 
 _ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\", "'": b"'", '"': b'"'}

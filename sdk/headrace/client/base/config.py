@@ -57,35 +57,37 @@ class ClientConfig:
 
     bootstrap_servers: str | tuple[str, ...] = _setting(
         "localhost:7170",
-        "Addresses of brokers or coordinators, `host:port`, a list or separated by commas.",
+        "Addresses of brokers or coordinators, `host:port`: a list, or a string separated by commas.",
         in_environment=True,
     )
-    client_id: str = _setting("headrace-python", "A name for this client in the servers' logs.")
+    client_id: str = _setting("headrace-python", "Name of this client in the servers' logs.")
     security_protocol: str = _setting(
         "PLAINTEXT", "`SSL` requires TLS on every connection.", one_of=("PLAINTEXT", "SSL"), in_environment=True
     )
     ssl_cafile: str = _setting(
-        "", "CA certificates, PEM, that servers are verified with. Empty: the public CAs of gRPC.", in_environment=True
+        "",
+        "CA certificates, PEM, that servers are verified with. The default is gRPC's public CAs.",
+        in_environment=True,
     )
     ssl_certfile: str = _setting(
         "", "Client certificate with its chain, PEM, for mutual TLS; reloaded when it changes.", in_environment=True
     )
-    ssl_keyfile: str = _setting("", "Its private key, PEM, without a passphrase.", in_environment=True)
+    ssl_keyfile: str = _setting("", "Private key of `ssl_certfile`, PEM, without a passphrase.", in_environment=True)
     ssl_server_name: str = _setting(
         "",
-        "Host name expected in the servers' certificates. Empty: the host of each address.",
+        "Host name expected in the servers' certificates. The default is the host of each address.",
         in_environment=True,
     )
     transport: str = _setting(
         "auto",
-        "How brokers are called for records: `native` by frames on a socket, `grpc`, or `auto`: native where it can be "
-        "reached, else gRPC. On Windows always gRPC.",
+        "Protocol for producing and fetching: `native`, `grpc`, or `auto`, which uses the native protocol if the "
+        "broker can be reached by it and gRPC otherwise. On Windows it is always gRPC.",
         one_of=("auto", "native", "grpc"),
         in_environment=True,
     )
-    request_timeout_ms: int = _setting(30_000, "The deadline of one request.", low=1)
-    retry_backoff_ms: int = _setting(50, "The first delay before a retry.", low=1)
-    retry_backoff_max_ms: int = _setting(1_000, "The longest delay before a retry.", low=1)
+    request_timeout_ms: int = _setting(30_000, "Timeout of one request.", low=1)
+    retry_backoff_ms: int = _setting(50, "Initial delay before a retry.", low=1)
+    retry_backoff_max_ms: int = _setting(1_000, "Maximum delay before a retry.", low=1)
     metadata_max_age_ms: int = _setting(
         60_000, "Maximum age of metadata; new partitions are found within this time.", low=100
     )
@@ -134,13 +136,13 @@ class ProducerConfig(ClientConfig):
         one_of=("all", 0, 1, "0", "1"),
     )
     enable_idempotence: bool | None = _setting(
-        None, "Retries neither duplicate nor reorder records. None: yes unless acks is 0."
+        None, "Whether retries neither duplicate nor reorder records. `None` means yes unless acks is 0."
     )
     producer_id: int = _setting(
         -1,
         "Send under this producer id instead of one from the coordinator. A producer that repeats the same records "
-        "after a crash, with the same id, epoch, order and batches, stores none twice. At least 2^62. -1: request an "
-        "id.",
+        "after a crash, with the same id, epoch, order and batches, stores none twice. At least 2^62; -1 requests "
+        "an id.",
         low=-1,
         high=2**63 - 1,
     )
@@ -163,10 +165,10 @@ class ProducerConfig(ClientConfig):
         low=1,
         high=900_000,
     )
-    compression_type: str = _setting("none", "How batches are compressed.", one_of=CODECS)
-    compression_level: int | None = _setting(None, "The codec's own level; None for its default.")
+    compression_type: str = _setting("none", "Compression of batches.", one_of=CODECS)
+    compression_level: int | None = _setting(None, "Level of the codec; `None` means its default.")
     return_futures: bool = _setting(
-        True, "Whether `send` returns a RecordFuture. Without, it is faster and returns None."
+        True, "Whether `send` returns a RecordFuture; otherwise it returns None and is faster."
     )
     key_serializer: str | Serializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for keys.")
     value_serializer: str | Serializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for values.")
@@ -175,10 +177,10 @@ class ProducerConfig(ClientConfig):
     )
     audit_topic: str = _setting(
         "",
-        "Topic that this producer sends counts of its records to, by topic and time window, from which the audit job "
-        "decides whether all arrived. Empty: none.",
+        "Topic for the counts of sent records by topic and time window, which the audit job compares with those that "
+        "arrived. If empty, none are sent.",
     )
-    audit_application: str = _setting("", "Application name in the audit topic. Empty: client_id.")
+    audit_application: str = _setting("", "Application name in the audit topic. The default is client_id.")
     audit_window_ms: int = _setting(
         600_000,
         "Length of the time windows that are counted; the same for all producers of a topic.",
@@ -187,7 +189,9 @@ class ProducerConfig(ClientConfig):
     )
     audit_interval_ms: int = _setting(10_000, "Interval at which counts are sent.", low=100, high=3_600_000)
     partitioner: Partitioner | None = _setting(
-        None, "A callable (topic, key, partitions) -> partition. None: CRC-32 of the key, sticky without a key."
+        None,
+        "A callable (topic, key, partitions) -> partition. The default is the CRC-32 of the key, or sticky without "
+        "a key.",
     )
 
     @property
@@ -258,7 +262,7 @@ class FetchConfig(ClientConfig):
     on_corrupt_batch: str = _setting(
         "fail",
         "Action for a batch that cannot be decoded: `fail` raises CorruptBatchError, `skip` continues after it, "
-        "`dead_letter` first writes its bytes to dead_letter_topic. Both log a warning.",
+        "`dead_letter` first writes its bytes to dead_letter_topic. The latter two log an error.",
         one_of=CORRUPT_BATCHES,
     )
     dead_letter_topic: str = _setting("", "Topic that on_corrupt_batch=dead_letter writes batches to.")
@@ -269,7 +273,8 @@ class FetchConfig(ClientConfig):
     commit_group: str = _setting(
         "",
         "Group id under which the positions are committed every few seconds, without membership, so that "
-        "`headrace group list --lag` shows how far this reader is behind. Nothing is read from there. Empty: none.",
+        "`headrace group list --lag` shows the lag of this reader, which never starts from them. If empty, no "
+        "positions are committed.",
     )
     key_deserializer: str | Deserializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for keys.")
     value_deserializer: str | Deserializer | None = _setting(None, "`bytes`, `str`, `json` or a callable for values.")
@@ -299,15 +304,17 @@ class ConsumerConfig(FetchConfig):
 
     auto_offset_reset: str = _setting(
         "latest",
-        "Start without a position, or when the position is out of range: `earliest`, `latest`, or `error`.",
+        "Start offset without a committed offset, or if it is out of range: `earliest`, `latest`, or `error`.",
         one_of=OFFSET_RESETS,
     )
     group_id: str = _setting(
-        "", "Group that shares the partitions: 1 to 249 of a-z A-Z 0-9 . _ -. Empty: read without a group."
+        "",
+        "Group that shares the partitions: 1 to 249 of a-z A-Z 0-9 . _ -. If empty, records are read without a group.",
     )
     group_instance_id: str = _setting(
         "",
-        "Static membership: a process that returns with the same id in time gets its partitions back. Empty: dynamic.",
+        "Id of a static member, which keeps its partitions over a restart within session_timeout_ms. If empty, the "
+        "member is dynamic.",
     )
     # Coordinators match the pattern against all topics. A regular expression can take exponential time in Python.
     topic_pattern: str = _setting(
@@ -315,7 +322,9 @@ class ConsumerConfig(FetchConfig):
         "Topics to read in addition to those named, shell style: `*`, `?` and `[...]`; topics created later included.",
     )
     assignor: str = _setting(
-        "", "Assignment strategy. Empty: that of the group, or `uniform`.", one_of=("", *ASSIGNORS)
+        "",
+        "Assignment strategy. The default is the group's strategy, and `uniform` for a new group.",
+        one_of=("", *ASSIGNORS),
     )
     enable_auto_commit: bool = _setting(True, "Commit the offsets of processed records in the background.")
     auto_commit_interval_ms: int = _setting(5_000, "Interval of automatic commits.", low=10)

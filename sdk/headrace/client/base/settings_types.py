@@ -12,38 +12,38 @@ class ClientSettings(TypedDict, total=False):
     """Settings that all clients share."""
 
     bootstrap_servers: str | list[str] | tuple[str, ...]
-    """Addresses of brokers or coordinators, `host:port`, a list or separated by commas."""
+    """Addresses of brokers or coordinators, `host:port`: a list, or a string separated by commas."""
 
     client_id: str
-    """A name for this client in the servers' logs."""
+    """Name of this client in the servers' logs."""
 
     security_protocol: Literal["PLAINTEXT", "SSL"]
     """`SSL` requires TLS on every connection."""
 
     ssl_cafile: str
-    """CA certificates, PEM, that servers are verified with. Empty: the public CAs of gRPC."""
+    """CA certificates, PEM, that servers are verified with. The default is gRPC's public CAs."""
 
     ssl_certfile: str
     """Client certificate with its chain, PEM, for mutual TLS; reloaded when it changes."""
 
     ssl_keyfile: str
-    """Its private key, PEM, without a passphrase."""
+    """Private key of `ssl_certfile`, PEM, without a passphrase."""
 
     ssl_server_name: str
-    """Host name expected in the servers' certificates. Empty: the host of each address."""
+    """Host name expected in the servers' certificates. The default is the host of each address."""
 
     transport: Literal["auto", "native", "grpc"]
-    """How brokers are called for records: `native` by frames on a socket, `grpc`, or `auto`: native where it can be
-    reached, else gRPC. On Windows always gRPC."""
+    """Protocol for producing and fetching: `native`, `grpc`, or `auto`, which uses the native protocol if the broker
+    can be reached by it and gRPC otherwise. On Windows it is always gRPC."""
 
     request_timeout_ms: int
-    """The deadline of one request."""
+    """Timeout of one request."""
 
     retry_backoff_ms: int
-    """The first delay before a retry."""
+    """Initial delay before a retry."""
 
     retry_backoff_max_ms: int
-    """The longest delay before a retry."""
+    """Maximum delay before a retry."""
 
     metadata_max_age_ms: int
     """Maximum age of metadata; new partitions are found within this time."""
@@ -60,11 +60,11 @@ class ProducerSettings(ClientSettings, total=False):
     """Acknowledgements required: `all` in-sync replicas, `1` (the leader), `0` (none)."""
 
     enable_idempotence: bool | None
-    """Retries neither duplicate nor reorder records. None: yes unless acks is 0."""
+    """Whether retries neither duplicate nor reorder records. `None` means yes unless acks is 0."""
 
     producer_id: int
     """Send under this producer id instead of one from the coordinator. A producer that repeats the same records
-    after a crash, with the same id, epoch, order and batches, stores none twice. At least 2^62. -1: request an
+    after a crash, with the same id, epoch, order and batches, stores none twice. At least 2^62; -1 requests an
     id."""
 
     producer_epoch: int
@@ -96,13 +96,13 @@ class ProducerSettings(ClientSettings, total=False):
     producer_retry_window_ms, within which they recognise a retry."""
 
     compression_type: Literal["none", "gzip", "lz4", "zstd"]
-    """How batches are compressed."""
+    """Compression of batches."""
 
     compression_level: int | None
-    """The codec's own level; None for its default."""
+    """Level of the codec; `None` means its default."""
 
     return_futures: bool
-    """Whether `send` returns a RecordFuture. Without, it is faster and returns None."""
+    """Whether `send` returns a RecordFuture; otherwise it returns None and is faster."""
 
     key_serializer: str | Serializer | None
     """`bytes`, `str`, `json` or a callable for keys."""
@@ -114,11 +114,11 @@ class ProducerSettings(ClientSettings, total=False):
     """Objects that are called for each batch when it is queued and when it ends; see `ProducerInterceptor`."""
 
     audit_topic: str
-    """Topic that this producer sends counts of its records to, by topic and time window, from which the audit job
-    decides whether all arrived. Empty: none."""
+    """Topic for the counts of sent records by topic and time window, which the audit job compares with those that
+    arrived. If empty, none are sent."""
 
     audit_application: str
-    """Application name in the audit topic. Empty: client_id."""
+    """Application name in the audit topic. The default is client_id."""
 
     audit_window_ms: int
     """Length of the time windows that are counted; the same for all producers of a topic."""
@@ -127,7 +127,8 @@ class ProducerSettings(ClientSettings, total=False):
     """Interval at which counts are sent."""
 
     partitioner: Partitioner | None
-    """A callable (topic, key, partitions) -> partition. None: CRC-32 of the key, sticky without a key."""
+    """A callable (topic, key, partitions) -> partition. The default is the CRC-32 of the key, or sticky without a
+    key."""
 
 
 class FetchSettings(ClientSettings, total=False):
@@ -157,7 +158,7 @@ class FetchSettings(ClientSettings, total=False):
 
     on_corrupt_batch: Literal["fail", "skip", "dead_letter"]
     """Action for a batch that cannot be decoded: `fail` raises CorruptBatchError, `skip` continues after it,
-    `dead_letter` first writes its bytes to dead_letter_topic. Both log a warning."""
+    `dead_letter` first writes its bytes to dead_letter_topic. The latter two log an error."""
 
     dead_letter_topic: str
     """Topic that on_corrupt_batch=dead_letter writes batches to."""
@@ -167,7 +168,8 @@ class FetchSettings(ClientSettings, total=False):
 
     commit_group: str
     """Group id under which the positions are committed every few seconds, without membership, so that `headrace
-    group list --lag` shows how far this reader is behind. Nothing is read from there. Empty: none."""
+    group list --lag` shows the lag of this reader, which never starts from them. If empty, no positions are
+    committed."""
 
     key_deserializer: str | Deserializer | None
     """`bytes`, `str`, `json` or a callable for keys."""
@@ -180,19 +182,20 @@ class ConsumerSettings(FetchSettings, total=False):
     """Settings of `Consumer`."""
 
     auto_offset_reset: Literal["earliest", "latest", "error"]
-    """Start without a position, or when the position is out of range: `earliest`, `latest`, or `error`."""
+    """Start offset without a committed offset, or if it is out of range: `earliest`, `latest`, or `error`."""
 
     group_id: str
-    """Group that shares the partitions: 1 to 249 of a-z A-Z 0-9 . _ -. Empty: read without a group."""
+    """Group that shares the partitions: 1 to 249 of a-z A-Z 0-9 . _ -. If empty, records are read without a group."""
 
     group_instance_id: str
-    """Static membership: a process that returns with the same id in time gets its partitions back. Empty: dynamic."""
+    """Id of a static member, which keeps its partitions over a restart within session_timeout_ms. If empty, the
+    member is dynamic."""
 
     topic_pattern: str
     """Topics to read in addition to those named, shell style: `*`, `?` and `[...]`; topics created later included."""
 
     assignor: Literal["", "uniform", "range", "rack-aware"]
-    """Assignment strategy. Empty: that of the group, or `uniform`."""
+    """Assignment strategy. The default is the group's strategy, and `uniform` for a new group."""
 
     enable_auto_commit: bool
     """Commit the offsets of processed records in the background."""

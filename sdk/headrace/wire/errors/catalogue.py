@@ -45,7 +45,7 @@ class InvalidPartitionsError(
     InvalidRequestError,
     code=ErrorCode.INVALID_PARTITIONS,
     status="INVALID_ARGUMENT",
-    action="Request at least one partition and never fewer.",
+    action="Request at least one partition; the number of partitions cannot shrink.",
 ):
     """The number of partitions is out of range or would shrink the topic."""
 
@@ -159,9 +159,9 @@ class TopicAlreadyExistsError(
     HeadraceError,
     code=ErrorCode.TOPIC_ALREADY_EXISTS,
     status="ALREADY_EXISTS",
-    action="Use the topic that is there, or choose another name.",
+    action="Use the existing topic, or choose another name.",
 ):
-    """The topic exists already."""
+    """The topic already exists."""
 
 
 class OffsetOutOfRangeError(
@@ -358,7 +358,7 @@ class FencedBrokerError(
     code=ErrorCode.FENCED_BROKER,
     status="UNAVAILABLE",
     retriable=True,
-    action="Try again; the broker is registering anew.",
+    action="Try again; the broker is registering again.",
 ):
     """The broker has lost its session and must register again."""
 
@@ -460,7 +460,7 @@ class NotAuthorizedError(
     HeadraceError,
     code=ErrorCode.NOT_AUTHORIZED,
     status="PERMISSION_DENIED",
-    action="Show a certificate that is allowed to do it, or let an administrator allow it.",
+    action="Use a client certificate that is authorized for this operation.",
 ):
     """The caller, identified by certificate or listener, is not authorized for this operation."""
 

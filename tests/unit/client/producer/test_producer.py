@@ -124,7 +124,7 @@ def test_a_lost_answer_neither_loses_nor_doubles(fake_cluster, faults, topic):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_is_lost_order_holds_and_nothing_is_doubled(fake_cluster, faults, seed):
+def test_whatever_is_lost_order_holds_and_nothing_is_duplicated(fake_cluster, faults, seed):
     """Order and exactly once under lost answers and requests, refusals and hints, many in flight (I20, I21)."""
     topic = fake_cluster.create_topic("t", 2)
     fake_cluster.faults.extend(faults.drawn(seed))

@@ -16,7 +16,7 @@ def producer_for(fake, **settings):
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_is_lost_order_holds_and_nothing_is_doubled(fake_cluster, faults, seed):
+async def test_whatever_is_lost_order_holds_and_nothing_is_duplicated(fake_cluster, faults, seed):
     """Order and exactly once under lost answers, lost requests, refusals and hints (PROTOCOL I20, I21)."""
     topic = fake_cluster.create_topic("t", 2)
     fake_cluster.faults.extend(faults.drawn(seed))

@@ -205,7 +205,7 @@ def test_a_bug_in_reading_an_answer_is_the_records_error(brokers, monkeypatch):
 
 
 def test_a_consumer_reads_the_replica_of_its_rack(brokers):
-    """The leader is asked once; when the replica goes, the leader is read again, and nothing is lost or doubled."""
+    """The leader is asked once; when the replica goes, the leader is read again, and nothing is lost or duplicated."""
     first, second = brokers
     first.racks["east"] = 2
     append(first, 0, 10)
