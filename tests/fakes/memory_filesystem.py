@@ -18,6 +18,8 @@ from typing import NoReturn
 from headrace.log.filesystem import DiskSpace
 
 BLOCK_BYTES = 4096
+UNLIMITED = 1 << 40
+"""Capacity that no test fills: the size of the files is not summed up for each write."""
 _ANY = "any"
 
 
@@ -77,7 +79,7 @@ class _Fault:
 class MemoryFileSystem:
     """Implements `FileSystem`; one thread. A descriptor is a number that is never used twice."""
 
-    def __init__(self, capacity_bytes: int = 1 << 40) -> None:
+    def __init__(self, capacity_bytes: int = UNLIMITED) -> None:
         self.capacity_bytes = capacity_bytes
         # Counts calls by name; tests compare them.
         self.calls: dict[str, int] = {}
@@ -89,6 +91,7 @@ class MemoryFileSystem:
         self._next_descriptor = self._first_descriptor = 1000  # of all processes; of the present one
         self._names: dict[str, _File | None] = {"": None}  # None is a directory
         self._durable_names: dict[str, _File | None] = {"": None}
+        self._changed: set[str] = set()  # all paths that differ in the two
         self._faults: list[_Fault] = []
         self._refusal: _Refusal | None = None
         # How many calls `refuse` has made to fail.
@@ -129,6 +132,7 @@ class MemoryFileSystem:
             name: None if content is None else _File(bytearray(content), content) for name, content in snapshot.items()
         }
         self._durable_names = dict(self._names)
+        self._changed.clear()
 
     def keep_power(self) -> None:
         """Take back `lose_power`, where it has not happened yet."""
@@ -152,6 +156,7 @@ class MemoryFileSystem:
                     del names[path]
             self._names = names
         self._durable_names = dict(self._names)
+        self._changed.clear()
         for file in {id(file): file for file in self._names.values() if file is not None}.values():
             file.locked = False
             if loss is not Loss.NOTHING:
@@ -192,6 +197,7 @@ class MemoryFileSystem:
                 raise _error(errno.EEXIST, path)
             self._require_directory(path)
             self._names[path] = _File()
+            self._changed.add(path)
         self._next_descriptor += 1
         self._descriptors[self._next_descriptor] = (path, self._file(path))
         return self._next_descriptor
@@ -210,7 +216,7 @@ class MemoryFileSystem:
         self._enter("pwritev", path)
         data = b"".join(buffers)
         grows = max(position + len(data) - len(file.data), 0)
-        if grows > (free := max(self.capacity_bytes - self._used_bytes(), 0)):
+        if grows > (free := self._free_bytes()):
             data = data[: len(data) - (grows - free)]
             if not data:
                 raise _error(errno.ENOSPC, path)
@@ -247,7 +253,7 @@ class MemoryFileSystem:
         """Grow to at least this size, if there is room."""
         path, file = self._descriptors[descriptor]
         self._enter("allocate", path)
-        if size_bytes - len(file.data) > self.capacity_bytes - self._used_bytes():
+        if size_bytes - len(file.data) > self._free_bytes():
             raise _error(errno.ENOSPC, path)
         if size_bytes > len(file.data):
             _resize(file.data, size_bytes)
@@ -263,12 +269,13 @@ class MemoryFileSystem:
     def fsync_directory(self, path: str) -> None:
         """Make the names in it durable."""
         self._enter("fsync_directory", path)
-        inside = {name for name in self._names.keys() | self._durable_names.keys() if _parent(name) == path and name}
+        inside = {name for name in self._changed if _parent(name) == path}
         for name in sorted(inside):  # The order decides what a crash draws for which file.
             if name in self._names:
                 self._durable_names[name] = self._names[name]
             else:
-                del self._durable_names[name]
+                self._durable_names.pop(name, None)
+        self._changed -= inside
 
     def make_directory(self, path: str) -> None:
         """Make a directory."""
@@ -277,6 +284,7 @@ class MemoryFileSystem:
             raise _error(errno.EEXIST, path)
         self._require_directory(path)
         self._names[path] = None
+        self._changed.add(path)
 
     def list_directory(self, path: str) -> list[str]:
         """Names in it."""
@@ -301,24 +309,28 @@ class MemoryFileSystem:
         for names in (self._names, self._durable_names):  # what is in a renamed directory keeps its durability
             for name in [name for name in names if name.startswith(source + "/")]:
                 names[target + name[len(source) :]] = names.pop(name)
+                self._changed |= {name, target + name[len(source) :]}
         self._names[target] = self._names.pop(source)
+        self._changed |= {source, target}
 
     def unlink(self, path: str) -> None:
         """Remove a name."""
         self._enter("unlink", path)
         self._file(path)
         del self._names[path]
+        self._changed.add(path)
 
     def remove_directory(self, path: str) -> None:
         """Remove an empty directory."""
         if self.list_directory(path):
             raise _error(errno.ENOTEMPTY, path)
         del self._names[path]
+        self._changed.add(path)
 
     def space(self, path: str) -> DiskSpace:
         """Room by `capacity_bytes`."""
         self._enter("space", path)
-        return DiskSpace(self.capacity_bytes, max(self.capacity_bytes - self._used_bytes(), 0))
+        return DiskSpace(self.capacity_bytes, self._free_bytes())
 
     def try_lock(self, descriptor: int) -> bool:
         """Lock the file for this descriptor."""
@@ -364,6 +376,9 @@ class MemoryFileSystem:
     def _require_directory(self, path: str) -> None:
         if not self.is_directory(_parent(path)):
             raise _error(errno.ENOENT, path)
+
+    def _free_bytes(self) -> int:
+        return UNLIMITED if self.capacity_bytes >= UNLIMITED else max(self.capacity_bytes - self._used_bytes(), 0)
 
     def _used_bytes(self) -> int:
         return sum(len(file.data) for file in self._names.values() if file is not None)

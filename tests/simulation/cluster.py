@@ -20,7 +20,7 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Put
 from headrace_server.partition_state import PartitionState, Replica
 
-from tests.fakes.memory_filesystem import Loss, PowerLost
+from tests.fakes.memory_filesystem import UNLIMITED, Loss, PowerLost
 from tests.simulation.broker import FILE_DELETE_DELAY_MS, Broker
 from tests.simulation.clients import TOPIC, Client, Consumer, Producer, Reader
 from tests.simulation.coordinator import Coordinator, CoordinatorNode
@@ -427,7 +427,7 @@ class Cluster:
         self.network.unblock_all()
         self.recovery.begin()
         for node in self.brokers.values():
-            node.filesystem.capacity_bytes = 1 << 40
+            node.filesystem.capacity_bytes = UNLIMITED
             node.filesystem.keep_power()
             node.filesystem.stop_refusing()
             node.wanted = True

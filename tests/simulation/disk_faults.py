@@ -7,7 +7,7 @@ import random
 
 from headrace.log.errors import REFUSALS as REFUSED
 
-from tests.fakes.memory_filesystem import ANY_CALL, NEEDS_DESCRIPTOR, NEEDS_ROOM, Loss
+from tests.fakes.memory_filesystem import ANY_CALL, NEEDS_DESCRIPTOR, NEEDS_ROOM, UNLIMITED, Loss
 from tests.simulation.cluster import DAY_MS
 from tests.simulation.faults import Faults, duration
 from tests.simulation.host import Host
@@ -42,7 +42,7 @@ class DiskFaults(Faults):
         if node is None:
             return False
         node.filesystem.capacity_bytes = node.filesystem._used_bytes() + chance.randrange(2_000)
-        self._later(duration(chance), lambda: setattr(node.filesystem, "capacity_bytes", 1 << 40))
+        self._later(duration(chance), lambda: setattr(node.filesystem, "capacity_bytes", UNLIMITED))
         return True
 
     def _refuse(self, chance: random.Random) -> bool:
