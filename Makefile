@@ -45,8 +45,10 @@ MEASURED := sdk/headrace/wire sdk/headrace/log services/broker/headrace_broker/c
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test test-slow test-grpc fast test-containers test-dashboards test-kubernetes sim sim-groups mutants check proto check-proto proto-baseline golden lock sbom release docs site blocking bench bench-peers chaos security fuzz clean
+.PHONY: help set-up demo up down status test test-slow test-grpc fast test-containers test-dashboards test-kubernetes sim sim-groups mutants check check-types check-text check-imports check-pages check-proto proto proto-baseline golden lock sbom release docs site blocking bench bench-peers chaos security fuzz clean
+ifndef CHECKS_IN_PARALLEL
 .NOTPARALLEL:
+endif
 # Tools and tests are hundreds of processes: they keep what they compile, whatever the image says.
 unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --no-print-directory
@@ -104,20 +106,31 @@ mutants: set-up ## take each rule out of the code, one at a time, and see that a
 	@$(BIN)/python -m tests.mutation $(if $(MUTANT),--id $(MUTANT)) $(if $(filter command,$(origin JOBS)),--jobs $(JOBS)) $(MUTANT_FLAGS)
 
 check: set-up ## ruff, mypy --strict, import layers, words, protos, generated code and pages
+	@$(PYTHON) tools/set_up.py proto
+	@$(MAKE) CHECKS_IN_PARALLEL=yes -j 2 --output-sync=target check-types check-text check-imports check-pages check-proto
+
+# Steps of make check, two at a time; the longest first.
+check-types:
+	$(BIN)/mypy
+
+check-text:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	@$(MAKE) check-proto
 	$(BIN)/pytest $(TEST_OF_WORDS)
+
+check-imports:
+	$(BIN)/lint-imports
+
+check-pages:
 	$(BIN)/python tools/docs.py --check
 	$(BIN)/python tools/async_to_sync.py --check
 	$(BIN)/python tools/settings_types.py --check
 
-check-proto: set-up # buf lint and breaking, and the committed code is what the protos give
+# buf lint and breaking, and the committed code is what the protos give
+check-proto:
 	$(BIN)/buf lint
 	$(BIN)/buf breaking --against proto/baseline.binpb
-	@$(PYTHON) tools/set_up.py proto && $(BIN)/python tools/proto.py --check
+	$(BIN)/python tools/proto.py --check
 
 proto: set-up ## write the code generated from proto/
 	@$(PYTHON) tools/set_up.py proto
