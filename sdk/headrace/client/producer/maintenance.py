@@ -14,7 +14,7 @@ from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import Operation, Pause
 from headrace.client.base.request_ids import request_id_scope
-from headrace.client.base.retry import Backoff
+from headrace.client.base.retry import OVERDUE_MS, Backoff
 from headrace.wire.errors import HeadraceError
 
 IDLE_MS = 3_600_000
@@ -89,9 +89,11 @@ class ProducerMaintenance:
                 self._background.spawn(self._run_refresh())
 
     def _run_clock(self) -> Operation[None]:
+        is_busy = False
         while True:
             now_ms = monotonic_ms()
-            self._wakes_ms = now_ms + IDLE_MS
+            # Each call must be checked after `OVERDUE_MS`; under load that must not cause a turn each.
+            self._wakes_ms = now_ms + (OVERDUE_MS if is_busy else IDLE_MS)
             try:
                 due_ms = self._maintained.seal_due()
             except Exception:
@@ -99,8 +101,10 @@ class ProducerMaintenance:
                 due_ms = None
             if due_ms is not None and due_ms < self._wakes_ms:
                 self._wakes_ms = max(due_ms, now_ms + 1)
-            yield WaitSignal(self._tick, max(0.0, self._wakes_ms / 1000 - time.monotonic()))
+            until_ms = self._wakes_ms
+            yield WaitSignal(self._tick, max(0.0, until_ms / 1000 - time.monotonic()))
             self._tick.clear()
+            is_busy = monotonic_ms() < until_ms
 
     def _run_refresh(self) -> Operation[None]:
         """Refresh when needed, and before metadata exceeds its maximum age; never twice within a short time."""
