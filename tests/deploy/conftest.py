@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,13 +40,15 @@ def chart(helm: Any) -> Iterator[Any]:
 def render(chart: Any) -> Render:
     """`render({"broker": {"replicas": 5}})`: the objects that Kubernetes would be given, hooks and tests included."""
 
+    rendered: dict[str, Objects] = {}
+
     def render(values: dict[str, Any] | None = None, *, name: str = "demo", namespace: str = "prod") -> Objects:
-        rendered = chart.render(values or {}, name=name, namespace=namespace)
-        objects = []
-        for path in sorted(rendered):
-            if path.endswith(".yaml"):
-                objects += [found for found in yaml.load_all(rendered[path], LOADER) if found]
-        return objects
+        key = json.dumps([values, name, namespace])
+        if key not in rendered:
+            files = chart.render(values or {}, name=name, namespace=namespace)
+            loaded = (yaml.load_all(files[path], LOADER) for path in sorted(files) if path.endswith(".yaml"))
+            rendered[key] = [found for objects in loaded for found in objects if found]
+        return copy.deepcopy(rendered[key])
 
     return render
 
