@@ -19,6 +19,7 @@ from headrace.wire.errors import (
     LeaderNotAvailableError,
     NotLeaderError,
     Outcome,
+    TimedOutError,
     TransportError,
     UnknownTopicIdError,
     from_rpc_error,
@@ -65,10 +66,12 @@ class BrokerCalls:
 
         Raises:
             UnknownTopicIdError: If the topic has another id now.
+            HeadraceError: The error of the last round that was answered in time, with a note of the partitions left.
         """
         deadline = time.monotonic() + self.seconds(timeout)
         results: list[Any] = []
         wanted = partitions
+        problem: HeadraceError | None = None
         for attempt in itertools.count(1):
             left = max(0.001, deadline - time.monotonic())
             cluster_metadata = ClusterMetadata()
@@ -78,11 +81,18 @@ class BrokerCalls:
                 topic_id = topic_id or topic_leaders.topic_id
                 _check_life(topic, topic_id, topic_leaders.topic_id)
             left = max(0.001, deadline - time.monotonic())
-            wanted, problem = yield from self._ask_leaders(
-                method, topic, wanted, build_request, left, cluster_metadata, results
-            )
+            try:
+                wanted, problem = yield from self._ask_leaders(
+                    method, topic, wanted, build_request, left, cluster_metadata, results
+                )
+            except TimedOutError as error:
+                if problem is None:
+                    raise
+                raise problem from error  # The reason for which the time was used up.
             if problem is None:
                 return topic_id, results
+            if wanted is not None:
+                problem.add_note(f"{method} of {topic}: {len(results)} partitions answered, {len(wanted)} left")
             delay = self._backoff.delay_ms(attempt, problem.retry_after_ms) / 1000
             if time.monotonic() + delay >= deadline:
                 raise problem
