@@ -20,8 +20,7 @@ from headrace.wire.crc import ReadableBuffer
 from headrace.wire.encoding import ArrowBuffers, arrow_buffers, batch_parts, column_parts, join_column
 
 Int64s = npt.NDArray[np.int64]
-ENTRY_OVERHEAD = 5
-"""Bytes of a column entry besides its own: its offset and, rounded up, its bit of validity."""
+OFFSET_BYTES = 4
 TIME_BYTES = 8
 JOINED_BYTES = 64 * 1024 * 1024
 """Lists of more bytes than this are joined batch by batch."""
@@ -51,9 +50,10 @@ class Bulk:
         self._headers = headers
         self._times = timestamps_ms
         # Exact rather than an upper bound: ten thousand Spark rows make two full batches, without a small third one.
-        overhead = ENTRY_OVERHEAD * (1 + (keys is not None) + (headers is not None))
+        overhead = OFFSET_BYTES * (1 + (keys is not None) + (headers is not None))
         overhead += 0 if timestamps_ms is None else TIME_BYTES
-        ends = _ends(values)
+        ends, has_bitmap = _ends(values)
+        bitmaps = int(has_bitmap)
         for name, column in (("keys", keys), ("headers", headers), ("timestamps_ms", timestamps_ms)):
             if column is not None and _count(column) != len(ends):
                 raise SerializationError(
@@ -61,7 +61,11 @@ class Bulk:
                 )
         ends += np.arange(overhead, overhead * (len(ends) + 1), overhead)
         if keys is not None:
-            ends += _ends(keys)
+            key_ends, has_bitmap = _ends(keys)
+            ends += key_ends
+            bitmaps += has_bitmap
+        if bitmaps:
+            ends += bitmaps * (np.arange(8, len(ends) + 8) // 8)
         if headers is not None:
             ends += np.cumsum(np.fromiter(map(_header_cost, headers), np.int64, len(ends)))
         self._ends: Int64s = ends
@@ -182,16 +186,16 @@ def _taken(column: Any, serializer: Serializer | None, what: str) -> list[bytes 
     return [serialize(serializer, entry, what) for entry in entries]
 
 
-def _ends(column: list[bytes | None] | ArrowBuffers) -> Int64s:
-    """Return the cumulative bytes of a column after each entry."""
+def _ends(column: list[bytes | None] | ArrowBuffers) -> tuple[Int64s, bool]:
+    """Return the cumulative bytes of a column after each entry, and whether it has a bitmap of nulls."""
     if isinstance(column, ArrowBuffers):
         ends: Int64s = np.subtract(column.offsets[1:], column.offsets[0], dtype=np.int64)
-        return ends
+        return ends, column.validity is not None
     try:
-        lengths = np.fromiter(map(len, column), np.int64, len(column))  # type: ignore[arg-type]
+        return np.cumsum(np.fromiter(map(len, column), np.int64, len(column))), False  # type: ignore[arg-type]
     except TypeError:
         lengths = np.fromiter((0 if entry is None else len(entry) for entry in column), np.int64, len(column))
-    return np.cumsum(lengths)
+        return np.cumsum(lengths), True
 
 
 def _count(column: Any) -> int:

@@ -379,7 +379,7 @@ def test_bulk_columns_are_cut_within_limits_and_encode_what_they_hold():
         end, cost = bulk.cut(start, 2000, 70)
         assert end > start
         assert end - start <= 70
-        assert cost == sum(len(value) + 5 for value in values[start:end])
+        assert cost == sum(len(value) + 4 for value in values[start:end])
         assert cost <= 2000
         ends.append(
             decode_batch(
@@ -405,6 +405,17 @@ def test_what_bulk_columns_cost_bounds_their_batch_closely(count):
     _, cost = plain.cut(0, 1 << 20, count)
     encoded = encode(plain, 0, count, ProducerStamp(1, 0, 0), base_timestamp_ms=1, codec=Codec.NONE, level=None)
     assert len(encoded) <= cost + BATCH_OVERHEAD <= len(encoded) * 1.02 + BATCH_OVERHEAD
+
+
+def test_bulk_records_without_nulls_fill_a_batch_to_its_limit():
+    """Their offsets cost 4 bytes each, no bitmap: records that exactly fill a batch leave none for a second one."""
+    limit = (1 << 20) - BATCH_OVERHEAD
+    count = limit // 204
+    bulk = bulk_of([b"x" * 200] * count, None, None, None, None, None)
+    end, cost = bulk.cut(0, limit, 100_000)
+    assert (end, cost) == (count, 204 * count)
+    encoded = encode(bulk, 0, end, ProducerStamp(1, 0, 0), base_timestamp_ms=1, codec=Codec.NONE, level=None)
+    assert len(encoded) <= 1 << 20
 
 
 def test_bulk_splits_by_partition_and_keeps_the_order_of_each():
