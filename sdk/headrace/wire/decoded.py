@@ -142,18 +142,26 @@ class Columns:
 
     def to_arrow_keys(self) -> Any:
         """Return a pyarrow binary array over the same memory; all null if the batch has no keys."""
+        if self.key_column is not None:
+            return self.key_column.to_arrow()
         import pyarrow as pa
 
-        return pa.nulls(self.record_count, pa.binary()) if self.key_column is None else self.key_column.to_arrow()
+        from headrace.wire.arrow_constants import NO_BYTES, zeros
+
+        count = self.record_count
+        buffers = [zeros((count + 7) // 8), zeros(4 * (count + 1)), NO_BYTES]
+        return pa.Array.from_buffers(pa.binary(), count, buffers, count)
 
     def to_arrow_timestamps(self) -> Any:
         """Return a pyarrow timestamp(ms, UTC) array; over the same memory if the batch has the column."""
         import pyarrow as pa
 
+        from headrace.wire.arrow_constants import TIMESTAMP
+
         times = self.timestamps_ms
         if times is None:
             times = np.full(self.record_count, self.header.base_timestamp_ms, np.int64)
-        return pa.Array.from_buffers(pa.timestamp("ms", tz="UTC"), len(times), [None, pa.py_buffer(times)])
+        return pa.Array.from_buffers(TIMESTAMP, len(times), [None, pa.py_buffer(times)])
 
     def to_arrow_offsets(self) -> Any:
         """Return a pyarrow int64 array of the records' offsets."""
@@ -166,15 +174,12 @@ class Columns:
         """Return a pyarrow list<struct<key: string, value: binary>> array over the same memory."""
         import pyarrow as pa
 
-        struct_type = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
-        columns = self.header_columns
+        from headrace.wire.arrow_constants import HEADER, HEADERS, NO_HEADERS, zeros
+
+        count, columns = self.record_count, self.header_columns
         if columns is None:
-            cuts: Int32s = np.zeros(self.record_count + 1, np.int32)
-            entries = pa.nulls(0, struct_type)
-        else:
-            cuts = columns.list_offsets
-            children = [columns.keys.to_arrow(pa.string()), columns.values.to_arrow()]
-            entries = pa.StructArray.from_buffers(struct_type, int(cuts[-1]), [None], children=children)
-        return pa.Array.from_buffers(
-            pa.list_(struct_type), self.record_count, [None, pa.py_buffer(cuts)], children=[entries]
-        )
+            return pa.Array.from_buffers(HEADERS, count, [None, zeros(4 * (count + 1))], children=[NO_HEADERS])
+        cuts = columns.list_offsets
+        children = [columns.keys.to_arrow(pa.string()), columns.values.to_arrow()]
+        entries = pa.StructArray.from_buffers(HEADER, int(cuts[-1]), [None], children=children)
+        return pa.Array.from_buffers(HEADERS, count, [None, pa.py_buffer(cuts)], children=[entries])

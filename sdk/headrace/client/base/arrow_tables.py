@@ -1,6 +1,7 @@
 """Arrow tables over the columns of record batches. Imports pyarrow, so it is imported on first use only."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -8,18 +9,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.client.base.records import DecodedBatch
-
-HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+from headrace.wire.arrow_constants import HEADERS, TIMESTAMP, zeros
 
 SCHEMA = pa.schema(
     [
         pa.field("topic", pa.dictionary(pa.int32(), pa.string())),
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
-        pa.field("timestamp", pa.timestamp("ms", tz="UTC")),
+        pa.field("timestamp", TIMESTAMP),
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),
-        pa.field("headers", HEADERS_TYPE),
+        pa.field("headers", HEADERS),
     ]
 )
 """Columns of `RecordBatch.to_arrow` and `Reader.to_arrow`."""
@@ -33,9 +33,8 @@ def table_of(decoded_batches: Sequence[DecodedBatch]) -> Any:
 def batch_of(decoded: DecodedBatch) -> Any:
     """Return one `pyarrow.RecordBatch`."""
     columns, start, count = decoded.columns, decoded.start, decoded.end - decoded.start
-    topic = pa.DictionaryArray.from_arrays(
-        _numbers(np.zeros(count, np.int32), pa.int32()), _names(decoded.source.topic)
-    )
+    first_name = pa.Array.from_buffers(pa.int32(), count, [None, zeros(4 * count)])
+    topic = pa.DictionaryArray.from_arrays(first_name, _names(decoded.source.topic), safe=False)
     whole = count == columns.record_count
     arrays = [
         columns.to_arrow_timestamps(),
@@ -54,6 +53,7 @@ def _numbers(numbers: npt.NDArray[Any], arrow_type: Any) -> Any:
     return pa.Array.from_buffers(arrow_type, len(numbers), [None, pa.py_buffer(numbers)])
 
 
+@lru_cache(16)
 def _names(name: str) -> Any:
     """Return a string array with one entry."""
     data = name.encode()
