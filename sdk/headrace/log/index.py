@@ -36,6 +36,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from headrace.log.filesystem import FileSystem
+from headrace.wire.batch_runs import BatchRun
 from headrace.wire.crc import crc32c
 
 HEADER = struct.Struct("<4sIqqqqqIII")
@@ -204,6 +205,29 @@ class SegmentIndex:
         self.max_record_ms = max(self.max_record_ms, record_ms)
         self.covered_offset = end_offset
         self.covered_position = position + size_bytes
+
+    def note_run(self, base_offset: int, run: BatchRun, *, append_ms: int, interval_bytes: int) -> int:
+        """Add the batches of a run at `covered_position`; return the end offset.
+
+        Batches up to the next one that gets an entry are noted together.
+        """
+        starts, records_ms = run.starts.tolist(), run.headers["max_timestamp_ms"].tolist()
+        ends, records, origin, first = run.ends.tolist(), run.record_count, self.covered_position, 0
+        while first < len(ends):
+            entry = self._last_position - origin
+            if starts[first] - entry >= interval_bytes:
+                entry = starts[first]
+            following = bisect_left(starts, entry + interval_bytes, first + 1)
+            self.note(
+                base_offset + first * records,
+                base_offset + following * records,
+                ends[following - 1] - starts[first],
+                append_ms=append_ms,
+                record_ms=max(records_ms[first:following]),
+                interval_bytes=interval_bytes,
+            )
+            first = following
+        return base_offset + len(ends) * records
 
     def floor(self, offset: int, *, load: bool) -> tuple[int, int] | None:
         """Return offset and position of the last known batch start up to `offset`; `None` if the file is broken."""

@@ -31,7 +31,8 @@ from headrace.log.scan import ChainPoint, check_next
 from headrace.log.segments import SegmentList
 from headrace.log.settings import LogSettings
 from headrace.log.timestamps import TimestampedOffset, TimestampKind
-from headrace.wire.batch import STAMP_BYTES, BatchHeader, iter_batches, stamp
+from headrace.wire.batch import BatchHeader, iter_batches
+from headrace.wire.batch_runs import BatchRun
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import CorruptBatchError, HeadraceError
 from headrace.wire.ids import LeaderEpoch, Offset
@@ -177,40 +178,26 @@ class PartitionLog:
         return self._segments.active_file is None
 
     def append(
-        self, batches: Sequence[tuple[bytes, BatchHeader]], *, leader_epoch: int, append_timestamp_ms: int
+        self, batches: Sequence[tuple[bytes, BatchHeader]] | BatchRun, *, leader_epoch: int, append_timestamp_ms: int
     ) -> Offset:
         """Assign offsets to checked batches and append all or none with one `pwritev`; return the first base offset.
 
-        The others follow from the record counts. Raises StorageFullError (nothing is appended, retriable),
-        StorageOfflineError (resign leadership).
+        The others follow from the record counts. A run is stamped in place. Raises StorageFullError (nothing is
+        appended, retriable), StorageOfflineError (resign leadership).
         """
         with self._turn:
-            writer, state = self._writer, self._state
+            writer = self._writer
             writer.check_writable()
-            last_epoch = self._epochs.last_epoch
+            last_epoch, first_offset = self._epochs.last_epoch, self._state.end.offset
             assert leader_epoch >= last_epoch, f"epoch {leader_epoch} after {last_epoch}"
             if leader_epoch > last_epoch or self.durability.epochs_due:
                 self._start_epoch(leader_epoch)
-            first_offset = offset = state.end.offset
-            crc, size_bytes = state.end.crc, 0
-            buffers: list[bytes | memoryview] = []
-            headers: list[BatchHeader] = []
-            for batch, header in batches:
-                buffers.append(
-                    stamp(
-                        header, base_offset=offset, append_timestamp_ms=append_timestamp_ms,
-                        leader_epoch=leader_epoch, previous_crc=crc,
-                    )
-                )  # fmt: skip
-                buffers.append(memoryview(batch)[STAMP_BYTES:])
-                headers.append(header)
-                offset += header.record_count
-                size_bytes += header.batch_bytes
-                crc = header.crc
-            segment = writer.segment_for(size_bytes, offset - first_offset, append_timestamp_ms)
+            stamped = writer.stamp(batches, leader_epoch, append_timestamp_ms)
+            segment = writer.segment_for(stamped.size_bytes, stamped.records, append_timestamp_ms)
             writer.write(
-                segment, buffers, headers, size_bytes=size_bytes, leader_epoch=leader_epoch, at_ms=append_timestamp_ms
-            )
+                segment, stamped.buffers, stamped.headers, size_bytes=stamped.size_bytes, leader_epoch=leader_epoch,
+                at_ms=append_timestamp_ms,
+            )  # fmt: skip
             return Offset(first_offset)
 
     def append_replicated(self, batches: ReadableBuffer) -> list[BatchHeader]:

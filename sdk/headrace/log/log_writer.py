@@ -6,7 +6,7 @@ Belongs to a `PartitionLog`, which assigns offsets or checks the leader's, and c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from headrace.log.checkpoint import Mark
 from headrace.log.durability import LogDurability
@@ -15,10 +15,21 @@ from headrace.log.log_state import LogState
 from headrace.log.log_truncation import LogTruncation
 from headrace.log.open_files import OpenFile, pin_empty
 from headrace.log.segment import LOG_SUFFIX, Segment, first_append_ms
-from headrace.wire.batch import BatchHeader
+from headrace.wire.batch import STAMP_BYTES, BatchHeader, stamp
+from headrace.wire.batch_runs import BatchRun
 
 _MAX_BUFFERS = 1024  # IOV_MAX of Linux
 _MAX_RELATIVE_OFFSET = 0xFFFF_FFFF
+
+
+class Stamped(NamedTuple):
+    """Batches with the leader's fields, to be written at the log end."""
+
+    buffers: list[bytes | memoryview]
+    headers: list[BatchHeader] | BatchRun
+    """Headers before the stamp."""
+    size_bytes: int
+    records: int
 
 
 class LogWriter:
@@ -54,6 +65,29 @@ class LogWriter:
             with state.disk():
                 self._truncation.remove_rest()
 
+    def stamp(self, batches: Sequence[tuple[bytes, BatchHeader]] | BatchRun, leader_epoch: int, at_ms: int) -> Stamped:
+        """Assign checked batches the offsets from the log end, and the leader's other fields; write nothing."""
+        offset, crc = self._state.end.offset, self._state.end.crc
+        if isinstance(batches, BatchRun):
+            batches.stamp(base_offset=offset, append_timestamp_ms=at_ms, leader_epoch=leader_epoch, previous_crc=crc)
+            return Stamped([batches.data], batches, len(batches.data), len(batches) * batches.record_count)
+        buffers: list[bytes | memoryview] = []
+        headers: list[BatchHeader] = []
+        records = size_bytes = 0
+        for batch, header in batches:
+            buffers.append(
+                stamp(
+                    header, base_offset=offset + records, append_timestamp_ms=at_ms, leader_epoch=leader_epoch,
+                    previous_crc=crc,
+                )
+            )  # fmt: skip
+            buffers.append(memoryview(batch)[STAMP_BYTES:])
+            headers.append(header)
+            records += header.record_count
+            size_bytes += header.batch_bytes
+            crc = header.crc
+        return Stamped(buffers, headers, size_bytes, records)
+
     def segment_for(self, size_bytes: int, records: int, at_ms: int) -> Segment:
         """Return the segment for the next append: the active one, or a new one if that is full or old."""
         segment, settings = self._segments.active, self._state.settings
@@ -70,7 +104,7 @@ class LogWriter:
         self,
         segment: Segment,
         buffers: list[bytes | memoryview],
-        headers: Sequence[BatchHeader],
+        headers: Sequence[BatchHeader] | BatchRun,
         *,
         size_bytes: int,
         leader_epoch: int,
@@ -78,8 +112,8 @@ class LogWriter:
     ) -> None:
         """Write batches at the log end, undo a short write (H35), then move the log end and the index.
 
-        `headers` are the headers before the write. `leader_epoch` is that of the last batch as it is written. `at_ms`
-        is the time of the new leader headers, `None` if the batches keep theirs.
+        `headers` are the headers before the write, or the run that is written. `leader_epoch` is that of the last batch
+        as it is written. `at_ms` is the time of the new leader headers, `None` if the batches keep theirs.
         """
         if len(buffers) > _MAX_BUFFERS:
             buffers = [b"".join(buffers)]
@@ -96,22 +130,28 @@ class LogWriter:
         self._space.note_appended(size_bytes)
         offset, interval = state.end.offset, state.settings.index_interval_bytes
         with self._segments.lock:
+            if isinstance(headers, BatchRun):
+                assert at_ms is not None, "a leader stamps a run"
+                offset = segment.index.note_run(offset, headers, append_ms=at_ms, interval_bytes=interval)
+                first_ms, crc = at_ms, int(headers.headers["crc"][-1])
+            else:
+                first_ms, crc = headers[0].append_timestamp_ms if at_ms is None else at_ms, headers[-1].crc
+                for header in headers:
+                    end_offset = offset + header.record_count
+                    segment.index.note(
+                        offset,
+                        end_offset,
+                        header.batch_bytes,
+                        append_ms=header.append_timestamp_ms if at_ms is None else at_ms,
+                        record_ms=header.max_timestamp_ms,
+                        interval_bytes=interval,
+                    )
+                    offset = end_offset
             if segment.size_bytes == 0:
-                segment.first_append_ms = headers[0].append_timestamp_ms if at_ms is None else at_ms
-            for header in headers:
-                end_offset = offset + header.record_count
-                segment.index.note(
-                    offset,
-                    end_offset,
-                    header.batch_bytes,
-                    append_ms=header.append_timestamp_ms if at_ms is None else at_ms,
-                    record_ms=header.max_timestamp_ms,
-                    interval_bytes=interval,
-                )
-                offset = end_offset
+                segment.first_append_ms = first_ms
             segment.size_bytes += size_bytes
             segment.dirty = True
-            state.end = Mark(offset, segment.base_offset, segment.size_bytes, headers[-1].crc, leader_epoch)
+            state.end = Mark(offset, segment.base_offset, segment.size_bytes, crc, leader_epoch)
 
     def _open_again(self) -> OpenFile:
         """Reopen the active segment's file, which was closed while the log was idle."""
