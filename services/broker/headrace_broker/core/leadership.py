@@ -174,6 +174,7 @@ class Leadership:
     def _append(self, event: Appended) -> list[Action]:
         assert event.base_offset == self._replica.log_end_offset, "offsets are contiguous (I6)"
         assert event.end_offset > event.base_offset
+        assert (event.end_offset - event.base_offset) % event.batches == 0
         self._replica.record_append(event)
         return [] if self.flushed_only else self.advance()
 

@@ -54,7 +54,7 @@ class EpochPersisted:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """This leader appended one batch, at the offsets that `check_batch` assigned."""
+    """This leader appended one batch, or a run of one producer that continues its sequence, at consecutive offsets."""
 
     base_offset: Offset
     end_offset: Offset
@@ -62,6 +62,8 @@ class Appended:
     producer_epoch: int = -1
     base_sequence: int = -1
     at_ms: int = 0
+    batches: int = 1
+    """Number of batches, which have the same number of records."""
 
 
 @dataclass(frozen=True, slots=True)

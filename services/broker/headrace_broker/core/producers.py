@@ -11,6 +11,7 @@ import struct
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.wire.batch import BatchHeader, sequence_after, sequence_distance
 from headrace.wire.errors import (
@@ -33,8 +34,7 @@ _PRODUCER_V1 = struct.Struct("<qiqiqI")  # without the first offset
 _RANGE = struct.Struct("<iiq")  # base sequence, records, base offset
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceRange:
+class SequenceRange(NamedTuple):
     """One appended batch of a producer."""
 
     base_sequence: int
@@ -158,8 +158,9 @@ class ProducerWindows:
         *,
         base_offset: int,
         at_ms: int,
+        batches: int = 1,
     ) -> None:
-        """Record an appended batch; `at_ms` is its append timestamp.
+        """Record an appended batch, or several of `record_count` each; `at_ms` is their append timestamp.
 
         A batch that does not continue the last one starts a new sequence: a leader that had forgotten the producer (its
         records were deleted, and the broker restarted) accepted sequence 0 again, and every replica follows the leader.
@@ -167,11 +168,14 @@ class ProducerWindows:
         producer = self._producers.get(producer_id)
         if producer is None or producer.epoch != producer_epoch or producer.next_sequence != base_sequence:
             producer = self._remember(producer_id, _Producer(producer_epoch, base_offset))
-        if len(producer.ranges) == WINDOW_RANGES:
-            oldest = producer.ranges.popleft()
-            producer.forgotten_end = oldest.base_offset + oldest.record_count
-        producer.ranges.append(SequenceRange(base_sequence, record_count, base_offset))
-        producer.next_sequence = sequence_after(base_sequence, record_count)
+        for _ in range(batches):
+            if len(producer.ranges) == WINDOW_RANGES:
+                oldest = producer.ranges.popleft()
+                producer.forgotten_end = oldest.base_offset + oldest.record_count
+            producer.ranges.append(SequenceRange(base_sequence, record_count, base_offset))
+            base_sequence = sequence_after(base_sequence, record_count)
+            base_offset += record_count
+        producer.next_sequence = base_sequence
         producer.last_at_ms = at_ms
         self._producers.move_to_end(producer_id)
         if len(self._producers) > self._max_producers:

@@ -326,16 +326,17 @@ class PartitionReplica:
     # --- the log, in any role: the role may have changed during disk I/O ---
 
     def record_append(self, event: Appended) -> list[Action]:
-        """Record an appended batch; if leadership ended during the write, no reader sees the batch."""
+        """Record appended batches; if leadership ended during the write, no reader sees them."""
         self.log_end_offset = max(self.log_end_offset, event.end_offset)
         if event.producer_id >= 0:
             self.producers.record(
                 event.producer_id,
                 event.producer_epoch,
                 event.base_sequence,
-                event.end_offset - event.base_offset,
+                (event.end_offset - event.base_offset) // event.batches,
                 base_offset=event.base_offset,
                 at_ms=event.at_ms,
+                batches=event.batches,
             )
         return []
 

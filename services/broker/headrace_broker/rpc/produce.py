@@ -29,7 +29,7 @@ from headrace_broker.runtime.uninterrupted import spawn_unless_ending
 
 SLICE_BYTES = 4 << 20
 """Maximum bytes of a slice; their check and write block the event loop for about 10 ms."""
-SLICE_BATCHES = 50
+SLICE_BATCHES = 256
 """Maximum batches of a slice; small ones block the event loop for about 2 ms."""
 SMALL_PARTITIONS = 20
 """Maximum partitions of a request without slices; each blocks the event loop for 0.1 ms or more."""

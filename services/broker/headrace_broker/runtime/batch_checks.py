@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import numpy as np
 from headrace.wire.batch import (
     MAX_TIMESTAMP_MS,
     MIN_TIMESTAMP_MS,
@@ -21,6 +22,7 @@ from headrace.wire.batch import (
     read_header,
     sequence_after,
 )
+from headrace.wire.batch_runs import FEW_BATCHES, BatchRun, continuing, read_run
 from headrace.wire.columns import check_columns
 from headrace.wire.errors import (
     HeadraceError,
@@ -75,7 +77,7 @@ def check_run(
     committed: bool,
     now_ms: int,
     compressed: Mapping[int, HeadraceError | None] | None = None,
-) -> list[tuple[bytes, BatchHeader]]:
+) -> list[tuple[bytes, BatchHeader]] | BatchRun:
     """Check the batches that `result` does not have yet, and return a run that one write appends.
 
     `compressed` is the result of `check_compressed` by index; `None` if there is nothing to inflate.
@@ -86,6 +88,10 @@ def check_run(
     """
     replica.check_leading(known_epoch).check_appending(committed=committed)
     result.leader_epoch, result.log_start_offset = replica.leader_epoch, replica.known_log_start
+    if not result.base_offsets:  # Only once, so that many short runs do not read the same batches again and again.
+        run = _small_run(batches, replica, config, context.settings, now_ms)
+        if run is not None:
+            return run
     pairs: list[tuple[bytes, BatchHeader]] = []
     previous: BatchHeader | None = None
     for index in range(len(result.base_offsets), len(batches)):
@@ -120,6 +126,34 @@ def check_run(
         pairs.append((batch, header))
         previous = header
     return pairs
+
+
+def _small_run(
+    batches: Sequence[bytes], replica: PartitionReplica, config: TopicConfig, settings: BrokerSettings, now_ms: int
+) -> BatchRun | None:
+    """Return the first batches if they are many, of the usual kind, valid and not duplicates; raise as `check_run`."""
+    if Codec.NONE not in _codec_numbers(config.allowed_codecs):
+        return None
+    run = read_run(
+        batches,
+        max_batch_bytes=config.max_batch_bytes,
+        max_records=settings.max_batch_records,
+        max_payload_bytes=settings.max_payload_bytes,
+    )
+    if run is None:
+        return None
+    times_ms = run.headers["base_timestamp_ms"]
+    before_ms, after_ms = now_ms - times_ms, times_ms - now_ms
+    wrong = np.flatnonzero((before_ms > config.timestamp_before_max_ms) | (after_ms > config.timestamp_after_max_ms))
+    count = min(continuing(run), int(wrong[0]) if len(wrong) else len(run))
+    if count <= FEW_BATCHES:
+        return None
+    producer_id, producer_epoch, base_sequence = run.producer
+    if producer_id >= 0 and replica.producers.check(
+        producer_id, producer_epoch, base_sequence, run.record_count, now_ms
+    ):
+        return None
+    return run.first(count)
 
 
 def _check_batch(batch: bytes, config: TopicConfig, settings: BrokerSettings, now_ms: int) -> BatchHeader:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.wire.batch import BatchHeader
+from headrace.wire.batch_runs import BatchRun
 from headrace.wire.errors import HeadraceError, NotLeaderError, Outcome, StorageOfflineError, TimedOutError
 from headrace.wire.ids import LeaderEpoch, Offset
 from headrace_server.calls import CALLER
@@ -24,6 +25,9 @@ from headrace_broker.runtime.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
+
+Run: TypeAlias = Sequence[tuple[bytes, BatchHeader]] | BatchRun
+"""Checked batches that one write appends."""
 
 
 class AcknowledgementWaits:
@@ -133,49 +137,42 @@ class PartitionAppender:
                 self._end_append(result, error)
         return result
 
-    async def _append_in_thread(self, pairs: list[tuple[bytes, BatchHeader]], result: AppendResult) -> None:
+    async def _append_in_thread(self, run: Run, result: AppendResult) -> None:
         self._context.metrics.slow_appends.inc()
         at_ms, leader_epoch = self._context.now_ms(), self._replica.leader_epoch
         started = time.perf_counter()
-        base = await self._partition.in_thread(lambda: self._write(pairs, at_ms, leader_epoch))
+        base = await self._partition.in_thread(lambda: self._write(run, at_ms, leader_epoch))
         result.append_seconds += time.perf_counter() - started
-        self._note_run(pairs, base, at_ms, leader_epoch, result)
+        self._note_run(run, base, at_ms, leader_epoch, result)
         if not self._replica.counts_append(leader_epoch):
             # The batches are in the log, and the next leader may commit them.
             raise NotLeaderError("leadership moved during the append", outcome=Outcome.UNKNOWN)
 
-    def _write(self, pairs: list[tuple[bytes, BatchHeader]], at_ms: int, leader_epoch: int) -> Offset:
+    def _write(self, run: Run, at_ms: int, leader_epoch: int) -> Offset:
         started_ms = self._context.clock.monotonic_ms()
-        base = self._partition.open_log.append(pairs, leader_epoch=leader_epoch, append_timestamp_ms=at_ms)
+        base = self._partition.open_log.append(run, leader_epoch=leader_epoch, append_timestamp_ms=at_ms)
         self.is_slow = self._context.clock.monotonic_ms() - started_ms >= self._context.settings.slow_append_ms
         return base
 
-    def _note_run(
-        self, pairs: list[tuple[bytes, BatchHeader]], base: int, at_ms: int, leader_epoch: int, result: AppendResult
-    ) -> None:
+    def _note_run(self, run: Run, base: int, at_ms: int, leader_epoch: int, result: AppendResult) -> None:
         """Report a write to the core, the flusher and the counters."""
-        records = size_bytes = 0
+        size_bytes = 0
         actions: list[Action] = []
-        for _, header in pairs:
-            end = base + header.record_count
-            actions += self._partition.tell_core(
-                Appended(
-                    Offset(base), Offset(end), header.producer_id, header.producer_epoch, header.base_sequence, at_ms
-                )
-            )
-            result.base_offsets.append(base)
-            records += header.record_count
-            size_bytes += header.batch_bytes
-            base = end
-        result.end_offset = max(result.end_offset, base)
+        end = base
+        for batches, records, header_bytes, producer in _parts(run):
+            first, end = end, end + batches * records
+            actions += self._partition.tell_core(Appended(Offset(first), Offset(end), *producer, at_ms, batches))
+            result.base_offsets += range(first, end, records)
+            size_bytes += header_bytes
+        result.end_offset = max(result.end_offset, end)
         result.append_timestamp_ms = at_ms
         metrics = self._context.metrics
-        metrics.produced_batches.inc(len(pairs))
-        metrics.produced_records.inc(records)
+        metrics.produced_batches.inc(len(run))
+        metrics.produced_records.inc(end - base)
         metrics.produced_bytes.inc(size_bytes)
-        self.records += records
+        self.records += end - base
         self.size_bytes += size_bytes
-        self._partition.flush_policy.note_appended(records, CALLER.get())
+        self._partition.flush_policy.note_appended(end - base, CALLER.get())
         self._partition.perform(actions)
         if self._partition.delayed_fetches:
             self._partition.wake_replicas()
@@ -184,3 +181,13 @@ class PartitionAppender:
         result.error = error
         if isinstance(error, StorageOfflineError) and self._replica.role is Role.LEADING:
             self._partition.fail(error)
+
+
+def _parts(run: Run) -> Iterator[tuple[int, int, int, tuple[int, int, int]]]:
+    """Yield for each event of the core: number of batches, records of each, bytes, and fields of the producer."""
+    if isinstance(run, BatchRun):
+        yield len(run), run.record_count, len(run.data), run.producer
+        return
+    for _, header in run:
+        producer = header.producer_id, header.producer_epoch, header.base_sequence
+        yield 1, header.record_count, header.batch_bytes, producer
