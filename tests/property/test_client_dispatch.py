@@ -160,6 +160,9 @@ class World:
             for at in range(0, len(values), step)
         ]
         assert len(batch.encoded) == batch.count
+        if self.rng.random() < 0.5:  # Together, as a run is encoded.
+            sizes = [len(encoded) for encoded in batch.encoded]
+            batch.encoded = [BufferVector([b"".join(map(bytes, batch.encoded))], sizes)]
         self.in_flight_requests.add(batch)
         self.contents[batch] = (number, values)
         self.order.setdefault((self.used_life, number), []).append(batch)
@@ -171,7 +174,7 @@ class World:
                     part.partition_queue.topic_id,
                     part.partition_queue.where.partition,
                     part.leader_epoch,
-                    [bytes(encoded) for b in part.batches for encoded in b.encoded],
+                    [bytes(each) for b in part.batches for encoded in b.encoded for each in encoded.batches()],
                 )
                 for part in request.parts
             ]

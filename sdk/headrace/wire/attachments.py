@@ -23,7 +23,7 @@ def attach_batches(
     for topic in message.topics:
         for part in topic.partitions:
             for batch in next(in_order):
-                part.batch_sizes.append(batch.size_bytes)
+                part.batch_sizes.extend(batch.sizes)
                 attached += batch.parts
     return attached
 

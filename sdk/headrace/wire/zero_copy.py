@@ -12,6 +12,7 @@ descriptors.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Protocol, TypeAlias
 
 from google.protobuf.message import DecodeError
@@ -50,13 +51,23 @@ class Sized(Protocol):
 
 
 class BufferVector:
-    """Batch whose bytes are in several consecutive buffers, joined when a message is written."""
+    """Batch, or several consecutive ones, in consecutive buffers that are joined when a message is written."""
 
-    __slots__ = ("parts", "size_bytes")
+    __slots__ = ("parts", "size_bytes", "sizes")
 
-    def __init__(self, parts: Sequence[ReadableBuffer]) -> None:
+    def __init__(self, parts: Sequence[ReadableBuffer], sizes: Sequence[int] | None = None) -> None:
+        """`sizes` are the bytes of each batch if there are several."""
         self.parts = parts
         self.size_bytes = sum(memoryview(part).nbytes for part in parts)
+        self.sizes = (self.size_bytes,) if sizes is None else sizes
+
+    def batches(self) -> list[BufferVector]:
+        """Return each batch separately."""
+        if len(self.sizes) == 1:
+            return [self]
+        whole = memoryview(self.parts[0] if len(self.parts) == 1 else bytes(self))
+        ends = accumulate(self.sizes)
+        return [BufferVector([whole[end - size : end]]) for size, end in zip(self.sizes, ends, strict=True)]
 
     def __len__(self) -> int:
         return self.size_bytes

@@ -16,6 +16,7 @@ from headrace.client.base.operations import Changes, Operation, WaitUntil
 from headrace.client.producer.futures import PendingBatch, RecordFuture
 from headrace.client.producer.partition_queue import PartitionQueue
 from headrace.client.producer.sequences import ProducerStamp
+from headrace.wire.batch_runs import EncodedRun, encode_run
 from headrace.wire.compression import Codec
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.encoding import batch_parts
@@ -148,6 +149,14 @@ class ClosedBatch:
             producer_epoch=stamp.producer_epoch,
             base_sequence=stamp.base_sequence,
         )
+
+    def encode_run(
+        self, start: int, end: int, batch_records: int, stamp: ProducerStamp, *, base_timestamp_ms: int
+    ) -> EncodedRun | None:
+        """Encode the records `start` to `end` as batches of `batch_records`; `None` if only `encode` can."""
+        if self.keys is not None or self.headers is not None or self.timestamps_ms is not None:
+            return None
+        return encode_run(self.values[start:end], batch_records, base_timestamp_ms=base_timestamp_ms, **stamp._asdict())
 
 
 class PartitionBuffer:

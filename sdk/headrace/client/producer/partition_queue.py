@@ -54,7 +54,7 @@ class SealedBatch:
         """Number of the batch within its partition, in the order of sealing."""
         self.stamp: ProducerStamp = partition_queue.sequences.sealed(records)
         self.encoded: list[BufferVector] | None = None
-        """Encoded batches; `None` during encoding, when no later batch of the partition is sent."""
+        """Encoded batches, some together; `None` during encoding, when no later batch of the partition is sent."""
         self.numbered = False
         """Whether its sequence counts as sent in the current epoch."""
         self.outcome_unknown = False
@@ -63,7 +63,8 @@ class SealedBatch:
     def stamp_anew(self, stamp: ProducerStamp) -> None:
         """Assign other sequences to its batches; see `restamp`."""
         step = self.pending.batch_records
-        self.encoded = [restamp(batch, stamp.behind(at * step)) for at, batch in enumerate(self.encoded or ())]
+        batches = (batch for vector in self.encoded or () for batch in vector.batches())
+        self.encoded = [restamp(batch, stamp.behind(at * step)) for at, batch in enumerate(batches)]
         self.stamp = stamp
 
 

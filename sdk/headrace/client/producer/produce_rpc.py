@@ -30,7 +30,7 @@ GRACE_MS = 1_000
 def produce_request(
     request: Request, config: ProducerConfig
 ) -> tuple[broker_pb2.ProduceRequest, list[list[BufferVector]]]:
-    """Return a ProduceRequest without its batches, with topic ids; and a list of batches for each partition."""
+    """Return a ProduceRequest without its batches, with topic ids; and the batches of each partition, some together."""
     by_topic: dict[bytes, list[RequestPart]] = {}
     for part in request.parts:
         by_topic.setdefault(part.partition_queue.topic_id, []).append(part)
@@ -56,7 +56,9 @@ def native_produce_request(request: Request, config: ProducerConfig) -> NativeRe
 
 def grpc_produce_request(request: Request, config: ProducerConfig) -> bytes:
     """Return a serialised ProduceRequest; the bytes of the batches are copied once."""
-    return produce_request_bytes(*produce_request(request, config))
+    message, batches = produce_request(request, config)
+    separate = [[batch for vector in found for batch in vector.batches()] for found in batches]
+    return produce_request_bytes(message, separate)
 
 
 def parse_produced(frame: Frame) -> broker_pb2.ProduceResponse:

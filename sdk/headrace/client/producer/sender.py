@@ -27,6 +27,7 @@ from headrace.client.producer.partition_queue import Finished, PartitionQueue, R
 from headrace.client.producer.produce_rpc import answers_of
 from headrace.client.producer.sequences import ProducerStamp
 from headrace.v1 import cluster_pb2
+from headrace.wire.batch_runs import FEW_BATCHES, EncodedRun
 from headrace.wire.compression import Codec, compress
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError, InternalError, Outcome, TransportError, UnknownPartitionError
@@ -69,6 +70,11 @@ class Encodes(Protocol):
         self, start: int, end: int, stamp: ProducerStamp, *, base_timestamp_ms: int, codec: Codec, level: int | None
     ) -> list[ReadableBuffer]:
         """Encode the records `start` to `end` as one batch, in parts."""
+
+    def encode_run(
+        self, start: int, end: int, batch_records: int, stamp: ProducerStamp, *, base_timestamp_ms: int
+    ) -> EncodedRun | None:
+        """Encode the records `start` to `end` as batches of `batch_records`; `None` if only `encode` can."""
 
 
 class ProducerStats(NamedTuple):
@@ -158,13 +164,21 @@ class Sender:
     def encode(self, batch: SealedBatch, start: int, source: Encodes) -> None:
         """Encode the records of `source` from `start`, divided into batches."""
         step, records, stamp = batch.pending.batch_records, batch.records, batch.stamp
-        encoded = []
+        encoded: list[BufferVector] = []
+        together = None
         try:
-            for first in range(0, records, step):
+            whole = records - records % step
+            if batch.count > FEW_BATCHES and self._codec is Codec.NONE:
+                together = source.encode_run(
+                    start, start + whole, step, stamp, base_timestamp_ms=batch.pending.timestamp_ms
+                )
+            if together is not None:
+                encoded.append(BufferVector([together.data], together.sizes))
+            for at in range(0 if together is None else whole, records, step):
                 parts = source.encode(
-                    start + first,
-                    start + min(first + step, records),
-                    stamp.behind(first) if first else stamp,
+                    start + at,
+                    start + min(at + step, records),
+                    stamp.behind(at) if at else stamp,
                     base_timestamp_ms=batch.pending.timestamp_ms,
                     codec=self._codec,
                     level=self._config.compression_level,

@@ -436,13 +436,15 @@ def test_bulk_splits_by_partition_and_keeps_the_order_of_each():
 def test_a_hand_written_request_is_what_protobuf_reads():
     """The bytes between which batches are joined are the message of the .proto, whatever the sizes."""
     parts = []
-    for topic_id, number, sizes in ((b"1" * 16, 0, [1, 200]), (b"1" * 16, 3, [70_000]), (b"2" * 16, 1, [5])):
+    for topic_id, number, sizes in ((b"1" * 16, 0, [1, 200]), (b"1" * 16, 3, [70_000]), (b"2" * 16, 1, [5, 6, 7])):
         partition_queue = PartitionQueue(TopicPartition("t", number), topic_id)
         batches = []
         for size in sizes:
             batch = SealedBatch(partition_queue, PendingBatch(WHERE, 0, lambda pending: None), 1, 0, 0)
             batch.encoded = [BufferVector([b"x" * size])]
             batches.append(batch)
+        if number == 1:  # Together, as a run is encoded.
+            batches[1:], batches[0].encoded = [], [BufferVector([b"x" * sum(sizes)], sizes)]
         parts.append(RequestPart(partition_queue, -1 if number else 4, batches))
     config = settings.build(settings.ProducerConfig, {"client_id": "me", "acks": 1})
     read = broker_pb2.ProduceRequest.FromString(grpc_produce_request(Request(1, "a:1", parts, 77), config))
@@ -455,7 +457,7 @@ def test_a_hand_written_request_is_what_protobuf_reads():
     assert found == [
         (b"1" * 16, 0, 4, [1, 200]),
         (b"1" * 16, 3, -1, [70_000]),
-        (b"2" * 16, 1, -1, [5]),
+        (b"2" * 16, 1, -1, [5, 6, 7]),
     ]
 
 
