@@ -20,6 +20,7 @@ from headrace.client.base.errors import LogTruncationError, TopicRecreatedError
 from headrace.client.base.records import Record
 from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.log.directory import LogId
+from headrace.wire.batch_runs import FEW_BATCHES
 from headrace.wire.errors import CorruptBatchError, HeadraceError, OffsetOutOfRangeError, Outcome
 from headrace.wire.ids import TopicPartition
 
@@ -45,6 +46,8 @@ GIVING_UP_MS = 1_200
 LIFE_MS = 1_500
 """After so long a producer ends and another begins, where partitions forget them."""
 CODECS: tuple[Any, ...] = ("none", "none", "gzip", "zstd")
+BURSTING = 0.3
+"""Share of producers that send bursts, and of their sends that are one."""
 SETTINGS: dict[str, Any] = {
     "request_timeout_ms": 700,
     "retry_backoff_ms": 40,
@@ -121,6 +124,9 @@ class Producer(Client):
         self._producer: aio.Producer | None = None
         self._sent = self._life = 0
         self._open: dict[int, int] = {}
+        # Drawn apart, so that other seeds stay as they are.
+        self._bursts = random.Random(f"{cluster.plan.seed}/{self.name}/bursts")
+        self._has_bursts = self._bursts.random() < BURSTING
 
     @property
     def waits(self) -> bool:
@@ -148,6 +154,9 @@ class Producer(Client):
         plan = self.cluster.plan
         # Drawn apart, so that other seeds stay as they are.
         codec = random.Random(f"{plan.seed}/{self.name}/codec").choice(CODECS)
+        settings = SETTINGS
+        if self._has_bursts:
+            codec, settings = "none", {**SETTINGS, "batch_records": 1}
         return aio.Producer(
             bootstrap_servers=self._servers,
             acks=ACKS[self.acks],
@@ -155,7 +164,7 @@ class Producer(Client):
             delivery_timeout_ms=GIVING_UP_MS if plan.gives_up or plan.forgets else DELIVERY_MS,
             max_in_flight_requests=self._chance.choice((1, 3, 5)),
             max_block_ms=1_000,
-            **SETTINGS,
+            **settings,
         )
 
     async def _send_to(self, producer: aio.Producer, number: int) -> None:
@@ -167,8 +176,11 @@ class Producer(Client):
                 self._open[number] -= 1
 
     async def _send(self, producer: aio.Producer, number: int) -> None:
-        """Send a few records, as one batch or one by one."""
+        """Send a few records, as one batch or one by one; or a burst, whose batches of one record are sent together."""
         count, as_batch = 1 + self._chance.randrange(3), self._chance.random() < 0.5
+        if self._has_bursts and not as_batch and self._bursts.random() < BURSTING:
+            count += FEW_BATCHES + self._bursts.randrange(FEW_BATCHES)
+            self.world.count("bursts of small batches")
         names = [f"{self.name}.{self._sent + index}" for index in range(count)]
         self._sent += count
         values = [name.encode().ljust(self._chance.choice(SIZES)) for name in names]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headrace.log import CorruptLogError, DataDirectory, LogSettings, PartitionLog
 from headrace.log.directory import LogId
+from headrace.wire.batch import iter_batches
+from headrace.wire.batch_runs import BatchRun
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import Offset
 from headrace_broker.core.leadership import Leadership
@@ -129,7 +131,12 @@ class Host:
     def _append(self, append: Any, batches: Any, *, leader_epoch: int, append_timestamp_ms: int) -> Offset:
         base: Offset = append(batches, leader_epoch=leader_epoch, append_timestamp_ms=append_timestamp_ms)
         offset, at_ms = int(base), self._stamp_clock().true_ms(append_timestamp_ms)
-        for _, header in batches:
+        if isinstance(batches, BatchRun):
+            self.broker.cluster.world.count("runs of small batches")
+            headers = [header for header, _ in iter_batches(batches.data)]
+        else:
+            headers = [header for _, header in batches]
+        for header in headers:
             self._tell(self.checks.appended, self, header, offset, leader_epoch, at_ms)
             offset += header.record_count
         return base
