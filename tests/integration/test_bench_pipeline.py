@@ -22,7 +22,7 @@ def test_every_record_is_waited_for_once(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(pipeline, "load", load)
     pipeline.main(rate=1_000, seconds=1.0)
     found = re.match(
-        r"([\d,]+) records at 1,000/s by (\d+) runs.*\n.*\n.* after ([\d.]+) s on average", capsys.readouterr().out
+        r"([\d,]+) records at 1,000/s by (\d+) runs.*\n.*\nlatency .* mean ([\d.]+) s", capsys.readouterr().out
     )
     assert found is not None
     assert int(found[1].replace(",", "")) == loaded[-1] > 100
