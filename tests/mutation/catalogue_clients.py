@@ -67,6 +67,28 @@ CLIENTS = (
         Simulation(60),
     ),
     Mutant(
+        "duplicates-in-a-run-appended",
+        "H48",
+        "_small_run",
+        never(
+            "producer_id >= 0 and replica.producers.check("
+            "producer_id, producer_epoch, base_sequence, run.record_count, now_ms)"
+        ),
+        "A retry of many small batches that were written is written again.",
+        Simulation(60),
+    ),
+    Mutant(
+        "gaps-in-a-run-appended",
+        "H50 I20",
+        "continuing",
+        replace("_leading(is_next)", "len(run)"),
+        "A small batch behind a gap is written with those before it.",
+        Test(
+            "tests/unit/broker/test_broker_batch_runs.py::test_many_batches_are_appended_as_they_are_one_by_one",
+            "The simulator's producers hardly ever send a gap and what is behind it in one request.",
+        ),
+    ),
+    Mutant(
         "sequences-reassigned-in-doubt",
         "H51",
         "ProducerIdentity._raise_epoch",
