@@ -105,32 +105,31 @@ sim-groups: sim ## consumer groups on the same network and etcd, as sim
 mutants: set-up ## take each rule out of the code, one at a time, and see that a test fails (MUTANT=, JOBS=)
 	@$(BIN)/python -m tests.mutation $(if $(MUTANT),--id $(MUTANT)) $(if $(filter command,$(origin JOBS)),--jobs $(JOBS)) $(MUTANT_FLAGS)
 
-check: set-up ## ruff, mypy --strict, import layers, words, protos, generated code and pages
-	@$(PYTHON) tools/set_up.py proto
+check: ## ruff, mypy --strict, import layers, words, protos, generated code and pages
 	@$(MAKE) CHECKS_IN_PARALLEL=yes -j 2 --output-sync=target check-types check-text check-imports check-pages check-proto
 
 # Steps of make check, two at a time; the longest first.
-check-types:
+check-types: set-up
 	$(BIN)/mypy
 
-check-text:
+check-text: set-up
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pytest $(TEST_OF_WORDS)
 
-check-imports:
+check-imports: set-up
 	$(BIN)/lint-imports
 
-check-pages:
+check-pages: set-up
 	$(BIN)/python tools/docs.py --check
 	$(BIN)/python tools/async_to_sync.py --check
 	$(BIN)/python tools/settings_types.py --check
 
 # buf lint and breaking, and the committed code is what the protos give
-check-proto:
+check-proto: set-up
 	$(BIN)/buf lint
 	$(BIN)/buf breaking --against proto/baseline.binpb
-	$(BIN)/python tools/proto.py --check
+	@$(PYTHON) tools/set_up.py proto && $(BIN)/python tools/proto.py --check
 
 proto: set-up ## write the code generated from proto/
 	@$(PYTHON) tools/set_up.py proto

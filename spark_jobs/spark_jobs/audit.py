@@ -5,7 +5,7 @@ the topics, or in a table of `load`, and compares. The claims are read first, so
 their claim are counted.
 
     state        meaning                                                                     exit code
-    complete     all acknowledged records have arrived, without duplicates                    0
+    complete     all acknowledged records have arrived, without duplicates                   0
     incomplete   records are missing or duplicated                                           5
     unclaimed    records that no producer claims                                             8
     unconfirmed  a producer was killed or its counts are missing: its total is unknown       8

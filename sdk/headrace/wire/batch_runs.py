@@ -1,9 +1,9 @@
 """Runs of small batches: encoded, checked and stamped together, by a few passes of numpy instead of a loop of Python.
 
-A busy producer of small batches sends many at once (docs/decisions/0022). What a batch is, is said by
-`headrace.wire.batch`, `encoding` and `columns`, whose functions take one batch. These here do the same for many of the
-usual kind, which have the same number of values and nothing else: no keys, nulls, headers, own timestamps or
-compression. All other batches, and all wrong ones, are left to those functions, which also say what is wrong.
+A busy producer of small batches sends many at once (docs/decisions/0022). `headrace.wire.batch`, `encoding` and
+`columns` define the format, by functions that take one batch. The functions here process many batches that have the
+same number of values and nothing else: no keys, nulls, headers, own timestamps or compression. All other batches, and
+all invalid ones, are left to the functions for one batch, which raise the error.
 """
 
 from collections.abc import Sequence
