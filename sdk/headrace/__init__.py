@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from headrace.wire.errors import TimedOutError as TimedOutError
     from headrace.wire.errors import TopicAlreadyExistsError as TopicAlreadyExistsError
     from headrace.wire.errors import TransportError as TransportError
+    from headrace.wire.errors import UnauthenticatedError as UnauthenticatedError
     from headrace.wire.errors import UnknownBrokerError as UnknownBrokerError
     from headrace.wire.errors import UnknownGroupError as UnknownGroupError
     from headrace.wire.errors import UnknownLeaderEpochError as UnknownLeaderEpochError
@@ -179,6 +180,7 @@ _NAMES = {
         "TimedOutError",
         "TopicAlreadyExistsError",
         "TransportError",
+        "UnauthenticatedError",
         "UnknownBrokerError",
         "UnknownGroupError",
         "UnknownLeaderEpochError",

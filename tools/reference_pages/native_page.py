@@ -44,6 +44,7 @@ _KINDS: dict[IntEnum, tuple[str, str]] = {
     Kind.DISCARD: ("-", "The preceding answer or message is invalid: the log changed while it was sent."),
     Kind.GOODBYE: ("-", "The server accepts no more requests on this connection."),
     Kind.MESSAGE: ("of the stream", "One message of a stream. Attachments: the batches of a leader."),
+    Kind.SESSION: ("the token, UTF-8", "The session of all later requests. It has no answer."),
 }
 _METHODS: dict[IntEnum, tuple[str, str, str]] = {
     MethodCode.PRODUCE: ("Produce", "each batch of the request, sizes in `batch_sizes`", "none"),
@@ -81,7 +82,18 @@ _HANDSHAKE = """## The handshake
 minor release apart, or if the other lacks a required capability. The broker then sends an ERROR `UNSUPPORTED_VERSION`;
 the client closes the connection. A third-party client leaves the `Handshake` empty and is accepted.
 
-With TLS the identity of a client is that of its certificate, as over gRPC."""
+## Sessions
+
+With TLS the identity of a client is that of its certificate, as over gRPC. Other clients exchange an API key or a JSON
+Web Token for a session token, by [`OpenSession`](rpcs.md) over gRPC, and send the token in `session` of `Hello`. When
+they have renewed it, they send the new token in a SESSION frame before their next request: it replaces the one before
+for all requests behind it. A token that has ended, or was never valid, does not close the connection.
+
+- Without a valid session, the broker answers a Hello with an ERROR `UNAUTHENTICATED` of correlation 0, or each request
+  with an ERROR `UNAUTHENTICATED` of its own. Such a request had no effect: the client opens a new session and sends the
+  request again, once, on the same connection or on a new one.
+- An ERROR `UNAUTHENTICATED` of correlation 0 after the WELCOME ends the connection. The outcome of its requests without
+  an answer is unknown."""
 
 _PRODUCE = """## Produce
 
@@ -175,7 +187,7 @@ _CLIENT = """## A client in another language
 def connect(address):
     host, port = split(address)                       # native_address of GetMetadata
     connection = tls_if_needed(tcp(host, port))
-    hello = Hello(client_id="mine")
+    hello = Hello(client_id="mine", session=token)    # of OpenSession; empty without an identity
     connection.send(b"HEADRACE" + frame(HELLO, message=hello))
     kind, _, _, message, _ = receive(connection)
     if kind != WELCOME:

@@ -56,6 +56,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_GROUP_TOO_LARGE: _ClassVar[ErrorCode]
     ERROR_CODE_METADATA_LIMIT: _ClassVar[ErrorCode]
     ERROR_CODE_NOT_AUTHORIZED: _ClassVar[ErrorCode]
+    ERROR_CODE_UNAUTHENTICATED: _ClassVar[ErrorCode]
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
 
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -111,6 +112,7 @@ ERROR_CODE_GROUP_NOT_EMPTY: ErrorCode
 ERROR_CODE_GROUP_TOO_LARGE: ErrorCode
 ERROR_CODE_METADATA_LIMIT: ErrorCode
 ERROR_CODE_NOT_AUTHORIZED: ErrorCode
+ERROR_CODE_UNAUTHENTICATED: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_NOT_APPLIED: Outcome

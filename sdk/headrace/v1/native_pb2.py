@@ -15,7 +15,7 @@ _sym_db = _symbol_database.Default()
 from headrace.v1 import handshake_pb2 as headrace_dot_v1_dot_handshake__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headrace/v1/native.proto\x12\x0bheadrace.v1\x1a\x1bheadrace/v1/handshake.proto\"E\n\x05Hello\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12)\n\thandshake\x18\x02 \x01(\x0b\x32\x16.headrace.v1.Handshake\"_\n\x07Welcome\x12\x13\n\x0b\x61nswered_by\x18\x01 \x01(\t\x12)\n\thandshake\x18\x02 \x01(\x0b\x32\x16.headrace.v1.Handshake\x12\x14\n\x0cmax_requests\x18\x03 \x01(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headrace/v1/native.proto\x12\x0bheadrace.v1\x1a\x1bheadrace/v1/handshake.proto\"V\n\x05Hello\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12)\n\thandshake\x18\x02 \x01(\x0b\x32\x16.headrace.v1.Handshake\x12\x0f\n\x07session\x18\x03 \x01(\t\"_\n\x07Welcome\x12\x13\n\x0b\x61nswered_by\x18\x01 \x01(\t\x12)\n\thandshake\x18\x02 \x01(\x0b\x32\x16.headrace.v1.Handshake\x12\x14\n\x0cmax_requests\x18\x03 \x01(\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -23,7 +23,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace.v1.native_pb2', _g
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
   _globals['_HELLO']._serialized_start=70
-  _globals['_HELLO']._serialized_end=139
-  _globals['_WELCOME']._serialized_start=141
-  _globals['_WELCOME']._serialized_end=236
+  _globals['_HELLO']._serialized_end=156
+  _globals['_WELCOME']._serialized_start=158
+  _globals['_WELCOME']._serialized_end=253
 # @@protoc_insertion_point(module_scope)

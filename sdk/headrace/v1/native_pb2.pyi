@@ -6,12 +6,14 @@ from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Opti
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("client_id", "handshake")
+    __slots__ = ("client_id", "handshake", "session")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     handshake: _handshake_pb2.Handshake
-    def __init__(self, client_id: _Optional[str] = ..., handshake: _Optional[_Union[_handshake_pb2.Handshake, _Mapping]] = ...) -> None: ...
+    session: str
+    def __init__(self, client_id: _Optional[str] = ..., handshake: _Optional[_Union[_handshake_pb2.Handshake, _Mapping]] = ..., session: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("answered_by", "handshake", "max_requests")

@@ -63,6 +63,8 @@ class Kind(IntEnum):
     """The server accepts no more requests on this connection; it answers earlier ones and refuses later ones."""
     MESSAGE = 10
     """One message of a stream, in either direction; each side numbers its own from 1."""
+    SESSION = 11
+    """The client has renewed its session: a session token, UTF-8. It holds for the requests that follow."""
 
 
 class MethodCode(IntEnum):
@@ -164,7 +166,7 @@ _CONFIRMABLE = frozenset({Kind.ANSWER, Kind.MESSAGE})
 _NUMBERED = frozenset({Kind.REQUEST, Kind.CANCEL, Kind.CONFIRM, Kind.DISCARD}) | _CONFIRMABLE
 _EMPTY = frozenset({Kind.CANCEL, Kind.CONFIRM, Kind.DISCARD, Kind.GOODBYE})
 
-CLIENT_KINDS = frozenset({Kind.HELLO, Kind.REQUEST, Kind.CANCEL})
+CLIENT_KINDS = frozenset({Kind.HELLO, Kind.REQUEST, Kind.CANCEL, Kind.SESSION})
 SERVER_KINDS = frozenset({Kind.WELCOME, Kind.ANSWER, Kind.ERROR, Kind.CONFIRM, Kind.DISCARD, Kind.GOODBYE})
 FOLLOWER_KINDS = frozenset({Kind.HELLO, Kind.MESSAGE})
 LEADER_KINDS = frozenset({Kind.WELCOME, Kind.MESSAGE, Kind.ERROR, Kind.CONFIRM, Kind.DISCARD})

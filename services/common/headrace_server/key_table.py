@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from google.protobuf.message import Message
+from headrace.v1 import auth_pb2
 from headrace.wire.ids import BrokerId, TopicId
 
 from headrace_server.internal_v1 import metadata_pb2
@@ -133,6 +134,53 @@ class GroupOffsetKey:
     partition: int
 
 
+@dataclass(frozen=True, slots=True)
+class UserKey:
+    """`users/{user_id}`."""
+
+    user_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GrantKey:
+    """`grants/{grant_id}`."""
+
+    grant_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RoleKey:
+    """`roles/{name}`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class IssuerKey:
+    """`issuers/{name}`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKeyKey:
+    """`signing_keys/{key_id}`."""
+
+    key_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaKey:
+    """`quotas/{quota_id}`."""
+
+    quota_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PostureKey:
+    """`posture`."""
+
+
 ParsedKey = (
     MetaKey
     | BrokerKey
@@ -151,6 +199,13 @@ ParsedKey = (
     | GroupAssignmentKey
     | GroupMemberKey
     | GroupOffsetKey
+    | UserKey
+    | GrantKey
+    | RoleKey
+    | IssuerKey
+    | SigningKeyKey
+    | QuotaKey
+    | PostureKey
 )
 
 
@@ -306,6 +361,62 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         metadata_pb2.CommittedOffset,
         "persistent; removed with the group, which expires after `offsets_retention_ms` without members",
         "The position where the group continues: the paper's offset registry.",
+    ),
+    KeyFamily(
+        UserKey,
+        "/headrace/{cluster}/identity/users/{user_id}",
+        "coordinators, by compare-and-swap; `headrace-coordinator bootstrap-admin`",
+        metadata_pb2.StoredUser,
+        "persistent",
+        "A user with the hashes of its API keys. The id is the start of the SHA-256 of the name.",
+    ),
+    KeyFamily(
+        GrantKey,
+        "/headrace/{cluster}/identity/grants/{grant_id}",
+        "coordinators, by compare-and-swap; `headrace-coordinator bootstrap-admin`",
+        auth_pb2.Grant,
+        "persistent; the controller removes it after `expires_ms`",
+        "A role on a resource for a user or a group. The id is the start of the SHA-256 of the three.",
+    ),
+    KeyFamily(
+        RoleKey,
+        "/headrace/{cluster}/identity/roles/{name}",
+        "coordinators, by compare-and-swap",
+        auth_pb2.Role,
+        "persistent",
+        "A role that is not built in: a named set of operations.",
+    ),
+    KeyFamily(
+        IssuerKey,
+        "/headrace/{cluster}/identity/issuers/{name}",
+        "coordinators, by compare-and-swap",
+        auth_pb2.Issuer,
+        "persistent",
+        "An issuer whose JSON Web Tokens identify users.",
+    ),
+    KeyFamily(
+        SigningKeyKey,
+        "/headrace/{cluster}/identity/signing_keys/{key_id}",
+        "the controller, which adds one a day and removes those that sign no valid session any more",
+        metadata_pb2.SigningKey,
+        "two days",
+        "A key of session tokens. Every broker and coordinator verifies by it, and signs by the newest one.",
+    ),
+    KeyFamily(
+        QuotaKey,
+        "/headrace/{cluster}/identity/quotas/{quota_id}",
+        "coordinators, by compare-and-swap",
+        auth_pb2.Quota,
+        "persistent",
+        "Rates of one user, or of every user without its own. The id is the start of the SHA-256 of the name.",
+    ),
+    KeyFamily(
+        PostureKey,
+        "/headrace/{cluster}/identity/posture",
+        "coordinators, at an administrator's request",
+        metadata_pb2.StoredPosture,
+        "persistent",
+        "What happens to calls without an identity or a right, if it is stricter than the servers' settings.",
     ),
 )
 

@@ -5,6 +5,7 @@ All keys of brokers and coordinators are built here.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -25,17 +26,24 @@ from headrace_server.key_table import (
     DeletedTopicKey,
     DirectoryKey,
     DrainedBrokerKey,
+    GrantKey,
     GroupAssignmentKey,
     GroupKey,
     GroupMemberKey,
     GroupOffsetKey,
+    IssuerKey,
     KeyFamily,
     MetaKey,
     ParsedKey,
     PartitionKey,
+    PostureKey,
+    QuotaKey,
+    RoleKey,
+    SigningKeyKey,
     SupersededKey,
     TopicIdKey,
     TopicKey,
+    UserKey,
 )
 
 ROOT = "/headrace/"
@@ -82,6 +90,43 @@ class Keyspace:
     def directories_prefix(self) -> str:
         """Prefix of the versions of data directories, with a trailing slash. No process watches it."""
         return self._scope(_DIRECTORIES)
+
+    @property
+    def identity_prefix(self) -> str:
+        """Prefix of users, grants and all else about identity, with a trailing slash. Every generation has the same."""
+        return self._scope(_IDENTITY)
+
+    def user(self, name: str) -> str:
+        """Return the key of a user, whatever characters its name has."""
+        return self._key(UserKey, digest_id(name))
+
+    def grant(self, principal: str, role: str, resource: str) -> str:
+        """Return the key of a grant."""
+        return self._key(GrantKey, digest_id(principal, role, resource))
+
+    def role(self, name: str) -> str:
+        """Return the key of a role that is not built in."""
+        return self._key(RoleKey, name)
+
+    def issuer(self, name: str) -> str:
+        """Return the key of a token issuer."""
+        return self._key(IssuerKey, name)
+
+    def signing_key(self, key_id: str) -> str:
+        """Return the key of a signing key of session tokens."""
+        return self._key(SigningKeyKey, key_id)
+
+    def signing_key_prefix(self) -> str:
+        """Return the prefix of all signing keys."""
+        return self._prefix(SigningKeyKey)
+
+    def quota(self, user: str) -> str:
+        """Return the key of a user's quota; of `*` for every user without its own."""
+        return self._key(QuotaKey, digest_id(user))
+
+    def posture(self) -> str:
+        """Return the key of the posture."""
+        return self._key(PostureKey)
 
     def directory(self, broker_id: int) -> str:
         """Return the key of the version of a broker's data directory."""
@@ -235,14 +280,25 @@ class Keyspace:
 def value_json(keyspace: Keyspace, key: str, value: bytes) -> str:
     """Return a key's value as JSON for `DumpMetadata`, field names as in the .proto; hexadecimal if malformed.
 
-    The cluster's secret is never included.
+    No secret is included: neither the cluster's, nor a signing key's, nor the hash of an API key.
     """
     message = keyspace.decode_value(key, value)
-    if isinstance(message, metadata_pb2.ClusterMeta):
+    if isinstance(message, metadata_pb2.ClusterMeta | metadata_pb2.SigningKey):
         message.ClearField("secret")
+    if isinstance(message, metadata_pb2.StoredUser):
+        for api_key in message.api_keys:
+            api_key.ClearField("sha256")
+    if message is None and key.startswith(keyspace.identity_prefix):
+        return '{"undecoded": "it may have a secret"}'
     if message is None:
         return f'{{"undecoded_hex": "{value.hex()}"}}'
     return json_format.MessageToJson(message, preserving_proto_field_name=True, indent=None)
+
+
+def digest_id(*parts: str) -> bytes:
+    """Return the id of a key that is named by text of any characters: 16 bytes of a SHA-256."""
+    encoded = [part.encode() for part in parts]
+    return hashlib.sha256(b"".join(len(part).to_bytes(4, "little") + part for part in encoded)).digest()[:16]
 
 
 def _segment(value: int | str | bytes) -> str:
@@ -276,6 +332,9 @@ _READ: dict[str, Callable[[str], int | str | bytes | None]] = {
     "partition": _read_number,
     "topic_id": _read_id,
     "member_id": _read_id,
+    "user_id": _read_id,
+    "grant_id": _read_id,
+    "quota_id": _read_id,
 }
 """Parsers of fields; other fields are names."""
 
@@ -310,7 +369,8 @@ class _Pattern:
 _GENERATION = ROOT + "{cluster}/{generation}/"
 _GROUPS = ROOT + "{cluster}/groups/{generation}/"
 _DIRECTORIES = ROOT + "{cluster}/directories/{generation}/"
-_SCOPES = (_GENERATION, _GROUPS, _DIRECTORIES)
+_IDENTITY = ROOT + "{cluster}/identity/"
+_SCOPES = (_GENERATION, _GROUPS, _DIRECTORIES, _IDENTITY)
 _META = next(family for family in KEY_TABLE if family.key is MetaKey)
 
 

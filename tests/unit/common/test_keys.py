@@ -1,5 +1,6 @@
 """Keys are built and taken apart by one table."""
 
+import base64
 import json
 
 import pytest
@@ -15,18 +16,25 @@ from headrace_server.key_table import (
     DeletedTopicKey,
     DirectoryKey,
     DrainedBrokerKey,
+    GrantKey,
     GroupAssignmentKey,
     GroupKey,
     GroupMemberKey,
     GroupOffsetKey,
+    IssuerKey,
     MetaKey,
     PartitionKey,
+    PostureKey,
+    QuotaKey,
+    RoleKey,
+    SigningKeyKey,
     SupersededKey,
     TopicIdKey,
     TopicKey,
+    UserKey,
     describe_keys,
 )
-from headrace_server.keys import Keyspace, meta_key, value_json
+from headrace_server.keys import Keyspace, digest_id, meta_key, value_json
 
 KEYS = Keyspace("test", 2)
 TOPIC_ID = bytes(range(16))
@@ -57,6 +65,21 @@ GROUP_BUILT = [
 ]
 
 
+IDENTITY_BUILT = [
+    (KEYS.user("ada/é"), f"users/{digest_id('ada/é').hex()}", UserKey(digest_id("ada/é"))),
+    (
+        KEYS.grant("ada", "reader", "topic:a/b"),
+        f"grants/{digest_id('ada', 'reader', 'topic:a/b').hex()}",
+        GrantKey(digest_id("ada", "reader", "topic:a/b")),
+    ),
+    (KEYS.role("curator"), "roles/curator", RoleKey("curator")),
+    (KEYS.issuer("corp"), "issuers/corp", IssuerKey("corp")),
+    (KEYS.signing_key("k1"), "signing_keys/k1", SigningKeyKey("k1")),
+    (KEYS.quota("*"), f"quotas/{digest_id('*').hex()}", QuotaKey(digest_id("*"))),
+    (KEYS.posture(), "posture", PostureKey()),
+]
+
+
 @pytest.mark.parametrize(("key", "tail", "parsed"), BUILT)
 def test_keys_go_there_and_back(key, tail, parsed):
     """Every key of the table is built, parsed and found in the table."""
@@ -83,9 +106,38 @@ def test_keys_of_groups_have_a_prefix_of_their_own(key, tail, parsed):
     assert KEYS.family(key).key is type(parsed)
 
 
+@pytest.mark.parametrize(("key", "tail", "parsed"), IDENTITY_BUILT)
+def test_keys_of_identity_are_those_of_every_generation(key, tail, parsed):
+    """A name of any characters has a key, and the parts of one are told apart."""
+    assert key == "/headrace/test/identity/" + tail
+    assert not key.startswith((KEYS.prefix, KEYS.groups_prefix))
+    assert KEYS.parse(key) == parsed
+    assert KEYS.family(key).key is type(parsed)
+    assert digest_id("ab", "c") != digest_id("a", "bc")
+
+
+@pytest.mark.parametrize(
+    ("key", "message", "secret"),
+    [
+        (KEYS.signing_key("k"), metadata_pb2.SigningKey(key_id="k", secret=b"secret" * 6), b"secret"),
+        (
+            KEYS.user("ada"),
+            metadata_pb2.StoredUser(name="ada", api_keys=[metadata_pb2.StoredApiKey(key_id="k", sha256=b"secret" * 5)]),
+            b"secret",
+        ),
+    ],
+)
+def test_a_dump_has_no_secret_of_identity(key, message, secret):
+    """Nor one in a value that this release cannot decode."""
+    encoded = (base64.b64encode(secret * 2).decode()[:8], secret.hex())
+    for value in (message.SerializeToString(), b"\xff" + secret):
+        text = value_json(KEYS, key, value)
+        assert not any(each in text for each in encoded), text
+
+
 def test_every_family_is_built_here():
     """No row of the table lacks a builder."""
-    assert {type(parsed) for *_, parsed in (*BUILT, *GROUP_BUILT)} | {MetaKey, DirectoryKey} == {
+    assert {type(parsed) for *_, parsed in (*BUILT, *GROUP_BUILT, *IDENTITY_BUILT)} | {MetaKey, DirectoryKey} == {
         row.key for row in KEY_TABLE
     }
     assert KEYS.family(meta_key("test")).key is MetaKey

@@ -65,6 +65,7 @@ class ErrorCode(IntEnum):
     GROUP_TOO_LARGE = 66
     METADATA_LIMIT = 67
     NOT_AUTHORIZED = 70
+    UNAUTHENTICATED = 71
     INTERNAL = 99
 
 

@@ -460,9 +460,18 @@ class NotAuthorizedError(
     HeadraceError,
     code=ErrorCode.NOT_AUTHORIZED,
     status="PERMISSION_DENIED",
-    action="Use a client certificate that is authorized for this operation.",
+    action="Ask an administrator for a grant; `headrace can` says what is missing.",
 ):
-    """The caller, identified by certificate or listener, is not authorized for this operation."""
+    """The caller has no right to do this."""
+
+
+class UnauthenticatedError(
+    HeadraceError,
+    code=ErrorCode.UNAUTHENTICATED,
+    status="UNAUTHENTICATED",
+    action="Set api_key_file, token_file or a client certificate.",
+):
+    """The caller is not known: it sent no proof of identity, or one that is not accepted, or its session has ended."""
 
 
 class TransportError(HeadraceError):

@@ -29,8 +29,8 @@ _UNTYPED: Mapping[str, ErrorCode] = {
     "INVALID_ARGUMENT": ErrorCode.INVALID_REQUEST,
     "FAILED_PRECONDITION": ErrorCode.INVALID_REQUEST,
     "OUT_OF_RANGE": ErrorCode.INVALID_REQUEST,
-    "UNAUTHENTICATED": ErrorCode.INVALID_REQUEST,
-    "PERMISSION_DENIED": ErrorCode.INVALID_REQUEST,
+    "UNAUTHENTICATED": ErrorCode.UNAUTHENTICATED,
+    "PERMISSION_DENIED": ErrorCode.NOT_AUTHORIZED,
     "UNIMPLEMENTED": ErrorCode.UNSUPPORTED_VERSION,
     "RESOURCE_EXHAUSTED": ErrorCode.THROTTLED,
     "ABORTED": ErrorCode.CONFLICT,
@@ -105,9 +105,12 @@ def to_status_bytes(error: HeadraceError) -> bytes:
 def from_rpc_error(error: grpc.RpcError) -> HeadraceError:
     """Return the exception for a failed call, sync or aio; not raised.
 
-    The typed detail if the server sent one. Otherwise the exception depends on the gRPC status, and the outcome is
-    UNKNOWN, because a broken call may have been executed.
+    The typed detail if the server sent one, or the error that the client attached as `typed`. Otherwise the exception
+    depends on the gRPC status, and the outcome is UNKNOWN, because a broken call may have been executed.
     """
+    typed: Any = getattr(error, "typed", None)
+    if isinstance(typed, HeadraceError):
+        return typed
     detail = _typed_detail(error)
     if detail is not None:
         return from_detail(detail)

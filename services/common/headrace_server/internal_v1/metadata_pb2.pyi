@@ -299,3 +299,71 @@ class CommittedOffset(_message.Message):
     member_epoch: int
     commit_number: int
     def __init__(self, offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., metadata: _Optional[str] = ..., committed_ms: _Optional[int] = ..., member_id: _Optional[bytes] = ..., member_epoch: _Optional[int] = ..., commit_number: _Optional[int] = ...) -> None: ...
+
+class StoredUser(_message.Message):
+    __slots__ = ("name", "disabled", "groups", "description", "api_keys", "certificate_names", "created_ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DISABLED_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    API_KEYS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_NAMES_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    disabled: bool
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    description: str
+    api_keys: _containers.RepeatedCompositeFieldContainer[StoredApiKey]
+    certificate_names: _containers.RepeatedScalarFieldContainer[str]
+    created_ms: int
+    def __init__(self, name: _Optional[str] = ..., disabled: bool = ..., groups: _Optional[_Iterable[str]] = ..., description: _Optional[str] = ..., api_keys: _Optional[_Iterable[_Union[StoredApiKey, _Mapping]]] = ..., certificate_names: _Optional[_Iterable[str]] = ..., created_ms: _Optional[int] = ...) -> None: ...
+
+class StoredApiKey(_message.Message):
+    __slots__ = ("key_id", "sha256", "description", "created_ms", "expires_ms")
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
+    key_id: str
+    sha256: bytes
+    description: str
+    created_ms: int
+    expires_ms: int
+    def __init__(self, key_id: _Optional[str] = ..., sha256: _Optional[bytes] = ..., description: _Optional[str] = ..., created_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ...) -> None: ...
+
+class SigningKey(_message.Message):
+    __slots__ = ("key_id", "secret", "created_ms")
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    key_id: str
+    secret: bytes
+    created_ms: int
+    def __init__(self, key_id: _Optional[str] = ..., secret: _Optional[bytes] = ..., created_ms: _Optional[int] = ...) -> None: ...
+
+class StoredPosture(_message.Message):
+    __slots__ = ("posture", "set_by", "set_ms")
+    POSTURE_FIELD_NUMBER: _ClassVar[int]
+    SET_BY_FIELD_NUMBER: _ClassVar[int]
+    SET_MS_FIELD_NUMBER: _ClassVar[int]
+    posture: int
+    set_by: str
+    set_ms: int
+    def __init__(self, posture: _Optional[int] = ..., set_by: _Optional[str] = ..., set_ms: _Optional[int] = ...) -> None: ...
+
+class SessionClaims(_message.Message):
+    __slots__ = ("user", "groups", "proof", "credential", "issued_ms", "expires_ms")
+    USER_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    ISSUED_MS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_MS_FIELD_NUMBER: _ClassVar[int]
+    user: str
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    proof: int
+    credential: str
+    issued_ms: int
+    expires_ms: int
+    def __init__(self, user: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ..., proof: _Optional[int] = ..., credential: _Optional[str] = ..., issued_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ...) -> None: ...
