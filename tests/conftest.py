@@ -16,8 +16,10 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from _pytest.nodeid import NodeId
 from headrace_devcluster.cluster import LocalCluster
 from headrace_devcluster.service import LocalService
+from headrace_server.identity.gate import set_access
 from hypothesis import settings
 
+from tests.fakes.open_gate import open_access
 from tests.fork_server import forked_services, is_fork_server
 
 pytest_plugins = ["headrace_devcluster.fixtures", "tests.async_tests", "tests.spark_session"]
@@ -38,7 +40,10 @@ def pytest_configure() -> None:
     Every Java starts as the jobs' own does, and does not verify the classes of Spark: a fifth of what a start costs.
     Where `PYTHONDONTWRITEBYTECODE` is set, as in many images, each would compile all that it imports: a broker for a
     second. Workers of pytest inherit the variables.
+
+    Handlers that a test calls without a server serve everybody.
     """
+    set_access(open_access())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell's background job ignores Ctrl-C, and so would all that it starts: the tests send it.
         signal.signal(signal.SIGINT, signal.default_int_handler)

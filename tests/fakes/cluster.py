@@ -33,6 +33,8 @@ from headrace.wire.errors import (
 )
 from headrace.wire.ids import PRODUCER_FAMILY_BITS
 
+from tests.fakes.identity import FakeIdentity
+
 CREATED_MS = 1_700_000_000_000
 
 
@@ -162,8 +164,8 @@ def call_fails_with(error: HeadraceError, status: grpc.StatusCode = grpc.StatusC
 class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.ClusterServiceServicer):
     """Starts on a port of the kernel's choice."""
 
-    def __init__(self, first: "FakeCluster | None" = None) -> None:
-        """`first` is the broker whose cluster this one joins."""
+    def __init__(self, first: "FakeCluster | None" = None, identity: FakeIdentity | None = None) -> None:
+        """`first` is the broker whose cluster this one joins; `identity` refuses calls without a session."""
         self.first = first or self
         self.topics: dict[str, FakeTopic] = first.topics if first else {}
         self.lock: threading.Lock = first.lock if first else threading.Lock()
@@ -183,12 +185,17 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
         self.hold.set()
         self.arrived = threading.Semaphore(0)
         self.coordinator_down = False
+        self.native_addresses: dict[int, str] = {}
+        """By broker id; without one a broker serves gRPC alone."""
         self.coordinators: list[str] = []
         """Named by metadata; empty: this one."""
         self._server = grpc.server(
             futures.ThreadPoolExecutor(32),
+            interceptors=[] if identity is None else [identity],
             options=(("grpc.max_receive_message_length", 2**25), ("grpc.max_send_message_length", 2**25)),
         )
+        if identity is not None:
+            identity.serve_at(self._server)
         broker_pb2_grpc.add_BrokerServiceServicer_to_server(self, self._server)
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -242,7 +249,8 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
             cluster_id="fake", coordinators=self.coordinators or [self.address], answered_by="fake"
         )
         for broker_id, address in self.addresses.items():
-            response.brokers.add(broker_id=broker_id, address=address)
+            native_address = self.first.native_addresses.get(broker_id, "")
+            response.brokers.add(broker_id=broker_id, address=address, native_address=native_address)
         if request.brokers_only:
             return response
         by_id = {topic.topic_id: name for name, topic in self.topics.items()}

@@ -25,6 +25,8 @@ from headrace.wire.errors import (
     to_status_bytes,
 )
 
+from tests.fakes.identity import FakeIdentity
+
 if TYPE_CHECKING:
     from tests.fakes.cluster import FakeCluster
 
@@ -34,8 +36,13 @@ WAIT_SECONDS = 20
 class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
     """Starts on a port of the kernel's choice. Tests change it under `changed`."""
 
-    def __init__(self, cluster: cluster_pb2_grpc.ClusterServiceServicer, topics: Mapping[str, bytes]) -> None:
-        """`cluster` answers what is not about groups."""
+    def __init__(
+        self,
+        cluster: cluster_pb2_grpc.ClusterServiceServicer,
+        topics: Mapping[str, bytes],
+        identity: FakeIdentity | None = None,
+    ) -> None:
+        """`cluster` answers what is not about groups; `identity` refuses calls without a session."""
         self.topic_ids = dict(topics)
         self.changed = threading.Condition()
         self.assigned: dict[tuple[str, int], int] = {}
@@ -66,7 +73,9 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
         """The number of commits to store without an answer."""
         self.is_away = False
         """Heartbeats and commits fail for want of etcd."""
-        self._server = grpc.server(futures.ThreadPoolExecutor(32))
+        self._server = grpc.server(futures.ThreadPoolExecutor(32), interceptors=[] if identity is None else [identity])
+        if identity is not None:
+            identity.serve_at(self._server)
         groups_pb2_grpc.add_GroupServiceServicer_to_server(self, self._server)
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(cluster, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -230,9 +239,9 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
 
 
 @contextmanager
-def fake_groups(cluster: FakeCluster) -> Iterator[FakeGroups]:
+def fake_groups(cluster: FakeCluster, identity: FakeIdentity | None = None) -> Iterator[FakeGroups]:
     """The coordinator of a `FakeCluster`, whose topics are there already."""
-    groups = FakeGroups(cluster, {name: topic.topic_id for name, topic in cluster.topics.items()})
+    groups = FakeGroups(cluster, {name: topic.topic_id for name, topic in cluster.topics.items()}, identity)
     cluster.coordinators = [groups.address]
     try:
         yield groups

@@ -56,7 +56,7 @@ def setting() -> Iterator[Setting]:
                 "wire", lambda part: part.leader_id == 1 and len(part.in_sync_replicas) == 2, "broker 1"
             )
             broker_epoch = replicated.register_hand(3)
-            address = cluster.broker(1).internal_address
+            address = cluster.broker(1).address
             for _ in range(2):
                 append(address, topic_id, b"c", b"d")
             batches = fetch(address, topic_id, 0).batches

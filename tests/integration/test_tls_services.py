@@ -40,15 +40,19 @@ def settings_of(cluster, **changed):
 
 
 def error_of_call(address, authority, paths):
-    """What ends a call to the internal listener; `paths`: the certificate that is shown."""
+    """What ends a call to the internal listener; `paths`: the certificate that is shown.
+
+    One that is let in has no token of the cluster, and is told so.
+    """
     shown = (None, None) if paths is None else (paths.key_file.read_bytes(), paths.cert_file.read_bytes())
     credentials = grpc.ssl_channel_credentials(authority.read_bytes(), *shown)
     with grpc.secure_channel(address, credentials, options=LOCAL_CHANNEL) as channel:
         try:
             broker_pb2_grpc.BrokerServiceStub(channel).DescribeLogs(broker_pb2.DescribeLogsRequest(), timeout=10)
         except grpc.RpcError as error:
-            return from_rpc_error(error)
-    return None
+            found = from_rpc_error(error)
+            return None if "this listener is for brokers and coordinators" in found.message else found
+    raise AssertionError("a caller without the cluster's secret was served")
 
 
 def error_of_stream(address, authority, paths):

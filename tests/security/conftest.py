@@ -18,9 +18,10 @@ class Witness:
         self.cluster = cluster
         self.topic = "witness"
         self.sent = 0
-        with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        self.settings = {"bootstrap_servers": cluster.bootstrap_servers, **cluster.client_settings}
+        with headrace.Admin(**self.settings) as admin:
             admin.create_topic(self.topic, 1, replication_factor=1)
-        self.producer = headrace.Producer(bootstrap_servers=cluster.bootstrap_servers)
+        self.producer = headrace.Producer(**self.settings)
 
     def address(self, listener: str) -> str:
         """host:port of a listener: `coordinator`, or the broker's `client`, `internal`, `native`, `metrics`."""
@@ -43,7 +44,7 @@ class Witness:
 
     def check(self) -> None:
         """All that was acknowledged is there, once, in order."""
-        with headrace.Reader(self.topic, bootstrap_servers=self.cluster.bootstrap_servers) as reader:
+        with headrace.Reader(self.topic, **self.settings) as reader:
             assert [int(record.value) for record in reader] == list(range(self.sent))
 
 

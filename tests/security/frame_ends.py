@@ -50,6 +50,7 @@ from headrace_server.places import PlaceLimits, Places
 from prometheus_client import CollectorRegistry, Counter
 
 from tests.fakes.native_metrics import native_metrics
+from tests.fakes.open_gate import open_gate
 from tests.security.frame_draws import ASKED, Conversation, End
 from tests.security.in_memory import Broken, InlineExecutor, MemoryLoop, MemoryTransport
 
@@ -258,7 +259,9 @@ class World:
         self.places = Places(PlaceLimits())
         asyncio.set_event_loop(self.loop)
         self._errors = Counter("call_errors", "-", ["method", "code"], registry=None)
-        self.native_service = NativeService(native_methods(cast("Any", self.service)), self._errors, self.places)
+        self.native_service = NativeService(
+            native_methods(cast("Any", self.service)), self._errors, self.places, open_gate()
+        )
         self.server = self._listener(self.native_service.connect)
         self.leader = self._listener(lambda of: ServedStream(of, REPLICA_FETCH, _follow))
         self.run(self._start())

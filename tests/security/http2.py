@@ -90,6 +90,17 @@ class Stranger:
                     received = received[-len(PING_ANSWER) :] + data
         return PING_ANSWER in received
 
+    def wait_for_ends(self, count: int) -> None:
+        """Wait until the server has ended this many calls, with their status."""
+        received = b""
+        while count:
+            data = self._socket.recv(1 << 16)
+            assert data, f"the server has closed the connection, {count} calls before the end"
+            received += data
+            while len(received) >= 9 and len(received) >= (size := 9 + int.from_bytes(received[:3], "big")):
+                count -= received[3] == HEADERS and bool(received[4] & END_STREAM)
+                received = received[size:]
+
     def wait_until_closed(self) -> None:
         """Read until the server has closed the connection; TimeoutError: it does not."""
         with contextlib.suppress(ConnectionResetError):

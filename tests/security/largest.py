@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
-from headrace.v1 import broker_pb2, cluster_pb2, groups_pb2, process_pb2, topics_pb2
+from headrace.v1 import auth_pb2, broker_pb2, cluster_pb2, groups_pb2, process_pb2, topics_pb2
 from headrace.wire.encoding import encode_batch
 
 REQUEST_PARTITIONS = 10_000
@@ -143,6 +146,10 @@ LARGEST: dict[str, Callable[[World], Iterator[Message]]] = {}
 """By path of a call: its largest requests, dearest in one way each."""
 
 
+def _with_long_client_id(request: Any, _world: World) -> Message:
+    return cast(Message, request(client_id="x" * 60_000))
+
+
 def _largest(path: str, *make: Callable[[World], Message]) -> None:
     LARGEST[path] = lambda world: (each(world) for each in make)
 
@@ -205,6 +212,16 @@ _largest(
 _largest(_GROUP + "ListGroups", lambda _: groups_pb2.ListGroupsRequest())
 _largest(_GROUP + "DescribeGroup", lambda w: groups_pb2.DescribeGroupRequest(group_id=w.group))
 _largest(_GROUP + "DeleteGroups", lambda _: groups_pb2.DeleteGroupsRequest(group_ids=[f"no-{n}" for n in range(2_000)]))
+_largest(
+    "/headrace.v1.SessionService/OpenSession",
+    lambda _: auth_pb2.OpenSessionRequest(api_key="hrk_" + "0" * 60_000),
+    lambda _: auth_pb2.OpenSessionRequest(jwt="e30." * 15_000),
+)
+_largest("/headrace.v1.SessionService/WhoAmI", lambda _: auth_pb2.WhoAmIRequest())
+for _method in auth_pb2.DESCRIPTOR.services_by_name["AuthService"].methods:
+    _request = GetMessageClass(_method.input_type)
+    # Strangers are refused before their requests are read.
+    _largest(f"/headrace.v1.AuthService/{_method.name}", partial(_with_long_client_id, _request))
 _largest("/headrace.v1.ProcessService/DescribeProcess", lambda _: process_pb2.DescribeProcessRequest())
 _largest("/headrace.v1.ProcessService/SetLogLevel", lambda _: process_pb2.SetLogLevelRequest(level="no such level"))
 for _name in ("Check", "Watch"):

@@ -16,6 +16,8 @@ from headrace_server.places import PlaceLimits, Places
 from headrace_server.rpc import RpcLimits, RpcServer, unary
 from prometheus_client import CollectorRegistry, Counter
 
+from tests.fakes.open_gate import open_gate
+
 SERVICE = "/headrace.v1.BrokerService/"
 YEARS = 3.0e9
 """A deadline in seconds that never comes."""
@@ -50,7 +52,7 @@ class Broker(broker_pb2_grpc.BrokerServiceServicer):
 
 @contextlib.asynccontextmanager
 async def serving(limits):
-    server, broker = RpcServer(limits), Broker()
+    server, broker = RpcServer(limits, gate=open_gate()), Broker()
     server.add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, broker, "headrace.v1.BrokerService")
     address = broker.address = await server.start("127.0.0.1:0")
     try:
@@ -229,7 +231,9 @@ async def test_a_server_refuses_a_method_without_a_row(monkeypatch):
     """A new call needs a declared size of request."""
     monkeypatch.delitem(METHODS, SERVICE + "ListOffsets")
     with pytest.raises(UnlistedMethodError, match="BrokerService/ListOffsets has no row"):
-        RpcServer().add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, Broker(), "headrace.v1.BrokerService")
+        RpcServer(gate=open_gate()).add(
+            broker_pb2_grpc.add_BrokerServiceServicer_to_server, Broker(), "headrace.v1.BrokerService"
+        )
 
 
 async def test_half_open_calls_leave_an_honest_client_its_answers(served):

@@ -41,6 +41,7 @@ from headrace_server.descriptors import DescriptorShares
 from headrace_server.event_loop_watchdog import LoopLagSampler
 from headrace_server.health import Health
 from headrace_server.http_endpoint import DetailCollector
+from headrace_server.identity.gate import IdentityGate
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
@@ -284,12 +285,15 @@ class SimulatedBroker(app.BrokerServer):
             life.clock,
             relist_ms=cluster.relist_ms,
         )
+        identity_source, gate = process.make_gate(cluster.identity)
         super().__init__(
             settings,
             process,
             cluster.identity,
             directory,
-            SimulatedListeners(life, settings, process, threads),
+            SimulatedListeners(life, settings, process, gate, threads),
+            identity_source=identity_source,
+            gate=gate,
             metrics=METRICS,
             executor=threads,
         )
@@ -330,10 +334,12 @@ class SimulatedProcess(ServiceProcess):
 class SimulatedListeners(Listeners):
     """Listens in the simulation."""
 
-    def __init__(self, life: Broker, settings: BrokerSettings, process: ServiceProcess, executor: Any) -> None:
+    def __init__(
+        self, life: Broker, settings: BrokerSettings, process: ServiceProcess, gate: IdentityGate, executor: Any
+    ) -> None:
         self.life = life
         shares = DescriptorShares(clients=1_000, natives=1, peers=1_000, followers=1_000, segment_files=256)
-        super().__init__(settings, process, shares, METRICS, executor)
+        super().__init__(settings, process, shares, METRICS, gate, executor)
 
     def _make_server(self, max_connections: int, **checks: Any) -> Any:
         return Server(self.life.cluster.transport, self.life.loop, self.life.process)
@@ -357,6 +363,7 @@ def _settings(node: BrokerNode) -> BrokerSettings:
         broker_id=node.broker_id,
         data_dir="/data",
         listen=f"{node.name}:7181",
+        insecure=True,
         internal_listen=f"{node.name}:7381",
         native_listen="off",
         replication_listen=f"{node.name}:7383",

@@ -19,10 +19,12 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 from headrace.wire.frames import HEADER, Header, Kind
+from headrace_server.identity.gate import set_access
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.native.server import NativeServer
 from headrace_server.native.streams import ServedStream
 
+from tests.fakes.open_gate import open_access
 from tests.simulation.network import Network, Stream
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import Process, World
@@ -31,6 +33,8 @@ WINDOW_BYTES = (1, 600, 2_500)
 """Bytes that may be under way on a connection before its sender is told to pause: drawn for each."""
 CUT_RATE = 0.1
 """How often what is written arrives in two pieces."""
+SERVED = open_access()
+"""Everybody may do everything."""
 Reply = Callable[["bytes | grpc.aio.AioRpcError"], object]
 
 
@@ -141,6 +145,7 @@ class Server:
             none = grpc.aio.Metadata()
             reply(grpc.aio.AioRpcError(grpc.StatusCode.UNIMPLEMENTED, none, none, details="Method not found!"))
             return
+        set_access(SERVED)
         try:
             async with asyncio.timeout(seconds):
                 answer = await handler.unary_unary(handler.request_deserializer(request), context)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headrace_server import key_table, topic_configs
 
+from reference_pages.audit_page import audit_body
 from reference_pages.batch_page import batch_body
 from reference_pages.chart_page import chart_body
 from reference_pages.commands_page import commands_body
@@ -63,6 +64,7 @@ PAGES = (
     Page("reference/segment-format.md", "the modules of headrace.log", segment_body),
     Page("reference/settings.md", "the services' settings.py and sdk/headrace/client/base/config.py", settings_body),
     Page("reference/metrics.md", "the services' metrics.py", metrics_body),
+    Page("reference/audit.md", "services/common/headrace_server/audit/events.py and methods.py", audit_body),
     Page("reference/commands.md", "the modules of headrace.cli", commands_body),
     Page("reference/jobs.md", "the modules of spark_jobs", jobs_body),
     Page("reference/chart-values.md", "deploy/helm/headrace/values.yaml", chart_body),

@@ -18,6 +18,7 @@ from functools import partial
 import structlog
 from headrace.log.directory import DataDirectory
 from headrace.log.settings import DiskLimits
+from headrace.v1 import auth_pb2_grpc
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import BrokerId
 from headrace.wire.releases import CAPABILITIES, RELEASE
@@ -28,6 +29,9 @@ from headrace_server.collector import CollectorPacer
 from headrace_server.descriptors import DescriptorShares, raise_limit, report, share_out
 from headrace_server.generations import watch_generation
 from headrace_server.health import HealthCause
+from headrace_server.identity.gate import IdentityGate
+from headrace_server.identity.session_service import SERVICE_NAME as SESSION_SERVICE_NAME
+from headrace_server.identity.session_service import SessionServicer
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
@@ -98,8 +102,19 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
             directory = await asyncio.get_running_loop().run_in_executor(
                 executor, _open_directory, settings, shares, identity, adopts
             )
-            listeners = Listeners(settings, process, shares, metrics, loading)
-            broker = BrokerServer(settings, process, identity, directory, listeners, metrics=metrics, executor=executor)
+            identity_source, gate = process.make_gate(identity)
+            listeners = Listeners(settings, process, shares, metrics, gate, loading)
+            broker = BrokerServer(
+                settings,
+                process,
+                identity,
+                directory,
+                listeners,
+                identity_source=identity_source,
+                gate=gate,
+                metrics=metrics,
+                executor=executor,
+            )
             await broker.run(stop)
         finally:
             loading.shutdown(wait=True)
@@ -162,10 +177,14 @@ class BrokerServer:
         directory: DataDirectory,
         listeners: Listeners,
         *,
+        identity_source: PrefixView,
+        gate: IdentityGate,
         metrics: BrokerMetrics,
         executor: ThreadPoolExecutor,
     ) -> None:
-        """Take ownership of an opened data directory, which `run` closes."""
+        """Take ownership of an opened data directory, which `run` closes; `identity_source` is that of the gate."""
+        self._identity_source = identity_source
+        self._gate = gate
         self._settings = settings
         self._process = process
         self._identity = identity
@@ -205,7 +224,7 @@ class BrokerServer:
         """Read the metadata and connect the components; none of them runs yet."""
         process, metastore, directory = self._process, self._process.metastore, self._directory
         source = PrefixView(metastore, self._identity.keyspace.prefix, process.clock)
-        await process.load(source, stop=stop)
+        await process.load(source, self._identity_source, stop=stop)
         view = process.open_view(self._identity, source)
         clocks = process.make_clock_exchange(view)
         context = self._make_context(clocks, tasks)
@@ -237,6 +256,8 @@ class BrokerServer:
             tasks=tasks,
         )
         self._listeners.serve(service, ReplicaService(replication, replica_manager, service.check_serving))
+        sessions = SessionServicer(self._gate, view, process.clock, self._metrics.common.call_errors)
+        self._listeners.clients.add(auth_pb2_grpc.add_SessionServiceServicer_to_server, sessions, SESSION_SERVICE_NAME)
         process.add_process_service(
             self._listeners.clients, partial(describe_disk, replica_manager, directory, context)
         )
@@ -338,6 +359,7 @@ class BrokerServer:
             tasks.create_task(run)
             for run in (
                 parts.source.run(),
+                self._identity_source.run(),
                 watch_generation(parts.view),
                 parts.clocks.run(),
                 replica_manager.run(),
@@ -349,6 +371,7 @@ class BrokerServer:
                 keep_high_watermarks(parts.context),
                 retain(replica_manager, parts.context),
                 scrub(replica_manager, parts.context),
+                self._process.make_audit_writer(self._gate, parts.view).run(),
             )
         ]
         self._announce()

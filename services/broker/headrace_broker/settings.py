@@ -254,6 +254,12 @@ class BrokerSettings(ServiceSettings):
         """See `ServiceSettings`. With configured names only certificates with these names are accepted."""
         return not self.internal_tls_allowed_names
 
+    @property
+    def client_listens(self) -> tuple[str, ...]:
+        """See `ServiceSettings`."""
+        native = () if self.native_listen in ("", "off") else (self.native_listen,)
+        return (self.listen, *native)
+
     def __post_init__(self) -> None:
         """Check the relations between settings."""
         self.check_tls()

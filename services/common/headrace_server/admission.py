@@ -1,9 +1,10 @@
 """Admission control of gRPC calls, before their requests are read, parsed and passed to a servicer.
 
 `Admission` is the only handler of a server; gRPC calls it for every call at the call's headers. It checks, in this
-order: the certificate if names are required (`allowed_names`), a free slot in its pool and in its caller's share
-(`Places`), that its request arrives (`Arrivals`), and the request itself (`requests`). Only then the servicer's method
-runs. A caller is a peer's address; users, tokens and their rights would be checked here, too.
+order: the certificate if names are required (`allowed_names`), its identity and its right on the cluster
+(`IdentityGate`), a free slot in its pool and in its caller's share (`Places`), that its request arrives (`Arrivals`),
+the request itself (`requests`), and the right to the group that it names. Only then the servicer's method runs, which
+asks `identity.gate.access()` about topics. Places are shared between addresses.
 
 A call that ends unread counts as wasted (`wasted_calls`), and so does a call of an unknown method.
 
@@ -23,11 +24,21 @@ from typing import Any
 
 import grpc
 import structlog
-from headrace.wire.errors import HeadraceError, InvalidRequestError, NotAuthorizedError, Outcome, ThrottledError
+from headrace.wire.errors import (
+    HeadraceError,
+    InvalidRequestError,
+    NotAuthorizedError,
+    Outcome,
+    ThrottledError,
+    UnauthenticatedError,
+)
 from prometheus_client import Counter
 
 from headrace_server.arrivals import Arrivals, NotArrivedError
-from headrace_server.calls import CURRENT_CALL, check_certificate, refuse
+from headrace_server.calls import CURRENT_CALL, bearer_token, certified_names, check_certificate, refuse, request_id_of
+from headrace_server.identity.gate import Access, IdentityGate, access, set_access
+from headrace_server.identity.quotas import Use
+from headrace_server.identity.rights import Operation, ResourceKind
 from headrace_server.methods import METHODS, Method, Pool
 from headrace_server.places import Place, PlaceLimits, Places, Rates, peer_host
 from headrace_server.requests import PENALTY_SECONDS, RequestReader
@@ -55,6 +66,8 @@ class _Served:
     reader: RequestReader
     handler: Handler
     call_errors: Counter | None
+    group_operation: Operation | None
+    """Required on the group that a request names in `group_id`; `None`: it names none there."""
     tell_at_seconds: float = -math.inf
 
 
@@ -62,11 +75,19 @@ class Admission(grpc.GenericRpcHandler):
     """Handler of all calls of a server, owned by `RpcServer`, which adds methods before it starts."""
 
     def __init__(
-        self, limits: PlaceLimits, *, allowed_names: Sequence[str] = (), call_errors: Counter | None = None
+        self,
+        limits: PlaceLimits,
+        gate: IdentityGate,
+        *,
+        allowed_names: Sequence[str] = (),
+        is_for_servers: bool = False,
+        call_errors: Counter | None = None,
     ) -> None:
-        """`allowed_names` are certificate names, matched exactly; empty admits any caller. `call_errors` counts calls
-        that the certificate check rejects.
+        """`allowed_names` are certificate names, matched exactly; empty admits any caller. `is_for_servers` admits only
+        brokers and coordinators, whatever the posture. `call_errors` counts calls that either check rejects.
         """
+        self._gate = gate
+        self._is_for_servers = is_for_servers
         self.places = Places(limits)
         self._arrivals = Arrivals()
         self._rates = Rates()
@@ -91,7 +112,11 @@ class Admission(grpc.GenericRpcHandler):
             raise UnlistedMethodError(f"{path} has no row in headrace_server.methods.METHODS")
         name = path.rpartition("/")[2]
         reader = RequestReader(name, row, handler.request_deserializer, request_type)
-        served = _Served(name, row, reader, handler, call_errors)
+        is_of_group = (
+            row.right is not None and row.right.kind is ResourceKind.GROUP and "group_id" in request_type.fields_by_name
+        )
+        operation = row.right.operation if row.right is not None and is_of_group else None
+        served = _Served(name, row, reader, handler, call_errors, operation)
         self._handlers[path] = self._make_handler(served)
 
     def _make_handler(self, served: _Served) -> Handler:
@@ -112,6 +137,9 @@ class Admission(grpc.GenericRpcHandler):
             response = await behaviour(await self._take(served, context), context)
             if is_dear:
                 self._rates.charge(peer_host(context.peer()), served.name, response.ByteSize())
+            access().note_end(response)
+            if served.row.uses_quota:
+                await access().hold_answer()
             return response
 
         return answer
@@ -160,6 +188,7 @@ class Admission(grpc.GenericRpcHandler):
         peer = peer_host(connection)
         try:
             check_certificate(context, self._allowed)
+            allowed = self._identify(served, context)
             if served.row.answer_bytes_per_second:
                 self._rates.check(peer, served.name, served.row.answer_bytes_per_second, "bytes")
             if served.row.calls_per_minute:
@@ -173,8 +202,15 @@ class Admission(grpc.GenericRpcHandler):
             if data is grpc.aio.EOF:
                 raise InvalidRequestError("the call ended without a request", action="Send one message.")
             is_read = True
+            if served.row.uses_quota:
+                allowed.charge_request()
             try:
-                return served.reader.read(data, peer)
+                request = served.reader.read(data, peer)
+                if served.group_operation is not None:
+                    allowed.require(served.group_operation, ResourceKind.GROUP, request.group_id)
+                if served.row.is_act:
+                    allowed.act, allowed.request_id = request, request_id_of(context)
+                return request
             except ThrottledError as refused:
                 refused.__traceback__ = None  # It references the request.
                 error = refused
@@ -189,6 +225,29 @@ class Admission(grpc.GenericRpcHandler):
             if not is_read:
                 self.wasted.count(connection, of_connection=not is_without_place)
         raise AssertionError("abort returned")
+
+    def _identify(self, served: _Served, context: Any) -> Access:
+        """Return what the caller of a call may do, and make it the access of the task.
+
+        Raises:
+            UnauthenticatedError, NotAuthorizedError: If the call is not served.
+        """
+        row = served.row
+        address = peer_host(context.peer())
+        try:
+            caller = self._gate.caller(bearer_token(context), certified_names(context))
+        except UnauthenticatedError as error:
+            self._gate.note_unknown(served.name, address, error.message)
+            raise
+        if row.uses_quota:
+            self._gate.quotas_of(caller).check(caller.identity.user, Use.REQUEST)
+        allowed = self._gate.admit(caller, served.name, row, address)
+        if self._is_for_servers and row.needs_identity and not caller.is_server:
+            raise NotAuthorizedError(
+                "this listener is for brokers and coordinators of the cluster", action="Use the listener for clients."
+            )
+        set_access(allowed)
+        return allowed
 
     def _take_place(self, pool: Pool, peer: str) -> Place:
         try:

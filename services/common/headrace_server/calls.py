@@ -1,4 +1,4 @@
-"""Context of the call that the running task serves: request id, principal, logging of calls.
+"""Context of the call that the running task serves: request id, user, logging of calls.
 
 Clients send a request id for each operation in the call's metadata, the same one for every attempt and for lookups that
 the operation needs. Reading it is not free, so a call only stores its context here; log lines and errors evaluate it.
@@ -22,9 +22,12 @@ from headrace.wire.errors import (
 )
 from prometheus_client import Counter
 
+from headrace_server.identity.gate import current_access
+
 log = structlog.get_logger(__name__)
 
 MAX_REQUEST_ID_CHARACTERS = 64
+AUTHORIZATION_KEY = "authorization"
 
 CURRENT_CALL: ContextVar[Any] = ContextVar("CURRENT_CALL", default=None)
 """Context of the call, set by `rpc.unary` and `rpc.server_streaming`; each call has its own task."""
@@ -38,21 +41,29 @@ _traced = False
 def request_id() -> str:
     """Return the request id of the current call; empty if there is no call or it has none."""
     context = CURRENT_CALL.get()
-    if context is None:
-        return ""
+    return "" if context is None else request_id_of(context)
+
+
+def request_id_of(context: Any) -> str:
+    """Return the request id of a call; empty if it has none."""
     for key, value in context.invocation_metadata() or ():
         if key == REQUEST_ID_KEY and isinstance(value, str) and len(value) <= MAX_REQUEST_ID_CHARACTERS:
             return value if value.isprintable() else ""
     return ""
 
 
-def principal(context: Any = None) -> str:
-    """Return the caller's certificate name: the common name, or the first subject alternative name.
+def user() -> str:
+    """Return the name of the user whose call the task serves; empty without one."""
+    found = current_access()
+    return "" if found is None else found.caller.identity.user
 
-    `context` defaults to the current call. The result is empty without a certificate.
-    """
-    names = certified_names(CURRENT_CALL.get() if context is None else context)
-    return names[0] if names else ""
+
+def bearer_token(context: Any) -> str:
+    """Return the token in a gRPC call's `authorization` (RFC 6750); empty if it has none."""
+    for key, value in context.invocation_metadata() or ():
+        if key == AUTHORIZATION_KEY and isinstance(value, str) and value[:7].lower() == "bearer ":
+            return value[7:].strip()
+    return ""
 
 
 def certified_names(context: Any) -> list[str]:
@@ -101,8 +112,12 @@ async def refuse(context: Any, method: str, error: HeadraceError, counter: Count
     code = error.code or ErrorCode.INTERNAL
     if counter is not None:
         counter.labels(method, code.name).inc()
+    if (found := current_access()) is not None:
+        found.note_end(None, code.name)
+        if code is ErrorCode.UNAUTHENTICATED:
+            found.note_unaccepted(error.message)
     if _traced:
-        log.debug("call_refused", method=method, principal=principal(), code=code.name, reason=error.message)
+        log.debug("call_refused", method=method, user=user(), code=code.name, reason=error.message)
     trailers: list[tuple[str, str | bytes]] = [(STATUS_DETAILS_KEY, to_status_bytes(error))]
     if identifier := request_id():
         trailers.append((REQUEST_ID_KEY, identifier))

@@ -7,6 +7,7 @@ if the key is absent.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
@@ -45,10 +46,13 @@ class ClusterIdentity:
         return Keyspace(self.cluster, self.generation)
 
 
-async def read_or_create(metastore: Metastore, cluster: str, new_cluster_id: str) -> ClusterIdentity:
+async def read_or_create(
+    metastore: Metastore, cluster: str, new_cluster_id: str, check_new: Callable[[], object] | None = None
+) -> ClusterIdentity:
     """Return the identity of `cluster`; create it with `new_cluster_id` if there is none.
 
-    After an unknown outcome the caller may retry: the retry finds the identity of an earlier attempt.
+    After an unknown outcome the caller may retry: the retry finds the identity of an earlier attempt. `check_new` is
+    called before a cluster is created; what it raises prevents that.
 
     Raises:
         ForeignMetadataError: If the format version is another one, or the value cannot be decoded.
@@ -57,6 +61,8 @@ async def read_or_create(metastore: Metastore, cluster: str, new_cluster_id: str
     key = meta_key(cluster)
     found = (await metastore.get(key)).key_value
     if found is None:
+        if check_new is not None:
+            check_new()
         fresh = metadata_pb2.ClusterMeta(
             cluster_id=new_cluster_id,
             generation=1,

@@ -123,6 +123,29 @@ class CommonMetrics:
             ["method", "code"],
             registry=registry,
         )
+        self.refused_calls = Counter(
+            f"{prefix}_refused_calls",
+            "Calls, and topics and groups in calls, refused because the user has no identity or no right",
+            ["user", "method"],
+            registry=registry,
+        )
+        self.observed_refusals = Counter(
+            f"{prefix}_observed_refusals",
+            "Calls, and topics and groups in calls, that posture=required would refuse, while it is observe",
+            ["user", "method", "right"],
+            registry=registry,
+        )
+        self.audit_events_lost = Counter(
+            f"{prefix}_audit_events_lost",
+            "Events of the audit log that were dropped because the topic could not be written",
+            registry=registry,
+        )
+        self.quota_held_seconds = Counter(
+            f"{prefix}_quota_held_seconds",
+            "Time for which answers were held because the user's quota was used",
+            ["user", "quota"],
+            registry=registry,
+        )
         self.loop_lag_seconds = LoopHistogram(
             f"{prefix}_loop_lag_seconds",
             "Delay of the event loop, sampled four times a second",

@@ -212,8 +212,20 @@ class ClusterView:
                 return found
         raise InvalidRequestError("the request has neither the name nor the id of a topic")
 
-    def metadata(self, request: cluster_pb2.GetMetadataRequest, answered_by: str) -> cluster_pb2.GetMetadataResponse:
+    def metadata(
+        self,
+        request: cluster_pb2.GetMetadataRequest,
+        answered_by: str,
+        resolve: Callable[[topics_pb2.TopicRef], Topic],
+        is_shown: Callable[[str], bool],
+    ) -> cluster_pb2.GetMetadataResponse:
         """Return the response to `GetMetadata`; an unknown topic is an error in its own result, not of the call.
+
+        Args:
+            request: the request.
+            answered_by: name of this process.
+            resolve: as `resolve`, for the caller's rights.
+            is_shown: whether a list of all topics shows one, by its name.
 
         Raises:
             UnsupportedVersionError: If the client's release is incompatible.
@@ -233,13 +245,14 @@ class ClusterView:
         if request.brokers_only:
             return response
         if not request.topics:
-            response.topics.extend(self._topic_metadata(self._topics[name]) for name in sorted(self._topics))
-            for name in self._unreadable_topics():
+            shown = filter(is_shown, sorted(self._topics))
+            response.topics.extend(self._topic_metadata(self._topics[name]) for name in shown)
+            for name in filter(is_shown, self._unreadable_topics()):
                 response.topics.add(name=name, error=to_detail(_unreadable(name)))
             return response
         for reference in request.topics:
             try:
-                response.topics.append(self._topic_metadata(self.resolve(reference)))
+                response.topics.append(self._topic_metadata(resolve(reference)))
             except HeadraceError as error:
                 response.topics.add(name=reference.name, topic_id=reference.topic_id, error=to_detail(error))
         return response

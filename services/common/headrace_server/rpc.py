@@ -37,6 +37,7 @@ from headrace_server.caller_turns import next_turn, note_call
 from headrace_server.calls import CALLER, CURRENT_CALL, refuse, request_id
 from headrace_server.connection_shares import keep_shares
 from headrace_server.health import Health, HealthCause, HealthServicer
+from headrace_server.identity.gate import IdentityGate, access
 from headrace_server.places import PlaceLimits, Places, peer_host
 from headrace_server.settings import SettingsError
 
@@ -88,7 +89,7 @@ def _trace(method: Callable[..., Any], started: float, context: Any) -> None:
         "call_answered",
         method=method.__name__,
         peer=context.peer(),
-        principal=calls.principal(),
+        user=calls.user(),
         took_ms=round((time.perf_counter() - started) * 1000, 3),
     )
 
@@ -157,7 +158,7 @@ def server_streaming(
 
 
 def _enter(context: Any) -> None:
-    caller = peer_host(context.peer())
+    caller = access().share_key(peer_host(context.peer()))
     CURRENT_CALL.set(context)
     CALLER.set(caller)
     note_call(caller)
@@ -195,14 +196,18 @@ class RpcServer:
         self,
         limits: RpcLimits | None = None,
         *,
+        gate: IdentityGate,
         health: Health | None = None,
         allowed_names: Sequence[str] = (),
+        is_for_servers: bool = False,
         call_errors: Counter | None = None,
     ) -> None:
-        """`allowed_names` and `call_errors`: see `Admission`."""
+        """`allowed_names`, `is_for_servers` and `call_errors`: see `Admission`."""
         limits = limits or RpcLimits()
         self.health = health or Health()
-        self._admission = Admission(limits.places, allowed_names=allowed_names, call_errors=call_errors)
+        self._admission = Admission(
+            limits.places, gate, allowed_names=allowed_names, is_for_servers=is_for_servers, call_errors=call_errors
+        )
         self._server = grpc.aio.server(options=_channel_options(limits))
         self._server.add_generic_rpc_handlers((self._admission,))
         self._service_names: list[str] = []

@@ -16,15 +16,20 @@ from typing import TypeVar
 
 import grpc
 import structlog
-from headrace.v1 import process_pb2
+from headrace.v1 import auth_pb2, process_pb2
 from headrace.wire.errors import MetastoreUnavailableError
 from headrace.wire.releases import RELEASE
 from prometheus_client import CollectorRegistry
 
+from headrace_server.audit.audit_writer import AuditWriter
 from headrace_server.clock import Clock, SystemClock
 from headrace_server.clock_watch import ClockExchange, ClockWatch
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
 from headrace_server.handshakes import check_registered
+from headrace_server.identity.decision_counts import DecisionCounts
+from headrace_server.identity.gate import IdentityGate
+from headrace_server.identity.identity_view import IdentityView
+from headrace_server.identity.posture import least_posture
 from headrace_server.instruments import CommonMetrics
 from headrace_server.lifecycle import StopRequest, write_ready_file
 from headrace_server.metadata_view import ClusterView
@@ -84,7 +89,9 @@ class ServiceProcess:
         while True:
             try:
                 check_etcd((await self.metastore.status()).version)  # Before anything is written.
-                identity = await read_or_create(self.metastore, self.settings.cluster, str(uuid.uuid4()))
+                identity = await read_or_create(
+                    self.metastore, self.settings.cluster, str(uuid.uuid4()), lambda: self._least_posture(is_new=True)
+                )
                 return identity, await read(identity)
             except MetastoreRolledBackError:
                 raise
@@ -116,6 +123,34 @@ class ServiceProcess:
         view = ClusterView(identity, source)
         check_registered(view, self.name)
         return view
+
+    def _least_posture(self, *, is_new: bool) -> auth_pb2.Posture:
+        settings = self.settings
+        return least_posture(
+            settings.posture, insecure=settings.insecure, listens=settings.client_listens, is_new=is_new
+        )
+
+    def make_gate(self, identity: ClusterIdentity) -> tuple[PrefixView, IdentityGate]:
+        """Return the gate of the process's listeners, with its source, which the caller loads and runs.
+
+        Raises:
+            SettingsError: As `least_posture`.
+        """
+        source = PrefixView(self.metastore, identity.keyspace.identity_prefix, self.clock)
+        metrics = self.metrics
+        return source, IdentityGate(
+            IdentityView(identity.keyspace, source),
+            identity,
+            self.clock,
+            DecisionCounts(metrics.refused_calls, metrics.observed_refusals, metrics.quota_held_seconds),
+            self.name,
+            metrics.audit_events_lost,
+            least_posture=self._least_posture(is_new=False),
+        )
+
+    def make_audit_writer(self, gate: IdentityGate, view: ClusterView) -> AuditWriter:
+        """Return the writer of the audit log. The caller runs it."""
+        return AuditWriter(gate.audit_log, view, self.name, gate.server_token, self.tls.internal, self.clock)
 
     def make_clock_exchange(self, view: ClusterView) -> ClockExchange:
         """Return the clock exchange with the other processes. The caller runs it."""

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from headrace_server.identity.posture import PostureName
 from headrace_server.settings import CommaList
 from headrace_server.telemetry import LogFormat, LogLevel
 from headrace_server.tls_settings import TlsSettings
@@ -22,6 +23,19 @@ class ServiceSettings(TlsSettings):
     etcd_endpoints: Annotated[CommaList, Field(min_length=1, description="Members of the etcd cluster, host:port.")] = (
         "127.0.0.1:2379",
     )
+    posture: Annotated[
+        PostureName,
+        Field(
+            description="Handling of calls without an identity or a right: `required` refuses them, `observe` serves "
+            "and counts them, `open` serves them. The cluster's posture, set by `headrace auth posture`, may be "
+            "stricter. Default: `open` on loopback addresses, `observe` on others; a new cluster on others needs "
+            "`required`."
+        ),
+    ] = ""
+    insecure: Annotated[
+        bool,
+        Field(description="Whether this process may serve strangers beyond loopback, as `posture` says."),
+    ] = False
     metrics_listen: Annotated[
         str,
         Field(description="Listen address for metrics and health over HTTP, host:port. If empty, they are not served."),
@@ -39,3 +53,8 @@ class ServiceSettings(TlsSettings):
     ready_file: Annotated[
         str, Field(description="JSON file that is written once the process serves. Default: none.")
     ] = ""
+
+    @property
+    def client_listens(self) -> tuple[str, ...]:
+        """Listen addresses for clients, host:port."""
+        raise NotImplementedError

@@ -1,4 +1,6 @@
-"""The command `headrace-coordinator`: `run` (the default), and `recover-metadata` after a restore of etcd."""
+"""The command `headrace-coordinator`: `run` (the default), `recover-metadata` after a restore of etcd, and
+`bootstrap-admin`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from headrace_server.lifecycle import ProcessExitCode, report_failure
 from headrace_server.settings import SettingsError, check_advertised_address, load_settings
 
 from headrace_coordinator.app import serve
+from headrace_coordinator.bootstrap_admin import run_bootstrap
 from headrace_coordinator.recover_metadata import run_recovery
+from headrace_coordinator.runtime.first_administrator import ADMINISTRATOR
 from headrace_coordinator.settings import ENVIRON_PREFIX, CoordinatorSettings
 
 gc.enable()
@@ -63,6 +67,28 @@ def recover_metadata(
     """
     try:
         for line in asyncio.run(run_recovery(_read_settings(config, set_), log_state or [], lost or [], apply=apply)):
+            print(line)
+    except HeadraceError as error:
+        raise typer.Exit(report_failure(error)) from None
+
+
+@cli.command("bootstrap-admin")
+def bootstrap_admin(
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    user: Annotated[str, typer.Option("--user", help="Name of the user.")] = ADMINISTRATOR,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="New file for the API key, readable only for you; otherwise it is printed."),
+    ] = None,
+    recover: Annotated[
+        bool,
+        typer.Option("--recover", help="Also if there is an administrator; the user's other API keys are deleted."),
+    ] = False,
+) -> None:
+    """Create a user with one API key and `admin` on the cluster, directly in etcd, if there is no administrator yet."""
+    try:
+        for line in asyncio.run(run_bootstrap(_read_settings(config, set_), user, out, recover=recover)):
             print(line)
     except HeadraceError as error:
         raise typer.Exit(report_failure(error)) from None

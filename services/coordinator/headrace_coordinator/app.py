@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 import structlog
-from headrace.v1 import cluster_pb2_grpc, groups_pb2_grpc
+from headrace.v1 import auth_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc
 from headrace.wire.releases import CAPABILITIES, RELEASE
 from headrace_server.clock_watch import ClockExchange
 from headrace_server.cluster_identity import ClusterIdentity
@@ -17,6 +17,8 @@ from headrace_server.collector import CollectorPacer
 from headrace_server.descriptors import raise_limit, report, share_out
 from headrace_server.generations import watch_generation
 from headrace_server.health import HealthCause
+from headrace_server.identity.session_service import SERVICE_NAME as SESSION_SERVICE_NAME
+from headrace_server.identity.session_service import SessionServicer
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
@@ -31,6 +33,8 @@ from prometheus_client import CollectorRegistry
 
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.answers import Answers
+from headrace_coordinator.rpc.auth_service import SERVICE_NAME as AUTH_SERVICE_NAME
+from headrace_coordinator.rpc.auth_service import AuthServicer
 from headrace_coordinator.rpc.broker_requests import BrokerRequests
 from headrace_coordinator.rpc.cluster_service import SERVICE_NAME, ClusterServicer
 from headrace_coordinator.rpc.group_service import SERVICE_NAME as GROUP_SERVICE_NAME
@@ -39,13 +43,22 @@ from headrace_coordinator.rpc.partition_changes import PartitionChanges
 from headrace_coordinator.rpc.partition_requests import PartitionRequests
 from headrace_coordinator.rpc.topic_requests import TopicRequests
 from headrace_coordinator.runtime.ambiguous_writes import AmbiguousWriteResolver
+from headrace_coordinator.runtime.audit_topic import AuditTopic
 from headrace_coordinator.runtime.broker_store import BrokerStore
 from headrace_coordinator.runtime.controller import Controller
+from headrace_coordinator.runtime.first_administrator import keep_api_key
 from headrace_coordinator.runtime.group_lag import BrokerChannels, GroupLag
 from headrace_coordinator.runtime.group_maintenance import AssignableTopics, GroupMaintenance
 from headrace_coordinator.runtime.group_offsets import GroupOffsets
 from headrace_coordinator.runtime.group_transactions import GroupTransactions
 from headrace_coordinator.runtime.group_view import GroupView
+from headrace_coordinator.runtime.identity_maintenance import IdentityMaintenance
+from headrace_coordinator.runtime.identity_policies import IdentityPolicies
+from headrace_coordinator.runtime.identity_store import IdentityStore
+from headrace_coordinator.runtime.identity_writes import IdentityWrites
+from headrace_coordinator.runtime.issuers.issuer_keys import IssuerKeys
+from headrace_coordinator.runtime.issuers.key_fetch import KeyFetcher
+from headrace_coordinator.runtime.issuers.token_verifier import IssuerTokens
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
 from headrace_coordinator.runtime.partition_store import PartitionStore
 from headrace_coordinator.runtime.session import CoordinatorSession
@@ -108,6 +121,7 @@ class _Coordinator:
         self._clock = process.clock
         self._prefix_view = PrefixView(metastore, identity.keyspace.prefix, self._clock)
         self._groups_view = PrefixView(metastore, identity.keyspace.groups_prefix, self._clock)
+        self._identity_source, self._gate = process.make_gate(identity)
         limit = raise_limit()
         shares = share_out(limit, max_connections=settings.max_connections)
         report(limit, shares)
@@ -120,12 +134,13 @@ class _Coordinator:
                 max_connections=shares.clients,
                 places=PlaceLimits(clients=(settings.max_concurrent_calls, settings.max_calls_per_peer)),
             ),
+            gate=self._gate,
             health=process.observability.health,
         )
 
     async def run(self, stop: StopRequest) -> None:
         self._log_start()
-        await self._process.load(self._prefix_view, self._groups_view)
+        await self._process.load(self._prefix_view, self._groups_view, self._identity_source)
         view = self._process.open_view(self._identity, self._prefix_view)
         writes = AmbiguousWriteResolver(self._metastore, self._metrics, max_inflight=self._settings.max_inflight_writes)
         store = TopicStore(writes, view, self._metrics, self._clock)
@@ -133,10 +148,11 @@ class _Coordinator:
         self._process.add_process_service(self._server)
         clocks = self._process.make_clock_exchange(view)
         transactions, maintenance = self._serve_groups(view, clocks)
+        issuer_keys = await self._serve_identity(view, writes)
         address = await self._server.start(self._settings.listen, self._process.client_credentials())
         session = self._make_session(self._settings.advertised_address or address)
-        channels = BrokerChannels(self._process.tls.internal)
-        controller = self._make_controller(view, session)
+        channels = BrokerChannels(self._gate.server_token, self._process.tls.internal)
+        controller = self._make_controller(view, session, clocks)
         lag = GroupLag(
             view,
             self._group_view,
@@ -157,11 +173,15 @@ class _Coordinator:
                         ("generation", watch_generation(view)),
                         ("clocks", clocks.run()),
                         ("groups_view", self._groups_view.run()),
+                        ("identity", self._identity_source.run()),
+                        ("issuer_keys", issuer_keys.run()),
                         ("groups", maintenance.run()),
                         ("group_transactions", transactions.run()),
                         ("session", session.run()),
                         ("controller", controller.run()),
                         ("lag", lag.run()),
+                        ("audit_topic", self._make_audit_topic(view, store, controller).run()),
+                        ("audit", self._process.make_audit_writer(self._gate, view).run()),
                         ("etcd", self._watch_etcd()),
                         ("ready", self._announce(view, session, address)),
                     )
@@ -192,7 +212,7 @@ class _Coordinator:
                 advice="good for one machine; production needs at least 3.5.28 or 3.6.9",
             )
 
-    def _make_controller(self, view: ClusterView, session: CoordinatorSession) -> Controller:
+    def _make_controller(self, view: ClusterView, session: CoordinatorSession, clocks: ClockExchange) -> Controller:
         return Controller(
             self._metastore,
             view,
@@ -203,6 +223,14 @@ class _Coordinator:
             orphan_grace_ms=self._settings.orphan_grace_ms,
             deleted_topics_retention_ms=self._settings.deleted_topics_retention_ms,
             leader_rebalance_interval_ms=self._settings.leader_rebalance_interval_ms,
+            identity=IdentityMaintenance(
+                self._metastore,
+                self._identity_source,
+                self._gate.view,
+                view.keyspace,
+                self._clock,
+                clock_doubt=clocks.look,
+            ),
         )
 
     def _serve_calls(self, view: ClusterView, store: TopicStore, writes: AmbiguousWriteResolver) -> None:
@@ -258,6 +286,40 @@ class _Coordinator:
             offsets_retention_ms=self._settings.offsets_retention_ms,
             clock_doubt=clocks.look,
         )
+
+    def _make_audit_topic(self, view: ClusterView, store: TopicStore, controller: Controller) -> AuditTopic:
+        def is_wanted() -> bool:
+            return controller.epoch != 0 and self._gate.writes_audit
+
+        return AuditTopic(view, store, self._settings.default_replication_factor, is_wanted)
+
+    async def _serve_identity(self, view: ClusterView, resolver: AmbiguousWriteResolver) -> IssuerKeys:
+        """Serve sessions and administrators. The caller runs the result."""
+        settings, metrics, gate = self._settings, self._metrics, self._gate
+        writes = IdentityWrites(
+            resolver,
+            self._identity_source,
+            gate.view,
+            view.keyspace,
+            self._clock,
+            accepts_certificates=settings.tls_client_auth == "required",
+        )
+        if settings.admin_api_key_file:
+            await keep_api_key(writes, settings.admin_api_key_file)
+        servicer = AuthServicer(
+            gate,
+            store=IdentityStore(writes, self._limits),
+            policies=IdentityPolicies(writes, self._limits),
+            answers=Answers(self._identity_source, metrics, default_timeout_ms=settings.default_timeout_ms),
+            metrics=metrics,
+            clock=self._clock,
+        )
+        self._server.add(auth_pb2_grpc.add_AuthServiceServicer_to_server, servicer, AUTH_SERVICE_NAME)
+        keys = IssuerKeys(gate.view, KeyFetcher(), self._clock)
+        tokens = IssuerTokens(gate.view, keys, self._clock)
+        sessions = SessionServicer(gate, view, self._clock, metrics.common.call_errors, tokens)
+        self._server.add(auth_pb2_grpc.add_SessionServiceServicer_to_server, sessions, SESSION_SERVICE_NAME)
+        return keys
 
     def _make_session(self, address: str) -> CoordinatorSession:
         live = metadata_pb2.CoordinatorLive(

@@ -300,7 +300,11 @@ async def _write(
             ModRevisionIs(meta_key(identity.cluster), meta.mod_revision),
             *(VersionIs(old.broker(broker_id), 0) for broker_id in sorted(backup.brokers)),
         ],
-        [Put(meta_key(identity.cluster), after.SerializeToString()), Put(old.superseded(), ended)],
+        [
+            Put(meta_key(identity.cluster), after.SerializeToString()),
+            Put(old.superseded(), ended),
+            DeletePrefix(old.signing_key_prefix()),  # They are in the backup, too: the controller makes a new one.
+        ],
     )
     if not result.succeeded:
         raise RecoveryRefusedError(

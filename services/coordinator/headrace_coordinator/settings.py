@@ -115,6 +115,13 @@ class CoordinatorSettings(ServiceSettings):
             description="Milliseconds for which a group without members is kept, with its offsets.",
         ),
     ] = 30 * 86_400_000
+    admin_api_key_file: Annotated[
+        str,
+        Field(
+            description="File with an API key that user `admin` has from the start on, together with `admin` on the "
+            "cluster: `hrk_`, 12 letters and digits, `_`, at least 43 random letters and digits. Default: none."
+        ),
+    ] = ""
     max_connections: MaxConnections = 0
     max_concurrent_calls: Annotated[
         int,
@@ -146,6 +153,11 @@ class CoordinatorSettings(ServiceSettings):
             "in memory.",
         ),
     ] = 64 << 20
+
+    @property
+    def client_listens(self) -> tuple[str, ...]:
+        """See `ServiceSettings`."""
+        return (self.listen,)
 
     def __post_init__(self) -> None:
         """Check constraints that the types do not express."""

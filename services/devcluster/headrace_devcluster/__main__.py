@@ -47,6 +47,10 @@ Racks = Annotated[str, typer.Option(help="Racks of the brokers, such as a,b,c; a
 AnyPort = Annotated[bool, typer.Option("--any-port", help="Use free ports instead of 7170.., 7181.. and 7190.")]
 
 Tls = Annotated[bool, typer.Option("--tls", help="Use TLS on all connections, with a generated client certificate.")]
+Identity = Annotated[
+    bool,
+    typer.Option("--identity", help="Refuse callers without an identity; an administrator's API key is generated."),
+]
 
 
 @app.command()
@@ -57,6 +61,7 @@ def up(
     racks: Racks = "",
     any_port: AnyPort = False,
     tls: Tls = False,
+    identity: Identity = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the data of an earlier cluster first.")] = False,
 ) -> None:
     """Start a cluster in the background and wait until it is healthy; if one is running, restart its dead processes."""
@@ -72,6 +77,7 @@ def up(
     arguments = ["--brokers", str(brokers), "--coordinators", str(coordinators), "--racks", racks]
     arguments += ["--any-port"] if any_port else []
     arguments += ["--tls"] if tls else []
+    arguments += ["--identity"] if identity else []
     state = start_in_background(data_dir, arguments)
     print(f"the cluster is up: bootstrap_servers={state.bootstrap_servers}")
     settings = dict(state.client_settings)
@@ -133,6 +139,7 @@ def run(
     racks: Racks = "",
     any_port: AnyPort = False,
     tls: Tls = False,
+    identity: Identity = False,
     control: Annotated[
         bool,
         typer.Option("--control", help="Print the state as one line of JSON and read commands from standard input."),
@@ -146,6 +153,7 @@ def run(
         directory=directory,
         fixed_ports=not any_port,
         tls=tls,
+        identity=identity,
         racks=tuple(filter(None, racks.split(","))),
     )
     with LocalCluster(spec) as cluster:

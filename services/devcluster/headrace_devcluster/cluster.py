@@ -14,21 +14,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import grpc
 from headrace.v1 import cluster_pb2, cluster_pb2_grpc
+from headrace_server.identity.api_keys import make_api_key
 
 from headrace_devcluster.certificates import ClusterCertificates
 from headrace_devcluster.directory import ClusterDirectory
 from headrace_devcluster.errors import ClusterNotHealthyError
 from headrace_devcluster.etcd import Etcd, make_members
 from headrace_devcluster.service import POLL_SECONDS, LocalService, ServiceSpec, check_port_is_free
+from headrace_devcluster.session_check import find_refusal, open_channel
 
 Answer = TypeVar("Answer")
 
@@ -42,6 +46,8 @@ MAX_BROKERS = 9
 MAX_ETCD_MEMBERS = 5
 HEALTHY_TIMEOUT_SECONDS = 30.0
 RPC_TIMEOUT_SECONDS = 5.0
+
+Metadata = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +71,8 @@ class LocalClusterSpec:
     """Settings of every coordinator in addition to the defaults, by name."""
     tls: bool = False
     """Use TLS everywhere, with client certificates; `LocalCluster.client_settings` has the settings of clients."""
+    identity: bool = False
+    """Require an identity of every caller; `LocalCluster.client_settings` has the API key of an administrator."""
     racks: tuple[str, ...] = ()
     """Racks of the brokers 1, 2, ..., repeated if there are more brokers; empty means that no broker has a rack."""
 
@@ -146,7 +154,12 @@ class LocalCluster:
     @property
     def client_settings(self) -> dict[str, str]:
         """Client settings in addition to `bootstrap_servers`, after the start."""
-        return {} if self._certificates is None else self._certificates.client_settings()
+        tls = {} if self._certificates is None else self._certificates.client_settings()
+        return {**tls, "api_key_file": str(self._api_key_file)} if self.spec.identity else tls
+
+    @property
+    def _api_key_file(self) -> Path:
+        return self.directory / "admin.key"
 
     def broker(self, broker_id: int) -> LocalService:
         """Return a broker by id: 1, 2, ..."""
@@ -181,6 +194,9 @@ class LocalCluster:
             self._check_fixed_ports()
             if self.spec.tls:
                 self._certificates = ClusterCertificates(self.directory / "tls")
+            if self.spec.identity and not self._api_key_file.exists():
+                with open(self._api_key_file, "x", opener=partial(os.open, mode=0o600)) as file:
+                    file.write(make_api_key())
             self._start_etcd()
             self._make_parts()
             for part in self.parts:
@@ -262,7 +278,7 @@ class LocalCluster:
             if coordinator.pid is None:
                 continue
             while (
-                missing := _what_is_missing(coordinator.address, wanted, self._credentials())
+                missing := _what_is_missing(coordinator.address, wanted, self._credentials(), self._metadata())
             ) and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS * 5)
             if missing:
@@ -280,6 +296,11 @@ class LocalCluster:
         return grpc.ssl_channel_credentials(
             authority.read_bytes(), client.key_file.read_bytes(), client.cert_file.read_bytes()
         )
+
+    def _metadata(self) -> Metadata:
+        if not self.spec.identity:
+            return ()
+        return (("authorization", f"Bearer {self._api_key_file.read_text()}"),)
 
     def _spawn(self, start: Callable[[], Answer]) -> Answer:
         return self._spawner.submit(start).result()
@@ -312,7 +333,8 @@ class LocalCluster:
 
     def _make_coordinator(self, index: int) -> LocalService:
         identity = COORDINATOR_IDS[index]
-        own = {"coordinator_id": identity, **self.spec.coordinator_settings}
+        key = {"admin_api_key_file": self._api_key_file} if self.spec.identity else {}
+        own = {"coordinator_id": identity, **key, **self.spec.coordinator_settings}
         return self._make_part(f"coordinator-{identity}", "headrace_coordinator", COORDINATOR_PORT + index, own)
 
     def _make_broker(self, broker_id: int, settings: Mapping[str, object]) -> LocalService:
@@ -328,7 +350,8 @@ class LocalCluster:
 
     def _make_part(self, name: str, module: str, fixed_port: int, own: Mapping[str, object]) -> LocalService:
         tls = {} if self._certificates is None else self._certificates.settings(name)
-        common = {"etcd_endpoints": self.etcd_endpoints, "log_format": "console", **tls}
+        posture = {"posture": "required"} if self.spec.identity else {}
+        common = {"etcd_endpoints": self.etcd_endpoints, "log_format": "console", **tls, **posture}
         settings = {**common, **self._metrics(fixed_port), **own}
         return LocalService(ServiceSpec(name, module, self.directory, self._port(fixed_port), settings))
 
@@ -340,34 +363,34 @@ class LocalCluster:
 
 
 def describe_cluster(
-    address: str, credentials: grpc.ChannelCredentials | None = None
+    address: str, credentials: grpc.ChannelCredentials | None = None, metadata: Metadata = ()
 ) -> cluster_pb2.DescribeClusterResponse:
     """Return the description of the cluster from one coordinator.
 
     Raises:
         grpc.RpcError: If it does not respond.
     """
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    with (
-        grpc.insecure_channel(address, options=options)
-        if credentials is None
-        else grpc.secure_channel(address, credentials, options=options)
-    ) as channel:
+    with open_channel(address, credentials) as channel:
         stub = cluster_pb2_grpc.ClusterServiceStub(channel)
         request = cluster_pb2.DescribeClusterRequest(client_id="devcluster")
         answer: cluster_pb2.DescribeClusterResponse = stub.DescribeCluster(
-            request, timeout=RPC_TIMEOUT_SECONDS, wait_for_ready=True
+            request, timeout=RPC_TIMEOUT_SECONDS, wait_for_ready=True, metadata=metadata
         )
         return answer
 
 
-def _what_is_missing(address: str, wanted: set[int], credentials: grpc.ChannelCredentials | None) -> str:
+def _what_is_missing(
+    address: str, wanted: set[int], credentials: grpc.ChannelCredentials | None, metadata: Metadata
+) -> str:
     """Return a clause about parts that the coordinator at `address` does not see yet; empty if it sees all."""
     try:
-        answer = describe_cluster(address, credentials)
+        answer = describe_cluster(address, credentials, metadata)
     except grpc.RpcError as error:
         return f"the coordinator at {address} does not answer ({error.code().name})"
     absent = sorted(wanted - {broker.broker_id for broker in answer.brokers})
     if absent:
         return f"brokers {', '.join(map(str, absent))} are not registered"
-    return "" if answer.controller_id else "no controller is elected"
+    if not answer.controller_id:
+        return "no controller is elected"
+    api_key = "".join(bearer.removeprefix("Bearer ") for _, bearer in metadata)
+    return find_refusal([address, *(each.address for each in answer.brokers)], credentials, api_key) if api_key else ""

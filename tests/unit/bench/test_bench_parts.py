@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench import figures, record_cost
+from bench import figures, identity_cost, record_cost
 from bench.case import MB, RATE, Case, Catalogue, Figure, Sample, Target
 from bench.catalogue import CATALOGUE
 from bench.load import BATCH_BYTES, Load, one_batch
@@ -123,3 +123,9 @@ def test_what_a_record_costs_is_measured_step_by_step() -> None:
     found = record_cost.measure(value_bytes=200, repeat=1)
     assert all(cost > 0 for cost in found.values())
     assert found["send"] > found["a method call with the parameters of send"]
+
+
+def test_what_an_identity_costs_is_measured_step_by_step() -> None:
+    """Without a server, for as many users and grants as asked."""
+    found = identity_cost.measure_decisions(users=20, grants=40, repeat=1) | identity_cost.measure_tokens(repeat=1)
+    assert all(cost > 0 for step, cost in found.items() if step.endswith("us"))

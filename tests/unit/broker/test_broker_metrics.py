@@ -38,11 +38,12 @@ def test_names_are_ours_and_units_are_base_units():
 
 
 def test_a_scrape_of_metrics_is_the_same_whatever_partitions_there_are():
-    """Only the labels peer, code, method, level, stage, name and use are there, which partitions do not multiply."""
+    """Only labels that partitions do not multiply are there; those of users are bounded by `DecisionCounts`."""
     registry = CollectorRegistry()
     BrokerMetrics(registry)
     labels = {label for collector in registry._collector_to_names for label in getattr(collector, "_labelnames", ())}
-    assert labels <= {"peer", "code", "method", "level", "stage", "name", "version", "cluster", "use"}
+    by_user = {"user", "right", "quota"}
+    assert labels <= {"peer", "code", "method", "level", "stage", "name", "version", "cluster", "use"} | by_user
 
 
 def test_the_detail_has_a_series_a_partition():

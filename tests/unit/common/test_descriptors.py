@@ -16,6 +16,8 @@ from headrace_server.connection_shares import end_beyond_shares
 from headrace_server.descriptors import KEPT, MOST, share_out
 from headrace_server.rpc import RpcLimits, RpcServer
 
+from tests.fakes.open_gate import open_gate
+
 
 def test_a_service_raises_the_soft_limit_to_the_hard_one() -> None:
     """A shell and systemd give 1,024 where far more is allowed."""
@@ -69,7 +71,7 @@ def is_over(connection: socket.socket) -> bool:
 
 async def test_a_caller_with_all_connections_leaves_others_their_share() -> None:
     """With one other caller it keeps a third of them; the other one's stay."""
-    server = RpcServer(RpcLimits(max_connections=9))
+    server = RpcServer(RpcLimits(max_connections=9), gate=open_gate())
     port = int((await server.start("127.0.0.1:0")).rpartition(":")[2])
 
     def connect(source: str) -> socket.socket:
@@ -113,7 +115,7 @@ async def test_a_look_without_a_descriptor_is_not_the_last(monkeypatch: pytest.M
 
 async def test_connections_beyond_the_limit_are_closed_and_later_ones_served() -> None:
     """A flood costs the listener its own places and nothing else; when it ends the next caller is let in."""
-    server = RpcServer(RpcLimits(max_connections=3))
+    server = RpcServer(RpcLimits(max_connections=3), gate=open_gate())
     address = await server.start("127.0.0.1:0")
     port = int(address.rpartition(":")[2])
 

@@ -13,7 +13,9 @@ from headrace_server.service_process import ServiceProcess
 
 from tests.fakes.memory_metastore import MemoryMetastore
 
-SETTINGS = SimpleNamespace(cluster="c", etcd_endpoints=("127.0.0.1:1",))
+SETTINGS = SimpleNamespace(
+    cluster="c", etcd_endpoints=("127.0.0.1:1",), posture="", insecure=False, client_listens=("127.0.0.1:0",)
+)
 
 
 async def nothing(_identity):

@@ -14,7 +14,7 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.partition_state import PartitionState, Replica, encode
 
-from tests.unit.common.key_source import WrittenKeys
+from tests.fakes.written_keys import WrittenKeys
 
 IDENTITY = ClusterIdentity("test", "cluster-1", 1, b"s" * 32)
 KEYS = IDENTITY.keyspace
@@ -44,7 +44,7 @@ def source():
 
 
 def metadata(view, **request):
-    return view.metadata(cluster_pb2.GetMetadataRequest(**request), answered_by="coordinator-a")
+    return view.metadata(cluster_pb2.GetMetadataRequest(**request), "coordinator-a", view.resolve, lambda _: True)
 
 
 @pytest.fixture

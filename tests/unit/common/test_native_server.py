@@ -39,6 +39,7 @@ from headrace_server.requests import RequestReader
 from prometheus_client import CollectorRegistry
 
 from tests.fakes.native_metrics import native_metrics
+from tests.fakes.open_gate import open_gate
 
 SECONDS = 20.0
 TOPIC_ID = bytes(range(16))
@@ -123,7 +124,7 @@ class Client:
 
 
 class Bench:
-    def __init__(self, *, max_connections=50, places=None):
+    def __init__(self, *, max_connections=50, places=None, gate=None):
         self.service = Service()
         self.registry = CollectorRegistry()
         self.common = CommonMetrics("x", self.registry)
@@ -137,7 +138,10 @@ class Bench:
             "broker-1",
             self.metrics,
             NativeService(
-                methods, self.common.call_errors, Places(PlaceLimits(clients=places or (1_000, 500)))
+                methods,
+                self.common.call_errors,
+                Places(PlaceLimits(clients=places or (1_000, 500))),
+                gate or open_gate(),
             ).connect,
             executor=self.executor,
             max_connections=max_connections,

@@ -15,6 +15,7 @@ from headrace_server.telemetry import log_level
 from prometheus_client import CollectorRegistry, Counter
 
 from tests.fakes.manual_clock import ManualClock
+from tests.fakes.open_gate import open_gate
 
 
 class Disk:
@@ -83,7 +84,7 @@ async def test_a_measurement_serves_all_who_ask():
 
 async def test_the_level_is_changed_so_often_and_no_more():
     """F18: one caller's changes are limited; each that is made is a line of the log."""
-    server = RpcServer()
+    server = RpcServer(gate=open_gate())
     add_process_service(server, parts(Disk(), ManualClock()))
     address = await server.start("127.0.0.1:0")
     request = process_pb2.SetLogLevelRequest(level=log_level())

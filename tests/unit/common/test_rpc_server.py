@@ -20,6 +20,8 @@ from headrace_server.health import HealthCause
 from headrace_server.rpc import AddressInUseError, RpcServer, server_streaming, unary
 from headrace_server.settings import SettingsError
 
+from tests.fakes.open_gate import open_gate
+
 
 class Broker(broker_pb2_grpc.BrokerServiceServicer):
     @unary
@@ -63,7 +65,7 @@ class Cluster(cluster_pb2_grpc.ClusterServiceServicer):
 
 @contextlib.asynccontextmanager
 async def serving(broker):
-    server = RpcServer()
+    server = RpcServer(gate=open_gate())
     server.add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, broker, "headrace.v1.BrokerService")
     server.add(cluster_pb2_grpc.add_ClusterServiceServicer_to_server, Cluster(), "headrace.v1.ClusterService")
     address = await server.start("127.0.0.1:0")
@@ -167,7 +169,7 @@ async def test_a_taken_address_is_one_clear_error():
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         address = f"127.0.0.1:{holder.getsockname()[1]}"
-        server = RpcServer()
+        server = RpcServer(gate=open_gate())
         with pytest.raises(AddressInUseError, match="in use") as caught:
             await server.start(address)
         assert address in str(caught.value)
@@ -177,11 +179,11 @@ async def test_a_second_server_cannot_share_a_listening_port(served):
     """gRPC's sockets share their address with another of this process, and with no other server."""
     server, _ = served
     with pytest.raises(AddressInUseError, match="in use"):
-        await RpcServer().start(server.address)
+        await RpcServer(gate=open_gate()).start(server.address)
 
 
 @pytest.mark.parametrize("address", ["", "7170", "host", "host:", "host:seven", "host:70000", ":1"])
 async def test_a_malformed_address_is_refused(address):
     """Only host:port is an address to listen on."""
     with pytest.raises(SettingsError):
-        await RpcServer().start(address)
+        await RpcServer(gate=open_gate()).start(address)

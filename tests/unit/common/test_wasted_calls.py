@@ -14,6 +14,7 @@ from headrace_server.places import PlaceLimits, Rates
 from headrace_server.rpc import RpcLimits, RpcServer, unary
 from prometheus_client import CollectorRegistry, Counter
 
+from tests.fakes.open_gate import open_gate
 from tests.security.http2 import Stranger, calls, is_served
 
 LIST_OFFSETS = "/headrace.v1.BrokerService/ListOffsets"
@@ -37,7 +38,7 @@ class Served:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.server = RpcServer(RpcLimits(places=PlaceLimits(clients=(64, 8))))
+        self.server = RpcServer(RpcLimits(places=PlaceLimits(clients=(64, 8))), gate=open_gate())
         self.server.add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, Broker(), "headrace.v1.BrokerService")
         self.wasted = self.server._admission.wasted
         self.wasted._rates = Rates(lambda: self.now, calls=PER_SECOND)
@@ -141,7 +142,7 @@ async def test_an_honest_call_finds_a_place_despite_a_waster_at_its_address(serv
 
 async def test_callers_of_both_families_are_kept_out_at_one_listener():
     """IPv6 callers are sites; who is kept out no longer is served again."""
-    server = RpcServer()
+    server = RpcServer(gate=open_gate())
     port = int((await server.start("[::]:0")).rpartition(":")[2])
     diversion = Diversion(port)
     everybody = {(WASTER, "127.0.0.1"), (NEIGHBOUR, "127.0.0.1"), ("::1", "::1")}

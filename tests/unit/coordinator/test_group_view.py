@@ -9,7 +9,7 @@ from headrace_coordinator.runtime.group_view import GroupView
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
 
-from tests.unit.common.key_source import WrittenKeys
+from tests.fakes.written_keys import WrittenKeys
 
 KEYS = Keyspace("c", 1)
 ONE, TWO = b"1" * 16, b"2" * 16

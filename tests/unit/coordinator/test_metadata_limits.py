@@ -16,7 +16,7 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.etcd_status import MemberStatus
 
-from tests.unit.common.key_source import WrittenKeys
+from tests.fakes.written_keys import WrittenKeys
 
 KEYS = Keyspace("test", 1)
 MIB = 1 << 20

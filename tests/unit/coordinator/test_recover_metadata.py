@@ -205,3 +205,15 @@ async def test_processes_of_the_new_generation_measure_their_clocks_by_the_opera
     stored = (await memory.get(after.keyspace.clock(OPERATOR))).key_value
     assert stored is not None
     assert metadata_pb2.ProcessClock.FromString(stored.value).believed_ms == 1_000
+
+
+async def test_users_stay_and_the_signing_keys_of_the_backup_go():
+    """Who has read the backup could sign sessions with them; the hashes of API keys are of no use to anybody."""
+    memory = MemoryMetastore()
+    keyspace = (await read_or_create(memory, "c", "id")).keyspace
+    await memory.txn([], [Put(keyspace.user("ada"), b""), Put(keyspace.signing_key("k"), b"")])
+    await recover_in(memory, "c", [], (), 1_000, apply=False)
+    assert (await memory.get(keyspace.signing_key("k"))).key_value
+    await recover_in(memory, "c", [], (), 1_000, apply=True)
+    left = (await memory.range(keyspace.identity_prefix)).key_values
+    assert [found.key for found in left] == [keyspace.user("ada")]

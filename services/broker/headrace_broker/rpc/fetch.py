@@ -17,6 +17,9 @@ from headrace.v1 import broker_pb2
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
 from headrace.wire.zero_copy import SplicedMessage
+from headrace_server.identity.gate import access
+from headrace_server.identity.quotas import Use
+from headrace_server.identity.rights import Operation, ResourceKind
 from headrace_server.rpc import ITEMS_PER_TURN, LIGHT_ITEMS_PER_TURN, let_others_run
 
 from headrace_broker.core.replica_fetch import Diverged
@@ -42,6 +45,7 @@ class _Wanted:
 
     request: broker_pb2.PartitionFetch
     known_epoch: int
+    topic: str
     result: broker_pb2.PartitionFetchResult
     batches: list[ReadableBuffer]  # of the result, kept outside of it: see SplicedMessage
     partition: Partition | None = None
@@ -176,10 +180,12 @@ class FetchHandler:
         min_bytes = min(request.min_bytes, max_bytes)
         found_bytes, is_full = await self._locate(wanted, max_bytes, from_follower=from_follower)
         if found_bytes >= min_bytes or is_full or request.max_wait_ms <= 0 or _any_news(wanted):
+            _charge(found_bytes)
             return found_bytes, 0.0, 0
         partitions = [each.partition for each in wanted if each.partition is not None]
         event = self._waiters.try_enter(partitions, peer)
         if event is None:
+            _charge(found_bytes)
             throttle_ms = 0 if self._waiters.closed else max(MIN_THROTTLE_MS, request.max_wait_ms // THROTTLED_SHARE)
             return found_bytes, 0.0, throttle_ms
         before = time.perf_counter()
@@ -189,6 +195,8 @@ class FetchHandler:
             )
         finally:
             self._waiters.leave(event, partitions)
+        _check_rights(wanted)
+        _charge(found_bytes)
         waited = time.perf_counter() - before
         self._context.metrics.fetch_wait_seconds.observe(waited)
         return found_bytes, waited, 0
@@ -215,7 +223,9 @@ class FetchHandler:
     async def _resolve(self, request: broker_pb2.FetchRequest, response: broker_pb2.FetchResponse) -> list[_Wanted]:
         wanted: list[_Wanted] = []
         for topic_fetch in request.topics:
-            topic, unknown, topic_result = answer_topic(self._replica_manager.view, topic_fetch.topic, response.topics)
+            topic, unknown, topic_result = answer_topic(
+                self._replica_manager.view, topic_fetch.topic, response.topics, Operation.READ
+            )
             for part in topic_fetch.partitions:
                 await let_others_run(len(wanted), LIGHT_ITEMS_PER_TURN)
                 result = topic_result.partitions.add(
@@ -226,7 +236,7 @@ class FetchHandler:
                     preferred_replica=-1,
                 )
                 known_epoch = part.leader_epoch if part.HasField("leader_epoch") else -1
-                each = _Wanted(part, known_epoch, result, [], error=unknown)
+                each = _Wanted(part, known_epoch, topic_result.name, result, [], error=unknown)
                 if topic is not None:
                     try:
                         each.partition = self._replica_manager.find_in(topic, part.partition)
@@ -371,6 +381,27 @@ class FetchHandler:
 
 def _any_news(wanted: list[_Wanted]) -> bool:
     return any(each.error is not None or each.diverged is not None for each in wanted)
+
+
+def _charge(found_bytes: int) -> None:
+    current = access()
+    current.quotas.charge(current.caller.identity.user, Use.FETCH, found_bytes)
+
+
+def _check_rights(wanted: list[_Wanted]) -> None:
+    """Check the caller and its rights after a wait, in which they may have changed.
+
+    Raises:
+        UnauthenticatedError: If the session has ended.
+    """
+    current = access()
+    current.recheck()
+    for each in wanted:
+        if each.error is None:
+            try:
+                current.require(Operation.READ, ResourceKind.TOPIC, each.topic)
+            except HeadraceError as error:
+                each.error = error
 
 
 def _close_all(wanted: list[_Wanted]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from headrace.wire.frames import MethodCode
 from headrace_server.calls import check_certificate
 from headrace_server.descriptors import DescriptorShares
+from headrace_server.identity.gate import IdentityGate
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.native.framed_connection import FramedConnection
 from headrace_server.native.server import NativeMetrics, NativeServer, NativeService
@@ -42,15 +43,20 @@ class Listeners:
         process: ServiceProcess,
         shares: DescriptorShares,
         metrics: BrokerMetrics,
+        gate: IdentityGate,
         executor: Executor,
     ) -> None:
         """`executor` loads file ranges before they are sent."""
         self._settings = settings
+        self._gate = gate
         self._process = process
         self._metrics = metrics
         self.clients = self._make_server(shares.clients)
         self._internal = self._make_server(
-            shares.peers, allowed_names=settings.internal_tls_allowed_names, call_errors=metrics.common.call_errors
+            shares.peers,
+            allowed_names=settings.internal_tls_allowed_names,
+            is_for_servers=True,
+            call_errors=metrics.common.call_errors,
         )
         self._executor = executor
         self._max_native_connections = shares.natives
@@ -63,7 +69,7 @@ class Listeners:
     def _make_server(self, max_connections: int, **checks: Any) -> RpcServer:
         settings = self._settings
         limits = RpcLimits(places=_places(settings), max_connections=max_connections)
-        return RpcServer(limits, health=self._process.observability.health, **checks)
+        return RpcServer(limits, gate=self._gate, health=self._process.observability.health, **checks)
 
     @property
     def internal_address(self) -> str:
@@ -76,7 +82,7 @@ class Listeners:
         self.clients.add(register, service, SERVICE_NAME)
         metrics = self._metrics
         if self._settings.native_listen != NATIVE_OFF:
-            calls = NativeService(native_methods(service), metrics.common.call_errors, self.clients.places)
+            calls = NativeService(native_methods(service), metrics.common.call_errors, self.clients.places, self._gate)
             self._native = self._make_native_server(metrics.native, calls.connect, self._max_native_connections)
         allowed = frozenset(self._settings.internal_tls_allowed_names)
 

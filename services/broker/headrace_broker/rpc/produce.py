@@ -17,6 +17,9 @@ from headrace.v1 import broker_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, Outcome, ShuttingDownError, to_detail
 from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.caller_turns import next_turn
+from headrace_server.identity.gate import access
+from headrace_server.identity.quotas import Use
+from headrace_server.identity.rights import Operation
 from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run
 
 from headrace_broker.rpc.records import check_records, encode_records
@@ -92,6 +95,8 @@ class ProduceHandler:
         work = self._unpack(spliced, connection)
         deadline = asyncio.get_running_loop().time() + request.timeout_ms / 1000
         self._budget.take(work.size_bytes)
+        current = access()
+        current.quotas.charge(current.caller.identity.user, Use.PRODUCE, work.size_bytes)
         if request.acks == broker_pb2.ACKS_NONE:
             if not spawn_unless_ending(self._tasks, self._append_unasked(request, work, times)):
                 self._budget.give_back(work.size_bytes)
@@ -168,7 +173,7 @@ class ProduceHandler:
         pending: list[_Pending] = []
         is_large, done, view = work.is_large, 0, self._replica_manager.view
         for topic_produce, parts in work.topics:
-            topic, unknown, topic_result = answer_topic(view, topic_produce.topic, response.topics)
+            topic, unknown, topic_result = answer_topic(view, topic_produce.topic, response.topics, Operation.WRITE)
             for part, batches in parts:
                 if is_large:
                     await let_others_run(done)

@@ -25,6 +25,10 @@ from headrace.wire.errors import (
 )
 from headrace.wire.zero_copy import SplicedMessage, fetch_response_bytes, parse_produce_request
 from headrace_server.calls import CALLER
+from headrace_server.identity.gate import access
+from headrace_server.identity.quotas import Use
+from headrace_server.identity.rights import Operation
+from headrace_server.identity.topic_access import describe_metadata
 from headrace_server.metadata_view import ClusterView, Topic
 from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run, unary
 
@@ -104,16 +108,20 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def produce(self, request: SplicedMessage, connection: str) -> broker_pb2.ProduceResponse:
         """Return the response to a Produce of `connection`, after the checks."""
         self.check_serving()
+        quotas, user = access().quotas, access().caller.identity.user
+        quotas.check(user, Use.PRODUCE)
         started = time.perf_counter()
         response = await self._produce.produce(request, connection)
         self.check_lease(Outcome.UNKNOWN)
         self._partition_context.metrics.produce_seconds.observe(time.perf_counter() - started)
+        response.throttle_ms = await quotas.hold(user, Use.PRODUCE, request.message.timeout_ms / 2000)
         return response
 
     @unary
     async def Fetch(self, request: broker_pb2.FetchRequest, context: Any) -> SplicedMessage:
         """See the proto."""
         self.check_serving()
+        await self._hold_fetch()
 
         def when_done(callback: Callable[[], None]) -> None:
             context.add_done_callback(lambda _: callback())
@@ -125,7 +133,14 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def locate(self, request: broker_pb2.FetchRequest) -> Located:
         """Return the response to a Fetch as file ranges, after the checks; the caller checks the lease at the end."""
         self.check_serving()
+        await self._hold_fetch()
         return await self._fetch.locate(request, CALLER.get())
+
+    async def _hold_fetch(self) -> None:
+        """Wait until the bytes that the user has fetched are within its quota; raise as `Quotas.check`."""
+        quotas, user = access().quotas, access().caller.identity.user
+        quotas.check(user, Use.FETCH)
+        await quotas.hold(user, Use.FETCH)
 
     @unary
     async def ListOffsets(self, request: broker_pb2.ListOffsetsRequest, context: Any) -> broker_pb2.ListOffsetsResponse:
@@ -138,7 +153,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._check_count(len(topic.partitions) for topic in request.topics)
         response = broker_pb2.ListOffsetsResponse()
         for asked in request.topics:
-            topic, unknown, topic_result = answer_topic(self._view, asked.topic, response.topics)
+            topic, unknown, topic_result = answer_topic(self._view, asked.topic, response.topics, Operation.DESCRIBE)
             for index, part in enumerate(asked.partitions):
                 await let_others_run(index, LIGHT_ITEMS_PER_TURN)
                 result = topic_result.partitions.add(
@@ -200,7 +215,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         response = broker_pb2.DeleteRecordsResponse()
         async with asyncio.TaskGroup() as tasks:
             for asked in request.topics:
-                topic, unknown, topic_result = answer_topic(self._view, asked.topic, response.topics)
+                topic, unknown, topic_result = answer_topic(self._view, asked.topic, response.topics, Operation.DELETE)
                 for index, part in enumerate(asked.partitions):
                     await let_others_run(index)
                     result = topic_result.partitions.add(partition=part.partition, log_start_offset=-1)
@@ -275,7 +290,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     ) -> cluster_pb2.GetMetadataResponse:
         """See the proto."""
         self._check_count([len(request.topics)])
-        return self._view.metadata(request, f"broker-{self._partition_context.broker_id}")
+        return describe_metadata(self._view, request, f"broker-{self._partition_context.broker_id}")
 
     def _check_count(self, counts: Iterable[int]) -> None:
         limit = self._partition_context.settings.max_request_partitions

@@ -6,6 +6,8 @@ from typing import Any, Protocol, TypeVar
 
 from headrace.v1 import topics_pb2
 from headrace.wire.errors import HeadraceError
+from headrace_server.identity.rights import Operation
+from headrace_server.identity.topic_access import resolve_topic
 from headrace_server.metadata_view import ClusterView, Topic
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
@@ -19,11 +21,14 @@ class Results(Protocol[ResultT_co]):
 
 
 def answer_topic(
-    view: ClusterView, reference: topics_pb2.TopicRef, results: Results[ResultT_co]
+    view: ClusterView, reference: topics_pb2.TopicRef, results: Results[ResultT_co], operation: Operation
 ) -> tuple[Topic | None, HeadraceError | None, ResultT_co]:
-    """Return the topic, or the error, and the new element of the response, which names the topic if it is known."""
+    """Return the topic, or the error, and the new element of the response, which names the topic if it is known.
+
+    The error is also the caller's lack of a right to `operation`.
+    """
     try:
-        topic = view.resolve(reference)
+        topic = resolve_topic(view, reference, operation)
     except HeadraceError as error:
         return None, error, results.add(name=reference.name, topic_id=reference.topic_id)
     return topic, None, results.add(name=topic.name, topic_id=topic.topic_id)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from headrace.wire.errors import REQUEST_ID_KEY
 from headrace.wire.frames import Frame
 
+from headrace_server.identity.gate import Access
 from headrace_server.methods import Method
 from headrace_server.native.outgoing import OutgoingMessage
 from headrace_server.places import Place
@@ -40,11 +41,25 @@ class Peer(Protocol):
 class NativeCall:
     """One request, with the attributes of a gRPC context that logs and limits use."""
 
-    __slots__ = ("_frame", "_peer", "deadline", "header", "is_overdue", "method", "place", "request_id", "task")
+    __slots__ = (
+        "_frame",
+        "_peer",
+        "access",
+        "deadline",
+        "header",
+        "is_overdue",
+        "method",
+        "place",
+        "request_id",
+        "task",
+    )
 
-    def __init__(self, peer: Peer, method: NativeMethod, frame: Frame, place: Place, deadline: float) -> None:
+    def __init__(
+        self, peer: Peer, method: NativeMethod, frame: Frame, place: Place, access: Access, deadline: float
+    ) -> None:
         """`deadline` is in loop time."""
         self._peer = peer
+        self.access = access
         self.method = method
         self.header = frame.header
         self.request_id = frame.request_id

@@ -2,9 +2,9 @@
 
 Each request is a task, so that a long poll blocks no other request, and responses are sent when they are ready. A
 request is rejected at its header, before memory is allocated for its body, if its method is unknown, it is too large,
-has no deadline, or its caller has no free slot; its body is then skipped. With `MAX_REQUESTS` unanswered requests,
-refusals that have not left included, further ones wait: some in the receive buffer, in which a CANCEL is noticed, the
-others in the client's socket.
+has no deadline, or its caller has no identity or no free slot; its body is then skipped. With `MAX_REQUESTS` unanswered
+requests, refusals that have not left included, further ones wait: some in the receive buffer, in which a CANCEL is
+noticed, the others in the client's socket.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from headrace.wire.errors import (
     ShuttingDownError,
     ThrottledError,
     TimedOutError,
+    UnauthenticatedError,
     to_detail,
 )
 from headrace.wire.frames import (
@@ -40,9 +41,13 @@ from headrace.wire.frames import (
 
 from headrace_server import calls
 from headrace_server.caller_turns import note_call
-from headrace_server.calls import CALLER, CURRENT_CALL
+from headrace_server.calls import CALLER, CURRENT_CALL, certified_names
+from headrace_server.identity.callers import ANONYMOUS, Caller
+from headrace_server.identity.gate import Access, set_access
+from headrace_server.identity.quotas import Use
 from headrace_server.native.call import NativeCall, NativeMethod
 from headrace_server.native.framed_connection import FramedConnection
+from headrace_server.native.outgoing import OutgoingMessage
 from headrace_server.places import Place
 from headrace_server.requests import PENALTY_SECONDS
 
@@ -65,7 +70,10 @@ class NativeConnection(FramedConnection):
         self._server = server
         self._service = service
         self._calls: dict[int, NativeCall] = {}
-        self._admitted: tuple[NativeMethod, Place] | None = None
+        self._caller = ANONYMOUS
+        self._counted_user: str | None = None
+        """User whose quota of connections has this one."""
+        self._admitted: tuple[NativeMethod, Place, Access] | None = None
         self._refused: HeadraceError | None = None
         self._refused_method = ""
         self._refusals = 0
@@ -76,6 +84,7 @@ class NativeConnection(FramedConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
         super().connection_lost(exc)
+        self._forget_user()
         self._service.arriving.end(self)
         if self._admitted is not None:
             self._admitted[1].release()
@@ -153,6 +162,10 @@ class NativeConnection(FramedConnection):
             raise FrameError("the first frame is not a Hello")
         if header.kind == Kind.CANCEL:
             return True
+        if header.kind == Kind.SESSION:
+            if header.size > MAX_HELLO_BYTES:
+                raise FrameError(f"a session token of {header.size} bytes")
+            return True
         if header.correlation in self._calls:
             raise FrameError(f"correlation {header.correlation} names a request that is not answered yet")
         try:
@@ -161,7 +174,32 @@ class NativeConnection(FramedConnection):
             self._refused = error
         return self._admitted is not None
 
-    def _admit_request(self, header: Header) -> tuple[NativeMethod, Place]:
+    def _identify(self, session: str) -> Caller:
+        """Return the caller with a session token, or else the certificate of the connection.
+
+        Raises:
+            HeadraceError: As `IdentityGate.caller`, and if the user has as many connections as its quota allows.
+        """
+        gate = self._service.gate
+        try:
+            caller = gate.caller(session, certified_names(self))
+        except UnauthenticatedError as error:
+            gate.note_unknown("Hello", self.host, error.message)
+            raise
+        user = None if caller.is_server else caller.identity.user
+        if self._counted_user != user:
+            if user is not None:
+                gate.quotas.connect(user)
+            self._forget_user()
+            self._counted_user = user
+        return caller
+
+    def _forget_user(self) -> None:
+        if self._counted_user is not None:
+            self._service.gate.quotas.disconnect(self._counted_user)
+            self._counted_user = None
+
+    def _admit_request(self, header: Header) -> tuple[NativeMethod, Place, Access]:
         method = self._service.methods.get(header.method)
         self._refused_method = str(header.method) if method is None else method.name
         if method is None:
@@ -183,9 +221,13 @@ class NativeConnection(FramedConnection):
             )
         if self.is_retired:
             raise ShuttingDownError("the connection is ending", outcome=Outcome.NOT_APPLIED)
+        gate = self._service.gate
+        gate.check(self._caller)
+        gate.quotas_of(self._caller).check(self._caller.identity.user, Use.REQUEST)
+        access = gate.admit(self._caller, method.name, method.row, self.host)
         if header.size > STAGE_BYTES:
             self._service.arriving.begin(self)
-        return method, self._service.places.take(method.row.pool, self.host)
+        return method, self._service.places.take(method.row.pool, self.host), access
 
     @property
     def arriving_bytes(self) -> int:
@@ -196,8 +238,11 @@ class NativeConnection(FramedConnection):
         header = frame.header
         self._service.arriving.end(self)
         if header.kind == Kind.HELLO:
-            self._welcome(frame, self._server.name, "the client ", MAX_REQUESTS)
+            self._caller = self._identify(self._read_hello(frame, "the client ").session)
+            self._welcome(self._server.name, MAX_REQUESTS)
             self._is_welcome = True
+        elif header.kind == Kind.SESSION:
+            self._caller = self._identify(frame.message.decode(errors="replace"))
         elif header.kind == Kind.CANCEL:
             self._cancel(header.correlation)
         elif self._admitted is None:
@@ -206,9 +251,9 @@ class NativeConnection(FramedConnection):
             self._refusals += 1
             self._refuse(header.correlation, self._refused_method, error)
         else:
-            (method, place), self._admitted = self._admitted, None
+            (method, place, access), self._admitted = self._admitted, None
             deadline = self._loop.time() + header.timeout_ms / 1000
-            call = self._calls[header.correlation] = NativeCall(self, method, frame, place, deadline)
+            call = self._calls[header.correlation] = NativeCall(self, method, frame, place, access, deadline)
             self.idle_since = None
             self._is_idle.clear()
             call.task = self._loop.create_task(self._serve(call))
@@ -223,11 +268,17 @@ class NativeConnection(FramedConnection):
 
     async def _serve(self, call: NativeCall) -> None:
         CURRENT_CALL.set(call)
-        CALLER.set(self.host)
-        note_call(self.host)
+        caller = call.access.share_key(self.host)
+        CALLER.set(caller)
+        set_access(call.access)
+        note_call(caller)
         method, correlation = call.method, call.header.correlation
         try:
-            answer = await method.handle(await self._read(call), call)
+            request = await self._read(call)
+            call.access.charge_request()
+            answer = await method.handle(request, call)
+            if call.access.owes_requests:
+                await self._hold(call, answer)
         except HeadraceError as error:
             self._refuse(correlation, method.name, error, call)
         except asyncio.CancelledError:
@@ -242,10 +293,19 @@ class NativeConnection(FramedConnection):
             self._refuse(correlation, method.name, failure, call)
         else:
             if calls.calls_are_traced():
-                log.debug("call_answered", method=method.name, peer=self.name, principal=calls.principal())
+                log.debug("call_answered", method=method.name, peer=self.name, user=calls.user())
             self._send(
                 Kind.ANSWER, answer, method=call.header.method, correlation=correlation, done=lambda: self._end(call)
             )
+
+    async def _hold(self, call: NativeCall, answer: OutgoingMessage) -> None:
+        """Hold an answer while the user has had more requests than its quota."""
+        try:
+            await call.access.hold_answer()
+        except BaseException:
+            if answer.close is not None:
+                answer.close()
+            raise
 
     async def _read(self, call: NativeCall) -> Any:
         """Parse a request; raise as `RequestReader`."""

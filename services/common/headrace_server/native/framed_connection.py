@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import structlog
 from google.protobuf.message import DecodeError
 from headrace.v1 import native_pb2
-from headrace.wire.errors import HeadraceError, to_detail
+from headrace.wire.errors import HeadraceError, InvalidRequestError, UnsupportedVersionError, to_detail
 from headrace.wire.frames import CONFIRMED, Frame, FrameError, FrameReader, Header, Kind, frame_head
 
 from headrace_server.handshakes import check_handshake, own_handshake
@@ -163,7 +163,9 @@ class FramedConnection(asyncio.BufferedProtocol):
     def _break(self, error: HeadraceError) -> None:
         """Send what is wrong with the connection, and close it."""
         self._owner.count_broken()
-        log.info("native_connection_broken", peer=self.name, cause=error.message)
+        is_of_protocol = isinstance(error, InvalidRequestError | UnsupportedVersionError)
+        note = log.info if is_of_protocol else log.debug  # The gate logs refused identities, at a bounded rate.
+        note("native_connection_broken", peer=self.name, cause=error.message)
         self._put(frame_head(Kind.ERROR, to_detail(error).SerializeToString()))
         self._end_when_sent()
 
@@ -177,13 +179,17 @@ class FramedConnection(asyncio.BufferedProtocol):
         """Whether nothing of what still arrives is processed."""
         return self._transport.is_closing() or self._outgoing.is_ending
 
-    def _welcome(self, frame: Frame, server_name: str, who: str, max_requests: int = 0) -> None:
-        """Answer the Hello of a client, which is called `who` in errors; raises FrameError, UnsupportedVersionError."""
+    def _read_hello(self, frame: Frame, who: str) -> native_pb2.Hello:
+        """Return the Hello of a client, which is called `who` in errors; raises FrameError, UnsupportedVersionError."""
         try:
             hello = native_pb2.Hello.FromString(frame.message)
         except DecodeError as error:
             raise FrameError("a Hello that is no such message") from error
         check_handshake(f"{who}{hello.client_id[:64]!r} at {self.name}", hello.handshake)
+        return hello
+
+    def _welcome(self, server_name: str, max_requests: int = 0) -> None:
+        """Answer a Hello."""
         welcome = native_pb2.Welcome(answered_by=server_name, handshake=own_handshake(), max_requests=max_requests)
         self._put(frame_head(Kind.WELCOME, welcome.SerializeToString()))
 

@@ -19,6 +19,7 @@ import structlog
 from headrace.wire.errors import Outcome, ThrottledError
 from prometheus_client import Counter, Gauge
 
+from headrace_server.identity.gate import IdentityGate
 from headrace_server.instruments import LoopCounter
 from headrace_server.native.call import NativeMethod
 from headrace_server.native.connection import NativeConnection
@@ -83,9 +84,12 @@ class ArrivingRequests:
 class NativeService:
     """What the connections of one listener serve as requests and answers."""
 
-    def __init__(self, methods: Mapping[int, NativeMethod], call_errors: Counter, places: Places) -> None:
+    def __init__(
+        self, methods: Mapping[int, NativeMethod], call_errors: Counter, places: Places, gate: IdentityGate
+    ) -> None:
         """`places` may be another server's, too."""
         self.methods = methods
+        self.gate = gate
         self.call_errors = call_errors
         self.places = places
         self.arriving = ArrivingRequests()

@@ -232,7 +232,8 @@ class ServedStream(MessageStream):
         self.close()
 
     def _greeted(self, frame: Frame) -> None:
-        self._welcome(frame, self._server.name, "")
+        self._read_hello(frame, "")
+        self._welcome(self._server.name)
         self._serving = self._loop.create_task(self._run())
 
     async def _run(self) -> None:

@@ -9,6 +9,8 @@ import fnmatch
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from headrace.wire.topic_names import RESERVED_PREFIX
+
 from headrace_coordinator.core.assignors import AssignableTopic
 from headrace_coordinator.core.group_state import Group, GroupTopic, Member
 
@@ -30,10 +32,15 @@ def with_missing_topics(
 
 
 def matching_names(member: Member, topics: Mapping[str, AssignableTopic]) -> list[str]:
-    """Return the names of the existing topics that a member subscribes to."""
+    """Return the names of the existing topics that a member subscribes to.
+
+    A pattern matches reserved names only if it begins as they do.
+    """
     names = [name for name in member.topics if name in topics]
     if member.topic_pattern:
-        names += fnmatch.filter(topics, member.topic_pattern)
+        is_open = not member.topic_pattern.startswith(RESERVED_PREFIX)
+        matching = fnmatch.filter(topics, member.topic_pattern)
+        names += [name for name in matching if not (is_open and name.startswith(RESERVED_PREFIX))]
     return names
 
 

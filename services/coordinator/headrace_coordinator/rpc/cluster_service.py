@@ -14,6 +14,7 @@ from headrace.v1 import cluster_pb2, cluster_pb2_grpc
 from headrace.wire.errors import InvalidRequestError
 from headrace.wire.ids import OWN_PRODUCER_IDS
 from headrace_server.cluster_identity import FORMAT_VERSION
+from headrace_server.identity.topic_access import describe_metadata
 from headrace_server.keys import Keyspace, meta_key, value_json
 from headrace_server.metadata_view import ClusterView, Coordinator
 from headrace_server.metastore.api import KeyValue, Metastore
@@ -67,7 +68,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     ) -> cluster_pb2.GetMetadataResponse:
         """Return brokers, topics and leaders from the view."""
         self._check(request.client_id, request.topics)
-        return self._view.metadata(request, f"coordinator-{self._settings.coordinator_id}")
+        return describe_metadata(self._view, request, f"coordinator-{self._settings.coordinator_id}")
 
     @unary
     async def CreateTopics(
@@ -161,7 +162,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def DumpMetadata(
         self, request: cluster_pb2.DumpMetadataRequest, context: Any
     ) -> AsyncIterator[cluster_pb2.DumpMetadataResponse]:
-        """Stream every key of etcd, ascending: the cluster's identity first, consumer groups last."""
+        """Stream every key of etcd without its secrets: the cluster first, then consumer groups, users and grants."""
         self._check(request.client_id, ())
         if len(request.prefix) > MAX_DUMP_PREFIX_CHARACTERS:
             raise InvalidRequestError(f"the prefix has more than {MAX_DUMP_PREFIX_CHARACTERS} characters")
@@ -221,11 +222,12 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
 
 def _dump_prefixes(keyspace: Keyspace, prefix: str) -> list[str]:
-    """Return the key prefixes of a dump; `groups/...` selects consumer groups, which have a separate prefix."""
-    if prefix.startswith("groups/"):
-        return [keyspace.groups_prefix + prefix.removeprefix("groups/")]
+    """Return the key prefixes of a dump; `groups/...` and `identity/...` select keys that have separate prefixes."""
+    for scope, whole in (("groups/", keyspace.groups_prefix), ("identity/", keyspace.identity_prefix)):
+        if prefix.startswith(scope):
+            return [whole + prefix.removeprefix(scope)]
     if not prefix:
-        return [keyspace.prefix, keyspace.groups_prefix]
+        return [keyspace.prefix, keyspace.groups_prefix, keyspace.identity_prefix]
     return [keyspace.prefix + prefix]
 
 

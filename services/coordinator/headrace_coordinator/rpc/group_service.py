@@ -20,6 +20,9 @@ from headrace.wire.errors import (
 from headrace.wire.releases import MEMBER_NEEDS
 from headrace_server.clock import Clock
 from headrace_server.handshakes import check_handshake
+from headrace_server.identity.gate import access
+from headrace_server.identity.rights import Operation, ResourceKind
+from headrace_server.identity.topic_access import literal_prefix
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import LeaseNotFoundError, Metastore, MetastoreRolledBackError
 from headrace_server.rpc import unary
@@ -92,6 +95,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         if request.member_epoch == 0:
             check_handshake(f"client {request.client_id[:64]!r}", request.handshake, MEMBER_NEEDS)
         member = read_member(request)
+        _require_topics(member)
         started = asyncio.get_running_loop().time()
         deadline = self._answers.deadline(0, context.time_remaining())
         speak = self._join if request.member_epoch == 0 else self._stay
@@ -112,6 +116,8 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
 
         if request.known_revision and request.max_wait_ms:
             await self._groups.wait_until(request.group_id, has_news, wait_until, member.member_id)
+            access().recheck()
+            access().require(Operation.READ, ResourceKind.GROUP, request.group_id)
         entry = self._groups.entry(request.group_id)
         stored = entry.assignments.get(member.member_id)
         if stored is None or member.member_id not in entry.group.members or member.member_id not in entry.live:
@@ -246,7 +252,8 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
     async def ListGroups(self, request: groups_pb2.ListGroupsRequest, context: Any) -> groups_pb2.ListGroupsResponse:
         """See the proto."""
         await self._see(request.min_revision, context)
-        listings = [write_listing(group_id, entry) for group_id, entry in sorted(self._groups.groups.items())]
+        groups, sees = sorted(self._groups.groups.items()), access().sees
+        listings = [write_listing(group_id, entry) for group_id, entry in groups if sees(ResourceKind.GROUP, group_id)]
         return groups_pb2.ListGroupsResponse(groups=listings)
 
     @unary
@@ -283,6 +290,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             answer = response.groups.add(group_id=group_id)
             try:
                 check_group_id(group_id)
+                access().require(Operation.DELETE, ResourceKind.GROUP, group_id)
                 if group_id not in self._groups.groups:
                     raise UnknownGroupError(f"there is no group {group_id!r}")
                 expected = request.expected_group_epochs.get(group_id)
@@ -302,6 +310,14 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
 def _not_in(entry: GroupEntry, request: groups_pb2.HeartbeatRequest) -> HeadraceError:
     others = {m: member for m, member in entry.group.members.items() if m != request.member_id}
     return no_member(others, request.member_id, request.instance_id)
+
+
+def _require_topics(member: Member) -> None:
+    """Check that a member may read what it subscribes to, also topics that a pattern matches later."""
+    for name in member.topics:
+        access().require(Operation.READ, ResourceKind.TOPIC, name)
+    if member.topic_pattern:
+        access().require_all(Operation.READ, ResourceKind.TOPIC, literal_prefix(member.topic_pattern))
 
 
 def _silent() -> MetastoreUnavailableError:

@@ -17,6 +17,9 @@ from headrace.wire.errors import (
     TimedOutError,
     TopicAlreadyExistsError,
 )
+from headrace_server.identity.gate import access
+from headrace_server.identity.rights import Operation, ResourceKind
+from headrace_server.identity.topic_access import is_shown, require_topic, resolve_topic
 from headrace_server.metadata_view import ClusterView, Topic
 from headrace_server.rpc import let_others_run
 from headrace_server.topic_configs import describe_topic_config
@@ -91,10 +94,12 @@ class TopicRequests:
         async def one(reference: topics_pb2.TopicRef, answer: cluster_pb2.TopicResult) -> None:
             try:
                 if request.unclaimed:
+                    access().require(Operation.ADMIN, ResourceKind.CLUSTER)
                     revision = await self._store.delete_unclaimed(
                         reference, deadline, validate_only=request.validate_only
                     )
                     return await self._answers.see(revision, deadline)
+                require_topic(self._view, reference, Operation.DELETE)
                 if request.validate_only:
                     message, revision = (await self._store.find(reference, deadline)).message, 0
                 else:
@@ -117,6 +122,7 @@ class TopicRequests:
         answer = cluster_pb2.CreatePartitionsResponse(result=_result(request.topic))
         assignments = [tuple(replicas.broker_ids) for replicas in request.assignments]
         try:
+            require_topic(self._view, request.topic, Operation.ALTER)
             found = await self._store.find(request.topic, deadline)
             answer.result.name, answer.result.topic_id = found.message.name, found.message.topic_id
             self._limits.check_reserve("a further partition")
@@ -150,6 +156,7 @@ class TopicRequests:
         changes: Mapping[str, str] = dict(request.set)
         unset = list(request.unset)
         try:
+            require_topic(self._view, request.topic, Operation.ALTER)
             await self._store.check_reachable(deadline)
             if request.validate_only:
                 message, revision = (await self._store.find(request.topic, deadline)).message, 0
@@ -168,12 +175,12 @@ class TopicRequests:
         """Return all settings of each topic, from the view."""
         response = cluster_pb2.DescribeConfigsResponse()
         if not request.topics:
-            for name in sorted(self._view.topics):
+            for name in filter(is_shown, sorted(self._view.topics)):
                 _describe(response.topics.add(), self._view.topics[name])
         for reference in request.topics:
             answer = response.topics.add(name=reference.name[:1_000], topic_id=reference.topic_id[:16])
             try:
-                _describe(answer, self._view.resolve(reference))
+                _describe(answer, resolve_topic(self._view, reference, Operation.DESCRIBE))
             except HeadraceError as error:
                 self._answers.put_error(answer, error)
         return response
@@ -193,6 +200,7 @@ class TopicRequests:
                 if new.name in names:
                     raise InvalidRequestError(f"the request names the topic {new.name[:249]!r} twice")
                 names.add(new.name)
+                access().require(Operation.CREATE, ResourceKind.TOPIC, new.name)
                 topic = check_new_topic(_spec(new), self._defaults, len(candidates))
                 asked += topic.partitions
                 self._check_room(asked)

@@ -36,6 +36,7 @@ from headrace_coordinator.core.control import PlannedChange, Step
 from headrace_coordinator.core.orphans import Orphan
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.runtime.deleted_topics import DeletedTopics
+from headrace_coordinator.runtime.identity_maintenance import IdentityMaintenance
 from headrace_coordinator.runtime.orphan_cleaner import OrphanCleaner
 from headrace_coordinator.runtime.partition_reconciler import PartitionReconciler
 from headrace_coordinator.runtime.session import CoordinatorSession
@@ -61,7 +62,9 @@ class Controller:
         orphan_grace_ms: int,
         deleted_topics_retention_ms: int,
         leader_rebalance_interval_ms: int,
+        identity: IdentityMaintenance | None = None,
     ) -> None:
+        """`identity` is maintained while elected; `None` in a simulation without users."""
         self._metastore = metastore
         self._view = view
         self._keyspace = view.keyspace
@@ -73,6 +76,7 @@ class Controller:
         self._orphans = OrphanCleaner(metastore, view, metrics, clock, grace_ms=orphan_grace_ms)
         self._deleted = DeletedTopics(metastore, view, clock, retention_ms=deleted_topics_retention_ms)
         self._rebalance_interval_ms = leader_rebalance_interval_ms
+        self._identity = identity
         self._rebalance_ms = 0
         self._wake = asyncio.Event()
         self.epoch = 0
@@ -136,6 +140,8 @@ class Controller:
         working: dict[str, asyncio.Task[None]] = {}
         try:
             async with asyncio.TaskGroup() as tasks:
+                if self._identity is not None:
+                    working["identity"] = tasks.create_task(self._identity.run(epoch))
                 while self._is_elected(lease_id, epoch):
                     await self._wait_for_work()
                     for index, (key, change) in enumerate(await self._partitions.changes()):

@@ -17,6 +17,7 @@ import grpc
 import structlog
 from headrace.v1 import broker_pb2, broker_pb2_grpc, topics_pb2
 from headrace.wire.ids import BrokerId
+from headrace_server.calls import AUTHORIZATION_KEY
 from headrace_server.clock import Clock
 from headrace_server.metadata_view import ClusterView
 from headrace_server.tls import TlsIdentity, open_channel
@@ -198,8 +199,9 @@ def _sample(group_id: str, entry: GroupEntry, unknown_partitions: int) -> GroupS
 class BrokerChannels:
     """Channels to brokers, made on first use and replaced when certificates change. Owned by the app."""
 
-    def __init__(self, tls: TlsIdentity | None = None) -> None:
-        """`tls` is the client identity; `None` means plain text."""
+    def __init__(self, make_token: Callable[[], str], tls: TlsIdentity | None = None) -> None:
+        """`make_token` returns a token of this server; `tls` is the client identity, `None` means plain text."""
+        self._make_token = make_token
         self._tls = tls
         self._certificates = None if tls is None else tls.current
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -217,7 +219,7 @@ class BrokerChannels:
                 await self._channels.pop(next(iter(self._channels))).close()
             channel = self._channels[address] = open_channel(address, _CHANNEL_OPTIONS, self._tls)
         answer: broker_pb2.ListOffsetsResponse = await broker_pb2_grpc.BrokerServiceStub(channel).ListOffsets(
-            request, timeout=ASK_SECONDS
+            request, timeout=ASK_SECONDS, metadata=((AUTHORIZATION_KEY, f"Bearer {self._make_token()}"),)
         )
         return answer
 

@@ -16,15 +16,19 @@ class WrittenKeys:
         self.callbacks: list[Callable[[int, Sequence[str]], None]] = []
 
     def age_ms(self) -> int:
+        """Five."""
         return 5
 
     def get(self, key: str) -> KeyValue | None:
+        """See `KeySource`."""
         return self.key_values.get(key)
 
     def items(self, prefix: str) -> list[KeyValue]:
+        """See `KeySource`."""
         return [self.key_values[key] for key in sorted(self.key_values) if key.startswith(prefix)]
 
     def subscribe(self, callback: Callable[[int, Sequence[str]], None]) -> Callable[[], None]:
+        """See `KeySource`."""
         self.callbacks.append(callback)
         return lambda: self.callbacks.remove(callback)
 

@@ -1,0 +1,129 @@
+"""Events of one server on their way to the topic: administrative acts, and refusals at a bounded rate.
+
+A refusal is written at once; those of the same user and method in the second after it are one event with their number.
+If the topic cannot be written for long, the newest events are dropped and counted, and their number is an event itself:
+nothing is lost silently. Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
+from prometheus_client import Counter
+
+from headrace_server.audit.events import AuditEvent
+
+log = structlog.get_logger("audit")
+
+MAX_WAITING = 10_000
+"""Events that wait for the topic."""
+REFUSAL_MS = 1_000
+"""Least time between two events about refusals of one user and method."""
+MAX_REFUSED = 1_000
+"""Pairs of user and method whose refusals are told apart; others are one."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """Refusals of one user and method that no event has yet."""
+
+    since_ms: int
+    """Time of the last event about them."""
+    latest: AuditEvent
+    count: int = 0
+
+
+class AuditLog:
+    """See the module."""
+
+    def __init__(self, lost: Counter, is_on: Callable[[], bool]) -> None:
+        """`is_on` tells whether the topic is written; acts are logged in any case."""
+        self._lost_counter = lost
+        self._is_on = is_on
+        self._waiting: deque[AuditEvent] = deque()
+        self._lost = 0
+        self._refused: dict[tuple[str, str], _Held] = {}
+        self._has_events = asyncio.Event()
+
+    def __len__(self) -> int:
+        """Return the number of events that wait, those of refusals that are held included."""
+        return len(self._waiting) + sum(held.count > 0 for held in self._refused.values())
+
+    @property
+    def holds_refusals(self) -> bool:
+        """Whether `flush` has something to do."""
+        return bool(self._refused)
+
+    def note_act(self, event: AuditEvent) -> None:
+        """Write an administrative act, served or failed."""
+        log.info(
+            "act",
+            user=event.user,
+            address=event.address,
+            method=event.method,
+            resources=list(event.resources),
+            error=event.error,
+        )
+        self._put(event)
+
+    def note_refusal(self, event: AuditEvent) -> None:
+        """Write a refusal, or hold it for the next event about its user and method."""
+        if not self._is_on():
+            return
+        key = event.user, event.method
+        if key not in self._refused and len(self._refused) >= MAX_REFUSED:
+            key = "", ""
+        held = self._refused.setdefault(key, _Held(event.time_ms - REFUSAL_MS, event))
+        held.latest = event
+        held.count += 1
+        if event.time_ms - held.since_ms >= REFUSAL_MS:
+            self._put_held(held, event.time_ms)
+
+    def flush(self, now_ms: int) -> None:
+        """Write the refusals that were held long enough. Call it about once a second."""
+        for key, held in list(self._refused.items()):
+            if now_ms - held.since_ms < REFUSAL_MS:
+                continue
+            if held.count:
+                self._put_held(held, now_ms)
+            else:
+                del self._refused[key]
+
+    def _put_held(self, held: _Held, now_ms: int) -> None:
+        self._put(replace(held.latest, count=held.count))
+        held.since_ms, held.count = now_ms, 0
+
+    def _put(self, event: AuditEvent) -> None:
+        if not self._is_on():
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            self._lost += 1
+            self._lost_counter.inc()
+            return
+        self._waiting.append(event)
+        self._has_events.set()
+
+    async def wait(self) -> None:
+        """Wait until there are events."""
+        await self._has_events.wait()
+
+    def take(self, most: int) -> list[AuditEvent]:
+        """Remove and return up to `most` events, in order; the number of lost ones last."""
+        taken = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+        if not self._waiting:
+            self._has_events.clear()
+            if self._lost and taken:
+                last = taken[-1]
+                taken.append(AuditEvent(last.time_ms, last.server, "", "", "", "", "lost", count=self._lost))
+                self._lost = 0
+        return taken
+
+    def give_back(self, events: list[AuditEvent]) -> None:
+        """Put events back that could not be written; `take` returns them again."""
+        self._waiting.extendleft(reversed(events))
+        if self._waiting:
+            self._has_events.set()

@@ -1,0 +1,1 @@
+"""Identity and rights of callers (docs/guides/identity.md)."""

@@ -1,0 +1,431 @@
+"""Decides for each call who it is from and whether it is served. One per server process; belongs to the event loop.
+
+`Admission` and the native protocol ask it before they read a request; handlers ask the call's `Access` about the topics
+and groups that the request names. What is decided without an identity or a right depends on the posture:
+`open` serves everything, `observe` serves and counts, `required` refuses.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from headrace.v1 import auth_pb2
+from headrace.wire.errors import (
+    MetastoreUnavailableError,
+    NotAuthorizedError,
+    Outcome,
+    UnauthenticatedError,
+)
+from prometheus_client import Counter
+
+from headrace_server.audit.audit_log import AuditLog
+from headrace_server.audit.events import AuditEvent, describe_request, resources_of
+from headrace_server.clock import Clock
+from headrace_server.cluster_identity import ClusterIdentity
+from headrace_server.identity import api_keys, session_tokens
+from headrace_server.identity.callers import (
+    ANONYMOUS,
+    PROOF_NAMES,
+    Caller,
+    Identity,
+    Proof,
+    identity_of,
+    user_of_certificate,
+)
+from headrace_server.identity.identity_view import IdentityView
+from headrace_server.identity.quotas import NoQuotas, Quotas, Use
+from headrace_server.identity.refused_proofs import RefusedProofs
+from headrace_server.identity.rights import Operation, ResourceKind
+from headrace_server.identity.session_tokens import InvalidTokenError, read_session, sign_session
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.methods import Method
+
+SESSION_MS = 900_000
+"""Time for which a session token is valid; for less if its proof expires earlier."""
+MIN_SESSION_MS = 30_000
+"""Time for which a session is valid whose proof expires now, by a clock that may differ."""
+MAX_REMEMBERED_CALLERS = 10_000
+IDENTITY = "identity"
+"""What a call without one lacks, in place of a right."""
+STALE_MS = 30_000
+"""Age of the view from which an unknown identity may be one that is too new for it."""
+SERVER_KEY = "cluster"
+"""Name of the key, derived from the cluster's secret, that signs the tokens of brokers and coordinators."""
+
+
+class Counts(Protocol):
+    """Metrics of decisions."""
+
+    def refused(self, user: str, method: str) -> None:
+        """Count a refused call or result."""
+
+    def would_refuse(self, user: str, method: str, right: str) -> None:
+        """Count one that `observe` served and `required` would have refused."""
+
+    def held(self, user: str, use: str, seconds: float) -> None:
+        """Count the time for which an answer was held by a quota."""
+
+
+class IdentityGate:
+    """See the module."""
+
+    def __init__(
+        self,
+        view: IdentityView,
+        cluster: ClusterIdentity,
+        clock: Clock,
+        counts: Counts,
+        server_name: str,
+        lost_events: Counter,
+        *,
+        least_posture: auth_pb2.Posture = auth_pb2.POSTURE_OPEN,
+    ) -> None:
+        """`server_name` is such as `broker-1`, `lost_events` counts lost events of the audit log. `least_posture` is
+        that of the settings; etcd may have a stricter one.
+        """
+        self._server_name = server_name
+        self.audit_log = AuditLog(lost_events, lambda: self.writes_audit)
+        self.view = view
+        self._clock = clock
+        self._counts = counts
+        self.quotas = Quotas(view, counts.held)
+        self._server_quotas = Quotas(NoQuotas(), counts.held)
+        self._least_posture = least_posture
+        self._server_key = hmac.digest(cluster.secret, b"headrace server tokens v1", "sha256")
+        self._server_token = "", 0
+        self._callers: OrderedDict[object, Caller] = OrderedDict()
+        self._refused_proofs = RefusedProofs(clock)
+
+    @property
+    def posture(self) -> auth_pb2.Posture:
+        """The posture in force."""
+        return max(self._least_posture, self.view.posture)
+
+    @property
+    def writes_audit(self) -> bool:
+        """Whether events are written to the topic."""
+        return self.posture != auth_pb2.POSTURE_OPEN
+
+    def quotas_of(self, caller: Caller) -> Quotas:
+        """Return the quotas that apply to a caller. None apply to servers: `*` is for users."""
+        return self._server_quotas if caller.is_server else self.quotas
+
+    # --- who ---
+
+    def caller(self, token: str, certificate_names: Sequence[str] = ()) -> Caller:
+        """Return the caller with a session token or API key, or else a certificate; `ANONYMOUS` without any.
+
+        Raises:
+            UnauthenticatedError: If the token is none of this cluster's, or has ended.
+            MetastoreUnavailableError: If it may be newer than what this server knows, because etcd is unavailable.
+        """
+        if not token and not certificate_names:
+            return ANONYMOUS
+        key: object = token or tuple(certificate_names)
+        found = self._callers.get(key)
+        if found is None or self._names_another(found):
+            identity = self._read_token(token) if token else self._read_certificate(certificate_names)
+            found = self._callers[key] = Caller(identity, None if identity.proof is Proof.SERVER else self.view)
+            if len(self._callers) > MAX_REMEMBERED_CALLERS:
+                self._callers.popitem(last=False)
+        self.check(found)
+        return found
+
+    def _names_another(self, caller: Caller) -> bool:
+        """Return whether a certificate now identifies another user than when the caller was remembered."""
+        if caller.identity.proof is not Proof.CERTIFICATE:
+            return False
+        caller.refresh(self._clock.now_ms())
+        return bool(caller.ended)
+
+    def check(self, caller: Caller) -> None:
+        """Compare a caller with what is known now.
+
+        Raises:
+            UnauthenticatedError: If it is none any more.
+        """
+        caller.refresh(self._clock.now_ms())
+        if caller.ended:
+            raise UnauthenticatedError(caller.ended, action="Open a new session.")
+
+    def _read_token(self, token: str) -> Identity:
+        if token.startswith(api_keys.PREFIX):
+            return self.identity_of_api_key(token)
+        secrets = self.view.signing_secrets
+        if token.startswith(f"{session_tokens.PREFIX}{SERVER_KEY}."):
+            secrets = {SERVER_KEY: self._server_key}
+        try:
+            claims = read_session(token, secrets)
+            if (claims.proof == Proof.SERVER) != (secrets is not self.view.signing_secrets):
+                raise InvalidTokenError("a server's claims under another key")
+            return identity_of(claims)
+        except (InvalidTokenError, ValueError) as error:
+            self._refused_proofs.note("session token", str(error))
+            self._check_age()
+            raise UnauthenticatedError("the session token is not valid", action="Open a new session.") from None
+
+    def identity_of_api_key(self, text: str) -> Identity:
+        """Return the identity of the holder of an API key.
+
+        Raises:
+            UnauthenticatedError: If there is no such key.
+            MetastoreUnavailableError: As `caller`.
+        """
+        api_key = api_keys.parse_api_key(text)
+        found = None if api_key is None else self.view.user_of_api_key(api_key.key_id)
+        if api_key is None or found is None or not hmac.compare_digest(found[1].sha256, api_key.sha256):
+            self._refused_proofs.note("API key", "no such key")
+            self._check_age()
+            raise UnauthenticatedError(
+                "the API key is not valid", action="Check that it is whole and was not deleted, or create a new one."
+            )
+        return Identity(found[0].name, Proof.API_KEY, api_key.key_id)
+
+    def _read_certificate(self, names: Sequence[str]) -> Identity:
+        found = user_of_certificate(self.view, names)
+        if found is None:
+            raise UnauthenticatedError(
+                "the names in the certificate belong to several users",
+                action="Let an administrator give them to one user, or use another certificate.",
+            )
+        return Identity(found[0], Proof.CERTIFICATE, found[1])
+
+    def _check_age(self) -> None:
+        age_ms = self.view.source.age_ms()
+        if age_ms > STALE_MS:
+            raise MetastoreUnavailableError(
+                f"the identity is unknown here, and etcd has not been reached for {age_ms // 1000} s",
+                outcome=Outcome.NOT_APPLIED,
+            )
+
+    # --- sessions ---
+
+    def open_session(self, identity: Identity) -> tuple[str, int]:
+        """Return a token for an identity, and the milliseconds for which it is valid.
+
+        Raises:
+            UnauthenticatedError: If the identity does not hold.
+            MetastoreUnavailableError: If the cluster has no signing key yet.
+        """
+        self.check(Caller(identity, self.view))
+        key = self.view.signing_key(self._clock.now_ms())
+        if key is None:
+            raise MetastoreUnavailableError(
+                "the controller has made no signing key yet", outcome=Outcome.NOT_APPLIED, retry_after_ms=500
+            )
+        claims = self._claims(identity)
+        return sign_session(claims, key.key_id, key.secret), claims.expires_ms - claims.issued_ms
+
+    def server_token(self) -> str:
+        """Return a token by which this process calls another server of the cluster, whose `IdentityGate` accepts it."""
+        now_ms = self._clock.now_ms()
+        token, renew_at_ms = self._server_token
+        if not now_ms < renew_at_ms <= now_ms + SESSION_MS:  # also if the wall clock was set back
+            claims = self._claims(Identity(self._server_name, Proof.SERVER))
+            token = sign_session(claims, SERVER_KEY, self._server_key)
+            self._server_token = token, now_ms + SESSION_MS // 2
+        return token
+
+    def _claims(self, identity: Identity) -> metadata_pb2.SessionClaims:
+        now_ms = self._clock.now_ms()
+        expires_ms = now_ms + SESSION_MS
+        if identity.expires_ms:
+            expires_ms = min(expires_ms, max(identity.expires_ms, now_ms + MIN_SESSION_MS))
+        return metadata_pb2.SessionClaims(
+            user=identity.user,
+            groups=identity.groups,
+            proof=identity.proof,
+            credential=identity.credential,
+            issued_ms=now_ms,
+            expires_ms=expires_ms,
+        )
+
+    # --- whether ---
+
+    def admit(self, caller: Caller, name: str, row: Method, address: str = "") -> Access:
+        """Return the access of a call of method `name` that is served.
+
+        Raises:
+            UnauthenticatedError: If it needs an identity.
+            NotAuthorizedError: If it needs a right on the cluster that the caller has not.
+        """
+        access = Access(self, caller, name, address, is_about_identity=row.is_about_identity)
+        if row.needs_identity and not caller.is_known:
+            access.refuse_anonymous()
+        if row.right is not None and row.right.kind is ResourceKind.CLUSTER:
+            access.require(row.right.operation, ResourceKind.CLUSTER)
+        return access
+
+    def note_refusal(self, refused: Access, right: str) -> None:
+        """Count a refusal, and write it to the audit log."""
+        self._counts.refused(refused.caller.name, refused.method)
+        error = "UNAUTHENTICATED" if right == IDENTITY else "NOT_AUTHORIZED"
+        self.audit_log.note_refusal(self._event(refused, "refusal", error=error, reason=right))
+
+    def note_unknown(self, method: str, address: str, reason: str) -> None:
+        """Count a call whose proof of identity is not accepted, and write it to the audit log."""
+        self.note_unaccepted(Access(self, ANONYMOUS, method, address), reason)
+
+    def note_unaccepted(self, refused: Access, reason: str) -> None:
+        """Do the same for a call that was admitted: its proof is in the request, or its session has ended meanwhile."""
+        self._counts.refused(refused.caller.name, refused.method)
+        self.audit_log.note_refusal(self._event(refused, "refusal", error="UNAUTHENTICATED", reason=reason))
+
+    def count_observed(self, observed: Access, right: str) -> None:
+        """Count what would have been refused."""
+        self._counts.would_refuse(observed.caller.name, observed.method, right)
+
+    def note_act(self, done: Access, response: Any, error: str) -> None:
+        """Write an administrative act to the audit log."""
+        request = done.act
+        resources = resources_of(request, response)
+        described = describe_request(request)
+        self.audit_log.note_act(self._event(done, "act", error=error, resources=resources, request=described))
+
+    def _event(self, access: Access, kind: str, **fields: Any) -> AuditEvent:
+        identity = access.caller.identity
+        return AuditEvent(
+            self._clock.now_ms(),
+            self._server_name,
+            identity.user,
+            PROOF_NAMES.get(identity.proof, ""),
+            access.address,
+            access.method,
+            kind,
+            request_id=access.request_id,
+            **fields,
+        )
+
+
+class Access:
+    """What the caller of one call may do."""
+
+    __slots__ = ("_gate", "_is_about_identity", "act", "address", "caller", "method", "request_id")
+
+    def __init__(
+        self, gate: IdentityGate, caller: Caller, method: str, address: str = "", *, is_about_identity: bool = False
+    ) -> None:
+        """`is_about_identity`: see `Method`."""
+        self._gate = gate
+        self._is_about_identity = is_about_identity
+        self.caller = caller
+        self.method = method
+        self.address = address
+        self.act: Any = None
+        """Request of an administrative act; `None` for other calls."""
+        self.request_id = ""
+
+    @property
+    def _posture(self) -> auth_pb2.Posture:
+        return auth_pb2.POSTURE_REQUIRED if self._is_about_identity else self._gate.posture
+
+    def refuse_anonymous(self) -> None:
+        """Refuse a call without an identity, as the posture wants.
+
+        Raises:
+            UnauthenticatedError: If it is `required`.
+        """
+        match self._posture:
+            case auth_pb2.POSTURE_OBSERVE:
+                self._gate.count_observed(self, IDENTITY)
+            case auth_pb2.POSTURE_REQUIRED:
+                self._gate.note_refusal(self, IDENTITY)
+                raise UnauthenticatedError("the call has no identity")
+
+    def allows(self, operation: Operation, kind: ResourceKind, name: str = "") -> bool:
+        """Return whether to serve an operation; count it if not, or if `required` would not."""
+        return self._serves(self.caller.allows(operation, kind, name), operation, kind, name)
+
+    def allows_all(self, operation: Operation, kind: ResourceKind, prefix: str) -> bool:
+        """Return the same for every name with a prefix."""
+        return self._serves(self.caller.allows_all(operation, kind, prefix), operation, kind, f"{prefix}*")
+
+    def sees(self, kind: ResourceKind, name: str) -> bool:
+        """Return whether a list shows a resource; nothing is counted."""
+        return self._gate.posture != auth_pb2.POSTURE_REQUIRED or self.caller.allows(Operation.DESCRIBE, kind, name)
+
+    def require(self, operation: Operation, kind: ResourceKind, name: str = "") -> None:
+        """Refuse an operation on a resource, whether it exists or not.
+
+        Raises:
+            NotAuthorizedError: If the caller has no right to it.
+        """
+        if not self.allows(operation, kind, name):
+            raise self._not_authorized(operation, f"{kind.value} {name[:249]}".rstrip())
+
+    def require_all(self, operation: Operation, kind: ResourceKind, prefix: str) -> None:
+        """Refuse an operation on every resource with a prefix; raise as `require`."""
+        if not self.allows_all(operation, kind, prefix):
+            raise self._not_authorized(operation, f"every {kind.value} whose name begins with {prefix[:249]!r}")
+
+    @property
+    def quotas(self) -> Quotas:
+        """Quotas that apply to the caller."""
+        return self._gate.quotas_of(self.caller)
+
+    def share_key(self, host: str) -> str:
+        """Return who shares a server's time with others: the user, or the address of a caller without one."""
+        caller = self.caller
+        return f"user {caller.identity.user}" if caller.is_known and not caller.is_server else host
+
+    @property
+    def owes_requests(self) -> bool:
+        """Whether `hold_answer` would wait."""
+        return self.quotas.debt_seconds(self.caller.identity.user, Use.REQUEST) > 0
+
+    def note_end(self, response: Any, error: str = "") -> None:
+        """Write the call to the audit log if it is an administrative act; `error` is the code of the error, if any."""
+        if self.act is not None:
+            self._gate.note_act(self, response, error)
+
+    def note_unaccepted(self, reason: str) -> None:
+        """See `IdentityGate.note_unaccepted`."""
+        self._gate.note_unaccepted(self, reason)
+
+    def charge_request(self) -> None:
+        """Count a request of the user's quota."""
+        self.quotas.charge(self.caller.identity.user, Use.REQUEST, 1)
+
+    async def hold_answer(self) -> None:
+        """Wait while the user has had more requests than its quota; before that the call keeps its order."""
+        await self.quotas.hold(self.caller.identity.user, Use.REQUEST)
+
+    def recheck(self) -> None:
+        """Compare the caller with what is known now, after a wait; raise as `IdentityGate.check`."""
+        self._gate.check(self.caller)
+
+    def _serves(self, is_allowed: bool, operation: Operation, kind: ResourceKind, name: str) -> bool:
+        if is_allowed:
+            return True
+        posture = self._posture
+        if posture == auth_pb2.POSTURE_OPEN:
+            return True
+        right = f"{(operation.name or '').lower()} {kind.value}:{name[:249]}".rstrip(":")
+        if posture == auth_pb2.POSTURE_REQUIRED:
+            self._gate.note_refusal(self, right)
+            return False
+        self._gate.count_observed(self, right)
+        return True
+
+    def _not_authorized(self, operation: Operation, what: str) -> NotAuthorizedError:
+        name = (operation.name or "").lower()
+        return NotAuthorizedError(f"{self.caller.name} has no grant of {name} for {what}")
+
+
+_ACCESS: ContextVar[Access | None] = ContextVar("access", default=None)
+set_access: Callable[[Access | None], object] = _ACCESS.set
+
+
+current_access: Callable[[], Access | None] = _ACCESS.get
+"""Returns the access of the call that the running task serves; `None` if it serves none."""
+
+
+def access() -> Access:
+    """Return the access of the call that the running task serves."""
+    found = _ACCESS.get()
+    assert found is not None, "no call is served, or its server did not admit it"
+    return found

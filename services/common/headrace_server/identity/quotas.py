@@ -1,0 +1,133 @@
+"""Quotas: the rates at which a broker or coordinator serves one user, kept by delaying its answers.
+
+A user that exceeds its rate is in debt, and its next answers are held until the debt is paid. Any client slows down by
+that, whatever its language, because it has a bounded number of requests in flight; nothing that was accepted is lost.
+Where the debt, over many connections, passes `MAX_DEBT_SECONDS`, requests are refused until it is paid. Each
+server counts by itself. Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
+
+from headrace.v1 import auth_pb2
+from headrace.wire.errors import Outcome, ThrottledError
+
+BURST_SECONDS = 1.0
+"""What a user that was idle may use at once."""
+MAX_DEBT_SECONDS = 30.0
+MAX_HELD_SECONDS = 5.0
+"""Maximum time for which one answer is held."""
+MAX_USERS = 20_000
+EVERY_USER = "*"
+"""Principal of the quota of every user without one of its own, and of callers without an identity."""
+
+
+class Use(Enum):
+    """What a quota bounds, each a rate per second; the value is the field of `Quota`."""
+
+    PRODUCE = "produce_bytes_per_second"
+    FETCH = "fetch_bytes_per_second"
+    REQUEST = "requests_per_second"
+
+
+class QuotaSource(Protocol):
+    """Where the quotas are."""
+
+    def quota_of(self, user: str) -> auth_pb2.Quota | None:
+        """Return the quota of a user, or that of every user, or `None`."""
+
+
+class NoQuotas:
+    """A `QuotaSource` without quotas."""
+
+    def quota_of(self, user: str) -> auth_pb2.Quota | None:
+        """See `QuotaSource`."""
+        return None
+
+
+class Quotas:
+    """What each user owes to one server."""
+
+    def __init__(
+        self,
+        source: QuotaSource,
+        count_delay: Callable[[str, str, float], None],
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        """`count_delay(user, use, seconds)` counts held answers; `now` is in seconds, by default the loop's time."""
+        self._source = source
+        self._count_delay = count_delay
+        self._now = now or (lambda: asyncio.get_running_loop().time())
+        self._paid_at: OrderedDict[tuple[str, Use], float] = OrderedDict()
+        self._connections: Counter[str] = Counter()
+
+    def charge(self, user: str, use: Use, amount: int) -> None:
+        """Record use, in bytes or requests."""
+        quota = self._source.quota_of(user)
+        per_second = 0 if quota is None else getattr(quota, use.value)
+        if not per_second:
+            return
+        key = user, use
+        paid_at = max(self._paid_at.pop(key, 0.0), self._now() - BURST_SECONDS)
+        self._paid_at[key] = paid_at + amount / per_second
+        if len(self._paid_at) > MAX_USERS:
+            self._paid_at.popitem(last=False)
+
+    def debt_seconds(self, user: str, use: Use) -> float:
+        """Return the time until the user's use is paid; 0 if it is."""
+        paid_at = self._paid_at.get((user, use))
+        return 0.0 if paid_at is None else max(0.0, paid_at - self._now())
+
+    def check(self, user: str, use: Use) -> None:
+        """Refuse a request of a user whose debt is too large to hold the answer.
+
+        Raises:
+            ThrottledError: If it is; contains the time until it is paid.
+        """
+        debt = self.debt_seconds(user, use)
+        if debt > MAX_DEBT_SECONDS:
+            self._count_delay(user, use.value, 0.0)
+            raise ThrottledError(
+                f"{user or 'a caller without an identity'} has used its {use.value.replace('_', ' ')} for the next "
+                f"{debt:.0f} s",
+                outcome=Outcome.NOT_APPLIED,
+                retry_after_ms=round(debt * 1000),
+                action="Send less, or ask an administrator for a higher quota.",
+            )
+
+    def connect(self, user: str) -> None:
+        """Count a connection of a user, until `disconnect`.
+
+        Raises:
+            ThrottledError: If it has as many as its quota allows.
+        """
+        quota = self._source.quota_of(user)
+        if quota is not None and quota.connections and self._connections[user] >= quota.connections:
+            raise ThrottledError(
+                f"{user or 'callers without an identity'} have {self._connections[user]} connections, their quota",
+                outcome=Outcome.NOT_APPLIED,
+                retry_after_ms=1_000,
+                action="Close some, or ask an administrator for a higher quota.",
+            )
+        self._connections[user] += 1
+
+    def disconnect(self, user: str) -> None:
+        """Count a connection less."""
+        self._connections[user] -= 1
+        if not self._connections[user]:
+            del self._connections[user]
+
+    async def hold(self, user: str, use: Use, most_seconds: float = MAX_HELD_SECONDS) -> int:
+        """Wait until the user's debt is paid, at most for a while; return the milliseconds waited."""
+        debt = self.debt_seconds(user, use)
+        if not debt:
+            return 0
+        seconds = min(debt, max(0.0, most_seconds))
+        self._count_delay(user, use.value, seconds)
+        await asyncio.sleep(seconds)
+        return round(seconds * 1000)

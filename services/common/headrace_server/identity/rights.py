@@ -1,0 +1,181 @@
+"""Operations, resources, roles, and the rights that grants give. Pure.
+
+Grants only allow; there are no exceptions from them, so that one look-up decides, and taking a grant away never gives a
+right. A grant on the cluster covers all its topics and groups, a prefix all names that begin with it. Names that begin
+with `__` are the cluster's own topics: only grants that name them, or administrators, reach these, and only servers of
+the cluster write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, IntFlag
+from types import MappingProxyType
+
+from headrace.wire.errors import InvalidRequestError
+from headrace.wire.topic_names import RESERVED_PREFIX
+
+MAX_RESOURCE_CHARACTERS = 300
+MAX_REMEMBERED_NAMES = 10_000
+
+
+class Operation(IntFlag):
+    """What a right allows; in grants and roles by its name in lower case."""
+
+    DESCRIBE = 1
+    """See that it exists, its settings and its state."""
+    READ = 2
+    """Read a topic; be a member of a group and commit its offsets."""
+    WRITE = 4
+    CREATE = 8
+    DELETE = 16
+    """Delete a topic, its records, a group."""
+    ALTER = 32
+    """Change the settings or the number of partitions of a topic."""
+    OPERATE = 64
+    """Of the cluster: drain, move, elect, log levels."""
+    ADMIN = 128
+    """Of the cluster: everything, users and grants included."""
+
+
+EVERYTHING = Operation(255)
+ROLES: Mapping[str, Operation] = MappingProxyType(
+    {
+        "reader": Operation.DESCRIBE | Operation.READ,
+        "writer": Operation.DESCRIBE | Operation.WRITE,
+        "developer": EVERYTHING & ~(Operation.OPERATE | Operation.ADMIN),
+        "monitor": Operation.DESCRIBE,
+        "operator": Operation.DESCRIBE | Operation.OPERATE,
+        "admin": EVERYTHING,
+    }
+)
+"""Roles that every cluster has."""
+
+
+class ResourceKind(Enum):
+    """Kind of a resource. A table is a topic."""
+
+    CLUSTER = "cluster"
+    TOPIC = "topic"
+    GROUP = "group"
+
+
+NAMED = (ResourceKind.TOPIC, ResourceKind.GROUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Resources of a grant: the cluster, or one name or all names with a prefix, of one kind or of each."""
+
+    kinds: tuple[ResourceKind, ...]
+    name: str = ""
+    is_prefix: bool = False
+
+
+def parse_pattern(text: str) -> Pattern:
+    """Return the pattern of `cluster`, `topic:NAME`, `group:NAME`, `topic:PREFIX*`, `group:PREFIX*` or `PREFIX*`.
+
+    Raises:
+        InvalidRequestError: If the text is none of them.
+    """
+    if text == ResourceKind.CLUSTER.value:
+        return Pattern((ResourceKind.CLUSTER,))
+    before, colon, after = text.partition(":")
+    kinds, name = ((ResourceKind(before),), after) if colon and before in ("topic", "group") else (NAMED, text)
+    is_prefix = name.endswith("*")
+    name = name.removesuffix("*")
+    if len(text) > MAX_RESOURCE_CHARACTERS or not text.isprintable() or "*" in name or not (name or is_prefix):
+        raise _no_resource(text)
+    if len(kinds) > 1 and not is_prefix:
+        raise _no_resource(text)
+    return Pattern(kinds, name, is_prefix)
+
+
+def parse_operations(name: str, roles: Mapping[str, Operation]) -> Operation:
+    """Return the operations of a role or operation.
+
+    Raises:
+        InvalidRequestError: If there is none of this name.
+    """
+    found = roles.get(name) or _OPERATIONS.get(name)
+    if found is None:
+        raise InvalidRequestError(
+            f"{name[:64]!r} is no role and no operation",
+            action=f"Name one of {', '.join((*sorted(roles), *_OPERATIONS))}.",
+        )
+    return found
+
+
+def operation_names(operations: Operation) -> list[str]:
+    """Return the names of operations."""
+    return [name for name, operation in _OPERATIONS.items() if operation & operations]
+
+
+class Rights:
+    """Rights of one user: what its grants allow together. A look-up costs the same however many grants there are."""
+
+    __slots__ = ("_cluster", "_lengths", "_names", "_prefixes", "_remembered", "_writes_reserved")
+
+    def __init__(self, grants: Iterable[tuple[Pattern, Operation]] = (), *, is_server: bool = False) -> None:
+        self._writes_reserved = is_server
+        self._cluster = Operation(0)
+        self._names: dict[tuple[ResourceKind, str], Operation] = {}
+        self._prefixes: dict[tuple[ResourceKind, str], Operation] = {}
+        for pattern, operations in grants:
+            for kind in pattern.kinds:
+                if kind is ResourceKind.CLUSTER:
+                    self._cluster |= operations
+                    continue
+                found = self._prefixes if pattern.is_prefix else self._names
+                found[kind, pattern.name] = found.get((kind, pattern.name), Operation(0)) | operations
+        if self._cluster & Operation.ADMIN:
+            self._cluster = EVERYTHING
+        self._lengths = sorted({len(name) for _, name in self._prefixes})
+        self._remembered: dict[tuple[ResourceKind, str], int] = {}
+
+    def allow(self, operation: Operation, kind: ResourceKind, name: str = "") -> bool:
+        """Return whether an operation on one resource is allowed; the cluster has no name."""
+        allowed = self._remembered.get((kind, name))
+        if allowed is None:
+            allowed = self._remember(kind, name)
+        return bool(allowed & int(operation))
+
+    def allow_all(self, operation: Operation, kind: ResourceKind, prefix: str) -> bool:
+        """Return whether an operation is allowed on every resource whose name begins with `prefix`."""
+        return bool(self._closed(self._of_prefixes(kind, prefix), kind, prefix) & operation)
+
+    def _remember(self, kind: ResourceKind, name: str) -> int:
+        if len(self._remembered) >= MAX_REMEMBERED_NAMES:
+            self._remembered.clear()
+        allowed = self._cluster
+        if kind is not ResourceKind.CLUSTER:
+            allowed = self._of_prefixes(kind, name) | self._names.get((kind, name), Operation(0))
+        self._remembered[kind, name] = int(self._closed(allowed, kind, name))
+        return self._remembered[kind, name]
+
+    def _closed(self, allowed: Operation, kind: ResourceKind, name: str) -> Operation:
+        """Return what is allowed without writes of the cluster's own topics, unless this is a server."""
+        if kind is ResourceKind.TOPIC and name.startswith(RESERVED_PREFIX) and not self._writes_reserved:
+            return allowed & ~Operation.WRITE
+        return allowed
+
+    def _of_prefixes(self, kind: ResourceKind, name: str) -> Operation:
+        is_internal = kind is ResourceKind.TOPIC and name.startswith(RESERVED_PREFIX)
+        allowed = Operation(0) if is_internal and self._cluster != EVERYTHING else self._cluster
+        for length in self._lengths:
+            if length > len(name):
+                break
+            if not is_internal or length >= len(RESERVED_PREFIX):
+                allowed |= self._prefixes.get((kind, name[:length]), Operation(0))
+        return allowed
+
+
+def _no_resource(text: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{text[:64]!r} is no resource",
+        action="Write cluster, topic:NAME, group:NAME, or a prefix as topic:team.*, group:team.* or team.*.",
+    )
+
+
+_OPERATIONS = {operation.name.lower(): operation for operation in Operation if operation.name}

@@ -1,0 +1,101 @@
+"""Events of the audit log: acts with what they name, refusals at a bounded rate, and none lost without a word."""
+
+import json
+
+from headrace.v1 import cluster_pb2, groups_pb2, topics_pb2
+from headrace_server.audit.audit_log import MAX_REFUSED, MAX_WAITING, REFUSAL_MS, AuditLog
+from headrace_server.audit.events import (
+    MAX_REQUEST_CHARACTERS,
+    AuditEvent,
+    describe_request,
+    resources_of,
+)
+from prometheus_client import CollectorRegistry, Counter
+
+
+def event(time_ms=0, user="ada", method="Fetch", kind="refusal", **fields):
+    return AuditEvent(time_ms, "broker-1", user, "API key", "10.0.0.1", method, kind, **fields)
+
+
+def audit_log(*, is_on=True):
+    counter = Counter("lost", "-", registry=CollectorRegistry())
+    return AuditLog(counter, lambda: is_on)
+
+
+def counts(log):
+    return [(found.kind, found.count) for found in log.take(1_000_000)]
+
+
+def test_refusals_of_a_second_are_one_event_with_their_number():
+    """The first at once, the others after a second, each user and method by itself."""
+    log = audit_log()
+    for number in range(1_000):
+        log.note_refusal(event(number))
+    log.note_refusal(event(999, user="bob"))
+    log.note_refusal(event(999, method="Produce"))
+    assert counts(log) == [("refusal", 1)] * 3
+    log.flush(REFUSAL_MS - 1)
+    assert counts(log) == []
+    log.flush(REFUSAL_MS)
+    assert counts(log) == [("refusal", 999)]
+    log.flush(3 * REFUSAL_MS)
+    assert not log.holds_refusals
+    log.note_refusal(event(4 * REFUSAL_MS))
+    assert counts(log) == [("refusal", 1)]
+
+
+def test_many_names_are_told_apart_up_to_a_bound():
+    """A stranger cannot fill the memory with names."""
+    log = audit_log()
+    for number in range(3 * MAX_REFUSED):
+        log.note_refusal(event(0, user=f"u{number}"))
+    log.flush(REFUSAL_MS)
+    found = counts(log)
+    assert len(found) == MAX_REFUSED + 2
+    assert sum(count for _, count in found) == 3 * MAX_REFUSED
+
+
+def test_lost_events_are_counted_and_are_an_event():
+    log = audit_log()
+    for number in range(MAX_WAITING + 3):
+        log.note_act(event(number, kind="act"))
+    assert len(log) == MAX_WAITING
+    assert [found.kind for found in log.take(10)] == ["act"] * 10
+    rest = log.take(MAX_WAITING)
+    assert (rest[-1].kind, rest[-1].count, rest[-1].server) == ("lost", 3, "broker-1")
+    assert log.take(10) == []
+
+
+def test_events_that_were_not_written_come_again_in_order():
+    log = audit_log()
+    for number in range(5):
+        log.note_act(event(number, kind="act"))
+    taken = log.take(3)
+    log.give_back(taken)
+    assert [found.time_ms for found in log.take(10)] == [0, 1, 2, 3, 4]
+
+
+def test_an_open_cluster_writes_nothing():
+    log = audit_log(is_on=False)
+    log.note_act(event(kind="act"))
+    log.note_refusal(event())
+    assert len(log) == 0
+
+
+def test_an_event_names_topics_and_groups_of_request_and_response():
+    """A topic that was deleted by id has its name in the response alone."""
+    request = cluster_pb2.DeleteTopicsRequest(topics=[topics_pb2.TopicRef(topic_id=bytes(16))])
+    response = cluster_pb2.DeleteTopicsResponse(topics=[cluster_pb2.TopicResult(name="clicks", topic_id=bytes(16))])
+    assert resources_of(request, response) == ("topic:clicks",)
+    new = cluster_pb2.CreateTopicsRequest(topics=[cluster_pb2.NewTopic(name="a"), cluster_pb2.NewTopic(name="b")])
+    assert resources_of(new, None) == ("topic:a", "topic:b")
+    assert resources_of(groups_pb2.DeleteGroupsRequest(group_ids=["g", "h"])) == ("group:g", "group:h")
+
+
+def test_a_record_is_json_and_a_long_request_is_cut():
+    new = cluster_pb2.CreateTopicsRequest(topics=[cluster_pb2.NewTopic(name="é")])
+    found = json.loads(event(5, kind="act", request=describe_request(new)).to_json())
+    assert found["request"] == {"topics": [{"name": "é"}]}
+    assert (found["version"], found["time_ms"], found["user"]) == (1, 5, "ada")
+    many = cluster_pb2.CreateTopicsRequest(topics=[cluster_pb2.NewTopic(name="x" * 200)] * 100)
+    assert len(describe_request(many)) == MAX_REQUEST_CHARACTERS

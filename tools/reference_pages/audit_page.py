@@ -1,0 +1,63 @@
+"""Generator of docs/reference/audit.md, from the fields of an event and the table of methods."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from itertools import pairwise
+
+from headrace_server.audit.events import AuditEvent
+from headrace_server.methods import METHODS
+
+TEXT = """# Records of the audit log
+
+The topic `__audit` has one record per event. Its value is a JSON object in UTF-8 with the fields below. The controller
+creates the topic once the [posture](../guides/identity.md) is `observe` or `required`, with `retention_ms` of 90 days.
+Only brokers and coordinators write it; administrators read it, and users with a grant on `topic:__audit`.
+
+{fields}
+
+An event whose write was not acknowledged is written again, so it may be there twice with the same `server`, `time_ms`,
+`method` and `request_id`. Refusals of one user and method within a second are one record.
+
+Acts are the methods {acts}. The logger `audit` also logs them at level `info`.
+
+## Who deleted this?
+
+```python
+schema = "kind string, time_ms long, user string, address string, method string, error string, resources array<string>"
+events = (
+    spark.read.format("headrace")
+    .option("topics", "__audit")
+    .load()
+    .selectExpr(f"from_json(cast(value as string), '{{schema}}') as event")
+    .select("event.*")
+)
+deletions = events.where("kind = 'act' and method = 'DeleteTopics' and array_contains(resources, 'topic:orders')")
+deletions.show()
+```
+"""
+
+
+def audit_body() -> str:
+    """Return the page."""
+    rows = ["| field | value |", "| --- | --- |"]
+    rows += [f"| `{name}` | {text} |" for name, text in _fields()]
+    acts = sorted({path.rpartition("/")[2] for path, row in METHODS.items() if row.is_act})
+    listed = ", ".join(f"`{name}`" for name in acts)
+    wrapped = textwrap.fill(f"Acts are the methods {listed}.", 125, break_on_hyphens=False)
+    page = TEXT.format(fields="\n".join(rows), acts=listed)
+    return page.replace(f"Acts are the methods {listed}.", wrapped)
+
+
+def _fields() -> list[tuple[str, str]]:
+    """Return the fields of an event with their docstrings."""
+    (body,) = (node.body for node in ast.parse(inspect.getsource(AuditEvent)).body if isinstance(node, ast.ClassDef))
+    found = []
+    for field, docstring in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            assert isinstance(docstring, ast.Expr), field.target.id
+            assert isinstance(docstring.value, ast.Constant), field.target.id
+            found.append((field.target.id, " ".join(str(docstring.value.value).split())))
+    return found
