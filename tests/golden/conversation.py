@@ -17,6 +17,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from headrace.v1 import (
+    auth_pb2,
     broker_pb2,
     cluster_pb2,
     cluster_pb2_grpc,
@@ -35,7 +36,7 @@ from tests.golden.requests import CLUSTER_ID, TOPIC, TOPIC_ID, all_requests
 FOLDER = Path(__file__).parent
 SECONDS = 30.0
 SPEC = LocalClusterSpec(brokers=2, coordinators=1)
-MODULES = (broker_pb2, cluster_pb2, groups_pb2, process_pb2)
+MODULES = (auth_pb2, broker_pb2, cluster_pb2, groups_pb2, process_pb2)
 
 VOLATILE = ("age_ms", "followers", "in_sync_replicas", "under_replicated_partitions", "offline_partitions")
 """Names of fields that time decides: they, and what is in them, are not recorded."""

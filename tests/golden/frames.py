@@ -75,6 +75,10 @@ def _connections() -> Iterator[tuple[str, str, bytes]]:
     yield "native", "offsets", hello + listing
     yield "native", "a cancellation of nothing, then offsets", hello + frame_head(Kind.CANCEL, correlation=9) + listing
     yield "native", "a method that is not served", hello + _request(99, offsets)
+    unknown = native_pb2.Hello(client_id="golden", handshake=handshake, session="hr1.golden")
+    yield "native", "a greeting with an unknown session", PREFACE + _frame(Kind.HELLO, unknown)
+    unknown_session = frame_head(Kind.SESSION, b"hr1.golden")
+    yield "native", "an unknown session, then offsets", hello + unknown_session + listing
     stranger = replication_pb2.FollowerIdentity(
         cluster_id=CLUSTER_ID, generation=1, broker_id=4_711, broker_epoch=1 << 60, handshake=handshake
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from google.protobuf.message import Message
-from headrace.v1 import broker_pb2, cluster_pb2, groups_pb2, handshake_pb2, process_pb2, topics_pb2
+from headrace.v1 import auth_pb2, broker_pb2, cluster_pb2, groups_pb2, handshake_pb2, process_pb2, topics_pb2
 from headrace.wire.encoding import encode_batch
 from headrace.wire.releases import CAPABILITIES, RELEASE
 
@@ -21,6 +21,8 @@ MEMBER_ID = b"golden member id"
 TOPIC, GROUP = "golden", "golden-group"
 CLIENT_ID = "golden-client"
 NOW_MS = 1_700_000_000_000
+USER, ROLE, ISSUER = "golden-user", "golden-role", "golden-issuer"
+UNKNOWN_API_KEY = f"hrk_{'A' * 12}_{'b' * 43}"
 UNREGISTERED = 9
 """A broker id that no broker of the cluster has."""
 
@@ -44,6 +46,8 @@ def all_requests() -> Iterator[Asked]:
     yield from _broker(by_name, by_id, handshake)
     yield from _groups(handshake)
     yield from _process()
+    yield from _sessions()
+    yield from _auth()
     names = [topics_pb2.TopicRef(name=TOPIC)]
     delete = cluster_pb2.DeleteTopicsRequest(client_id=CLIENT_ID, topics=names)
     yield Asked("headrace.v1.ClusterService/DeleteTopics", "by name", delete)
@@ -186,3 +190,79 @@ def _process() -> Iterator[Asked]:
     yield Asked("headrace.v1.ProcessService/DescribeProcess", "all", describe)
     level = process_pb2.SetLogLevelRequest(client_id=CLIENT_ID, level="info", duration_ms=1_000)
     yield Asked("headrace.v1.ProcessService/SetLogLevel", "for a second", level)
+
+
+def _sessions() -> Iterator[Asked]:
+    def ask(method: str, note: str, request: Message) -> Asked:
+        return Asked(f"headrace.v1.SessionService/{method}", note, request)
+
+    yield ask("WhoAmI", "without an identity", auth_pb2.WhoAmIRequest(client_id=CLIENT_ID))
+    unknown = auth_pb2.OpenSessionRequest(client_id=CLIENT_ID, api_key=UNKNOWN_API_KEY)
+    yield ask("OpenSession", "an unknown API key", unknown)
+    unknown = auth_pb2.OpenSessionRequest(client_id=CLIENT_ID, jwt="golden.no.token")
+    yield ask("OpenSession", "a token of no issuer", unknown)
+    certificate = auth_pb2.OpenSessionRequest(client_id=CLIENT_ID, certificate=auth_pb2.CertificateProof())
+    yield ask("OpenSession", "a certificate that is not there", certificate)
+
+
+def _auth() -> Iterator[Asked]:
+    def ask(method: str, note: str, request: Message) -> Asked:
+        return Asked(f"headrace.v1.AuthService/{method}", note, request)
+
+    user = auth_pb2.User(name=USER, groups=["golden-group"], description="golden", certificate_names=["golden.example"])
+    create = auth_pb2.PutUserRequest(client_id=CLIENT_ID, user=user, create_only=True)
+    yield ask("PutUser", "a new one", create)
+    yield ask("PutUser", "one that is there", create)
+    disable = auth_pb2.User(name=USER, disabled=True)
+    yield ask("PutUser", "disabled", auth_pb2.PutUserRequest(client_id=CLIENT_ID, user=disable))
+    key = auth_pb2.CreateApiKeyRequest(client_id=CLIENT_ID, user=USER, description="golden", lifetime_ms=3_600_000)
+    yield ask("CreateApiKey", "that expires", key)
+    yield ask(
+        "DeleteApiKey", "one that is not there", auth_pb2.DeleteApiKeyRequest(client_id=CLIENT_ID, key_id="A" * 12)
+    )
+    yield ask("ListUsers", "by name", auth_pb2.ListUsersRequest(client_id=CLIENT_ID, names=[USER]))
+    role = auth_pb2.Role(name=ROLE, operations=["describe", "write"])
+    yield ask("PutRole", "a new one", auth_pb2.PutRoleRequest(client_id=CLIENT_ID, role=role))
+    yield ask("ListRoles", "all", auth_pb2.ListRolesRequest(client_id=CLIENT_ID))
+    grant = auth_pb2.Grant(principal=USER, role=ROLE, resource="topic:golden.*", expires_ms=4_000_000_000_000)
+    yield ask("PutGrant", "on a prefix", auth_pb2.PutGrantRequest(client_id=CLIENT_ID, grant=grant))
+    grants = auth_pb2.ListGrantsRequest(client_id=CLIENT_ID, principal=USER, resource="topic:golden.eu")
+    yield ask("ListGrants", "of a user on a topic", grants)
+    for note, fields in (("of a user", {"user": "golden-other"}), ("of the caller", {})):
+        check = auth_pb2.CheckAccessRequest(
+            client_id=CLIENT_ID, operation="write", resource="topic:golden.eu", groups=["golden-group"], **fields
+        )
+        yield ask("CheckAccess", note, check)
+    revoke = auth_pb2.DeleteGrantRequest(client_id=CLIENT_ID, principal=USER, role=ROLE, resource="topic:golden.*")
+    yield ask("DeleteGrant", "one that is there", revoke)
+    yield ask("DeleteRole", "one that is there", auth_pb2.DeleteRoleRequest(client_id=CLIENT_ID, name=ROLE))
+    issuer = auth_pb2.Issuer(
+        name=ISSUER,
+        issuer="https://golden.example",
+        audience="golden",
+        keys_url="/golden/keys.json",
+        algorithms=["ES256"],
+        user_claim="email",
+        groups_claim="groups",
+    )
+    yield ask("PutIssuer", "a new one", auth_pb2.PutIssuerRequest(client_id=CLIENT_ID, issuer=issuer))
+    yield ask("ListIssuers", "all", auth_pb2.ListIssuersRequest(client_id=CLIENT_ID))
+    yield ask("DeleteIssuer", "one that is there", auth_pb2.DeleteIssuerRequest(client_id=CLIENT_ID, name=ISSUER))
+    quota = auth_pb2.Quota(
+        user=USER,
+        produce_bytes_per_second=10_000_000,
+        fetch_bytes_per_second=20_000_000,
+        requests_per_second=1_000,
+        connections=10,
+    )
+    yield ask("PutQuota", "with every bound", auth_pb2.PutQuotaRequest(client_id=CLIENT_ID, quota=quota))
+    yield ask("ListQuotas", "all", auth_pb2.ListQuotasRequest(client_id=CLIENT_ID))
+    yield ask("DeleteQuota", "one that is there", auth_pb2.DeleteQuotaRequest(client_id=CLIENT_ID, user=USER))
+    for posture in (auth_pb2.POSTURE_OPEN, auth_pb2.POSTURE_REQUIRED):
+        note = auth_pb2.Posture.Name(posture).removeprefix("POSTURE_").lower()
+        yield ask(
+            "SetPosture",
+            f"{note}, without an administrator",
+            auth_pb2.SetPostureRequest(client_id=CLIENT_ID, posture=posture),
+        )
+    yield ask("DeleteUser", "one that is there", auth_pb2.DeleteUserRequest(client_id=CLIENT_ID, name=USER))

@@ -184,7 +184,7 @@ def test_the_doctor_finds_what_is_wrong_with_a_cluster(
         each["where"] for each in document["findings"] if each["check"] == "reachable" and each["status"] == "ok"
     }
     assert reached == {"coordinator-a", "coordinator-b", "broker-1", "broker-2"}
-    assert {"clock", "disk_space", "fsync", "etcd_version", "etcd_quota"} <= {
+    assert {"clock", "disk_space", "fsync", "etcd_version", "etcd_quota", "posture", "credential"} <= {
         each["check"] for each in document["findings"]
     }
     assert all(each["action"] for each in document["findings"] if each["status"] != "ok")

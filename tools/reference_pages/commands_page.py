@@ -26,6 +26,9 @@ _SHARED = (
     "ssl_certfile",
     "ssl_keyfile",
     "ssl_server_name",
+    "api_key_file",
+    "token_file",
+    "allow_plaintext_credentials",
 )
 _EXAMPLES = "Examples:"
 _HEAD = ("option", "meaning")

@@ -32,8 +32,9 @@ Settings are keyword arguments of the class: `headrace.Producer(acks="all", ling
 `ConfigError` and names the nearest known one. The blocking and the asyncio classes take the same settings.
 
 If the code does not set `bootstrap_servers`, the classes read `HEADRACE_BOOTSTRAP_SERVERS`,
-`HEADRACE_SECURITY_PROTOCOL` and `HEADRACE_SSL_CAFILE`, `_CERTFILE`, `_KEYFILE`, `_SERVER_NAME` from the environment, as
-the command `headrace` does.
+`HEADRACE_SECURITY_PROTOCOL`, `HEADRACE_SSL_CAFILE`, `_CERTFILE`, `_KEYFILE`, `_SERVER_NAME`, `HEADRACE_API_KEY`,
+`HEADRACE_API_KEY_FILE`, `HEADRACE_TOKEN_FILE`, `HEADRACE_ALLOW_PLAINTEXT_CREDENTIALS` and `HEADRACE_TRANSPORT` from the
+environment, as the command `headrace` does.
 
 ### All classes"""
 

@@ -14,6 +14,7 @@ import typer
 
 from headrace import __version__
 from headrace.cli import local
+from headrace.cli.auth import commands as auth
 from headrace.cli.bench import commands as bench
 from headrace.cli.broker import commands as broker
 from headrace.cli.cluster import commands as cluster
@@ -23,15 +24,20 @@ from headrace.cli.common.session import Clients, SdkClients, Session, command, o
 from headrace.cli.common.stop_signals import stop_signals
 from headrace.cli.completion import PROGRAM, completion
 from headrace.cli.doctor import commands as doctor
+from headrace.cli.grant import commands as grant
 from headrace.cli.group import commands as group
 from headrace.cli.help_topics import help_command
+from headrace.cli.issuer import commands as issuer
 from headrace.cli.partition import commands as partition
+from headrace.cli.quota import commands as quota
 from headrace.cli.records import consume, produce
+from headrace.cli.role import commands as role
 from headrace.cli.topic import commands as topic
+from headrace.cli.user import commands as user
 
 EPILOG = (
     "Exit codes: 0 success, 1 failure, 2 usage, 3 unreachable, 4 not found, 5 unhealthy, 6 timeout, "
-    "7 already exists, 130 interrupted; see `headrace help exit-codes`."
+    "7 already exists, 8 denied, 130 interrupted; see `headrace help exit-codes`."
 )
 
 # click's errors. Newer releases of typer contain a copy of click, so the classes are found through typer's exports.
@@ -55,6 +61,15 @@ app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(broker.app, name="broker")
+app.add_typer(auth.app, name="auth")
+app.add_typer(user.app, name="user")
+app.add_typer(role.app, name="role")
+app.command("grant")(grant.grant)
+app.command("revoke")(grant.revoke)
+app.command("grants")(grant.list_grants)
+app.command("can")(grant.can)
+app.add_typer(issuer.app, name="issuer")
+app.add_typer(quota.app, name="quota")
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
 app.add_typer(local.app, name="local")

@@ -35,7 +35,10 @@ SERVERS = "headrace.bootstrap.servers"
 _NOT_FOR_SPARK = frozenset(
     {"key_deserializer", "value_deserializer", "commit_group", "key_serializer", "value_serializer"}
     | {"partitioner", "interceptors", "return_futures", "producer_id", "producer_epoch"}
+    | {"api_key", "token_provider"}
 )
+_SHOWN_BY_SPARK = {"api_key": "api_key_file", "token": "token_file"}
+"""Secrets that are not taken as options, and the options that name a file with them."""
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 """Spark's own options, which it passes to sources and sinks as well."""
 _BY_KEY = {option.name.lower(): option for option in OPTIONS}
@@ -196,6 +199,11 @@ class _Options:
             if not name.startswith(PREFIX):
                 continue
             setting = name.removeprefix(PREFIX).replace(".", "_")
+            if setting in _SHOWN_BY_SPARK:
+                raise ConfigError(
+                    f"option {name} is not taken: Spark shows options in plans, event logs and its web pages",
+                    action=f"Use {PREFIX}{_SHOWN_BY_SPARK[setting].replace('_', '.')}, with a path on every executor.",
+                )
             if setting not in known:
                 dotted = [PREFIX + entry.replace("_", ".") for entry in known]
                 raise ConfigError(f"unknown option {name!r}{nearest(name, dotted)}")

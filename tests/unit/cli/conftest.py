@@ -5,6 +5,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -44,6 +45,7 @@ from headrace.wire.errors import (
 from headrace.wire.ids import TopicPartition
 
 from tests.unit.cli.fake_groups import FakeGroup, FakeGroupMethods
+from tests.unit.cli.fake_users import FakeUserMethods, FakeUsers
 
 CREATED_MS = 1_700_000_000_000
 
@@ -85,6 +87,7 @@ class FakeTopics:
     corrupt_batches: int = 0
     """Those that a consumer has passed."""
     processes: list[ProcessDescription] = field(default_factory=list)
+    identity: FakeUsers = field(default_factory=FakeUsers)
 
     def add(self, name: str, partitions: int = 2, replicas: tuple[int, ...] = (1,), minimum: int = 1) -> None:
         parts = tuple(
@@ -153,7 +156,7 @@ class FakeContext:
         pass
 
 
-class FakeAdmin(FakeGroupMethods, FakeContext):
+class FakeAdmin(FakeGroupMethods, FakeUserMethods, FakeContext):
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
         if name != "held" and not name.startswith("_") and self.held.failure is not None:
@@ -507,10 +510,11 @@ def held() -> FakeTopics:
 
 @pytest.fixture
 def headrace(
-    held: FakeTopics, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+    held: FakeTopics, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> CommandLine:
-    monkeypatch.delenv("HEADRACE_BOOTSTRAP_SERVERS", raising=False)
-    monkeypatch.delenv("HEADRACE_DEBUG", raising=False)
+    for name in ("BOOTSTRAP_SERVERS", "DEBUG", "API_KEY", "API_KEY_FILE", "TOKEN_FILE"):
+        monkeypatch.delenv(f"HEADRACE_{name}", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return CommandLine(held, capsysbinary, monkeypatch)
 
 

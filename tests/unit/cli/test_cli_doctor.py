@@ -9,6 +9,8 @@ from headrace.cli.common.findings import Status
 from headrace.cli.doctor import host as doctor_host
 from headrace.cli.doctor.checks import check_processes
 from headrace.cli.doctor.host_checks import HostFacts, UnreadableCertificate, check_host
+from headrace.cli.doctor.identity_checks import check_credential, check_postures
+from headrace.client.admin.identity import CallerDescription
 from headrace.client.admin.processes import (
     CertificateDescription,
     DiskDescription,
@@ -17,7 +19,10 @@ from headrace.client.admin.processes import (
     ProcessDescription,
 )
 from headrace.client.base.errors import NoBrokersAvailableError
+from headrace.wire.errors import NotAuthorizedError, UnauthenticatedError
 from headrace_devcluster.certificates import Authority
+
+from tests.fakes.identity import API_KEY
 
 NOW_MS = 1_700_000_000_000
 DAY_MS = 86_400_000
@@ -176,6 +181,43 @@ def test_a_host_is_looked_at_before_there_is_a_cluster():
 
 
 @pytest.mark.parametrize(
+    ("posture", "address", "status"),
+    [
+        ("open", "10.0.0.1:7181", Status.WARNING),
+        ("open", "broker-1.example:7181", Status.WARNING),
+        ("observe", "10.0.0.1:7181", Status.WARNING),
+        ("required", "10.0.0.1:7181", Status.OK),
+        ("open", "127.0.0.1:7181", Status.OK),
+        ("observe", "[::1]:7181", Status.OK),
+    ],
+)
+def test_a_process_that_serves_strangers_beyond_loopback_is_a_warning(posture, address, status):
+    """Each process says its own posture; one that is unknown gives no finding."""
+    processes = [replace(process("broker-1"), posture=posture, address=address), process("broker-2")]
+    (finding,) = check_postures(processes)
+    assert (finding.check, finding.where, finding.status) == ("posture", "broker-1", status)
+    assert finding.found.startswith(f"{posture}: ")
+    assert bool(finding.action) == (status is Status.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("credential", "user", "posture", "status"),
+    [
+        ("api_key_file=a.key", "ada", "required", Status.OK),
+        (None, "certificate:ada", "open", Status.OK),
+        ("ssl_certfile=a.crt", "", "open", Status.WARNING),
+        (None, "", "open", Status.OK),
+        (None, "", "observe", Status.WARNING),
+    ],
+)
+def test_the_credential_of_the_caller_is_judged(credential, user, posture, status):
+    """Whether the cluster knows a user by it, and what the lack of one will mean."""
+    finding = check_credential(credential, CallerDescription(user, (), "API key" if user else "", (), posture, 0))
+    assert (finding.check, finding.status, bool(finding.action)) == ("credential", status, status is not Status.OK)
+    assert (credential or user or "none is configured") in finding.found
+
+
+@pytest.mark.parametrize(
     ("named", "status"),
     [
         (certificate(31), Status.OK),
@@ -288,6 +330,40 @@ def test_without_a_coordinator_the_host_is_still_looked_at(healthy_host, headrac
     assert "bootstrap_servers" in ended.out
     assert "open_files" in ended.out
     assert headrace("doctor", "--host-only").code == ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "check"),
+    [
+        ("who_am_i", UnauthenticatedError("the API key is not valid"), "credential"),
+        ("describe_processes", UnauthenticatedError("the caller has no identity"), "credential"),
+        ("describe_processes", NotAuthorizedError("ada has no grant of describe on the cluster"), "rights"),
+    ],
+)
+def test_a_caller_that_is_refused_is_told_why(healthy_host, headrace, held, monkeypatch, method, error, check):
+    """Exit code 8, after what was found on this machine; the key itself is not shown."""
+    monkeypatch.setenv("HEADRACE_API_KEY", API_KEY)
+    held.failures[method] = error
+    ended = headrace("doctor", "--output", "json")
+    assert ended.code == ExitCode.DENIED
+    first, *rest = json.loads(ended.out)["findings"]
+    assert (first["status"], first["check"], first["where"]) == ("failure", check, "this machine")
+    assert error.message in first["found"]
+    assert first["action"]
+    assert "open_files" in {each["check"] for each in rest}
+    assert API_KEY not in ended.out + ended.err
+
+
+def test_the_postures_and_the_credential_are_among_the_findings(healthy_host, headrace, held, monkeypatch):
+    """With what else was found of a cluster; a warning ends with 5 where asked."""
+    monkeypatch.setenv("HEADRACE_API_KEY", API_KEY)
+    held.processes = [replace(each, posture="open") for each in cluster()]
+    held.identity.caller = CallerDescription("ada", (), "API key", (), "open", 0)
+    ended = headrace("doctor", "--strict", "--output", "json")
+    assert ended.code == ExitCode.UNHEALTHY
+    found = [each for each in json.loads(ended.out)["findings"] if each["check"] in ("posture", "credential")]
+    assert [each["where"] for each in found] == [*(each.name for each in cluster()), "this machine"]
+    assert found[-1]["found"] == "HEADRACE_API_KEY is accepted: user ada by API key"
 
 
 def test_the_log_level_is_set_for_ten_minutes_or_as_told(headrace, held):

@@ -16,12 +16,25 @@ import yaml
 from headrace.cli.main import app
 from headrace.cli.partition.problems import PartitionProblem
 from headrace_broker.__main__ import cli as broker_cli
+from headrace_server.audit.audit_writer import AUDIT_TOPIC
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted((ROOT / "docs" / "runbooks").glob("*.md"))
 REFERENCE = ROOT / "docs" / "reference"
 LEVELS = {"debug", "info", "warning", "error", "exception"}
-PLACEHOLDERS = {"ID", "GROUP", "TOPIC", "TOPIC:PARTITION", "FILE", "N"}
+PLACEHOLDERS = {
+    "ID",
+    "GROUP",
+    "TOPIC",
+    "TOPIC:PARTITION",
+    "FILE",
+    "N",
+    "USER",
+    "OPERATION",
+    "RESOURCE",
+    "ROLE",
+    AUDIT_TOPIC,
+}
 CHOICES = {"--problem": {problem.value for problem in PartitionProblem}}
 ELSEWHERE = {"next_offset"}
 """Neither written by a service nor in the reference: an attribute of CorruptBatchError."""

@@ -174,3 +174,23 @@ def test_settings_that_belong_together_are_checked_together():
     for missing in ("headrace.security.protocol", "headrace.dead.letter.topic"):
         with pytest.raises(ConfigError, match=r"option headrace\."):
             read_options({name: value for name, value in given.items() if name != missing}, BATCH)
+
+
+def test_credentials_are_files(tmp_path):
+    """Their paths go to executors with the other settings; a secret is not an option, and no error shows it."""
+    path = tmp_path / "key"
+    for name in ("headrace.api.key.file", "headrace.token.file"):
+        given = {**SERVERS, name: str(path)}
+        setting = name.removeprefix("headrace.").replace(".", "_")
+        assert read_options({**given, "subscribe": "clicks"}, BATCH).settings[setting] == str(path)
+        assert write_options({**given, "topic": "t"}).settings[setting] == str(path)
+    for name, instead in (("headrace.api.key", "headrace.api.key.file"), ("headrace.token", "headrace.token.file")):
+        with pytest.raises(ConfigError, match=f"Use {instead}") as raised:
+            read(**{name: "hrk_secret"})
+        assert "hrk_secret" not in str(raised.value)
+    with pytest.raises(ConfigError, match="unknown option"):
+        read(**{"headrace.token.provider": "x"})
+    far = {"headrace.bootstrap.servers": "far:1", "headrace.api.key.file": str(path)}
+    with pytest.raises(ConfigError, match="in plain text"):
+        read(**far)
+    assert read(**far, **{"headrace.allow.plaintext.credentials": "true"}).settings["allow_plaintext_credentials"]

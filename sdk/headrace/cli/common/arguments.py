@@ -45,7 +45,7 @@ def parse_broker_ids(text: str, option: str) -> tuple[int, ...]:
     return broker_ids
 
 
-def parse_rate(text: str) -> int:
+def parse_rate(text: str, option: str = "--throttle") -> int:
     """Parse bytes per second: a number with B, KiB, MiB, GiB, TiB (powers of 1,024), KB, MB, ... (1,000) or no unit.
 
     Raises:
@@ -55,7 +55,7 @@ def parse_rate(text: str) -> int:
     unit = (found[2] or "").upper() if found else ""
     rate = int(float(found[1]) * (1024 if unit.endswith("I") else 1000) ** _POWERS[unit[:1]]) if found else 0
     if rate < 1:
-        raise UsageProblem(f"--throttle {text!r} is not a number of bytes a second, for example 50MiB")
+        raise UsageProblem(f"{option} {text!r} is not a number of bytes a second, for example 50MiB")
     return rate
 
 

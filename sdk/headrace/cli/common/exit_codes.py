@@ -19,6 +19,7 @@ class ExitCode(enum.IntEnum):
     UNHEALTHY = 5
     TIMED_OUT = 6
     ALREADY_EXISTS = 7
+    DENIED = 8
     INTERRUPTED = 130
     BROKEN_PIPE = 141
 
@@ -32,6 +33,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.UNHEALTHY: "`cluster health` or `doctor` found a problem.",
     ExitCode.TIMED_OUT: "No response in time, or the awaited state was not reached; a change may still take effect.",
     ExitCode.ALREADY_EXISTS: "The topic already exists.",
+    ExitCode.DENIED: "No credential, one that is not accepted, or no right to do this; also the answer no of `can`.",
     ExitCode.INTERRUPTED: "Interrupted from the keyboard (Ctrl-C).",
     ExitCode.BROKEN_PIPE: "The reader of the output closed it, as in `headrace consume ... | head`.",
 }
@@ -44,6 +46,8 @@ _BY_ERROR_CODE: dict[ErrorCode, ExitCode] = {
     ErrorCode.UNKNOWN_GROUP: ExitCode.NOT_FOUND,
     ErrorCode.TOPIC_ALREADY_EXISTS: ExitCode.ALREADY_EXISTS,
     ErrorCode.TIMED_OUT: ExitCode.TIMED_OUT,
+    ErrorCode.UNAUTHENTICATED: ExitCode.DENIED,
+    ErrorCode.NOT_AUTHORIZED: ExitCode.DENIED,
 }
 
 

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.common.session import CLIENT_ID, SdkClients
+from headrace.cli.common.rendering import OutputFormat
+from headrace.cli.common.security_options import given_security
+from headrace.cli.common.session import SdkClients, Session
 from headrace.wire.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -28,15 +30,19 @@ def group_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def _names(ctx: typer.Context, incomplete: str, ask: Callable[["Admin"], Iterable[str]]) -> list[str]:
     """Return names from the cluster of the command line or the environment; empty if it does not respond."""
-    clients = ctx.obj if ctx.obj is not None else SdkClients()
-    servers = ctx.params.get("bootstrap_servers") or os.environ.get("HEADRACE_BOOTSTRAP_SERVERS") or "localhost:7170"
-    settings = {
-        "bootstrap_servers": servers,
-        "client_id": CLIENT_ID,
-        "request_timeout_ms": COMPLETION_TIMEOUT_MS,
-    }
+    session = Session(
+        clients=ctx.obj if ctx.obj is not None else SdkClients(),
+        bootstrap_servers=ctx.params.get("bootstrap_servers")
+        or os.environ.get("HEADRACE_BOOTSTRAP_SERVERS")
+        or "localhost:7170",
+        timeout=COMPLETION_TIMEOUT_MS / 1000,
+        output=OutputFormat.TABLE,
+        quiet=True,
+        verbose=False,
+        security=given_security(ctx, ctx.params),
+    )
     try:
-        with clients.admin(**settings) as admin:
+        with session.admin() as admin:
             return [name for name in ask(admin) if name.startswith(incomplete)]
     except HeadraceError:
         return []

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, Protoc
 import typer
 
 from headrace.cli.common.bytes_text import visible
+from headrace.cli.common.logins import find_login
 from headrace.cli.common.rendering import JsonValue, Note, OutputFormat, Report, render
+from headrace.cli.common.security_options import CREDENTIALS, SECURITY, given_security
 
 if TYPE_CHECKING:
     from headrace.client.admin.admin import Admin
@@ -37,64 +39,11 @@ BootstrapServers = Annotated[
     ),
 ]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Timeout of one request.")]
-SecurityProtocol = Annotated[
-    str,
-    typer.Option(
-        "--security-protocol",
-        envvar="HEADRACE_SECURITY_PROTOCOL",
-        metavar="PLAINTEXT|SSL",
-        help="`SSL`: require TLS on every connection.",
-    ),
-]
-SslCafile = Annotated[
-    str,
-    typer.Option(
-        "--ssl-cafile",
-        envvar="HEADRACE_SSL_CAFILE",
-        metavar="FILE",
-        help="CA certificates that the servers' certificates are verified with, PEM.",
-    ),
-]
-SslCertfile = Annotated[
-    str,
-    typer.Option(
-        "--ssl-certfile",
-        envvar="HEADRACE_SSL_CERTFILE",
-        metavar="FILE",
-        help="Client certificate for mutual TLS, PEM.",
-    ),
-]
-SslKeyfile = Annotated[
-    str,
-    typer.Option(
-        "--ssl-keyfile",
-        envvar="HEADRACE_SSL_KEYFILE",
-        metavar="FILE",
-        help="Private key of the client certificate, PEM.",
-    ),
-]
-SslServerName = Annotated[
-    str,
-    typer.Option(
-        "--ssl-server-name",
-        envvar="HEADRACE_SSL_SERVER_NAME",
-        metavar="NAME",
-        help="Host name expected in the servers' certificates; the default is the host of each address.",
-    ),
-]
 Output = Annotated[OutputFormat, typer.Option("--output", case_sensitive=False, help="Format of the result.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more on stderr.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and print the change without making it.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-
-_SECURITY: Mapping[str, Any] = {
-    "security_protocol": SecurityProtocol,
-    "ssl_cafile": SslCafile,
-    "ssl_certfile": SslCertfile,
-    "ssl_keyfile": SslKeyfile,
-    "ssl_server_name": SslServerName,
-}
 
 Parameters = ParamSpec("Parameters")
 
@@ -168,17 +117,32 @@ class Session:
     output: OutputFormat
     quiet: bool
     verbose: bool
-    security: Mapping[str, str] = field(default_factory=dict)
-    """TLS settings of the SDK that were given."""
+    security: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Settings of the SDK for TLS and credentials that were given."""
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of all SDK objects."""
-        return {
+        """Return the settings of all SDK objects. Without a credential, that of `headrace auth login` is used."""
+        settings = {
             "bootstrap_servers": self.bootstrap_servers,
             "client_id": CLIENT_ID,
             "request_timeout_ms": max(1, round(self.timeout * 1000)),
             **self.security,
         }
+        if not any(name in settings for name in CREDENTIALS):
+            login = find_login(self.bootstrap_servers)
+            if login is not None:
+                settings["api_key_file"] = str(login)
+        return settings
+
+    def credential(self) -> str | None:
+        """Return which credential is configured, without its secret."""
+        settings = self.settings()
+        if "api_key" in settings:
+            return "HEADRACE_API_KEY"
+        for name in ("api_key_file", "token_file", "ssl_certfile"):
+            if name in settings:
+                return f"{name}={settings[name]}"
+        return None
 
     def admin(self) -> "Admin":
         """Return a new Admin; use it as a context manager."""
@@ -258,7 +222,7 @@ def command(
                 output=taken.get("output", OutputFormat.TABLE),
                 quiet=taken["quiet"],
                 verbose=taken["verbose"],
-                security={name: taken[name] for name in _SECURITY if taken.get(name)},
+                security=given_security(ctx, taken),
             )
             _run(function, session, arguments)
 
@@ -279,7 +243,7 @@ def _shared_parameters(*, connects: bool, own_output: bool) -> list[inspect.Para
     if connects:
         rows.append(("bootstrap_servers", BootstrapServers, "localhost:7170"))
         rows.append(("timeout", Timeout, 10.0))
-        rows += [(name, annotation, "") for name, annotation in _SECURITY.items()]
+        rows += SECURITY
     rows += [("quiet", Quiet, False), ("verbose", Verbose, False)]
     return [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

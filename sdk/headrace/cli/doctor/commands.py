@@ -34,9 +34,10 @@ def doctor(
 ) -> None:
     """Check a running cluster and this host, and print what to do.
 
-    It checks each broker and coordinator (reachability, clock, open files, disk and fsync time, certificates), etcd
-    (version, leader, alarms, quota), and this host (limits of files, threads, memory and file size, its clock, and the
-    certificates named). Brokers write and fsync a few KiB. Exit code 5 if a check fails, 3 if no coordinator answers.
+    It checks each broker and coordinator (reachability, clock, open files, disk and fsync time, certificates, who may
+    call), etcd (version, leader, alarms, quota), the credential, and this host (limits of files, threads, memory and
+    file size, its clock, and the certificates named). Brokers write and fsync a few KiB. Exit code 5 if a check fails,
+    3 if no coordinator answers, 8 if the caller is refused.
 
     \b
     Examples:
@@ -47,26 +48,35 @@ def doctor(
     from headrace.cli.doctor.checks import check_processes
     from headrace.cli.doctor.host import look_at_host
     from headrace.cli.doctor.host_checks import check_host
+    from headrace.cli.doctor.identity_checks import check_credential, check_postures, check_refusal
     from headrace.client.base.errors import NoBrokersAvailableError
+    from headrace.wire.errors import NotAuthorizedError, UnauthenticatedError
 
     now_ms = time.time_ns() // 1_000_000
     findings: list[Finding] = check_host(look_at_host(data_dir, certificates or ()), now_ms)
-    unreachable = ""
+    failed: ExitCode | None = None
     if not host_only:
+        credential = session.credential()
         try:
             with session.admin() as admin:
+                caller = admin.who_am_i()
                 processes = admin.describe_processes(measure_disk=True)
+        except (UnauthenticatedError, NotAuthorizedError) as error:
+            failed = ExitCode.DENIED
+            findings.append(check_refusal(credential, error))
         except NoBrokersAvailableError as error:
-            unreachable = str(error)
+            failed = ExitCode.UNREACHABLE
             action = "Check bootstrap_servers, and that a coordinator runs there."
             findings.append(Finding("cluster", "cluster", Status.FAILURE, error.message, action))
         else:
             findings += check_processes(processes, now_ms)
+            findings += check_postures(processes)
+            findings.append(check_credential(credential, caller))
     counts = Counter(finding.status for finding in findings)
     findings.sort(key=lambda finding: list(Status).index(finding.status))
     _show(session, findings, counts)
-    if unreachable:
-        raise CommandFailed(ExitCode.UNREACHABLE)
+    if failed is not None:
+        raise CommandFailed(failed)
     if counts[Status.FAILURE] or (strict and counts[Status.WARNING]):
         raise CommandFailed(ExitCode.UNHEALTHY)
 

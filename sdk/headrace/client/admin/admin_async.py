@@ -1,4 +1,7 @@
-"""Asyncio `Admin`: topics, settings, offsets, replicas, logs, groups. Used on one event loop."""
+"""Asyncio `Admin`: topics, settings, offsets, replicas, logs, groups, users and rights. Used on one event loop.
+
+The module is a list of methods and therefore longer than others.
+"""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
@@ -16,6 +19,18 @@ from headrace.client.admin.groups import (
     OffsetResult,
     PartitionLag,
 )
+from headrace.client.admin.identity import (
+    AccessDecision,
+    CallerDescription,
+    CreatedApiKey,
+    GrantDescription,
+    IssuerDescription,
+    QuotaDescription,
+    RoleDescription,
+    UserDescription,
+    quota_of,
+)
+from headrace.client.admin.identity_operations import AdminIdentityOperations
 from headrace.client.admin.operations import AdminOperations
 from headrace.client.admin.processes import LogLevelResult, ProcessDescription, ProcessSteps
 from headrace.client.admin.replication import (
@@ -43,6 +58,7 @@ from headrace.client.base.settings_types import AdminSettings
 from headrace.client.base.unclosed import warn_unclosed
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.connection_async import AsyncConnections
+from headrace.v1 import auth_pb2
 from headrace.wire.errors import from_rpc_error
 from headrace.wire.ids import TopicPartition
 
@@ -69,6 +85,7 @@ class AsyncAdmin:
         self._operations = AdminOperations(config, calls)
         self._groups = AdminGroupOperations(config, calls, self._operations)
         self._processes = ProcessSteps(config, calls)
+        self._identity = AdminIdentityOperations(config, calls)
         self._fork = ForkGuard(self._after_fork)
         self._is_forked = False
 
@@ -485,6 +502,288 @@ class AsyncAdmin:
         """
         chosen = None if servers is None else tuple(servers)
         return await self._run(self._processes.set_log_level(level, chosen, duration_ms, timeout))
+
+    async def create_user(
+        self,
+        name: str,
+        *,
+        groups: Sequence[str] = (),
+        description: str = "",
+        certificate_names: Sequence[str] = (),
+        disabled: bool = False,
+        timeout: float | None = None,
+    ) -> UserDescription:
+        """Create a user. It has no rights until it is granted some, itself or by its groups.
+
+        Args:
+            name: name of the user.
+            groups: groups whose grants it has, too.
+            description: free text.
+            certificate_names: names that identify it in a client certificate: common name, DNS name or SPIFFE id.
+            disabled: whether no session of it begins.
+            timeout: in seconds.
+
+        Raises:
+            ConflictError: If the user exists, or another one has a certificate name.
+            InvalidRequestError: If the name is invalid.
+        """
+        return await self._run(
+            self._identity.create_user(name, groups, description, certificate_names, disabled=disabled, timeout=timeout)
+        )
+
+    async def alter_user(
+        self,
+        name: str,
+        *,
+        groups: Sequence[str] | None = None,
+        description: str | None = None,
+        certificate_names: Sequence[str] | None = None,
+        disabled: bool | None = None,
+        timeout: float | None = None,
+    ) -> UserDescription:
+        """Change what is given of a user. The sessions of a user that is disabled end at once.
+
+        Raises:
+            InvalidRequestError: If there is no such user.
+            ConflictError: If it is the last administrator, or another user has a certificate name.
+        """
+        return await self._run(
+            self._identity.alter_user(name, groups, description, certificate_names, disabled=disabled, timeout=timeout)
+        )
+
+    async def delete_user(self, name: str, *, timeout: float | None = None) -> None:
+        """Delete a user, its API keys and its grants; its sessions end at once.
+
+        Raises:
+            InvalidRequestError: If there is no such user.
+            ConflictError: If it is the last administrator.
+        """
+        await self._run(self._identity.delete_user(name, timeout))
+
+    async def list_users(self, *, timeout: float | None = None) -> list[UserDescription]:
+        """Return all users by name."""
+        return await self._run(self._identity.list_users(timeout))
+
+    async def describe_user(self, name: str, *, timeout: float | None = None) -> UserDescription:
+        """Return a user with its API keys.
+
+        Raises:
+            InvalidRequestError: If there is no such user.
+        """
+        return await self._run(self._identity.describe_user(name, timeout))
+
+    async def create_api_key(
+        self, user: str, *, description: str = "", lifetime_ms: int = 0, timeout: float | None = None
+    ) -> CreatedApiKey:
+        """Create an API key of a user, which has at most two: to rotate, create the second and delete the first.
+
+        Args:
+            user: name of the user.
+            description: free text.
+            lifetime_ms: time until it expires; 0 means never.
+            timeout: in seconds.
+
+        Raises:
+            InvalidRequestError: If there is no such user.
+            ConflictError: If the user has two.
+        """
+        return await self._run(self._identity.create_api_key(user, description, lifetime_ms, timeout))
+
+    async def delete_api_key(self, key_id: str, *, timeout: float | None = None) -> None:
+        """Delete an API key; its sessions end at once. `key_id` are the 12 characters after `hrk_`.
+
+        Raises:
+            InvalidRequestError: If there is no such key.
+        """
+        await self._run(self._identity.delete_api_key(key_id, timeout))
+
+    async def grant(
+        self, principal: str, role: str, resource: str, *, expires_ms: int = 0, timeout: float | None = None
+    ) -> GrantDescription:
+        """Grant a role on a resource. Granting it again changes when it expires.
+
+        Args:
+            principal: a user, or `group:NAME`.
+            role: a role, or an operation such as `read`.
+            resource: `cluster`, `topic:NAME`, `group:NAME`, or a prefix such as `topic:team.*` or `team.*`.
+            expires_ms: milliseconds since 1970; 0 means never.
+            timeout: in seconds.
+
+        Raises:
+            InvalidRequestError: If there is no such user or role, or the resource is none.
+        """
+        return await self._run(self._identity.grant(principal, role, resource, expires_ms, timeout))
+
+    async def revoke(self, principal: str, role: str, resource: str, *, timeout: float | None = None) -> None:
+        """Delete a grant, if there is one. The arguments are those of `grant`.
+
+        Raises:
+            ConflictError: If it is that of the last administrator.
+        """
+        await self._run(self._identity.revoke(principal, role, resource, timeout))
+
+    async def list_grants(
+        self, principal: str = "", resource: str = "", *, timeout: float | None = None
+    ) -> list[GrantDescription]:
+        """Return grants by principal: all, those to one principal, or those that cover a resource.
+
+        Raises:
+            InvalidRequestError: If the resource is none.
+        """
+        return await self._run(self._identity.list_grants(principal, resource, timeout))
+
+    async def create_role(self, name: str, operations: Sequence[str], *, timeout: float | None = None) -> None:
+        """Create a role, or replace the operations of one that is not built in; its grants change at once.
+
+        Raises:
+            InvalidRequestError: If the role is built in, or there is no such operation.
+        """
+        await self._run(self._identity.create_role(name, operations, timeout))
+
+    async def delete_role(self, name: str, *, timeout: float | None = None) -> None:
+        """Delete a role, if there is one.
+
+        Raises:
+            ConflictError: If a grant names it.
+            InvalidRequestError: If it is built in.
+        """
+        await self._run(self._identity.delete_role(name, timeout))
+
+    async def list_roles(self, *, timeout: float | None = None) -> list[RoleDescription]:
+        """Return all roles by name, including those that are built in."""
+        return await self._run(self._identity.list_roles(timeout))
+
+    async def create_issuer(
+        self,
+        name: str,
+        *,
+        issuer: str,
+        audience: str,
+        keys_url: str,
+        keys_ca_pem: str = "",
+        algorithms: Sequence[str] = (),
+        user_claim: str = "",
+        groups_claim: str = "",
+        timeout: float | None = None,
+    ) -> None:
+        """Accept the JSON Web Tokens of an issuer, or change how. Coordinators read its keys.
+
+        Args:
+            name: its users are named `NAME:CLAIM`.
+            issuer: exact value of the claim `iss`.
+            audience: value that the claim `aud` must contain.
+            keys_url: where its keys are: an https URL, or the path of a file at each coordinator.
+            keys_ca_pem: CA certificates for `keys_url`, PEM; empty means the public authorities.
+            algorithms: a subset of RS256, ES256 and EdDSA; empty means all three.
+            user_claim: the claim with the user's name; empty means `sub`.
+            groups_claim: the claim with the user's groups; empty means none.
+            timeout: in seconds.
+
+        Raises:
+            InvalidRequestError: If an argument is invalid.
+            ConflictError: If another issuer is the same, or a user has a name that it could give.
+        """
+        wanted = auth_pb2.Issuer(
+            name=name,
+            issuer=issuer,
+            audience=audience,
+            keys_url=keys_url,
+            keys_ca_pem=keys_ca_pem,
+            algorithms=algorithms,
+            user_claim=user_claim,
+            groups_claim=groups_claim,
+        )
+        await self._run(self._identity.create_issuer(wanted, timeout))
+
+    async def delete_issuer(self, name: str, *, timeout: float | None = None) -> None:
+        """Accept the tokens of an issuer no more; the sessions of its users end at once."""
+        await self._run(self._identity.delete_issuer(name, timeout))
+
+    async def list_issuers(self, *, timeout: float | None = None) -> list[IssuerDescription]:
+        """Return all issuers by name."""
+        return await self._run(self._identity.list_issuers(timeout))
+
+    async def put_quota(
+        self,
+        user: str,
+        *,
+        produce_bytes_per_second: int = 0,
+        fetch_bytes_per_second: int = 0,
+        requests_per_second: int = 0,
+        connections: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        """Bound what each broker, and each coordinator, serves one user. Replaces the user's quota; 0 means no bound.
+
+        Args:
+            user: name of a user, or `*`: every user without a quota of its own, and callers without an identity.
+            produce_bytes_per_second: bytes of batches that a broker appends; it holds the answers beyond them.
+            fetch_bytes_per_second: bytes of batches that a broker sends.
+            requests_per_second: requests of any method but health checks and those that begin a session.
+            connections: connections of the native protocol to a broker; clients use gRPC beyond them.
+            timeout: in seconds.
+
+        Raises:
+            ConfigError: If a bound is out of range.
+            InvalidRequestError: If no user can have the name.
+            MetadataLimitError: If there are too many quotas.
+        """
+        quota = quota_of(
+            user,
+            produce_bytes_per_second=produce_bytes_per_second,
+            fetch_bytes_per_second=fetch_bytes_per_second,
+            requests_per_second=requests_per_second,
+            connections=connections,
+        )
+        await self._run(self._identity.put_quota(quota, timeout))
+
+    async def delete_quota(self, user: str, *, timeout: float | None = None) -> None:
+        """Delete the quota of a user, if it has one; that of `*` applies to it from then on."""
+        await self._run(self._identity.delete_quota(user, timeout))
+
+    async def list_quotas(self, *, timeout: float | None = None) -> list[QuotaDescription]:
+        """Return all quotas by user; that of `*` is the first one."""
+        return await self._run(self._identity.list_quotas(timeout))
+
+    async def check_access(
+        self,
+        operation: str,
+        resource: str,
+        *,
+        user: str = "",
+        groups: Sequence[str] = (),
+        timeout: float | None = None,
+    ) -> AccessDecision:
+        """Return whether a user may do something, and why.
+
+        Args:
+            operation: such as `read`.
+            resource: as in `grant`.
+            user: name of the user; empty means this client.
+            groups: groups that an issuer names, in addition to the user's own.
+            timeout: in seconds.
+
+        Raises:
+            InvalidRequestError: If there is no such operation, or the resource is none.
+        """
+        return await self._run(self._identity.check_access(operation, resource, user, groups, timeout))
+
+    async def who_am_i(self, *, timeout: float | None = None) -> CallerDescription:
+        """Return who this client is to the cluster, how it was identified, and its grants."""
+        return await self._run(self._identity.who_am_i(timeout))
+
+    async def set_posture(self, posture: str, *, timeout: float | None = None) -> str:
+        """Change what happens to calls that lack an identity or a right; return the posture in force.
+
+        Args:
+            posture: `open` serves them, `observe` serves and counts them, `required` refuses them. The servers'
+                settings may demand more.
+            timeout: in seconds.
+
+        Raises:
+            ConflictError: If it is `required` and the cluster has no administrator.
+        """
+        return await self._run(self._identity.set_posture(posture, timeout))
 
     async def dump(self, prefix: str = "", *, timeout: float | None = None) -> AsyncIterator[MetadataEntry]:
         """Yield every key of the cluster in etcd with its decoded value, for administrators."""

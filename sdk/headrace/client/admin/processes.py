@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import grpc
 
+from headrace.client.admin.identity import posture_name
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.operations import Call, Operation
 from headrace.client.net.bootstrap_client import BootstrapClient
-from headrace.v1 import cluster_pb2, process_pb2
+from headrace.v1 import auth_pb2, cluster_pb2, process_pb2
 from headrace.wire.errors import InvalidRequestError, from_rpc_error
 
 
@@ -101,6 +102,8 @@ class ProcessDescription:
     disk: DiskDescription | None = None
     etcd: tuple[EtcdMemberDescription, ...] = ()
     certificates: tuple[CertificateDescription, ...] = ()
+    posture: str = ""
+    """What it does with calls that lack an identity or a right: `open`, `observe` or `required`. Empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +136,18 @@ class ProcessSteps:
                 problem = f"{answer.name} responds at {address}"
                 found.append(ProcessDescription(name, address, problem, answered_by=answer.name))
                 continue
-            found.append(_read(answer, address, time.time_ns() // 1_000_000))
+            now_ms = time.time_ns() // 1_000_000
+            found.append(_read(answer, address, now_ms, (yield from self._posture(address, timeout))))
         return found
+
+    def _posture(self, address: str, timeout: float | None) -> Operation[str]:
+        """Return the posture of a process, whose settings may demand more than the cluster's; empty if unknown."""
+        request = auth_pb2.WhoAmIRequest(client_id=self._config.client_id)
+        try:
+            answer = yield Call(address, "session", "WhoAmI", request, self._seconds(timeout))
+        except grpc.RpcError:
+            return ""
+        return posture_name(answer.posture)
 
     def set_log_level(
         self, level: str, servers: tuple[str, ...] | None, duration_ms: int, timeout: float | None
@@ -178,7 +191,7 @@ class ProcessSteps:
         return [*found, *((f"broker-{each.broker_id}", each.address) for each in cluster.brokers)]
 
 
-def _read(answer: process_pb2.DescribeProcessResponse, address: str, now_ms: int) -> ProcessDescription:
+def _read(answer: process_pb2.DescribeProcessResponse, address: str, now_ms: int, posture: str) -> ProcessDescription:
     disk = answer.disk
     return ProcessDescription(
         name=answer.name,
@@ -230,4 +243,5 @@ def _read(answer: process_pb2.DescribeProcessResponse, address: str, now_ms: int
         certificates=tuple(
             CertificateDescription(each.use, each.path, each.subject, each.not_after_ms) for each in answer.certificates
         ),
+        posture=posture,
     )

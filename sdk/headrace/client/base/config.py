@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from headrace.client.base.config_text import nearest
+from headrace.client.base.credentials import CREDENTIALS, TokenProvider, check_credentials
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.partitioner import Partitioner
 from headrace.client.base.serializers import (
@@ -46,9 +47,17 @@ def _setting(
     high: int | None = None,
     one_of: tuple[Any, ...] = (),
     in_environment: bool = False,
+    secret: bool = False,
 ) -> Any:
-    rule = {"text": text, "low": low, "high": high, "one_of": one_of, "in_environment": in_environment}
-    return dataclasses.field(default=default, metadata=rule)
+    rule = {
+        "text": text,
+        "low": low,
+        "high": high,
+        "one_of": one_of,
+        "in_environment": in_environment,
+        "secret": secret,
+    }
+    return dataclasses.field(default=default, repr=not secret, metadata=rule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +85,32 @@ class ClientConfig:
     ssl_server_name: str = _setting(
         "",
         "Host name expected in the servers' certificates. The default is the host of each address.",
+        in_environment=True,
+    )
+    api_key: str = _setting(
+        "",
+        "API key that identifies this client. At most one of `api_key`, `api_key_file`, `token_file` and "
+        "`token_provider` is set; without any of them, a client with `ssl_certfile` is identified by its certificate.",
+        in_environment=True,
+        secret=True,
+    )
+    api_key_file: str = _setting(
+        "", "File with an API key; read again for each session, so that the key can be rotated.", in_environment=True
+    )
+    token_file: str = _setting(
+        "",
+        "File with a JSON Web Token of an issuer that the cluster accepts, such as a projected service account token "
+        "of Kubernetes; read again for each session.",
+        in_environment=True,
+    )
+    token_provider: TokenProvider | None = _setting(
+        None,
+        "Called without arguments for each session; returns a JSON Web Token. The function of an asyncio client may be "
+        "a coroutine function; that of a blocking client is called on a thread of the client.",
+    )
+    allow_plaintext_credentials: bool = _setting(
+        False,
+        "Send credentials without TLS to other machines, too. Set it only where the network itself encrypts.",
         in_environment=True,
     )
     transport: str = _setting(
@@ -119,6 +154,7 @@ class ClientConfig:
             raise ConfigError("ssl_certfile and ssl_keyfile belong together", action="Set both, or neither.")
         if self.retry_backoff_max_ms < self.retry_backoff_ms:
             raise ConfigError("retry_backoff_max_ms is less than retry_backoff_ms")
+        check_credentials(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,7 +429,8 @@ def build(cls: type[Config], settings: Mapping[str, Any]) -> Config:
     """Build and check the settings of a class.
 
     Without `bootstrap_servers`, the environment (`HEADRACE_BOOTSTRAP_SERVERS`, `HEADRACE_SSL_CAFILE` and so on) defines
-    the cluster and the connection. With it the environment is not read, as it may describe another cluster.
+    the cluster, the connection and the credential. With it the environment is not read, as it may describe another
+    cluster. A credential in `settings` replaces the one in the environment.
 
     Raises:
         ConfigError: For an unknown setting, a wrong type, a value out of range, or contradictory settings.
@@ -402,10 +439,9 @@ def build(cls: type[Config], settings: Mapping[str, Any]) -> Config:
     hints = typing.get_type_hints(cls)
     if "bootstrap_servers" not in settings:
         names = [name for name, field in fields.items() if field.metadata["in_environment"]]
-        settings = {
-            **{name: value for name in names if (value := os.environ.get(f"HEADRACE_{name.upper()}"))},
-            **settings,
-        }
+        if any(settings.get(name) for name in CREDENTIALS):
+            names = [name for name in names if name not in CREDENTIALS]
+        settings = {**_environment(names, hints), **settings}
     values: dict[str, Any] = {}
     for name, value in settings.items():
         if name not in fields:
@@ -417,6 +453,23 @@ def build(cls: type[Config], settings: Mapping[str, Any]) -> Config:
     config = cls(**values)
     config.check()
     return config
+
+
+def _environment(names: list[str], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that the environment has."""
+    found: dict[str, Any] = {}
+    for name in names:
+        variable = f"HEADRACE_{name.upper()}"
+        text = os.environ.get(variable)
+        if not text:
+            continue
+        if hints[name] is not bool:
+            found[name] = text
+        elif text.lower() in ("true", "false", "1", "0"):
+            found[name] = text.lower() in ("true", "1")
+        else:
+            raise ConfigError(f"{variable}={text!r} is not true or false")
+    return found
 
 
 def _checked(name: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> Any:
@@ -432,7 +485,7 @@ def _checked(name: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> Any:
     wrong = not isinstance(value, plain) or (isinstance(value, bool) and bool not in plain)
     if wrong and not (open_ended and callable(value)):
         kinds = " or ".join("None" if kind is type(None) else getattr(kind, "__name__", "callable") for kind in allowed)
-        raise ConfigError(f"{name}={value!r} is not {kinds}")
+        raise ConfigError(f"{name} is not {kinds}" if rule["secret"] else f"{name}={value!r} is not {kinds}")
     if rule["one_of"] and value not in rule["one_of"]:
         raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(repr, rule['one_of']))}")
     if isinstance(value, int) and not isinstance(value, bool):

@@ -27,7 +27,7 @@ class Call(NamedTuple):
     address: str
     """host:port"""
     service: str
-    """Service at the address: `broker`, `cluster`, `groups` or `process`."""
+    """Service at the address: `auth`, `broker`, `cluster`, `groups`, `process` or `session`."""
     method: str
     request: Any
     timeout: float

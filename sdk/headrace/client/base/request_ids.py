@@ -15,6 +15,8 @@ from contextvars import Context, ContextVar, copy_context
 from headrace.wire.errors import REQUEST_ID_KEY, HeadraceError
 
 Metadata = tuple[tuple[str, str], ...]
+AUTHORIZATION_KEY = "authorization"
+"""Metadata key of a call's token (RFC 6750)."""
 
 
 class _Names:
@@ -74,9 +76,11 @@ def outside_operations() -> Context:
     return context
 
 
-def metadata_of(request_id: str) -> Metadata:
-    """Return the metadata of a call with this id."""
-    return ((REQUEST_ID_KEY, request_id),)
+def metadata_of(request_id: str, token: str = "") -> Metadata:
+    """Return the metadata of a call with this id, and with the token of its client's session, if any."""
+    if not token:
+        return ((REQUEST_ID_KEY, request_id),)
+    return ((REQUEST_ID_KEY, request_id), (AUTHORIZATION_KEY, f"Bearer {token}"))
 
 
 def operation_request_id() -> str:
@@ -89,6 +93,6 @@ def operation_request_id() -> str:
     return found.request_id
 
 
-def operation_metadata() -> Metadata:
-    """Return the metadata of a call of the current operation."""
-    return metadata_of(operation_request_id())
+def operation_metadata(token: str = "") -> Metadata:
+    """Return the metadata of a call of the current operation; see `metadata_of`."""
+    return metadata_of(operation_request_id(), token)

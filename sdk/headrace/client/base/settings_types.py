@@ -4,6 +4,7 @@
 from typing import Any, Literal, TypedDict
 
 from headrace.client.base.config import RebalanceCallback
+from headrace.client.base.credentials import TokenProvider
 from headrace.client.base.partitioner import Partitioner
 from headrace.client.base.serializers import Deserializer, Serializer
 
@@ -31,6 +32,24 @@ class ClientSettings(TypedDict, total=False):
 
     ssl_server_name: str
     """Host name expected in the servers' certificates. The default is the host of each address."""
+
+    api_key: str
+    """API key that identifies this client. At most one of `api_key`, `api_key_file`, `token_file` and
+    `token_provider` is set; without any of them, a client with `ssl_certfile` is identified by its certificate."""
+
+    api_key_file: str
+    """File with an API key; read again for each session, so that the key can be rotated."""
+
+    token_file: str
+    """File with a JSON Web Token of an issuer that the cluster accepts, such as a projected service account token of
+    Kubernetes; read again for each session."""
+
+    token_provider: TokenProvider | None
+    """Called without arguments for each session; returns a JSON Web Token. The function of an asyncio client may be
+    a coroutine function; that of a blocking client is called on a thread of the client."""
+
+    allow_plaintext_credentials: bool
+    """Send credentials without TLS to other machines, too. Set it only where the network itself encrypts."""
 
     transport: Literal["auto", "native", "grpc"]
     """Protocol for producing and fetching: `native`, `grpc`, or `auto`, which uses the native protocol if the broker

@@ -153,9 +153,16 @@ class BootstrapClient:
         return corrected
 
     def coordinator(
-        self, method: str, request: Any, timeout: float, *, repeatable: bool = True, group_id: str | None = None
+        self,
+        method: str,
+        request: Any,
+        timeout: float,
+        *,
+        repeatable: bool = True,
+        group_id: str | None = None,
+        service: str = "cluster",
     ) -> Operation[Any]:
-        """Call a method of `ClusterService` or `GroupService` on the first coordinator that responds.
+        """Call a method on the first coordinator that responds.
 
         Args:
             method: name of the method.
@@ -164,6 +171,7 @@ class BootstrapClient:
             repeatable: whether the request is idempotent. Otherwise a lost response is raised with outcome UNKNOWN,
                 without another try.
             group_id: for `GroupService`: the group that determines the first coordinator.
+            service: service of the method without `group_id`; see `Call`.
 
         Raises:
             NoBrokersAvailableError: If no coordinator could be reached.
@@ -172,10 +180,10 @@ class BootstrapClient:
         if not self._coordinators:
             yield from self.metadata(cluster_pb2.GetMetadataRequest(brokers_only=True), timeout)
         request.client_id = self._config.client_id
-        service = "cluster" if group_id is None else "groups"
+        called = service if group_id is None else "groups"
 
         def ask(address: str, left: float) -> Operation[Any]:
-            return (yield Call(address, service, method, request, left))
+            return (yield Call(address, called, method, request, left))
 
         brokers = set(self._brokers)
         first = self._coordinators if group_id is None else coordinators_for(group_id, self._coordinators)

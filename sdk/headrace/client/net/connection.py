@@ -1,21 +1,41 @@
 """Channels to brokers and coordinators, one per address, and the execution of steps. Blocking; any thread."""
 
+import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import Any, cast
 
 import grpc
 
 from headrace.client.base.config import MAX_MESSAGE_BYTES, ClientConfig
+from headrace.client.base.credentials import credential_of
 from headrace.client.base.errors import ClosedError
-from headrace.client.base.operations import BeginCall, Call, InvokeCallback, Pause, StartCall, WaitUntil
+from headrace.client.base.operations import (
+    BeginCall,
+    Call,
+    InvokeCallback,
+    Operation,
+    Pause,
+    StartCall,
+    WaitUntil,
+    execute_loop,
+)
 from headrace.client.base.request_ids import operation_metadata
 from headrace.client.net.native import NativeConnections
 from headrace.client.net.native_calls import NATIVE_METHODS, native_request
 from headrace.client.net.security import ChannelSecurity, ClientCertificates, Options, credentials_of
-from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc, process_pb2_grpc
+from headrace.client.net.sessions import AuthorizedStart, AwaitToken, Ended, Sessions, TokenCall, not_open_in_time
+from headrace.v1 import (
+    auth_pb2_grpc,
+    broker_pb2,
+    broker_pb2_grpc,
+    cluster_pb2_grpc,
+    groups_pb2_grpc,
+    process_pb2_grpc,
+)
 from headrace.wire.errors import HeadraceError
 from headrace.wire.frames import Frame
 from headrace.wire.zero_copy import parse_fetch_response
@@ -44,12 +64,25 @@ FETCH = "/headrace.v1.BrokerService/Fetch"
 class Endpoint:
     """Channel and stubs of one address."""
 
-    __slots__ = ("address", "broker", "certificates", "channel", "cluster", "groups", "process", "produce")
+    __slots__ = (
+        "_auth",
+        "_session",
+        "address",
+        "broker",
+        "certificates",
+        "channel",
+        "cluster",
+        "groups",
+        "process",
+        "produce",
+    )
 
     def __init__(self, address: str, certificates: ClientCertificates | None, options: Options) -> None:
         """`certificates` are used for TLS; `None` means plain text."""
         self.address = address
         self.certificates = certificates
+        self._auth: auth_pb2_grpc.AuthServiceStub | None = None
+        self._session: auth_pb2_grpc.SessionServiceStub | None = None
         if certificates is None:
             self.channel = grpc.insecure_channel(address, options=options)
         else:
@@ -69,12 +102,26 @@ class Endpoint:
         )
         """Sends a request that is already serialised; see `produce_rpc`."""
 
+    @property
+    def auth(self) -> auth_pb2_grpc.AuthServiceStub:
+        """Stub of users and rights, which few clients need."""
+        if self._auth is None:
+            self._auth = auth_pb2_grpc.AuthServiceStub(self.channel)
+        return self._auth
+
+    @property
+    def session(self) -> auth_pb2_grpc.SessionServiceStub:
+        """Stub of sessions, which clients with a credential need."""
+        if self._session is None:
+            self._session = auth_pb2_grpc.SessionServiceStub(self.channel)
+        return self._session
+
 
 class Connections:
     """Channels of one client. Owned by the client and closed with it; any thread."""
 
     def __init__(self, what: str, config: ClientConfig) -> None:
-        """Read the certificates that `config` names.
+        """Read the certificates and the credential that `config` names.
 
         Raises:
             ConfigError: If they cannot be used.
@@ -88,6 +135,8 @@ class Connections:
         self._closed = False
         self.native = NativeConnections(what, config, self._security)
         """Connections preferred for calls to brokers."""
+        self.sessions = Sessions(what, config, self._spawn) if credential_of(config) else None
+        """Session that calls carry; `None` without a credential."""
 
     def endpoint(self, address: str) -> Endpoint:
         """Return the endpoint of an address, created on first use.
@@ -124,6 +173,8 @@ class Connections:
             endpoints = [*self._endpoints.values(), *self._retired.values()]
             self._endpoints.clear()
             self._retired.clear()
+        if self.sessions is not None:
+            self.sessions.close()
         for endpoint in endpoints:
             endpoint.channel.close()
         self.native.close()
@@ -136,23 +187,19 @@ class Connections:
             ClosedError: If the client was closed before or during the step.
         """
         match step:
-            case Call() | StartCall():
-                call = step if isinstance(step, Call) else step.call
-                if call is step and (native := NATIVE_METHODS.get((call.service, call.method))) is not None:
-                    is_answered, answer = self.native.call(call.address, native, partial(native_request, native, call))
-                    if is_answered:
-                        return answer
-                method = getattr(getattr(self.endpoint(call.address), call.service), call.method)
-                try:
-                    send = method if call is step else method.future
-                    answer = send(call.request, timeout=call.timeout, metadata=operation_metadata())
-                except ValueError as error:  # grpc raises it for a channel that was closed in the meantime
-                    raise ClosedError(self._what) from error
-                if call is step and call.method == "GetMetadata":
-                    self.native.ports.learn(answer)
-                return answer
+            case Call():
+                if self.sessions is None:
+                    return self._call(step, "")
+                return execute_loop(self.sessions.authorized(step), self._run_authorized)
+            case StartCall():
+                return self._start(step.call, "") if self.sessions is None else self._start_authorized(step.call)
             case BeginCall():
-                self._begin(step.call, step.ended)
+                call = step.call
+                if self.sessions is None:
+                    self._begin(call, "", step.ended)
+                else:
+                    attempt = partial(self._begin, call)
+                    AuthorizedStart(self.sessions, call.address, call.timeout, attempt, step.ended).start()
                 return None
             case Pause():
                 time.sleep(step.seconds)
@@ -164,9 +211,33 @@ class Connections:
                     return step.changes.wait_for(step.condition, step.seconds)
         raise AssertionError(f"no such step: {step!r}")
 
-    def _begin(self, call: Call, ended: Callable[[Any, Exception | None], None]) -> None:
+    # --- calls with a token; an empty one is not sent ---
+
+    def _call(self, call: Call, token: str) -> Any:
+        native = NATIVE_METHODS.get((call.service, call.method))
+        if native is not None:
+            is_answered, answer = self.native.call(call.address, native, partial(native_request, native, call), token)
+            if is_answered:
+                return answer
+        method = getattr(getattr(self.endpoint(call.address), call.service), call.method)
+        try:
+            answer = method(call.request, timeout=call.timeout, metadata=operation_metadata(token))
+        except ValueError as error:  # grpc raises it for a channel that was closed in the meantime
+            raise ClosedError(self._what) from error
+        if call.method == "GetMetadata":
+            self.native.ports.learn(answer)
+        return answer
+
+    def _start(self, call: Call, token: str) -> Any:
+        method = getattr(getattr(self.endpoint(call.address), call.service), call.method)
+        try:
+            return method.future(call.request, timeout=call.timeout, metadata=operation_metadata(token))
+        except ValueError as error:
+            raise ClosedError(self._what) from error
+
+    def _begin(self, call: Call, token: str, ended: Ended) -> None:
         def over_grpc() -> None:
-            self.run_step(StartCall(call)).add_done_callback(partial(_future_ended, ended))
+            self._start(call, token).add_done_callback(partial(_future_ended, ended))
 
         native = NATIVE_METHODS.get((call.service, call.method))
         if native is None:
@@ -184,8 +255,87 @@ class Connections:
             else:
                 ended(answer, None)
 
-        if self.native.begin(call.address, partial(native_request, native, call), done) is None:
+        if self.native.begin(call.address, partial(native_request, native, call), done, token) is None:
             over_grpc()
+
+    # --- the session ---
+
+    def _run_authorized(self, step: Any) -> Any:
+        """Run one step of `Sessions.authorized`."""
+        match step:
+            case TokenCall():
+                return self._call(step.call, step.token)
+            case AwaitToken():
+                return self._await_token(step.address, step.seconds)
+        raise AssertionError(f"no such step: {step!r}")
+
+    def _await_token(self, address: str, seconds: float) -> str:
+        assert self.sessions is not None
+        opened: queue.SimpleQueue[tuple[str, Exception | None]] = queue.SimpleQueue()
+        self.sessions.wait(address, seconds, lambda token, error: opened.put((token, error)))
+        try:
+            token, error = opened.get(timeout=seconds)
+        except queue.Empty:
+            raise not_open_in_time(address) from None
+        if error is not None:
+            raise error
+        return token
+
+    def _start_authorized(self, call: Call) -> "AuthorizedFuture":
+        assert self.sessions is not None
+        future = AuthorizedFuture()
+
+        def attempt(token: str, ended: Ended) -> None:
+            if future.cancelled():
+                ended(None, ClosedError(self._what))
+                return
+            started = self._start(call, token)
+            future.begun(started)
+            started.add_done_callback(partial(_future_ended, ended))
+
+        AuthorizedStart(self.sessions, call.address, call.timeout, attempt, future.ended).start()
+        return future
+
+    def _spawn(self, exchange: Operation[None]) -> None:
+        """Run an exchange of `Sessions`: on a thread, as no caller can wait for it."""
+        threading.Thread(
+            target=execute_loop, args=(exchange, self._run_exchange), name="headrace-session", daemon=True
+        ).start()
+
+    def _run_exchange(self, step: Any) -> Any:
+        """Run one step of an exchange; its calls carry no token."""
+        return self._call(step, "") if isinstance(step, Call) else self.run_step(step)
+
+
+class AuthorizedFuture(Future[Any]):
+    """Future of a call that begins when the session is open, and may be made twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._call: Any = None
+
+    def begun(self, call: Any) -> None:
+        """Keep the future of the call in flight, which `cancel` cancels."""
+        self._call = call
+        if self.cancelled():
+            call.cancel()
+
+    def cancel(self) -> bool:
+        """Cancel the call in flight, or do not begin it."""
+        is_cancelled = super().cancel()
+        if self._call is not None:
+            self._call.cancel()
+        return is_cancelled
+
+    def ended(self, answer: Any, error: Exception | None) -> None:
+        """Set the result; ignored after `cancel`."""
+        try:
+            if error is None:
+                self.set_result(answer)
+            else:
+                self.set_exception(error)
+        except InvalidStateError:
+            return
 
 
 def _future_ended(ended: Callable[[Any, Exception | None], None], future: "grpc.Future[Any]") -> None:

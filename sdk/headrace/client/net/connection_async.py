@@ -8,26 +8,51 @@ from typing import Any, cast
 import grpc
 
 from headrace.client.base.config import ClientConfig
+from headrace.client.base.credentials import credential_of
 from headrace.client.base.errors import ClosedError
-from headrace.client.base.operations import Call, InvokeCallback, Pause, WaitUntil
-from headrace.client.base.request_ids import operation_metadata
+from headrace.client.base.operations import Call, InvokeCallback, Operation, Pause, WaitUntil, aexecute_loop
+from headrace.client.base.request_ids import operation_metadata, outside_operations
 from headrace.client.net.connection import CHANNEL_OPTIONS, FETCH, PRODUCE
 from headrace.client.net.native_async import AsyncNativeConnections
 from headrace.client.net.native_calls import NATIVE_METHODS, native_request
 from headrace.client.net.security import ChannelSecurity, ClientCertificates, Options, credentials_of
-from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc, process_pb2_grpc
+from headrace.client.net.sessions import AwaitToken, Sessions, TokenCall, not_open_in_time
+from headrace.v1 import (
+    auth_pb2_grpc,
+    broker_pb2,
+    broker_pb2_grpc,
+    cluster_pb2_grpc,
+    groups_pb2_grpc,
+    process_pb2_grpc,
+)
 from headrace.wire.zero_copy import parse_fetch_response
+
+EXCHANGE_CLOSE_S = 1.0
+"""Time limit of `close` for an exchange of the credential."""
 
 
 class AsyncEndpoint:
     """Channel and stubs of one address, as in `headrace.client.net.connection.Endpoint`."""
 
-    __slots__ = ("address", "broker", "certificates", "channel", "cluster", "groups", "process", "produce")
+    __slots__ = (
+        "_auth",
+        "_session",
+        "address",
+        "broker",
+        "certificates",
+        "channel",
+        "cluster",
+        "groups",
+        "process",
+        "produce",
+    )
 
     def __init__(self, address: str, certificates: ClientCertificates | None, options: Options) -> None:
         """`certificates` are used for TLS; `None` means plain text."""
         self.address = address
         self.certificates = certificates
+        self._auth: auth_pb2_grpc.AuthServiceStub | None = None
+        self._session: auth_pb2_grpc.SessionServiceStub | None = None
         if certificates is None:
             self.channel = grpc.aio.insecure_channel(address, options=options)
         else:
@@ -45,12 +70,26 @@ class AsyncEndpoint:
             PRODUCE, response_deserializer=broker_pb2.ProduceResponse.FromString
         )
 
+    @property
+    def auth(self) -> auth_pb2_grpc.AuthServiceStub:
+        """Stub of users and rights."""
+        if self._auth is None:
+            self._auth = auth_pb2_grpc.AuthServiceStub(self.channel)
+        return self._auth
+
+    @property
+    def session(self) -> auth_pb2_grpc.SessionServiceStub:
+        """Stub of sessions."""
+        if self._session is None:
+            self._session = auth_pb2_grpc.SessionServiceStub(self.channel)
+        return self._session
+
 
 class AsyncConnections:
     """Channels of one client. Owned by the client and closed with it."""
 
     def __init__(self, what: str, config: ClientConfig) -> None:
-        """Read the certificates that `config` names.
+        """Read the certificates and the credential that `config` names.
 
         Raises:
             ConfigError: If they cannot be used.
@@ -64,6 +103,9 @@ class AsyncConnections:
         self._closed = asyncio.Event()
         self.native = AsyncNativeConnections(what, config, self._security)
         """Connections preferred for calls to brokers."""
+        self.sessions = Sessions(what, config, self._spawn) if credential_of(config) else None
+        """Session that calls carry; `None` without a credential."""
+        self._exchange: asyncio.Task[None] | None = None
 
     def endpoint(self, address: str) -> AsyncEndpoint:
         """Return the endpoint of an address, created on first use.
@@ -98,19 +140,9 @@ class AsyncConnections:
         """
         match step:
             case Call():
-                if (native := NATIVE_METHODS.get((step.service, step.method))) is not None:
-                    request = partial(native_request, native, step)
-                    is_answered, answer = await self.native.call(step.address, native, request)
-                    if is_answered:
-                        return answer
-                stub = getattr(self.endpoint(step.address), step.service)
-                call = getattr(stub, step.method)(step.request, timeout=step.timeout, metadata=operation_metadata())
-                if isinstance(call, grpc.aio.UnaryStreamCall):
-                    return call
-                answer = await self.answer(call)
-                if step.method == "GetMetadata":
-                    self.native.ports.learn(answer)
-                return answer
+                if self.sessions is None:
+                    return await self._call(step, "")
+                return await aexecute_loop(self.sessions.authorized(step), self._run_authorized)
             case Pause():
                 await self.pause(step.seconds)
                 return None
@@ -120,6 +152,60 @@ class AsyncConnections:
             case WaitUntil():
                 return await step.changes.wait_for(step.condition, step.seconds)
         raise AssertionError(f"no such step: {step!r}")
+
+    async def _call(self, call: Call, token: str) -> Any:
+        """Make a call with a token; an empty one is not sent."""
+        if (native := NATIVE_METHODS.get((call.service, call.method))) is not None:
+            request = partial(native_request, native, call)
+            is_answered, answer = await self.native.call(call.address, native, request, token)
+            if is_answered:
+                return answer
+        stub = getattr(self.endpoint(call.address), call.service)
+        started = getattr(stub, call.method)(call.request, timeout=call.timeout, metadata=operation_metadata(token))
+        if isinstance(started, grpc.aio.UnaryStreamCall):
+            return started
+        answer = await self.answer(started)
+        if call.method == "GetMetadata":
+            self.native.ports.learn(answer)
+        return answer
+
+    async def _run_authorized(self, step: Any) -> Any:
+        """Run one step of `Sessions.authorized`."""
+        match step:
+            case TokenCall():
+                return await self._call(step.call, step.token)
+            case AwaitToken():
+                return await self._await_token(step.address, step.seconds)
+        raise AssertionError(f"no such step: {step!r}")
+
+    async def _await_token(self, address: str, seconds: float) -> str:
+        assert self.sessions is not None
+        opened: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def ready(token: str, error: Exception | None) -> None:
+            if opened.done():  # Cancelled.
+                return
+            if error is None:
+                opened.set_result(token)
+            else:
+                opened.set_exception(error)
+
+        self.sessions.wait(address, seconds, ready)
+        try:
+            async with asyncio.timeout(seconds):
+                return await opened
+        except TimeoutError:
+            raise not_open_in_time(address) from None
+
+    def _spawn(self, exchange: Operation[None]) -> None:
+        """Run an exchange of `Sessions`, for all calls that wait for it."""
+        self._exchange = asyncio.get_running_loop().create_task(
+            aexecute_loop(exchange, self._run_exchange), name="headrace-session", context=outside_operations()
+        )
+
+    async def _run_exchange(self, step: Any) -> Any:
+        """Run one step of an exchange; its calls carry no token."""
+        return await self._call(step, "") if isinstance(step, Call) else await self.run_step(step)
 
     async def answer(self, call: Any) -> Any:
         """Await a call of one of these channels; a close of the channel ends it with ClosedError, not as cancelled."""
@@ -154,10 +240,16 @@ class AsyncConnections:
     async def close(self) -> None:
         """Close every channel; calls in flight are cancelled. Calling it again does nothing."""
         self._closed.set()
+        if self.sessions is not None:
+            self.sessions.close()
+        if self._exchange is not None:
+            self._exchange.cancel()
         self.native.close()
         endpoints = [*self._endpoints.values(), *self._retired.values()]
         self._endpoints.clear()
         self._retired.clear()
         for endpoint in endpoints:
             await endpoint.channel.close()
+        if self._exchange is not None:  # A token_provider may not end.
+            await asyncio.wait({self._exchange}, timeout=EXCHANGE_CLOSE_S)
         await asyncio.gather(*self._closing)

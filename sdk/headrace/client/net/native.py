@@ -40,11 +40,11 @@ STALL_S = 30.0
 class NativeClientConnection:
     """One connection. It opens with its first request, and is closed permanently by its first failure."""
 
-    def __init__(self, address: str, client_id: str, connect: Callable[[], NativeSocket]) -> None:
-        """`connect` opens a socket; raises OSError."""
+    def __init__(self, address: str, client_id: str, connect: Callable[[], NativeSocket], session: str = "") -> None:
+        """`connect` opens a socket; raises OSError. `session` is the token to begin with."""
         self._address = address
         self._connect = connect
-        self._calls = NativeCalls(address, client_id)
+        self._calls = NativeCalls(address, client_id, session)
         self._lock = threading.Lock()
         """Guards the calls."""
         self._send_lock = threading.Lock()
@@ -61,13 +61,13 @@ class NativeClientConnection:
         self._thread = threading.Thread(target=self._run, name="headrace-native", daemon=True)
         self._thread.start()
 
-    def begin(self, request: NativeRequest, done: Done) -> int:
+    def begin(self, request: NativeRequest, done: Done, session: str = "") -> int:
         """Send a request; `done` is called with its result, on the thread of the connection or on this one."""
         with self._send_lock:
             with self._lock:
                 failure = self._failure
                 if failure is None:
-                    number, parts = self._calls.begin(request, done, time.monotonic())
+                    number, parts = self._calls.begin(request, done, time.monotonic(), session)
             if failure is None:
                 self._send(parts)
         if failure is not None:
@@ -228,7 +228,9 @@ class NativeConnections(NativeCaller):
         self._connections: dict[str, NativeClientConnection] = {}
         self._is_closed = False
 
-    def call(self, address: str, method: NativeCallMethod, make_request: MakeRequest) -> tuple[bool, Any]:
+    def call(
+        self, address: str, method: NativeCallMethod, make_request: MakeRequest, session: str = ""
+    ) -> tuple[bool, Any]:
         """Make a call and wait for its response; (False, None) means that gRPC must be used.
 
         Raises:
@@ -236,7 +238,7 @@ class NativeConnections(NativeCaller):
             ClosedError: If the client was closed before or during the call.
         """
         answers: queue.SimpleQueue[tuple[Frame | None, HeadraceError | None]] = queue.SimpleQueue()
-        if self.begin(address, make_request, lambda frame, error: answers.put((frame, error))) is None:
+        if self.begin(address, make_request, lambda frame, error: answers.put((frame, error)), session) is None:
             return False, None
         return self.outcome(address, method, *answers.get())
 
@@ -251,15 +253,16 @@ class NativeConnections(NativeCaller):
         for connection in connections:
             connection.join(timeout)
 
-    def connection(self, native_address: str) -> NativeClientConnection:
+    def connection(self, native_address: str, session: str = "") -> NativeClientConnection:
         """See `NativeCaller`."""
         with self._lock:
             if self._is_closed:
                 raise ClosedError(self._what)
             found = self._connections.get(native_address)
             if found is None or not found.is_usable:
+                self.check_session(native_address, session)
                 connect = lambda: self._connect(native_address)  # noqa: E731
-                found = NativeClientConnection(native_address, self._client_id, connect)
+                found = NativeClientConnection(native_address, self._client_id, connect, session)
                 self._connections[native_address] = found
             return found
 

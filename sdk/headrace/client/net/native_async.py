@@ -29,9 +29,10 @@ MAX_JOINED_BYTES = 16 << 10
 class AsyncNativeClientConnection(asyncio.BufferedProtocol):
     """One connection. It opens with its first request, and is closed permanently by its first failure."""
 
-    def __init__(self, address: str, client_id: str) -> None:
+    def __init__(self, address: str, client_id: str, session: str = "") -> None:
+        """`session` is the token to begin with."""
         self._address = address
-        self._calls = NativeCalls(address, client_id)
+        self._calls = NativeCalls(address, client_id, session)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._backlog: list[list[ReadableBuffer]] = []
@@ -58,12 +59,12 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
         if not self._calls.is_welcome:
             self._end(not_connected(self._address, "no Welcome came"))
 
-    def begin(self, request: NativeRequest, done: Done) -> int:
+    def begin(self, request: NativeRequest, done: Done, session: str = "") -> int:
         """Send a request; `done` is called with its result, on the loop."""
         if self._failure is not None:
             done(None, self._failure)
             return 0
-        number, parts = self._calls.begin(request, done, self._loop.time())
+        number, parts = self._calls.begin(request, done, self._loop.time(), session)
         self._timers[number] = self._loop.call_later(request.timeout, self.cancel, number)
         if self._calls.is_welcome:
             self._send(parts)
@@ -173,7 +174,9 @@ class AsyncNativeConnections(NativeCaller):
         self._connections: dict[str, AsyncNativeClientConnection] = {}
         self._is_closed = False
 
-    async def call(self, address: str, method: NativeCallMethod, make_request: MakeRequest) -> tuple[bool, Any]:
+    async def call(
+        self, address: str, method: NativeCallMethod, make_request: MakeRequest, session: str = ""
+    ) -> tuple[bool, Any]:
         """See `NativeConnections.call`."""
         answered: asyncio.Future[tuple[Frame | None, HeadraceError | None]]
         answered = asyncio.get_running_loop().create_future()
@@ -182,7 +185,7 @@ class AsyncNativeConnections(NativeCaller):
             if not answered.done():
                 answered.set_result((frame, error))
 
-        cancel = self.begin(address, make_request, done)
+        cancel = self.begin(address, make_request, done, session)
         if cancel is None:
             return False, None
         try:
@@ -199,13 +202,15 @@ class AsyncNativeConnections(NativeCaller):
             connection.close(ClosedError(self._what))
         self._connections.clear()
 
-    def connection(self, native_address: str) -> AsyncNativeClientConnection:
+    def connection(self, native_address: str, session: str = "") -> AsyncNativeClientConnection:
         """See `NativeCaller`."""
         if self._is_closed:
             raise ClosedError(self._what)
         found = self._connections.get(native_address)
         if found is None or not found.is_usable:
-            found = self._connections[native_address] = AsyncNativeClientConnection(native_address, self._client_id)
+            self.check_session(native_address, session)
+            found = AsyncNativeClientConnection(native_address, self._client_id, session)
+            self._connections[native_address] = found
             host, _, port = native_address.rpartition(":")
             context = self._security.context()
             name = None if context is None else self._security.server_name or host.strip("[]")

@@ -15,7 +15,15 @@ from headrace.client.net.bootstrap_client import own_handshake
 from headrace.v1 import broker_pb2, errors_pb2, native_pb2
 from headrace.wire.attachments import splice_fetch
 from headrace.wire.crc import ReadableBuffer
-from headrace.wire.errors import HeadraceError, InternalError, Outcome, TimedOutError, TransportError, from_detail
+from headrace.wire.errors import (
+    ErrorCode,
+    HeadraceError,
+    InternalError,
+    Outcome,
+    TimedOutError,
+    TransportError,
+    from_detail,
+)
 from headrace.wire.frames import (
     CONFIRMED,
     MAX_REQUEST_ID_BYTES,
@@ -80,10 +88,12 @@ class _Waiting:
 class NativeCalls:
     """Requests of one connection, and its received bytes."""
 
-    def __init__(self, address: str, client_id: str) -> None:
-        """`address` is used in messages."""
+    def __init__(self, address: str, client_id: str, session: str = "") -> None:
+        """`address` is used in messages; `session` is the token that the greeting carries, if any."""
         self._address = address
         self._client_id = client_id
+        self._session = session
+        """Token that the server has."""
         self._reader = FrameReader(SERVER_KINDS, self._admit)
         self._waiting: dict[int, _Waiting] = {}
         self._last = 0
@@ -95,11 +105,16 @@ class NativeCalls:
 
     def greeting(self) -> bytes:
         """Return the first bytes of the connection."""
-        hello = native_pb2.Hello(client_id=self._client_id, handshake=own_handshake())
+        hello = native_pb2.Hello(client_id=self._client_id, handshake=own_handshake(), session=self._session)
         return PREFACE + frame_head(Kind.HELLO, hello.SerializeToString())
 
-    def begin(self, request: NativeRequest, done: Done, now: float) -> tuple[int, list[ReadableBuffer]]:
-        """Return the number of a request, and its bytes in order; `done` is called with its result."""
+    def begin(
+        self, request: NativeRequest, done: Done, now: float, session: str = ""
+    ) -> tuple[int, list[ReadableBuffer]]:
+        """Return the number of a request, and its bytes in order; `done` is called with its result.
+
+        `session` is the token of the request; a new one is sent before it.
+        """
         self._last += 1
         self._waiting[self._last] = _Waiting(request, done, now)
         head = frame_head(
@@ -111,7 +126,10 @@ class NativeCalls:
             timeout_ms=max(1, round(request.timeout * 1000)),
             request_id=request.request_id.encode()[:MAX_REQUEST_ID_BYTES],
         )
-        return self._last, [head, *request.attached]
+        if session == self._session:
+            return self._last, [head, *request.attached]
+        self._session = session
+        return self._last, [frame_head(Kind.SESSION, session.encode()), head, *request.attached]
 
     def forget(self, number: int) -> Done | None:
         """Stop waiting for a response; return its `done`, or `None` if that was called."""
@@ -181,9 +199,20 @@ class NativeCalls:
         elif frame.header.kind == Kind.GOODBYE:
             self.is_ending = True
         elif frame.header.kind == Kind.ERROR and not frame.header.correlation:
-            raise _error_of(frame)
+            raise self._connection_error(_error_of(frame))
         else:
             self._answered(frame, over)
+
+    def _connection_error(self, error: HeadraceError) -> HeadraceError:
+        """Return the error of all requests after an error of the connection: the server may have applied some."""
+        if not self.is_welcome:
+            # The user has as many connections as its quota allows: gRPC is not one of them.
+            return not_connected(self._address, error.message) if error.code == ErrorCode.THROTTLED else error
+        if error.code in (ErrorCode.UNAUTHENTICATED, ErrorCode.THROTTLED):
+            # A new connection begins with the session of then, and its quota applies to that.
+            return lost_connection(self._address, error.message)
+        error.outcome = Outcome.UNKNOWN
+        return error
 
     def _admit(self, header: Header) -> bool:
         """Skip responses of abandoned requests."""

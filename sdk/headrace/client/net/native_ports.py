@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from headrace.client.base.config import ClientConfig
+from headrace.client.base.credentials import refuse_plaintext
 from headrace.client.net.native_calls import (
     Done,
     MakeRequest,
@@ -93,8 +94,11 @@ class NativePorts:
 class BegunConnection(Protocol):
     """A connection to one broker."""
 
-    def begin(self, request: NativeRequest, done: Done) -> int:
-        """Send a request; `done` is called with its result. Return its number."""
+    def begin(self, request: NativeRequest, done: Done, session: str = "") -> int:
+        """Send a request, after `session` if the server does not have this token yet; `done` is called with its result.
+
+        Return its number.
+        """
 
     def cancel(self, number: int) -> None:
         """Cancel a request."""
@@ -104,37 +108,47 @@ class NativeCaller(ABC):
     """Native calls of one client, blocking or asyncio."""
 
     def __init__(self, config: ClientConfig) -> None:
+        self._config = config
         self.ports = NativePorts(config)
 
     @abstractmethod
-    def connection(self, native_address: str) -> BegunConnection:
-        """Return the connection to an address, opened on first use.
+    def connection(self, native_address: str, session: str = "") -> BegunConnection:
+        """Return the connection to an address, opened on first use with the token `session`.
 
         Raises:
             ClosedError: After `close`.
+            ConfigError: If the token would be sent in plain text.
         """
 
-    def begin(self, address: str, make_request: MakeRequest, done: Done) -> Callable[[], None] | None:
+    def check_session(self, native_address: str, session: str) -> None:
+        """Refuse to open a connection that would carry a token in plain text; raise as `refuse_plaintext`."""
+        if session:
+            refuse_plaintext(self._config, native_address)
+
+    def begin(
+        self, address: str, make_request: MakeRequest, done: Done, session: str = ""
+    ) -> Callable[[], None] | None:
         """Send a request to the broker at `address`; return a function that cancels it, or `None` if gRPC must be used.
 
         `done` is called with a `NotConnectedError` if nothing was sent; the call may use gRPC if `may_fall_back`.
 
         Raises:
             ClosedError: After `close`.
+            ConfigError: If the token `session` would be sent in plain text.
             NotConnectedError: If the broker supports gRPC only, and transport='native'.
         """
         native_address = self.ports.find(address)
         if not native_address:
             self.ports.require(address)
             return None
-        connection = self.connection(native_address)
+        connection = self.connection(native_address, session)
 
         def ended(frame: Frame | None, error: HeadraceError | None) -> None:
             if isinstance(error, NotConnectedError):
                 self.ports.avoid(address, native_address, error)
             done(frame, error)
 
-        number = connection.begin(make_request(), ended)
+        number = connection.begin(make_request(), ended, session)
         return lambda: connection.cancel(number)
 
     def outcome(

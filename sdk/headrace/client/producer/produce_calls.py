@@ -10,8 +10,15 @@ from typing import Any, Protocol
 from headrace.client.base.config import ProducerConfig
 from headrace.client.net.native_calls import NotConnectedError, parse_answer
 from headrace.client.net.native_ports import NativeCaller
+from headrace.client.net.sessions import AuthorizedStart, Ended, Sessions
 from headrace.client.producer.partition_queue import Request
-from headrace.client.producer.produce_rpc import native_produce_request, parse_produced
+from headrace.client.producer.produce_rpc import (
+    GRACE_MS,
+    cancelled_call,
+    error_of,
+    native_produce_request,
+    parse_produced,
+)
 from headrace.client.producer.sender import Landed
 from headrace.wire.errors import HeadraceError
 from headrace.wire.frames import Frame
@@ -24,28 +31,47 @@ class Cancellable(Protocol):
         """Cancel the call; does nothing if it has ended."""
 
 
-class _NativeCall:
-    __slots__ = ("cancel",)
+class _Flying:
+    """Call in flight, or one that waits for the session of its client."""
+
+    __slots__ = ("_cancel", "is_cancelled")
 
     def __init__(self) -> None:
-        self.cancel: Callable[[], None] = _nothing
+        self._cancel: Callable[[], Any] = _nothing
+        self.is_cancelled = False
+
+    def begun(self, cancel: Callable[[], Any]) -> None:
+        """Keep what cancels the call."""
+        self._cancel = cancel
+        if self.is_cancelled:
+            cancel()
+
+    def cancel(self) -> None:
+        """Cancel the call, or do not begin it."""
+        self.is_cancelled = True
+        self._cancel()
 
 
 def _nothing() -> None:
-    """Do nothing: the call is being started, and its response will be ignored."""
+    """Do nothing: the call has not begun."""
 
 
 class ProduceCalls:
     """Calls of one I/O layer."""
 
     def __init__(
-        self, config: ProducerConfig, native: NativeCaller, start_grpc: Callable[[Request, Landed], None]
+        self,
+        config: ProducerConfig,
+        native: NativeCaller,
+        sessions: Sessions | None,
+        start_grpc: Callable[[Request, str, Ended], Cancellable],
     ) -> None:
-        """`start_grpc` starts a call over gRPC and adds it before it can end; raises ClosedError."""
+        """`start_grpc` starts a call over gRPC with a token, which may be empty; raises ClosedError."""
         self._config = config
         self._native = native
+        self._sessions = sessions
         self._start_grpc = start_grpc
-        self._calls: dict[Request, Cancellable] = {}
+        self._calls: dict[Request, _Flying] = {}
 
     def __len__(self) -> int:
         """Return the number of calls in flight."""
@@ -56,28 +82,20 @@ class ProduceCalls:
 
         Raises:
             ClosedError: If the connections are closed.
+            ConfigError: If the credential would be sent in plain text.
             NotConnectedError: If the broker supports gRPC only, and transport='native'.
         """
-        call = _NativeCall()
-        self._calls[request] = call
+        call = self._calls[request] = _Flying()
+        attempt, ended = partial(self._begin, request, call), partial(self._ended, request, landed)
         try:
-            make_request = partial(native_produce_request, request, self._config)
-            cancel = self._native.begin(request.address, make_request, partial(self._answered, request, landed))
-            if cancel is None:
-                self._start_grpc(request, landed)
+            if self._sessions is None:
+                attempt("", ended)
             else:
-                call.cancel = cancel
+                timeout = (request.timeout_ms + GRACE_MS) / 1000
+                AuthorizedStart(self._sessions, request.address, timeout, attempt, ended).start()
         except BaseException:
-            self.remove(request)
+            self._calls.pop(request, None)
             raise
-
-    def add(self, request: Request, call: Cancellable) -> None:
-        """Keep a call over gRPC until `remove`."""
-        self._calls[request] = call
-
-    def remove(self, request: Request) -> None:
-        """Forget a call that has ended."""
-        self._calls.pop(request, None)
 
     def cancel(self, request: Request) -> None:
         """Cancel a call; its `landed` is called with an error."""
@@ -85,16 +103,42 @@ class ProduceCalls:
         if call is not None:
             call.cancel()
 
-    def _answered(self, request: Request, landed: Landed, frame: Frame | None, error: HeadraceError | None) -> None:
+    def _begin(self, request: Request, call: _Flying, token: str, ended: Ended) -> None:
+        if call.is_cancelled:  # While it waited for the session; its batches may be encoded no longer.
+            ended(None, cancelled_call())
+            return
+        make_request = partial(native_produce_request, request, self._config)
+        answered = partial(self._answered, request, call, token, ended)
+        cancel = self._native.begin(request.address, make_request, answered, token)
+        if cancel is None:
+            self._begin_grpc(request, call, token, ended)
+        else:
+            call.begun(cancel)
+
+    def _begin_grpc(self, request: Request, call: _Flying, token: str, ended: Ended) -> None:
+        call.begun(self._start_grpc(request, token, ended).cancel)
+
+    def _answered(
+        self,
+        request: Request,
+        call: _Flying,
+        token: str,
+        ended: Ended,
+        frame: Frame | None,
+        error: HeadraceError | None,
+    ) -> None:
         """Process the end of a call over the native protocol, on the thread of its connection or on the loop."""
         response = None
         try:
             if isinstance(error, NotConnectedError) and self._native.ports.may_fall_back:
-                self._start_grpc(request, landed)
+                self._begin_grpc(request, call, token, ended)
                 return
             if frame is not None:
                 response = parse_answer(parse_produced, frame, request.address)
         except HeadraceError as failure:
             error = failure
-        self.remove(request)
-        landed(request, response, error)
+        ended(response, error)
+
+    def _ended(self, request: Request, landed: Landed, response: Any, error: Exception | None) -> None:
+        self._calls.pop(request, None)
+        landed(request, response, error if error is None or isinstance(error, HeadraceError) else error_of(error))

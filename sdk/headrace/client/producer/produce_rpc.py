@@ -100,9 +100,14 @@ def error_of(error: BaseException) -> HeadraceError:
     if isinstance(error, grpc.RpcError):
         return error_of_call(error)
     if isinstance(error, grpc.FutureCancelledError | HeadraceError):
-        return TimedOutError("the call was cancelled", outcome=Outcome.UNKNOWN, retriable=False)
+        return cancelled_call()
     _log.error("a response could not be processed", exc_info=error)
     return InternalError(repr(error), outcome=Outcome.UNKNOWN)
+
+
+def cancelled_call() -> HeadraceError:
+    """Return the error of a call that its producer has cancelled; not raised."""
+    return TimedOutError("the call was cancelled", outcome=Outcome.UNKNOWN, retriable=False)
 
 
 def _unanswered(where: TopicPartition) -> HeadraceError:

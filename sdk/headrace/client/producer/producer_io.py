@@ -5,7 +5,7 @@ The end of a call is processed on gRPC's thread, which starts the next call.
 
 import threading
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -15,6 +15,7 @@ from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import Pause
 from headrace.client.base.request_ids import metadata_of
 from headrace.client.net.connection import Connections
+from headrace.client.net.sessions import Ended
 from headrace.client.producer.partition_queue import Request
 from headrace.client.producer.produce_calls import ProduceCalls
 from headrace.client.producer.produce_rpc import GRACE_MS, error_of, grpc_produce_request
@@ -31,7 +32,7 @@ class BlockingProducerIO:
         self._config = config
         self.connections = Connections("Producer", config)
         self.background = BackgroundLoop("headrace-producer", self.connections.run_step)
-        self.calls = ProduceCalls(config, self.connections.native, self._start_grpc)
+        self.calls = ProduceCalls(config, self.connections.native, self.connections.sessions, self._start_grpc)
         """Calls in flight."""
         self._is_closed = threading.Event()
 
@@ -43,26 +44,17 @@ class BlockingProducerIO:
         """See `ProducerIO`."""
         self.calls.start(request, landed)
 
-    def _start_grpc(self, request: Request, landed: Landed) -> None:
+    def _start_grpc(self, request: Request, token: str, ended: Ended) -> "grpc.Future[Any]":
         try:
             call = self.connections.endpoint(request.address).produce.future(
                 grpc_produce_request(request, self._config),
                 timeout=(request.timeout_ms + GRACE_MS) / 1000,
-                metadata=metadata_of(request.request_id),
+                metadata=metadata_of(request.request_id, token),
             )
         except ValueError as error:  # grpc raises it for a channel that was closed in the meantime
             raise ClosedError("Producer") from error
-        self.calls.add(request, call)
-        call.add_done_callback(partial(self._ended, request, landed))
-
-    def _ended(self, request: Request, landed: Landed, call: "grpc.Future[Any]") -> None:
-        self.calls.remove(request)
-        try:
-            response = call.result()
-        except Exception as error:
-            landed(request, None, error_of(error))
-        else:
-            landed(request, response, None)
+        call.add_done_callback(partial(_ended, ended))
+        return cast("grpc.Future[Any]", call)
 
     def cancel(self, request: Request) -> None:
         """See `ProducerIO`."""
@@ -80,3 +72,12 @@ class BlockingProducerIO:
         self.background.close()
         self.background.join(CLOSE_TIMEOUT_S)
         self.connections.close()
+
+
+def _ended(ended: Ended, call: "grpc.Future[Any]") -> None:
+    try:
+        response = call.result()
+    except Exception as error:
+        ended(None, error_of(error))
+    else:
+        ended(response, None)

@@ -12,6 +12,7 @@ from headrace.client.base.config import ProducerConfig
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.request_ids import metadata_of
 from headrace.client.net.connection_async import AsyncConnections
+from headrace.client.net.sessions import Ended
 from headrace.client.producer.partition_queue import Request
 from headrace.client.producer.produce_calls import ProduceCalls
 from headrace.client.producer.produce_rpc import GRACE_MS, error_of, grpc_produce_request
@@ -29,7 +30,7 @@ class AsyncProducerIO:
         self.connections = AsyncConnections("Producer", config)
         self.run_step = self.connections.run_step
         self.background = AsyncBackgroundLoop("headrace-producer", self.run_step)
-        self.calls = ProduceCalls(config, self.connections.native, self._start_grpc)
+        self.calls = ProduceCalls(config, self.connections.native, self.connections.sessions, self._start_grpc)
         """Calls in flight."""
 
     def make_lock(self) -> threading.Lock:
@@ -40,26 +41,18 @@ class AsyncProducerIO:
         """See `ProducerIO`."""
         self.calls.start(request, landed)
 
-    def _start_grpc(self, request: Request, landed: Landed) -> None:
+    def _start_grpc(self, request: Request, token: str, ended: Ended) -> "asyncio.Task[Any]":
         try:
             call = self.connections.endpoint(request.address).produce(
                 grpc_produce_request(request, self._config),
                 timeout=(request.timeout_ms + GRACE_MS) / 1000,
-                metadata=metadata_of(request.request_id),
+                metadata=metadata_of(request.request_id, token),
             )
         except grpc.aio.UsageError as error:
             raise ClosedError("Producer") from error
         task = self.loop.create_task(self.connections.answer(call))
-        self.calls.add(request, task)
-        task.add_done_callback(partial(self._ended, request, landed))
-
-    def _ended(self, request: Request, landed: Landed, task: "asyncio.Task[Any]") -> None:
-        self.calls.remove(request)
-        error = grpc.FutureCancelledError() if task.cancelled() else task.exception()
-        if error is not None:
-            landed(request, None, error_of(error))
-        else:
-            landed(request, task.result(), None)
+        task.add_done_callback(partial(_ended, ended))
+        return task
 
     def cancel(self, request: Request) -> None:
         """See `ProducerIO`."""
@@ -70,3 +63,11 @@ class AsyncProducerIO:
         self.background.close()
         await self.background.join(CLOSE_TIMEOUT_S)
         await self.connections.close()
+
+
+def _ended(ended: Ended, task: "asyncio.Task[Any]") -> None:
+    error = grpc.FutureCancelledError() if task.cancelled() else task.exception()
+    if error is not None:
+        ended(None, error_of(error))
+    else:
+        ended(task.result(), None)

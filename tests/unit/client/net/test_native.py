@@ -397,6 +397,21 @@ def test_a_broker_that_refuses_the_client_says_why(make_client, make_port):
         make_client(make_port(greeting=error(0, NotLeaderError("no"))).address).fetch()
 
 
+def test_a_connection_beyond_the_quota_uses_grpc(make_client, make_port, caplog):
+    """The port is not tried again at once, and the log says why; without gRPC the call fails and may be tried again."""
+    too_many = error(0, ThrottledError("ada has 2 connections, its quota", retry_after_ms=1_000))
+    port = make_port(greeting=too_many)
+    client = make_client(port.address)
+    with caplog.at_level(logging.WARNING):
+        assert client.fetch() == (False, None)
+        assert client.fetch() == (False, None)
+    assert len(port.connections) == 1
+    assert "ada has 2 connections" in caplog.text
+    with pytest.raises(TransportError, match="ada has 2 connections") as raised:
+        make_client(make_port(greeting=too_many).address, transport="native").fetch()
+    assert (raised.value.outcome, raised.value.retriable) == (Outcome.NOT_APPLIED, True)
+
+
 @pytest.mark.parametrize("given", [b"", answer(1)[:-3]])
 def test_a_lost_connection_leaves_the_outcome_unknown(make_client, make_port, given):
     """The request may have been applied; the next one opens another connection."""

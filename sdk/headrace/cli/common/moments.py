@@ -1,0 +1,44 @@
+"""Times and lifetimes of users, keys and grants, for people. Pure, except for the clock of `after`."""
+
+import time
+from datetime import UTC, datetime
+
+from headrace.cli.common.session import UsageProblem
+
+_UNIT_MS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+MAX_LIFETIME_MS = 100 * 365 * 86_400_000
+
+
+def moment_text(at_ms: int) -> str | None:
+    """Return a time in ms since 1970 as text, `None` for 0."""
+    if not at_ms:
+        return None
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def lifetime_ms(text: str | None) -> int:
+    """Parse `--expires`, such as `90d` or `12h`; return 0 if it is not given.
+
+    Raises:
+        UsageProblem: If it is no duration, or longer than a century.
+    """
+    if text is None:
+        return 0
+    number, unit = text[:-1], text[-1:]
+    if (
+        unit not in _UNIT_MS
+        or not number.isascii()
+        or not number.isdigit()
+        or not 0 < len(number) < 9
+        or not int(number)
+    ):
+        raise UsageProblem(f"--expires {text!r} is no duration in minutes, hours, days or weeks, for example 90d")
+    found = int(number) * _UNIT_MS[unit]
+    if found > MAX_LIFETIME_MS:
+        raise UsageProblem(f"--expires {text!r} is more than a century")
+    return found
+
+
+def after(lifetime: int) -> int:
+    """Return the time in ms since 1970 at which a lifetime that begins now ends; 0 if the lifetime is 0."""
+    return time.time_ns() // 1_000_000 + lifetime if lifetime else 0

@@ -1,0 +1,1 @@
+"""`headrace grant`, `revoke`, `grants` and `can`: who may do what."""

@@ -1,0 +1,1 @@
+"""`headrace issuer`: issuers of JSON Web Tokens that the cluster accepts."""

@@ -1,0 +1,1 @@
+"""`headrace quota`: rates at which servers serve one user."""

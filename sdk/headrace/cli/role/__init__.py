@@ -1,0 +1,1 @@
+"""`headrace role`: sets of operations that are granted."""

@@ -1,0 +1,1 @@
+"""`headrace user`: users and their API keys."""

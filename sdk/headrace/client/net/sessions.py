@@ -1,0 +1,438 @@
+"""Session of a client: the token for which it exchanged its credential, and the calls that carry it.
+
+    first call                    opens a session at its own address (`OpenSession`) and waits for it; a broker that
+                                  does not take the proof names coordinators that do
+    two thirds of its lifetime    the next call renews it, and does not wait
+    refused (UNAUTHENTICATED)     the call had no effect: it opens a session and is made once more
+
+One exchange is in progress at a time. Calls that wait for it begin in their order, as producers number their batches.
+`Connections` and `AsyncConnections` own a `Sessions`, or none without a credential, and run its operations.
+"""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from copy import copy
+from typing import Any, NamedTuple, TypeAlias
+
+import grpc
+
+from headrace.client.base.config import ClientConfig
+from headrace.client.base.credentials import (
+    check_credential_file,
+    credential_of,
+    describe_credential,
+    provided_token,
+    read_api_key,
+    read_token,
+    refuse_plaintext,
+)
+from headrace.client.base.errors import ClosedError
+from headrace.client.base.operations import Call, InvokeCallback, Operation
+from headrace.client.net.bootstrap_client import error_of_call, status_of
+from headrace.v1 import auth_pb2
+from headrace.wire.errors import (
+    ErrorCode,
+    HeadraceError,
+    InternalError,
+    Outcome,
+    TimedOutError,
+    UnauthenticatedError,
+    UnsupportedVersionError,
+)
+
+log = logging.getLogger("headrace.client")
+
+OPEN_TIMEOUT_S = 5.0
+"""Timeout of one exchange, coordinators included: other calls may wait for it that have other servers to try."""
+RENEW_RETRY_S = 10.0
+"""Minimum interval of attempts to renew a session that is still valid."""
+NEW_SESSION = "Open a new session."
+"""Action of servers for a caller whose session has ended, which is of no use to one that has just tried it."""
+
+Ready: TypeAlias = Callable[[str, Exception | None], None]
+"""Called once with a token, or with the error for which there is none."""
+Ended: TypeAlias = Callable[[Any, Exception | None], None]
+"""Called once with a response, or with the error of the call."""
+Attempt: TypeAlias = Callable[[str, Ended], None]
+"""Starts a call with a token: `(token, ended)`."""
+
+
+class UnsentCallError(grpc.RpcError):
+    """Failure of an exchange, as the failure of a call that waited for it and was not sent."""
+
+    def __init__(self, typed: HeadraceError, status: grpc.StatusCode | None, details: str) -> None:
+        """`typed` has the outcome NOT_APPLIED; `from_rpc_error` returns it."""
+        super().__init__(str(typed))
+        self.typed = typed
+        self._status = grpc.StatusCode.UNKNOWN if status is None else status
+        self._details = details
+
+    def code(self) -> grpc.StatusCode:
+        """Return the status of the exchange."""
+        return self._status
+
+    def details(self) -> str:
+        """Return its text, from which failed TLS handshakes are recognised."""
+        return self._details
+
+    def __copy__(self) -> "UnsentCallError":
+        return UnsentCallError(copy(self.typed), self._status, self._details)
+
+
+class TokenCall(NamedTuple):
+    """Step: make a call with a token."""
+
+    call: Call
+    token: str
+
+
+class AwaitToken(NamedTuple):
+    """Step: wait until the session is open, up to `seconds`. Its result is the token."""
+
+    address: str
+    seconds: float
+
+
+class _Token:
+    """Session token with its times on the monotonic clock, in seconds."""
+
+    __slots__ = ("ends_at", "renew_at", "text")
+
+    def __init__(self, text: str, sent_at: float, lifetime_s: float) -> None:
+        self.text = text
+        self.renew_at = sent_at + lifetime_s * 2 / 3
+        self.ends_at = sent_at + lifetime_s
+
+
+class _Waiter(NamedTuple):
+    address: str
+    timeout: float
+    ready: Ready
+
+
+class Sessions:
+    """Session of one client. Owned by its connections; any thread."""
+
+    def __init__(self, what: str, config: ClientConfig, spawn: Callable[[Operation[None]], None]) -> None:
+        """Read the credential's file. `spawn` runs an operation in the background, with calls that carry no token.
+
+        Raises:
+            ConfigError: If the file has no credential.
+        """
+        check_credential_file(config)
+        self._what = what
+        self._config = config
+        self._spawn = spawn
+        self._lock = threading.Lock()
+        self._token: _Token | None = None
+        self._refused = ""
+        """Token that a server has refused since the exchange in progress began."""
+        self._waiting: list[_Waiter] = []
+        self._renewal = ""
+        """Address at which to renew; empty means that no renewal is due."""
+        self._is_opening = False
+        self._is_closed = False
+        self._coordinators: tuple[str, ...] = ()
+        """Coordinators that take the proof, if brokers do not."""
+        self._checked: set[str] = set()
+        """Addresses to which a token may be sent."""
+        self._random = random.Random()
+
+    def current(self, address: str) -> str | None:
+        """Return the token for a call to `address`; `None` means that the call must `wait` for it.
+
+        Raises:
+            ConfigError: If it would be sent in plain text.
+        """
+        self._check(address)
+        token = self._token
+        if token is None:
+            return None
+        now = time.monotonic()
+        if now >= token.renew_at:
+            if now >= token.ends_at:
+                return None
+            self._renew(token, address, now)
+        return token.text
+
+    def wait(self, address: str, timeout: float, ready: Ready) -> None:
+        """Call `ready` when the session is open: on any thread, or before this returns.
+
+        Args:
+            address: where to open it, if no session is being opened.
+            timeout: of the call that waits, in seconds; limits the exchange.
+            ready: see `Ready`. The error is a `grpc.RpcError` if a server sent it, else a HeadraceError.
+        """
+        is_first = False
+        with self._lock:
+            text = self._valid_token()
+            if not self._is_closed and not text:
+                self._waiting.append(_Waiter(address, timeout, ready))
+                is_first, self._is_opening = not self._is_opening, True
+        if text:
+            ready(text, None)
+        elif self._is_closed:
+            ready("", ClosedError(self._what))
+        elif is_first:
+            self._begin()
+
+    def refused(self, token: str) -> None:
+        """Drop the session after a server has refused its token; does nothing if there is another one by now."""
+        with self._lock:
+            self._refused = token
+            if self._token is not None and self._token.text == token:
+                self._token = None
+
+    def close(self) -> None:
+        """End all waits with ClosedError. Calling it again does nothing."""
+        with self._lock:
+            self._is_closed = True
+            self._token = None
+            waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            waiter.ready("", ClosedError(self._what))
+
+    def authorized(self, call: Call) -> Operation[Any]:
+        """Make a call with the session's token, and once more with a new one if its server refuses that."""
+        for is_repeat in (False, True):
+            token = self.current(call.address)
+            if token is None:
+                started = time.monotonic()
+                token = yield AwaitToken(call.address, call.timeout)
+                call = call._replace(timeout=max(0.001, call.timeout - (time.monotonic() - started)))
+            try:
+                return (yield TokenCall(call, token))
+            except (grpc.RpcError, UnauthenticatedError) as error:
+                if is_repeat or not is_refusal(error):
+                    raise
+                self.refused(token)
+        raise AssertionError("unreachable: the second attempt returns or raises")
+
+    def _check(self, address: str) -> None:
+        if address not in self._checked:
+            refuse_plaintext(self._config, address)
+            self._checked.add(address)
+
+    # --- the exchange ---
+
+    def _valid_token(self) -> str:
+        """Return the token, or an empty string if a call must wait. Called under the lock."""
+        token = self._token
+        return token.text if token is not None and time.monotonic() < token.ends_at else ""
+
+    def _renew(self, token: _Token, address: str, now: float) -> None:
+        with self._lock:
+            if self._is_opening or self._token is not token or now < token.renew_at:
+                return
+            token.renew_at = now + RENEW_RETRY_S
+            self._renewal, self._is_opening = address, True
+        self._begin()
+
+    def _begin(self) -> None:
+        try:
+            self._spawn(self._exchanges())
+        except RuntimeError as error:  # No thread can be started.
+            failure = InternalError(f"no session could be opened: {error}", outcome=Outcome.NOT_APPLIED, retriable=True)
+            with self._lock:
+                self._is_opening = False
+                waiting, self._waiting = self._waiting, []
+            for waiter in waiting:
+                _release(waiter, "", failure)
+
+    def _exchanges(self) -> Operation[None]:
+        """Open sessions until no call waits for one."""
+        while (target := self._next_target()) is not None:
+            address, timeout = target
+            try:
+                token = yield from self._open(address, min(timeout, OPEN_TIMEOUT_S))
+            except Exception as error:
+                self._failed(address, error)
+            else:
+                self._opened(token)
+
+    def _next_target(self) -> tuple[str, float] | None:
+        with self._lock:
+            self._refused = ""
+            renewal, self._renewal = self._renewal, ""
+            if self._waiting:
+                return self._waiting[0].address, self._waiting[0].timeout
+            self._is_opening = bool(renewal) and not self._is_closed
+            return (renewal, OPEN_TIMEOUT_S) if self._is_opening else None
+
+    def _open(self, address: str, timeout: float) -> Operation[_Token]:
+        """Exchange the credential at `address`, or at a coordinator that it names.
+
+        Raises:
+            UnsentCallError: The server's error.
+            HeadraceError: If there is no credential to send, or it may not be sent.
+        """
+        request = yield from self._request()
+        deadline = time.monotonic() + timeout
+        left = [*self._coordinators, address] if self._coordinators else [address]
+        tried: dict[str, None] = {}
+        while True:
+            at = left.pop(0)
+            tried[at] = None
+            self._check(at)
+            sent_at = time.monotonic()
+            seconds = max(0.001, (deadline - sent_at) / (len(left) + 1))
+            try:
+                response = yield Call(at, "session", "OpenSession", request, seconds)
+            except grpc.RpcError as error:
+                typed = self._error_of(at, error)
+                if not left or not typed.retriable or time.monotonic() >= deadline:
+                    raise UnsentCallError(typed, *status_of(error)) from error
+                continue
+            if response.token:
+                log.debug("session of user %s opened at %s", response.user, at)
+                return _Token(response.token, sent_at, response.lifetime_ms / 1000)
+            self._coordinators = self._shuffled(response.coordinators)
+            left += [coordinator for coordinator in self._coordinators if coordinator not in tried]
+            if not left:
+                raise InternalError(f"{at} sent neither a session nor another address", outcome=Outcome.NOT_APPLIED)
+
+    def _request(self) -> Operation[auth_pb2.OpenSessionRequest]:
+        request = auth_pb2.OpenSessionRequest(client_id=self._config.client_id)
+        provider = self._config.token_provider
+        if provider is not None:
+            try:
+                provided = yield InvokeCallback(lambda _: provider(), None)
+            except Exception as error:
+                raise UnauthenticatedError(
+                    f"token_provider failed with {type(error).__name__}",
+                    retriable=True,
+                    action="The cause is chained; check that its source can be reached.",
+                ) from error
+            request.jwt = provided_token(provided)
+        elif self._config.token_file:
+            request.jwt = read_token(self._config)
+        else:
+            request.api_key = read_api_key(self._config)
+        return request
+
+    def _shuffled(self, addresses: Iterable[str]) -> tuple[str, ...]:
+        """Return addresses in a random order, so that clients divide among them."""
+        found = list(dict.fromkeys(addresses))
+        self._random.shuffle(found)
+        return tuple(found)
+
+    def _error_of(self, address: str, error: grpc.RpcError) -> HeadraceError:
+        typed = error_of_call(error)
+        if status_of(error)[0] is grpc.StatusCode.UNIMPLEMENTED and typed.outcome != Outcome.NOT_APPLIED:
+            typed = UnsupportedVersionError(
+                f"{address} opens no sessions: it is of an older release, or no server of headrace",
+                retriable=True,
+                action=f"Upgrade the servers first, or remove {credential_of(self._config)}.",
+            )
+        elif isinstance(typed, UnauthenticatedError):
+            typed.message = f"{typed.message} ({describe_credential(self._config)})"
+            if typed.action == NEW_SESSION:
+                typed.action = "Use another credential, or let an administrator look at its user."
+        typed.outcome = Outcome.NOT_APPLIED
+        return typed
+
+    def _opened(self, token: _Token) -> None:
+        """Start the calls that wait, in their order, then publish the token: no later call overtakes them."""
+        while True:
+            with self._lock:
+                if token.text == self._refused or self._is_closed:
+                    return
+                waiting, self._waiting = self._waiting, []
+                if not waiting:
+                    self._token = token
+                    return
+            for waiter in waiting:
+                _release(waiter, token.text, None)
+
+    def _failed(self, address: str, error: Exception) -> None:
+        with self._lock:
+            waiting = [waiter for waiter in self._waiting if waiter.address == address]
+            self._waiting = [waiter for waiter in self._waiting if waiter.address != address]
+            token = self._token
+        if not waiting and token is not None:
+            left_s = max(0.0, token.ends_at - time.monotonic())
+            log.warning("the session is not renewed and ends in %.0f s: %s", left_s, error)
+        for waiter in waiting:
+            _release(waiter, "", _own_copy(error))
+
+
+def _own_copy(error: Exception) -> Exception:
+    """Return an error for one of several calls: each adds its traceback and its request id."""
+    if not isinstance(error, HeadraceError | UnsentCallError):
+        return error
+    again = copy(error)
+    again.__cause__ = error.__cause__
+    return again
+
+
+def _release(waiter: _Waiter, token: str, error: Exception | None) -> None:
+    try:
+        waiter.ready(token, error)
+    except Exception:
+        log.exception("a call could not be started")
+
+
+class AuthorizedStart:
+    """Start of a call without a wait: with the session's token, and once more if its server refuses that."""
+
+    __slots__ = ("_address", "_attempt", "_ended", "_is_repeat", "_sessions", "_timeout", "_token")
+
+    def __init__(self, sessions: Sessions, address: str, timeout: float, attempt: Attempt, ended: Ended) -> None:
+        """`timeout` of the call is in seconds."""
+        self._sessions = sessions
+        self._address = address
+        self._timeout = timeout
+        self._attempt = attempt
+        self._ended = ended
+        self._token = ""
+        self._is_repeat = False
+
+    def start(self) -> None:
+        """Start the call, now or when the session is open; raise as `Sessions.current` and the attempt."""
+        token = self._sessions.current(self._address)
+        if token is None:
+            self._sessions.wait(self._address, self._timeout, self._ready)
+        else:
+            self._begin(token)
+
+    def _begin(self, token: str) -> None:
+        self._token = token
+        self._attempt(token, self._answered)
+
+    def _ready(self, token: str, error: Exception | None) -> None:
+        if error is None:
+            try:
+                self._begin(token)
+                return
+            except Exception as failure:
+                error = failure
+        self._ended(None, error)
+
+    def _answered(self, answer: Any, error: Exception | None) -> None:
+        if error is None or self._is_repeat or not is_refusal(error):
+            self._ended(answer, error)
+            return
+        self._is_repeat = True
+        self._sessions.refused(self._token)
+        self._sessions.wait(self._address, self._timeout, self._ready)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether a server did not accept the token of a call, which then had no effect."""
+    if isinstance(error, HeadraceError):
+        return error.code == ErrorCode.UNAUTHENTICATED and error.outcome == Outcome.NOT_APPLIED
+    return not isinstance(error, UnsentCallError) and status_of(error)[0] is grpc.StatusCode.UNAUTHENTICATED
+
+
+def not_open_in_time(address: str) -> UnsentCallError:
+    """Return the error of a call whose time was up before the session was open; not raised."""
+    typed = TimedOutError(
+        f"no session was opened in time for a call to {address}",
+        outcome=Outcome.NOT_APPLIED,
+        retriable=True,
+        action="Try again or elsewhere.",
+    )
+    return UnsentCallError(typed, grpc.StatusCode.DEADLINE_EXCEEDED, typed.message)

@@ -1,0 +1,171 @@
+"""Quotas on a real cluster, over both protocols: users get their rates, others are not held, and clients live with it.
+
+Bounds are from above alone, so that a slow machine fails no test.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from headrace import Admin, Producer, Reader
+from headrace.v1 import auth_pb2, auth_pb2_grpc
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+
+from tests.integration.replicated import until
+
+SECONDS = 60.0
+RATE = 400_000
+"""Bytes per second of the users with a quota."""
+MEASURED_SECONDS = 4
+TOLERANCE = 1.1
+VALUE = bytes(10_000)
+BATCH_BYTES = 20_000
+
+
+class Metered:
+    """The cluster, and users with quotas."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.servers = cluster.bootstrap_servers
+        self.admin = Admin(
+            bootstrap_servers=self.servers, api_key=Path(cluster.client_settings["api_key_file"]).read_text().strip()
+        )
+
+    def user(self, name: str, **bounds: int) -> dict[str, Any]:
+        """Create a user that may do what clients do, with a quota; return the settings of its clients."""
+        self.admin.create_user(name)
+        key = self.admin.create_api_key(name)
+        self.admin.grant(name, "developer", "cluster")
+        if bounds:
+            self.admin.put_quota(name, **bounds)
+        return {"bootstrap_servers": self.servers, "api_key": key.secret}
+
+    def held_seconds(self, user: str, quota: str) -> float:
+        """Return the time for which the broker has held answers."""
+        name = f'headrace_broker_quota_held_seconds_total{{quota="{quota}",user="{user}"}}'
+        return self.cluster.brokers[0].metrics().get(name, 0.0)
+
+
+@pytest.fixture(scope="module")
+def metered() -> Iterator[Metered]:
+    spec = LocalClusterSpec(
+        brokers=1,
+        coordinators=1,
+        identity=True,
+        broker_settings={"metrics_listen": "127.0.0.1:0"},
+        coordinator_settings={"default_replication_factor": 1},
+    )
+    with LocalCluster(spec) as cluster:
+        made = Metered(cluster)
+        yield made
+        made.admin.close()
+
+
+def produce(producer: Any, topic: str, size_bytes: int) -> None:
+    """Send values and wait until all are acknowledged."""
+    for _ in range(size_bytes // len(VALUE)):
+        producer.send(topic, VALUE)
+    producer.flush(timeout=SECONDS)
+
+
+@pytest.mark.parametrize("transport", [pytest.param("native", marks=pytest.mark.native), "grpc"])
+def test_a_producer_gets_its_rate(metered: Metered, transport: str) -> None:
+    """It uses what it may use at once first; from then on the acknowledgements come at its rate, and none is lost."""
+    name, topic = f"writer-{transport}", f"written-{transport}"
+    metered.admin.create_topic(topic)
+    slow = metered.user(name, produce_bytes_per_second=RATE) | {"transport": transport}
+    fast = metered.user(f"other-{name}") | {"transport": transport}
+    with Producer(**slow, batch_bytes=BATCH_BYTES) as producer, Producer(**fast, batch_bytes=BATCH_BYTES) as other:
+        produce(producer, topic, 2 * RATE)
+        until(lambda: metered.held_seconds(name, "produce_bytes_per_second"), "an answer that is held")
+        began = time.monotonic()
+        produce(producer, topic, MEASURED_SECONDS * RATE)
+        elapsed = time.monotonic() - began
+        produce(other, topic, 2 * RATE)
+    assert MEASURED_SECONDS * RATE / elapsed <= TOLERANCE * RATE
+    assert metered.held_seconds(f"other-{name}", "produce_bytes_per_second") == 0
+    with Reader(topic, **fast) as reader:
+        assert sum(1 for _ in reader) == (2 + MEASURED_SECONDS + 2) * RATE // len(VALUE)
+
+
+@pytest.mark.parametrize("transport", [pytest.param("native", marks=pytest.mark.native), "grpc"])
+def test_a_reader_gets_its_rate(metered: Metered, transport: str) -> None:
+    """The same for what is fetched, in responses that are small compared with the quota."""
+    name, topic = f"reader-{transport}", f"read-{transport}"
+    metered.admin.create_topic(topic)
+    others = metered.user(f"other-{name}") | {"transport": transport}
+    slow = metered.user(name, fetch_bytes_per_second=RATE) | {"transport": transport}
+    total = (3 + MEASURED_SECONDS) * RATE
+    with Producer(**others, batch_bytes=BATCH_BYTES) as producer:
+        produce(producer, topic, total)
+    read = 0
+    began = None
+    with Reader(topic, **slow, fetch_max_bytes=2 * BATCH_BYTES) as reader:
+        for record in reader:
+            read += len(record.value)
+            if began is None and read >= 3 * RATE:
+                began = time.monotonic()
+                before = read
+    assert began is not None
+    assert read == total
+    assert (read - before) / (time.monotonic() - began) <= TOLERANCE * RATE
+    assert metered.held_seconds(name, "fetch_bytes_per_second") > 0
+    with Reader(topic, **others) as reader:
+        assert sum(len(record.value) for record in reader) == total
+    assert metered.held_seconds(f"other-{name}", "fetch_bytes_per_second") == 0
+
+
+@pytest.mark.parametrize("transport", [pytest.param("native", marks=pytest.mark.native), "grpc"])
+def test_requests_are_held_beyond_their_rate(metered: Metered, transport: str) -> None:
+    """A producer of one record at a time: each is a request."""
+    name, topic, rate = f"caller-{transport}", f"called-{transport}", 20
+    metered.admin.create_topic(topic)
+    settings = metered.user(name, requests_per_second=rate) | {"transport": transport, "linger_ms": 0}
+    with Producer(**settings) as producer:
+        for _ in range(2 * rate):
+            producer.send(topic, b"1").result(timeout=SECONDS)
+        began = time.monotonic()
+        for _ in range(3 * rate):
+            producer.send(topic, b"2").result(timeout=SECONDS)
+        elapsed = time.monotonic() - began
+    assert 3 * rate / elapsed <= TOLERANCE * rate
+    assert metered.held_seconds(name, "requests_per_second") > 0
+
+
+def test_strangers_do_not_keep_users_from_opening_sessions(metered: Metered) -> None:
+    """What anybody may ask is not charged to the quota that all callers without an identity have together."""
+    settings = metered.user("late", requests_per_second=1_000)
+    metered.admin.put_quota("*", requests_per_second=1)
+    with grpc.insecure_channel(metered.servers.partition(",")[0]) as channel:
+        ask = auth_pb2_grpc.SessionServiceStub(channel).WhoAmI
+        asked = [ask.future(auth_pb2.WhoAmIRequest(), timeout=SECONDS) for _ in range(60)]
+        assert all(each.exception(timeout=SECONDS) is None for each in asked)
+    with Admin(**settings, request_timeout_ms=20_000) as admin:
+        assert admin.who_am_i().user == "late"
+        admin.list_topics()
+    metered.admin.delete_quota("*")
+
+
+@pytest.mark.native
+def test_a_client_beyond_the_connections_uses_grpc(metered: Metered, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says why. One that must use the native protocol waits until another one has closed."""
+    metered.admin.create_topic("connected")
+    settings = metered.user("many", connections=1)
+    with Producer(**settings) as first:
+        first.send("connected", b"1").result(timeout=SECONDS)
+        with caplog.at_level(logging.WARNING, "headrace.client"), Producer(**settings) as second:
+            second.send("connected", b"2").result(timeout=SECONDS)
+        assert "many have 1 connections" in caplog.text
+        waiting = Producer(**settings, transport="native")
+        sent = waiting.send("connected", b"3")
+        first.send("connected", b"4").result(timeout=SECONDS)
+        assert not sent.done()
+    with waiting:
+        sent.result(timeout=SECONDS)
