@@ -36,6 +36,8 @@ NAVIGATION = {
             "docs/guides/installing",
             "docs/guides/sizing",
             "docs/guides/security",
+            "docs/guides/identity",
+            "docs/guides/threat-model",
             "docs/guides/monitoring",
             "docs/runbooks/README",
             "docs/guides/operations-replicas",

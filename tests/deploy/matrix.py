@@ -99,6 +99,8 @@ EGRESS: dict[str, Any] = {
     },
 }
 
+OPEN_BROKERS: dict[str, Any] = {"external": {"enabled": True, "addressTemplate": "broker-{id}.example.org:7181"}}
+
 MATRIX: dict[str, dict[str, Any]] = {
     "defaults": {},
     "everything": EVERYTHING,
@@ -119,6 +121,21 @@ MATRIX: dict[str, dict[str, Any]] = {
             "tls": {"secretName": "etcd-tls", "clientCertificate": True},
         },
         "topics": [{"name": "plain"}],
+    },
+    "identities required": {"identity": {"posture": "required"}, "topics": [{"name": "plain"}]},
+    "identities required, TLS": {
+        "identity": {"posture": "required", "adminSecretName": "log-admin"},
+        "tls": {"enabled": True, "secretName": "log-tls"},
+        "broker": OPEN_BROKERS,
+        "coordinator": {"service": {"type": "LoadBalancer"}, "advertisedAddress": "log.example.org:7170"},
+        "topics": [{"name": "plain"}],
+    },
+    "identities observed": {"identity": {"posture": "observe"}, "topics": [{"name": "plain"}]},
+    "identities optional": {"identity": {"adminSecretName": "log-admin"}, "topics": [{"name": "plain"}]},
+    "identities in plain text": {
+        "identity": {"posture": "required", "adminSecretName": "log-admin"},
+        "insecure": True,
+        "broker": OPEN_BROKERS,
     },
     "TLS by a secret alone": {"tls": {"enabled": True, "secretName": "log-tls", "clientAuth": "required"}},
     "TLS by cert-manager": {
@@ -187,8 +204,6 @@ MATRIX: dict[str, dict[str, Any]] = {
     },
 }
 
-OPEN_BROKERS: dict[str, Any] = {"external": {"enabled": True, "addressTemplate": "broker-{id}.example.org:7181"}}
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     # A cluster that everybody may administer, published without a word that this is intended.
     ({"broker": OPEN_BROKERS}, "broker.external.enabled is true, and the cluster requires no client certificate"),
@@ -200,6 +215,29 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"coordinator": {"service": {"type": "LoadBalancer"}}},
         "coordinator.service.type is LoadBalancer, and the cluster requires no client certificate",
     ),
+    # One whose keys everybody on the way may read.
+    *(
+        (
+            {"broker": OPEN_BROKERS, "identity": identity},
+            f"identity.posture is {posture} and tls.enabled is false: API keys",
+        )
+        for posture, identity in (
+            ("required", {"posture": "required"}),
+            ("observe", {"posture": "observe"}),
+            ("open", {"adminSecretName": "log-admin"}),
+        )
+    ),
+    (
+        {
+            "broker": OPEN_BROKERS,
+            "identity": {"posture": "observe"},
+            "tls": {"enabled": True, "secretName": "log-tls"},
+        },
+        "Set tls.enabled=true and identity.posture=required or tls.clientAuth=required, or insecure=true",
+    ),
+    ({"identity": {"posture": "closed"}}, "value must be one of 'open', 'observe', 'required'"),
+    ({"identity": {"adminKey": "hrk_"}}, "additional properties 'adminKey' not allowed"),
+    ({"broker": {"settings": {"posture": "required"}}}, "additional properties 'posture' not allowed"),
     ({"broker": {"replcas": 3}}, "additional properties 'replcas' not allowed"),
     ({"broker": {"settings": {"lease_ttl": 1}}}, "additional properties 'lease_ttl' not allowed"),
     ({"broker": {"settings": {"broker_id": 1}}}, "additional properties 'broker_id' not allowed"),

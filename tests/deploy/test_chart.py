@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import re
@@ -14,6 +15,8 @@ import yaml
 from headrace.cli.common.exit_codes import ExitCode
 from headrace_broker.settings import BrokerSettings
 from headrace_coordinator.settings import CoordinatorSettings
+from headrace_server.identity.api_keys import parse_api_key
+from headrace_server.identity.posture import least_posture
 from headrace_server.settings import load_settings
 from headrace_server.tls_settings import TlsSettings
 from pydantic import TypeAdapter
@@ -27,7 +30,8 @@ SET_BY_CHART = {
     "internal_advertised_address", "internal_listen", "native_listen", "replication_advertised_address",
     "replication_listen",
     "native_advertised_address", "internal_tls_allowed_names", "rack", "host", "instance", "log_level",
-    "log_format", "ready_file", "coordinator_id", *(field.name for field in dataclasses.fields(TlsSettings)),
+    "log_format", "ready_file", "coordinator_id", "posture", "insecure", "admin_api_key_file",
+    *(field.name for field in dataclasses.fields(TlsSettings)),
 }  # fmt: skip
 
 every_set = pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
@@ -133,9 +137,13 @@ def test_services_have_three_probes_of_their_own(render: Render, values: dict[st
 
 @every_set
 def test_rendering_twice_gives_the_same(chart: Any, values: dict[str, Any]) -> None:
-    """Nothing random, no time: GitOps sees no drift."""
-    first = chart.render(values, name="demo", namespace="prod")
-    assert first == chart.render(values, name="demo", namespace="prod")
+    """Nothing random, no time: GitOps sees no drift. Except for an API key, which a named secret avoids."""
+    first, second = (chart.render(values, name="demo", namespace="prod") for _ in range(2))
+    has_random_key = values.get("identity", {}).get("posture", "open") != "open" and not values["identity"].get(
+        "adminSecretName"
+    )
+    drift = {path for path in first.keys() | second.keys() if first.get(path) != second.get(path)}
+    assert drift == ({"headrace/templates/admin-secret.yaml"} if has_random_key else set())
 
 
 @pytest.mark.parametrize(("values", "sentence"), REFUSED, ids=[sentence[:60] for _, sentence in REFUSED])
@@ -172,7 +180,7 @@ def test_settings_are_those_of_the_services(chart: Any, render: Render) -> None:
 
 
 def test_services_take_the_environment(render: Render) -> None:
-    """Each HEADRACE_BROKER_... and HEADRACE_COORDINATOR_... variable is a setting, and they start with all of them."""
+    """Each HEADRACE_BROKER_... and HEADRACE_COORDINATOR_... variable is a setting, and a new cluster starts so."""
     for values in MATRIX.values():
         objects = render(values)
         for kind, component, settings in (
@@ -184,7 +192,8 @@ def test_services_take_the_environment(render: Render) -> None:
             environ = {each["name"]: each.get("value", "7") for each in container["env"]}
             for entry in environ.get("HEADRACE_FROM_FILES", "").split(","):
                 environ[entry.partition("=")[0]] = "host:1"
-            load_settings(settings, environ=environ, environ_prefix=prefix)
+            taken = load_settings(settings, environ=environ, environ_prefix=prefix)
+            least_posture(taken.posture, insecure=taken.insecure, listens=taken.client_listens, is_new=True)
 
 
 def test_every_value_is_described_and_used() -> None:
@@ -335,6 +344,67 @@ def test_tls_reaches_services_and_jobs(render: Render) -> None:
         "log.example.org",
         "x.example.org",
     } <= set(certificate["dnsNames"])
+
+
+@pytest.mark.parametrize(
+    ("name", "posture", "secret"),
+    [
+        ("defaults", "open", ""),
+        ("identities required", "required", "demo-headrace-admin"),
+        ("identities required, TLS", "required", "log-admin"),
+        ("identities observed", "observe", "demo-headrace-admin"),
+        ("identities optional", "open", "log-admin"),
+        ("identities in plain text", "required", "log-admin"),
+    ],
+)
+def test_the_posture_reaches_services_and_the_administrators_key_those_who_need_it(
+    render: Render, name: str, posture: str, secret: str
+) -> None:
+    """Coordinators, which make the administrator, and jobs: not brokers, and none where the posture is open."""
+    values = MATRIX[name]
+    objects = render({**values, "topics": [{"name": "plain"}]})
+    coordinator = one(objects, "Deployment")["spec"]["template"]
+    broker = one(objects, "StatefulSet", "-broker")["spec"]["template"]
+    for prefix, template in (("HEADRACE_BROKER_", broker), ("HEADRACE_COORDINATOR_", coordinator)):
+        environment = _environment(template)
+        assert environment[f"{prefix}POSTURE"] == posture
+        assert (environment.get(f"{prefix}INSECURE") == "true") == (posture != "required")
+    test, topics, guard = (
+        one(objects, "Pod", "-test"),
+        *(one(objects, "Job", each)["spec"]["template"] for each in ("-topics", "-scale-down")),
+    )
+    file = "/etc/headrace-admin/api-key" if secret else None
+    assert _environment(coordinator).get("HEADRACE_COORDINATOR_ADMIN_API_KEY_FILE") == file
+    for template in (test, topics, guard):
+        environment = _environment(template)
+        assert environment.get("HEADRACE_API_KEY_FILE") == file
+        is_plain = secret and "tls" not in values
+        assert environment.get("HEADRACE_ALLOW_PLAINTEXT_CREDENTIALS") == ("true" if is_plain else None)
+    for template, is_optional in ((coordinator, None), (test, None), (topics, None), (guard, True)):
+        mounts = {mount["name"]: mount["mountPath"] for mount in containers(template)[0]["volumeMounts"]}
+        assert mounts.get("admin") == ("/etc/headrace-admin" if secret else None)
+        volumes = {each["name"]: each["secret"] for each in template["spec"]["volumes"] if "secret" in each}
+        wanted = {"secretName": secret, "defaultMode": 0o440} | ({"optional": True} if is_optional else {})
+        assert volumes.get("admin") == (wanted if secret else None)
+    assert "admin" not in json.dumps([broker, one(objects, "StatefulSet", "-etcd")])
+
+
+def test_the_charts_own_secret_has_an_api_key_and_outlives_the_release(render: Render) -> None:
+    """Another one for each release; a named secret is not made."""
+    keys = set()
+    for release in ("demo", "other"):
+        (secret,) = select(render(MATRIX["identities required"], name=release), "Secret")
+        assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+        key = base64.b64decode(secret["data"]["api-key"]).decode()
+        assert parse_api_key(key) is not None
+        keys.add(key)
+    assert len(keys) == 2
+    assert not select(render(MATRIX["identities required, TLS"]), "Secret")
+    assert not select(render(), "Secret")
+
+
+def _environment(template: dict[str, Any]) -> dict[str, Any]:
+    return {each["name"]: each.get("value") for each in containers(template)[-1]["env"]}
 
 
 @pytest.mark.parametrize(
@@ -607,6 +677,22 @@ def test_notes_lead_on(chart: Any) -> None:
     assert "clientsFrom is empty" in notes({"networkPolicy": {"enabled": True}})
     assert "Prometheus cannot reach the metrics" in notes({"networkPolicy": {"enabled": True}})
     assert "is empty: " not in notes(EVERYTHING)
+    everybody, key, plain = (
+        "every client that reaches",
+        "The API key of the administrator:",
+        "API keys cross the network",
+    )
+    for values, said in (
+        ({}, {everybody}),
+        (MATRIX["identities required"], {key, plain}),
+        (MATRIX["identities required, TLS"], {key}),
+        (MATRIX["identities observed"], {everybody, key, plain}),
+        (MATRIX["identities in plain text"], {key, plain}),
+    ):
+        text = notes(values)
+        assert {each for each in (everybody, key, plain, "insecure is true") if each in text} == said
+    assert "insecure is true" in notes(EVERYTHING)
+    assert "get secret log-admin -o" in notes(MATRIX["identities required, TLS"])
     empty = "The dashboard Topics is empty"
     monitoring = {"dashboards": {"enabled": True}, "serviceMonitor": {"enabled": True}}
     assert empty not in notes({})

@@ -1,14 +1,17 @@
-"""Dashboard of errors and latencies of clients, measured by brokers."""
+"""Dashboard of errors and latencies of clients, measured by brokers, and of decisions about users."""
 
 from __future__ import annotations
 
 from deploy.grafana.panels import NOT_SCRAPED, NOTHING, Dashboard, Query, Row, graph
-from deploy.grafana.queries import OURS, RECORDS, events, per_second, slowest
+from deploy.grafana.queries import OURS, RECORDS, events, per_second, rises, slowest, top
+
+SERVICES = ("headrace_broker", "headrace_coordinator")
+USER_METHOD, USER_RIGHT, USER_QUOTA = "{{user}} {{method}}", "{{user}} {{right}}", "{{user}} {{quota}}"
 
 BOARD = Dashboard(
     "clients",
     "Clients",
-    "Latency, errors and request sizes as clients see them.",
+    "Latency, errors and request sizes as clients see them, and what users are refused.",
     (
         Row(
             "Producers",
@@ -91,6 +94,50 @@ BOARD = Dashboard(
                     "Calls rejected because the broker's max_inflight_bytes is reached.",
                     "reqps",
                     Query(per_second("headrace_broker_throttled_total", OURS), "throttled"),
+                ),
+            ),
+        ),
+        Row(
+            "Users",
+            (
+                graph(
+                    "Refused",
+                    "Calls, topics and groups that users have no identity or no right for; the ten largest.",
+                    "short",
+                    *(
+                        Query(top(10, events(f"{service}_refused_calls_total", OURS, "user", "method")), USER_METHOD)
+                        for service in SERVICES
+                    ),
+                    without_data=NOTHING,
+                ),
+                graph(
+                    "Would be refused",
+                    "With posture=required, while it is observe: the rights that users lack; the ten largest.",
+                    "short",
+                    *(
+                        Query(top(10, events(f"{service}_observed_refusals_total", OURS, "user", "right")), USER_RIGHT)
+                        for service in SERVICES
+                    ),
+                    without_data=NOTHING,
+                ),
+                graph(
+                    "Held by quotas",
+                    "Time for which answers were held because a quota of the user was used; the ten largest.",
+                    "s",
+                    *(
+                        Query(top(10, events(f"{service}_quota_held_seconds_total", OURS, "user", "quota")), USER_QUOTA)
+                        for service in SERVICES
+                    ),
+                    without_data=NOTHING,
+                ),
+                graph(
+                    "Lost audit events",
+                    "Dropped because the topic __audit could not be written. Must be zero.",
+                    "short",
+                    *(
+                        Query(rises(f"{service}_audit_events_lost_total", OURS, "instance"), "{{instance}}")
+                        for service in SERVICES
+                    ),
                 ),
             ),
         ),

@@ -112,6 +112,7 @@ spec:
         - {name: HEADRACE_BROKER_INTERNAL_TLS_ALLOWED_NAMES, value: {{ . | quote }}}
         {{- end }}
         {{- with include "headrace.tlsEnvironment" (dict "root" $root "prefix" "HEADRACE_BROKER_") }}{{ nindent 8 (trim .) }}{{ end }}
+        {{- include "headrace.identityEnvironment" (dict "root" $root "prefix" "HEADRACE_BROKER_") | nindent 8 }}
         {{- with $broker.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}

@@ -43,6 +43,10 @@ Included by the broker's StatefulSet, and by the certificate, which Helm renders
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- $admin := .Values.identity.adminSecretName -}}
+{{- if and $admin (lookup "v1" "ServiceAccount" .Release.Namespace "default") (not (lookup "v1" "Secret" .Release.Namespace $admin)) -}}
+{{- fail (printf "there is no secret %s in namespace %s: make it first, with an API key under api-key (docs/guides/installing.md)" $admin .Release.Namespace) -}}
+{{- end -}}
 {{- $factor := .Values.coordinator.settings.default_replication_factor -}}
 {{- if and $factor (gt (int $factor) (int $broker.replicas)) -}}
 {{- fail (printf "coordinator.settings.default_replication_factor is %d and broker.replicas is %d: a partition needs as many brokers as it has replicas" (int $factor) (int $broker.replicas)) -}}
@@ -117,7 +121,10 @@ Included by the broker's StatefulSet, and by the certificate, which Helm renders
 {{- $outside := list -}}
 {{- if $external.enabled }}{{ $outside = append $outside "broker.external.enabled is true" }}{{ end -}}
 {{- if ne .Values.coordinator.service.type "ClusterIP" }}{{ $outside = append $outside (printf "coordinator.service.type is %s" .Values.coordinator.service.type) }}{{ end -}}
-{{- if and $outside (not .Values.insecure) (not (and $tls.enabled (eq $tls.clientAuth "required"))) -}}
-{{- fail (printf "%s, and the cluster requires no client certificate (tls.enabled is %t, tls.clientAuth is %s): every client that reaches those addresses can read, write and delete everything. Set tls.enabled=true and tls.clientAuth=required, or insecure=true if that is intended" (join " and " $outside) $tls.enabled $tls.clientAuth) -}}
+{{- if and $outside (include "headrace.hasAdmin" .) (not $tls.enabled) (not .Values.insecure) -}}
+{{- fail (printf "%s, identity.posture is %s and tls.enabled is false: API keys would cross the network in plain text. Set tls.enabled=true, or insecure=true if that is intended" (join " and " $outside) .Values.identity.posture) -}}
+{{- end -}}
+{{- if and $outside (not .Values.insecure) (ne .Values.identity.posture "required") (not (and $tls.enabled (eq $tls.clientAuth "required"))) -}}
+{{- fail (printf "%s, and the cluster requires no client certificate (tls.enabled is %t, tls.clientAuth is %s): every client that reaches those addresses can read, write and delete everything. Set tls.enabled=true and identity.posture=required or tls.clientAuth=required, or insecure=true if that is intended" (join " and " $outside) $tls.enabled $tls.clientAuth) -}}
 {{- end -}}
 {{- end -}}

@@ -52,6 +52,10 @@ spec:
         {{- $own := ternary (printf "{podIP}.%s:7170" (include "headrace.podDomain" .)) "$(HEADRACE_POD_IP):7170" $root.Values.tls.enabled }}
         - {name: HEADRACE_COORDINATOR_ADVERTISED_ADDRESS, value: {{ $coordinator.advertisedAddress | default $own | quote }}}
         {{- with include "headrace.tlsEnvironment" (dict "root" $root "prefix" "HEADRACE_COORDINATOR_") }}{{ nindent 8 (trim .) }}{{ end }}
+        {{- include "headrace.identityEnvironment" (dict "root" $root "prefix" "HEADRACE_COORDINATOR_") | nindent 8 }}
+        {{- if include "headrace.hasAdmin" $root }}
+        - {name: HEADRACE_COORDINATOR_ADMIN_API_KEY_FILE, value: /etc/headrace-admin/api-key}
+        {{- end }}
         {{- with $coordinator.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -69,6 +73,9 @@ spec:
         - {name: config, mountPath: /etc/headrace, readOnly: true}
         - {name: tmp, mountPath: /tmp}
         {{- with include "headrace.tlsMounts" $root }}{{ nindent 8 (trim .) }}{{ end }}
+        {{- if include "headrace.hasAdmin" $root }}
+        - {name: admin, mountPath: /etc/headrace-admin, readOnly: true}
+        {{- end }}
         {{- with $coordinator.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -82,6 +89,10 @@ spec:
     - name: tmp
       emptyDir: {sizeLimit: 64Mi}
     {{- with include "headrace.tlsVolumes" $root }}{{ nindent 4 (trim .) }}{{ end }}
+    {{- if include "headrace.hasAdmin" $root }}
+    - name: admin
+      secret: {secretName: {{ include "headrace.adminSecret" $root }}, defaultMode: 0440}
+    {{- end }}
     {{- with $coordinator.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

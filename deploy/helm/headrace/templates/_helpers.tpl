@@ -294,6 +294,23 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
+{{/* Who is served, and where the API key of the first administrator is: (dict "root" $ "prefix" "HEADRACE_BROKER_"). */}}
+{{- define "headrace.identityEnvironment" -}}
+- {name: {{ .prefix }}POSTURE, value: {{ .root.Values.identity.posture }}}
+{{- if ne .root.Values.identity.posture "required" }}
+- {name: {{ .prefix }}INSECURE, value: "true"}
+{{- end }}
+{{- end -}}
+
+{{- define "headrace.adminSecret" -}}
+{{- .Values.identity.adminSecretName | default (printf "%s-admin" (include "headrace.fullname" .)) -}}
+{{- end -}}
+
+{{/* Whether there is an administrator; empty if not. */}}
+{{- define "headrace.hasAdmin" -}}
+{{- if or .Values.identity.adminSecretName (ne .Values.identity.posture "open") }}true{{ end -}}
+{{- end -}}
+
 {{/* Whole directories, so that a changed secret reaches the files. */}}
 {{- define "headrace.tlsMounts" -}}
 {{- if .Values.tls.enabled }}

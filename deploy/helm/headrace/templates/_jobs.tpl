@@ -1,6 +1,6 @@
 {{/*
 The pod of a job that runs the command line: (dict "root" $ "component" "topics" "container" TEXT). With "secretOptional"
-it starts also where the secret of tls is not there.
+it starts also where the secrets of TLS and of the administrator are not there; with "anonymous" it has no API key.
 */}}
 {{- define "headrace.jobPod" -}}
 metadata:
@@ -33,6 +33,7 @@ securityContext:
 {{- end -}}
 
 {{- define "headrace.jobPodSpec" -}}
+{{- $hasKey := and (include "headrace.hasAdmin" .root) (not .anonymous) }}
 {{ include "headrace.jobPlace" (dict "root" .root "restart" "Never") }}
 containers:
   - name: {{ .component }}
@@ -50,18 +51,31 @@ containers:
       - {name: HEADRACE_SSL_KEYFILE, value: /etc/headrace-tls/tls.key}
       {{- end }}
       {{- end }}
+      {{- if $hasKey }}
+      - {name: HEADRACE_API_KEY_FILE, value: /etc/headrace-admin/api-key}
+      {{- if not .root.Values.tls.enabled }}
+      - {name: HEADRACE_ALLOW_PLAINTEXT_CREDENTIALS, value: "true"}
+      {{- end }}
+      {{- end }}
     resources:
       {{- toYaml .root.Values.jobs.resources | nindent 6 }}
     securityContext:
       {{- include "headrace.containerSecurity" .root | nindent 6 }}
     volumeMounts:
       - {name: tmp, mountPath: /tmp}
+      {{- if $hasKey }}
+      - {name: admin, mountPath: /etc/headrace-admin, readOnly: true}
+      {{- end }}
       {{- if .root.Values.tls.enabled }}
       - {name: tls, mountPath: /etc/headrace-tls, readOnly: true}
       {{- end }}
 volumes:
   - name: tmp
     emptyDir: {sizeLimit: 16Mi}
+  {{- if $hasKey }}
+  - name: admin
+    secret: {secretName: {{ include "headrace.adminSecret" .root }}, defaultMode: 0440{{ if .secretOptional }}, optional: true{{ end }}}
+  {{- end }}
   {{- if .root.Values.tls.enabled }}
   - name: tls
     secret: {secretName: {{ include "headrace.tlsSecret" .root }}, defaultMode: 0440{{ if .secretOptional }}, optional: true{{ end }}}
