@@ -6,6 +6,7 @@ addresses. Belongs to the event loop.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Protocol
 
 from headrace.v1 import auth_pb2, auth_pb2_grpc
@@ -14,6 +15,7 @@ from prometheus_client import Counter
 
 from headrace_server.calls import certified_names
 from headrace_server.clock import Clock
+from headrace_server.identity.api_keys import parse_api_key
 from headrace_server.identity.callers import PROOF_NAMES, Identity
 from headrace_server.identity.gate import IdentityGate, access
 from headrace_server.metadata_view import ClusterView
@@ -21,6 +23,11 @@ from headrace_server.rpc import unary
 
 SERVICE_NAME = "headrace.v1.SessionService"
 MAX_CLIENT_ID_CHARACTERS = 256
+LOOK_SECONDS = 0.05
+NEW_KEY_LOOKS = 10
+"""Half a second: views of etcd are milliseconds behind, on a busy machine some hundred."""
+MAX_WAITING = 64
+"""Calls that wait for a new key at once; strangers with invented keys get their error directly beyond that."""
 
 
 class TokenVerifier(Protocol):
@@ -51,6 +58,7 @@ class SessionServicer(auth_pb2_grpc.SessionServiceServicer):
         self._view = view
         self._clock = clock
         self._tokens = tokens
+        self._waiting = 0
         self.call_errors = call_errors
 
     @unary
@@ -59,6 +67,7 @@ class SessionServicer(auth_pb2_grpc.SessionServiceServicer):
         _check_client_id(request.client_id)
         match request.WhichOneof("proof"):
             case "api_key":
+                await self._wait_for_new_key(request.api_key)
                 identity = self._gate.identity_of_api_key(request.api_key)
             case "jwt" if self._tokens is None:
                 return auth_pb2.OpenSessionResponse(coordinators=self._coordinators())
@@ -89,6 +98,20 @@ class SessionServicer(auth_pb2_grpc.SessionServiceServicer):
             response.grants.extend(grant.grant for grant in found if grant.is_in_force(now_ms))
             response.remaining_ms = max(1, identity.expires_ms - now_ms) if identity.expires_ms else 0
         return response
+
+    async def _wait_for_new_key(self, text: str) -> None:
+        """Wait a moment for a key that this server does not know: it may have been created at another one just now."""
+        api_key = parse_api_key(text)
+        if api_key is None or self._waiting >= MAX_WAITING:
+            return
+        self._waiting += 1
+        try:
+            for _ in range(NEW_KEY_LOOKS):
+                if self._gate.view.user_of_api_key(api_key.key_id) is not None:
+                    return
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            self._waiting -= 1
 
     def _of_certificate(self, context: Any) -> Identity:
         names = certified_names(context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +13,12 @@ from headrace.wire.errors import (
     MetastoreUnavailableError,
     UnauthenticatedError,
 )
+from headrace_server.identity import session_service
+from headrace_server.identity.api_keys import make_api_key, parse_api_key
 from headrace_server.identity.callers import ANONYMOUS, MAX_SKEW_MS, Identity, Proof
 from headrace_server.identity.gate import MIN_SESSION_MS, SESSION_MS, Access, set_access
 from headrace_server.identity.session_service import SessionServicer
+from headrace_server.internal_v1 import metadata_pb2
 
 from tests.fakes.open_gate import open_access
 from tests.unit.common.identity.test_gate import KEYS, Known
@@ -96,6 +100,29 @@ async def test_an_api_key_opens_a_session():
     assert (found.user, [*found.groups], found.identified_by) == ("ada", ["team"], "API key")
     assert [grant.role for grant in found.grants] == ["reader"]
     assert (found.remaining_ms, found.posture) == (SESSION_MS, auth_pb2.POSTURE_REQUIRED)
+
+
+async def test_a_key_that_another_server_has_just_created_is_waited_for():
+    """This server's view is behind by some milliseconds; what stays unknown is refused."""
+    server = Server()
+    new = make_api_key()
+    opening = asyncio.create_task(server.open(api_key=new))
+    await asyncio.sleep(0)
+    assert not opening.done()
+    parsed = parse_api_key(new)
+    user = metadata_pb2.StoredUser(name="ada")
+    user.api_keys.add(key_id=parsed.key_id, sha256=parsed.sha256)
+    server.keys.write({KEYS.user("ada"): user.SerializeToString()})
+    assert (await opening).user == "ada"
+
+
+async def test_few_calls_wait_for_new_keys(monkeypatch):
+    """An invented key beyond them is refused at once."""
+    server = Server()
+    monkeypatch.setattr(session_service, "MAX_WAITING", 0)
+    monkeypatch.setattr(session_service, "LOOK_SECONDS", 1_000.0)
+    with pytest.raises(UnauthenticatedError):
+        await server.open(api_key=make_api_key())
 
 
 async def test_what_is_no_api_key_opens_none():
