@@ -6,6 +6,7 @@ from headrace.v1 import cluster_pb2, groups_pb2, topics_pb2
 from headrace_server.audit.audit_log import MAX_REFUSED, MAX_WAITING, REFUSAL_MS, AuditLog
 from headrace_server.audit.events import (
     MAX_REQUEST_CHARACTERS,
+    MAX_RESOURCES,
     AuditEvent,
     describe_request,
     resources_of,
@@ -97,5 +98,8 @@ def test_a_record_is_json_and_a_long_request_is_cut():
     found = json.loads(event(5, kind="act", request=describe_request(new)).to_json())
     assert found["request"] == {"topics": [{"name": "é"}]}
     assert (found["version"], found["time_ms"], found["user"]) == (1, 5, "ada")
-    many = cluster_pb2.CreateTopicsRequest(topics=[cluster_pb2.NewTopic(name="x" * 200)] * 100)
+    many = cluster_pb2.CreateTopicsRequest(topics=[cluster_pb2.NewTopic(name="x" * 200)] * 50)
     assert len(describe_request(many)) == MAX_REQUEST_CHARACTERS
+    too_many = cluster_pb2.CreateTopicsRequest(topics=[cluster_pb2.NewTopic(name=f"t{n}") for n in range(10_000)])
+    assert describe_request(too_many) == f"{too_many.ByteSize()} bytes"
+    assert len(resources_of(too_many)) == MAX_RESOURCES
