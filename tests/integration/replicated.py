@@ -491,7 +491,7 @@ def fetch(address: str, topic_id: bytes, offset: int, partition: int = 0, **fiel
 # --- faults between a broker and etcd ---
 
 
-class IdentityGate:
+class Gate:
     """A TCP relay to one address that can freeze: connections stay open, no byte passes, as behind a dead switch."""
 
     def __init__(self, target: str) -> None:
@@ -505,7 +505,7 @@ class IdentityGate:
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def __enter__(self) -> IdentityGate:
+    def __enter__(self) -> Gate:
         return self
 
     def __exit__(self, *_: object) -> None:
