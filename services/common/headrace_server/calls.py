@@ -114,8 +114,6 @@ async def refuse(context: Any, method: str, error: HeadraceError, counter: Count
         counter.labels(method, code.name).inc()
     if (found := current_access()) is not None:
         found.note_end(None, code.name)
-        if code is ErrorCode.UNAUTHENTICATED:
-            found.note_unaccepted(error.message)
     if _traced:
         log.debug("call_refused", method=method, user=user(), code=code.name, reason=error.message)
     trailers: list[tuple[str, str | bytes]] = [(STATUS_DETAILS_KEY, to_status_bytes(error))]

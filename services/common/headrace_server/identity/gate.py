@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from headrace.v1 import auth_pb2
 from headrace.wire.errors import (
+    ErrorCode,
     MetastoreUnavailableError,
     NotAuthorizedError,
     Outcome,
@@ -115,6 +116,14 @@ class IdentityGate:
         return self._server_quotas if caller.is_server else self.quotas
 
     # --- who ---
+
+    def identify(self, token: str, certificate_names: Sequence[str], method: str, address: str) -> Caller:
+        """Return the caller of a call as `caller`, and note a refusal, for both transports."""
+        try:
+            return self.caller(token, certificate_names)
+        except UnauthenticatedError as error:
+            self.note_refusal(Access(self, ANONYMOUS, method, address), ErrorCode.UNAUTHENTICATED, error.message)
+            raise
 
     def caller(self, token: str, certificate_names: Sequence[str] = ()) -> Caller:
         """Return the caller with a session token or API key, or else a certificate; `ANONYMOUS` without any.
@@ -250,30 +259,24 @@ class IdentityGate:
         """Return the access of a call of method `name` that is served.
 
         Raises:
-            UnauthenticatedError: If it needs an identity.
+            UnauthenticatedError: If it needs an identity, or the caller's does not hold any more.
             NotAuthorizedError: If it needs a right on the cluster that the caller has not.
+            ThrottledError: If the user has far more requests than its quota.
         """
         access = Access(self, caller, name, address, is_about_identity=row.is_about_identity)
+        access.recheck()
+        if row.uses_quota:
+            access.quotas.check(caller.identity.user, Use.REQUEST)
         if row.needs_identity and not caller.is_known:
             access.refuse_anonymous()
         if row.right is not None and row.right.kind is ResourceKind.CLUSTER:
             access.require(row.right.operation, ResourceKind.CLUSTER)
         return access
 
-    def note_refusal(self, refused: Access, right: str) -> None:
-        """Count a refusal, and write it to the audit log."""
+    def note_refusal(self, refused: Access, code: ErrorCode, reason: str) -> None:
+        """Count a refusal, and write it to the audit log; `reason` is the missing right, or what is wrong."""
         self._counts.refused(refused.caller.name, refused.method)
-        error = "UNAUTHENTICATED" if right == IDENTITY else "NOT_AUTHORIZED"
-        self.audit_log.note_refusal(self._event(refused, "refusal", error=error, reason=right))
-
-    def note_unknown(self, method: str, address: str, reason: str) -> None:
-        """Count a call whose proof of identity is not accepted, and write it to the audit log."""
-        self.note_unaccepted(Access(self, ANONYMOUS, method, address), reason)
-
-    def note_unaccepted(self, refused: Access, reason: str) -> None:
-        """Do the same for a call that was admitted: its proof is in the request, or its session has ended meanwhile."""
-        self._counts.refused(refused.caller.name, refused.method)
-        self.audit_log.note_refusal(self._event(refused, "refusal", error="UNAUTHENTICATED", reason=reason))
+        self.audit_log.note_refusal(self._event(refused, "refusal", error=code.name, reason=reason))
 
     def count_observed(self, observed: Access, right: str) -> None:
         """Count what would have been refused."""
@@ -283,7 +286,7 @@ class IdentityGate:
         """Write an administrative act to the audit log."""
         request = done.act
         resources = resources_of(request, response)
-        described = describe_request(request)
+        described = describe_request(request) if self.writes_audit else None  # The log has no requests.
         self.audit_log.note_act(self._event(done, "act", error=error, resources=resources, request=described))
 
     def _event(self, access: Access, kind: str, **fields: Any) -> AuditEvent:
@@ -333,7 +336,7 @@ class Access:
             case auth_pb2.POSTURE_OBSERVE:
                 self._gate.count_observed(self, IDENTITY)
             case auth_pb2.POSTURE_REQUIRED:
-                self._gate.note_refusal(self, IDENTITY)
+                self.note_refusal(ErrorCode.UNAUTHENTICATED, IDENTITY)
                 raise UnauthenticatedError("the call has no identity")
 
     def allows(self, operation: Operation, kind: ResourceKind, name: str = "") -> bool:
@@ -382,9 +385,9 @@ class Access:
         if self.act is not None:
             self._gate.note_act(self, response, error)
 
-    def note_unaccepted(self, reason: str) -> None:
-        """See `IdentityGate.note_unaccepted`."""
-        self._gate.note_unaccepted(self, reason)
+    def note_refusal(self, code: ErrorCode, reason: str) -> None:
+        """See `IdentityGate.note_refusal`."""
+        self._gate.note_refusal(self, code, reason)
 
     def charge_request(self) -> None:
         """Count a request of the user's quota."""
@@ -395,8 +398,12 @@ class Access:
         await self.quotas.hold(self.caller.identity.user, Use.REQUEST)
 
     def recheck(self) -> None:
-        """Compare the caller with what is known now, after a wait; raise as `IdentityGate.check`."""
-        self._gate.check(self.caller)
+        """Compare the caller with what is known now, after a wait; raise as `IdentityGate.check`, and note it."""
+        try:
+            self._gate.check(self.caller)
+        except UnauthenticatedError as error:
+            self.note_refusal(ErrorCode.UNAUTHENTICATED, error.message)
+            raise
 
     def _serves(self, is_allowed: bool, operation: Operation, kind: ResourceKind, name: str) -> bool:
         if is_allowed:
@@ -406,7 +413,7 @@ class Access:
             return True
         right = f"{(operation.name or '').lower()} {kind.value}:{name[:249]}".rstrip(":")
         if posture == auth_pb2.POSTURE_REQUIRED:
-            self._gate.note_refusal(self, right)
+            self.note_refusal(ErrorCode.NOT_AUTHORIZED, right)
             return False
         self._gate.count_observed(self, right)
         return True

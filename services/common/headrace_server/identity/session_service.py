@@ -10,7 +10,13 @@ import asyncio
 from typing import Any, Protocol
 
 from headrace.v1 import auth_pb2, auth_pb2_grpc
-from headrace.wire.errors import InvalidRequestError, MetastoreUnavailableError, Outcome, UnauthenticatedError
+from headrace.wire.errors import (
+    ErrorCode,
+    InvalidRequestError,
+    MetastoreUnavailableError,
+    Outcome,
+    UnauthenticatedError,
+)
 from prometheus_client import Counter
 
 from headrace_server.calls import certified_names
@@ -65,6 +71,13 @@ class SessionServicer(auth_pb2_grpc.SessionServiceServicer):
     async def OpenSession(self, request: auth_pb2.OpenSessionRequest, context: Any) -> auth_pb2.OpenSessionResponse:
         """See the proto."""
         _check_client_id(request.client_id)
+        try:
+            return await self._open_session(request, context)
+        except UnauthenticatedError as error:
+            access().note_refusal(ErrorCode.UNAUTHENTICATED, error.message)
+            raise
+
+    async def _open_session(self, request: auth_pb2.OpenSessionRequest, context: Any) -> auth_pb2.OpenSessionResponse:
         match request.WhichOneof("proof"):
             case "api_key":
                 await self._wait_for_new_key(request.api_key)

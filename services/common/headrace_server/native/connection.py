@@ -24,7 +24,6 @@ from headrace.wire.errors import (
     ShuttingDownError,
     ThrottledError,
     TimedOutError,
-    UnauthenticatedError,
     to_detail,
 )
 from headrace.wire.frames import (
@@ -44,7 +43,6 @@ from headrace_server.caller_turns import note_call
 from headrace_server.calls import CALLER, CURRENT_CALL, certified_names
 from headrace_server.identity.callers import ANONYMOUS, Caller
 from headrace_server.identity.gate import Access, set_access
-from headrace_server.identity.quotas import Use
 from headrace_server.native.call import NativeCall, NativeMethod
 from headrace_server.native.framed_connection import FramedConnection
 from headrace_server.native.outgoing import OutgoingMessage
@@ -181,11 +179,7 @@ class NativeConnection(FramedConnection):
             HeadraceError: As `IdentityGate.caller`, and if the user has as many connections as its quota allows.
         """
         gate = self._service.gate
-        try:
-            caller = gate.caller(session, certified_names(self))
-        except UnauthenticatedError as error:
-            gate.note_unknown("Hello", self.host, error.message)
-            raise
+        caller = gate.identify(session, certified_names(self), "Hello", self.host)
         user = None if caller.is_server else caller.identity.user
         if self._counted_user != user:
             if user is not None:
@@ -221,10 +215,7 @@ class NativeConnection(FramedConnection):
             )
         if self.is_retired:
             raise ShuttingDownError("the connection is ending", outcome=Outcome.NOT_APPLIED)
-        gate = self._service.gate
-        gate.check(self._caller)
-        gate.quotas_of(self._caller).check(self._caller.identity.user, Use.REQUEST)
-        access = gate.admit(self._caller, method.name, method.row, self.host)
+        access = self._service.gate.admit(self._caller, method.name, method.row, self.host)
         if header.size > STAGE_BYTES:
             self._service.arriving.begin(self)
         return method, self._service.places.take(method.row.pool, self.host), access

@@ -290,11 +290,24 @@ def test_users_and_grants_are_written_by_administrators_whatever_the_posture(pos
 
 def test_a_proof_that_is_not_accepted_is_counted_and_in_the_audit_log(known):
     """Without a name, since no user is proven."""
-    known.gate.note_unknown("OpenSession", "10.0.0.9", "the API key is not valid")
-    assert known.counted("refused_calls", user="anonymous", method="OpenSession") == 1.0
+    with pytest.raises(UnauthenticatedError):
+        known.gate.identify("hrk_invented", (), "GetMetadata", "10.0.0.9")
+    assert known.counted("refused_calls", user="anonymous", method="GetMetadata") == 1.0
     (event,) = known.gate.audit_log.take(10)
     assert (event.kind, event.error, event.address, event.user) == ("refusal", "UNAUTHENTICATED", "10.0.0.9", "")
     assert event.reason == "the API key is not valid"
+
+
+def test_a_session_that_ended_is_counted_and_in_the_audit_log(known):
+    """Also at the next call of a connection that has identified itself before, as in the native protocol."""
+    row = METHODS["/headrace.v1.BrokerService/Fetch"]
+    caller = known.gate.identify(known.session(known.user()), (), "Hello", "10.0.0.9")
+    known.user()  # a new key in the place of the other one
+    with pytest.raises(UnauthenticatedError, match="the API key was deleted"):
+        known.gate.admit(caller, "Fetch", row, "10.0.0.9")
+    assert known.counted("refused_calls", user="ada", method="Fetch") == 1.0
+    (event,) = known.gate.audit_log.take(10)
+    assert (event.kind, event.error, event.address, event.user) == ("refusal", "UNAUTHENTICATED", "10.0.0.9", "ada")
 
 
 def test_what_would_be_refused_is_counted_by_user_method_and_right():
