@@ -24,9 +24,20 @@ LARGE_BYTES = MIB // 16
 REFUSED_BYTES = MIB // 4
 PENALTY_SECONDS = 0.5
 """Delay of the error for a request that was not parsed, which slows down a caller that retries at once."""
+MAX_CLIENT_ID_CHARACTERS = 256
 
 Counter = Callable[[Any, int], int]
 """Returns the total number of elements in repeated fields of a message; stops above the second argument."""
+
+
+def check_client_id(client_id: str) -> None:
+    """Check the name that a client gives itself.
+
+    Raises:
+        InvalidRequestError: If it is too long.
+    """
+    if len(client_id) > MAX_CLIENT_ID_CHARACTERS:
+        raise InvalidRequestError(f"the client id has more than {MAX_CLIENT_ID_CHARACTERS} characters")
 
 
 class RequestReader:

@@ -25,10 +25,10 @@ from headrace_server.identity.api_keys import parse_api_key
 from headrace_server.identity.callers import PROOF_NAMES, Identity
 from headrace_server.identity.gate import IdentityGate, access
 from headrace_server.metadata_view import ClusterView
+from headrace_server.requests import check_client_id
 from headrace_server.rpc import unary
 
 SERVICE_NAME = "headrace.v1.SessionService"
-MAX_CLIENT_ID_CHARACTERS = 256
 LOOK_SECONDS = 0.05
 NEW_KEY_LOOKS = 10
 """Half a second: views of etcd are milliseconds behind, on a busy machine some hundred."""
@@ -70,7 +70,7 @@ class SessionServicer(auth_pb2_grpc.SessionServiceServicer):
     @unary
     async def OpenSession(self, request: auth_pb2.OpenSessionRequest, context: Any) -> auth_pb2.OpenSessionResponse:
         """See the proto."""
-        _check_client_id(request.client_id)
+        check_client_id(request.client_id)
         try:
             return await self._open_session(request, context)
         except UnauthenticatedError as error:
@@ -99,7 +99,7 @@ class SessionServicer(auth_pb2_grpc.SessionServiceServicer):
     @unary
     async def WhoAmI(self, request: auth_pb2.WhoAmIRequest, context: Any) -> auth_pb2.WhoAmIResponse:
         """See the proto."""
-        _check_client_id(request.client_id)
+        check_client_id(request.client_id)
         caller, now_ms = access().caller, self._clock.now_ms()
         response = auth_pb2.WhoAmIResponse(posture=self._gate.posture)
         if caller.is_known:
@@ -142,8 +142,3 @@ class SessionServicer(auth_pb2_grpc.SessionServiceServicer):
                 "a broker accepts no tokens of issuers, and no coordinator is registered", outcome=Outcome.NOT_APPLIED
             )
         return found
-
-
-def _check_client_id(client_id: str) -> None:
-    if len(client_id) > MAX_CLIENT_ID_CHARACTERS:
-        raise InvalidRequestError(f"the client id has more than {MAX_CLIENT_ID_CHARACTERS} characters")

@@ -27,6 +27,7 @@ from headrace_server.identity.rights import (
     parse_operations,
     parse_pattern,
 )
+from headrace_server.requests import check_client_id
 from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run, unary
 
 from headrace_coordinator.metrics import CoordinatorMetrics
@@ -37,7 +38,6 @@ from headrace_coordinator.runtime.identity_store import IdentityStore, unknown_a
 log = structlog.get_logger(__name__)
 
 SERVICE_NAME = "headrace.v1.AuthService"
-MAX_CLIENT_ID_CHARACTERS = 256
 
 
 class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
@@ -294,8 +294,7 @@ def _caller_name(client_id: str) -> str:
     Raises:
         InvalidRequestError: If the client id is too long.
     """
-    if len(client_id) > MAX_CLIENT_ID_CHARACTERS:
-        raise InvalidRequestError(f"the client id has more than {MAX_CLIENT_ID_CHARACTERS} characters")
+    check_client_id(client_id)
     return access().caller.name
 
 

@@ -18,6 +18,7 @@ from headrace_server.identity.topic_access import describe_metadata
 from headrace_server.keys import Keyspace, meta_key, value_json
 from headrace_server.metadata_view import ClusterView, Coordinator
 from headrace_server.metastore.api import KeyValue, Metastore
+from headrace_server.requests import check_client_id
 from headrace_server.rpc import server_streaming, unary
 
 from headrace_coordinator.core.control import is_under_replicated
@@ -28,7 +29,6 @@ from headrace_coordinator.rpc.topic_requests import TopicRequests
 from headrace_coordinator.settings import CoordinatorSettings
 
 SERVICE_NAME = "headrace.v1.ClusterService"
-MAX_CLIENT_ID_CHARACTERS = 256
 MAX_DUMP_PREFIX_CHARACTERS = 1_024
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
@@ -212,8 +212,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         Raises:
             InvalidRequestError: If the client id is too long, or the request names too many topics.
         """
-        if len(client_id) > MAX_CLIENT_ID_CHARACTERS:
-            raise InvalidRequestError(f"the client id has more than {MAX_CLIENT_ID_CHARACTERS} characters")
+        check_client_id(client_id)
         if len(topics) > self._settings.max_request_topics:
             raise InvalidRequestError(
                 f"the request names {len(topics)} topics, more than {self._settings.max_request_topics}",
