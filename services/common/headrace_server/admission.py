@@ -111,11 +111,10 @@ class Admission(grpc.GenericRpcHandler):
             raise UnlistedMethodError(f"{path} has no row in headrace_server.methods.METHODS")
         name = path.rpartition("/")[2]
         reader = RequestReader(name, row, handler.request_deserializer, request_type)
-        is_of_group = (
-            row.right is not None and row.right.kind is ResourceKind.GROUP and "group_id" in request_type.fields_by_name
-        )
-        operation = row.right.operation if row.right is not None and is_of_group else None
-        served = _Served(name, row, reader, handler, call_errors, operation)
+        group_operation = None
+        if row.right is not None and row.right.kind is ResourceKind.GROUP and "group_id" in request_type.fields_by_name:
+            group_operation = row.right.operation
+        served = _Served(name, row, reader, handler, call_errors, group_operation)
         self._handlers[path] = self._make_handler(served)
 
     def _make_handler(self, served: _Served) -> Handler:

@@ -110,6 +110,7 @@ def _cluster(operation: Operation, row: Method) -> Method:
 _DESCRIBE, _READ, _WRITE = Operation.DESCRIBE, Operation.READ, Operation.WRITE
 _CREATE, _DELETE, _ALTER = Operation.CREATE, Operation.DELETE, Operation.ALTER
 _OPERATE, _ADMINISTER = Operation.OPERATE, Operation.ADMIN
+_IDENTITY_ACT = _identity(_act(_cluster(_ADMINISTER, _ADMIN)))
 
 METHODS: dict[str, Method] = {
     "/headrace.v1.BrokerService/Produce": _topics(_WRITE, Method(32 * MIB, 30_000, is_large=True)),
@@ -149,26 +150,26 @@ METHODS: dict[str, Method] = {
     "/headrace.v1.GroupService/DeleteGroups": _act(_group(_DELETE, Method(1 * MIB, 2_000))),
     "/headrace.v1.SessionService/OpenSession": Method(64 * KIB, 100, calls_per_minute=6_000, needs_identity=False),
     "/headrace.v1.SessionService/WhoAmI": replace(_SMALL, needs_identity=False),
-    "/headrace.v1.AuthService/PutUser": _identity(_act(_cluster(_ADMINISTER, _ADMIN))),
-    "/headrace.v1.AuthService/DeleteUser": _identity(_act(_cluster(_ADMINISTER, _ADMIN))),
+    "/headrace.v1.AuthService/PutUser": _IDENTITY_ACT,
+    "/headrace.v1.AuthService/DeleteUser": _IDENTITY_ACT,
     "/headrace.v1.AuthService/ListUsers": _identity(_cluster(_ADMINISTER, _LISTING_OF_ADMIN)),
     # Users may replace their own keys, and ask about themselves.
     "/headrace.v1.AuthService/CreateApiKey": _identity(_act(_ADMIN)),
     "/headrace.v1.AuthService/DeleteApiKey": _identity(_act(_ADMIN)),
     "/headrace.v1.AuthService/CheckAccess": _identity(_ADMIN),
-    "/headrace.v1.AuthService/PutGrant": _identity(_act(_cluster(_ADMINISTER, _ADMIN))),
-    "/headrace.v1.AuthService/DeleteGrant": _identity(_act(_cluster(_ADMINISTER, _ADMIN))),
+    "/headrace.v1.AuthService/PutGrant": _IDENTITY_ACT,
+    "/headrace.v1.AuthService/DeleteGrant": _IDENTITY_ACT,
     "/headrace.v1.AuthService/ListGrants": _identity(_cluster(_ADMINISTER, _LISTING_OF_ADMIN)),
-    "/headrace.v1.AuthService/PutRole": _identity(_act(_cluster(_ADMINISTER, _ADMIN))),
-    "/headrace.v1.AuthService/DeleteRole": _identity(_act(_cluster(_ADMINISTER, _ADMIN))),
+    "/headrace.v1.AuthService/PutRole": _IDENTITY_ACT,
+    "/headrace.v1.AuthService/DeleteRole": _IDENTITY_ACT,
     "/headrace.v1.AuthService/ListRoles": _identity(_ADMIN),
-    "/headrace.v1.AuthService/PutIssuer": _identity(_act(_cluster(_ADMINISTER, _ADMIN))),
-    "/headrace.v1.AuthService/DeleteIssuer": _identity(_act(_cluster(_ADMINISTER, _ADMIN))),
+    "/headrace.v1.AuthService/PutIssuer": _IDENTITY_ACT,
+    "/headrace.v1.AuthService/DeleteIssuer": _IDENTITY_ACT,
     "/headrace.v1.AuthService/ListIssuers": _identity(_cluster(_ADMINISTER, _ADMIN)),
-    "/headrace.v1.AuthService/PutQuota": _identity(_act(_cluster(_ADMINISTER, _ADMIN))),
-    "/headrace.v1.AuthService/DeleteQuota": _identity(_act(_cluster(_ADMINISTER, _ADMIN))),
+    "/headrace.v1.AuthService/PutQuota": _IDENTITY_ACT,
+    "/headrace.v1.AuthService/DeleteQuota": _IDENTITY_ACT,
     "/headrace.v1.AuthService/ListQuotas": _identity(_cluster(_ADMINISTER, _LISTING_OF_ADMIN)),
-    "/headrace.v1.AuthService/SetPosture": _identity(_act(_cluster(_ADMINISTER, _ADMIN))),
+    "/headrace.v1.AuthService/SetPosture": _IDENTITY_ACT,
     "/headrace.v1.ProcessService/DescribeProcess": _cluster(_DESCRIBE, _ADMIN),
     "/headrace.v1.ProcessService/SetLogLevel": _act(
         _cluster(_OPERATE, Method(64 * KIB, 1_000, Pool.ADMINISTRATORS, calls_per_minute=60))

@@ -9,7 +9,7 @@ MAX_SERIES = 1_000
 
 
 class DecisionCounts:
-    """Counts decisions of a `Gate`. Names are of users and resources, so that their number is bounded."""
+    """Counts decisions of an `IdentityGate`. Names are of users and resources, so that their number is bounded."""
 
     def __init__(self, refused: Counter, would_refuse: Counter, held_seconds: Counter) -> None:
         """`refused` has the labels user and method, `would_refuse` also right, `held_seconds` user and quota."""
