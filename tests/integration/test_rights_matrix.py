@@ -32,6 +32,28 @@ OPEN = {
 """Served to everybody."""
 OWN = {"/headrace.v1.AuthService/CreateApiKey", "/headrace.v1.AuthService/DeleteApiKey"}
 """Served to those who ask for themselves, and to administrators."""
+RIGHTS = {
+    "describe topic": "ListOffsets GetMetadata DescribeConfigs",
+    "read topic": "Fetch",
+    "write topic": "Produce",
+    "create topic": "CreateTopics",
+    "delete topic": "DeleteRecords DeleteTopics",
+    "alter topic": "CreatePartitions AlterConfigs",
+    "describe group": "FetchOffsets ListGroups DescribeGroup",
+    "read group": "Heartbeat LeaveGroup CommitOffsets",
+    "delete group": "DeleteGroups",
+    "describe cluster": "DescribeLogs DescribeCluster ListReassignments DescribeProcess",
+    "operate cluster": "ReassignPartitions ElectLeaders DrainBroker SetLogLevel",
+    "admin cluster": "DeleteUnclaimedLogs DumpMetadata PutUser DeleteUser ListUsers PutGrant DeleteGrant ListGrants"
+    " PutRole DeleteRole PutIssuer DeleteIssuer ListIssuers PutQuota DeleteQuota ListQuotas SetPosture",
+}
+"""Methods by the right that they require, which `METHODS` must state: a row with a lesser right would otherwise be what
+its own test expects.
+"""
+NO_ACTS = (
+    "List Describe Get Fetch Produce InitProducerId Heartbeat LeaveGroup CommitOffsets OpenSession WhoAmI CheckAccess"
+)
+"""Beginnings of the names of methods that change nothing which an administrator set."""
 REQUESTS = {
     "Produce": broker.ProduceRequest(
         acks=broker.ACKS_LEADER, timeout_ms=1_000, topics=[broker.TopicProduce(topic=TOPIC, partitions=[{}])]
@@ -146,3 +168,21 @@ def test_every_method_has_a_row_that_says_who_may_call_it():
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     }
     assert {row.right.operation for row in METHODS.values() if row.right} == set(Operation)
+    stated = {}
+    for path, row in METHODS.items():
+        if row.right is not None:
+            right = f"{row.right.operation.name.lower()} {row.right.kind.value}"
+            stated.setdefault(right, set()).add(path.rpartition("/")[2])
+    assert stated == {right: set(names.split()) for right, names in RIGHTS.items()}
+
+
+def test_what_is_about_identity_is_required_and_what_changes_something_is_an_act():
+    """Whatever the posture, and in the audit log."""
+    about = {path for path, row in METHODS.items() if row.is_about_identity}
+    assert about == {path for path in METHODS if "/headrace.v1.AuthService/" in path}
+    changing = {
+        path
+        for path in METHODS
+        if path.startswith("/headrace.") and not path.rpartition("/")[2].startswith(tuple(NO_ACTS.split()))
+    }
+    assert {path for path, row in METHODS.items() if row.is_act} == changing
