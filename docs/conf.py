@@ -29,6 +29,7 @@ NAVIGATION = {
             "docs/guides/command-line",
             "docs/guides/from-a-kafka-client",
             "docs/guides/simple-clients",
+            "docs/guides/compacted-topics",
             "docs/guides/spark",
             "docs/guides/jobs",
         ],

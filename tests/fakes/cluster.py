@@ -418,7 +418,7 @@ def _at_time(log: FakePartition, when_ms: int) -> int:
         columns = decode_batch(batch, max_payload_bytes=2**27)
         hits = np.flatnonzero(np.array(columns.timestamps()) >= when_ms)
         if len(hits):
-            return columns.base_offset + int(hits[0])
+            return columns.offsets()[int(hits[0])]
     return log.end
 
 

@@ -7,7 +7,7 @@ duplicated; processes die with what they had not flushed; sessions end; the key 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,8 @@ MAX_MESSAGES = 12
 class ReplicationModel(RuleBasedStateMachine):
     """The network holds `requests` (to whom, what) and `answers` (to whom, what); etcd holds `writes` on their way."""
 
+    replicas_type = ThreeReplicas
+
     def __init__(self) -> None:
         super().__init__()
         self.requests: list[tuple[int, FetchRequest]] = []
@@ -41,7 +43,7 @@ class ReplicationModel(RuleBasedStateMachine):
 
     @initialize(durable=st.booleans(), minimum=st.sampled_from([1, 2]), leader=BROKERS)
     def begin(self, durable: bool, minimum: int, leader: int) -> None:
-        self.partition = ThreeReplicas(durable=durable, min_insync_replicas=minimum).start(leader)
+        self.partition = self.replicas_type(durable=durable, min_insync_replicas=minimum).start(leader)
 
     def node(self, broker_id: int) -> Node:
         return self.partition[broker_id]
@@ -296,13 +298,19 @@ def test_long_walks_lose_nothing(seed: int, durable: bool, minimum: int) -> None
 
     Make what this finds an example for the model above, or a scenario.
     """
-    chance = random.Random(seed)
-    model = ReplicationModel()
+    walk(ReplicationModel(), random.Random(seed), durable=durable, minimum=minimum)
+
+
+def walk(
+    model: ReplicationModel, chance: random.Random, *, durable: bool, minimum: int,
+    more: Sequence[tuple[float, Callable[[], None]]] = (), steps: int = 150,
+) -> None:  # fmt: skip
+    """Do what a model can do, in any order; `more` is what it can do besides, with rates."""
     model.begin(durable, minimum, 1)
     broker, which = partial(chance.randrange, 1, 4), partial(chance.randrange, 1_000)
     loss = list(Loss)
     fates = ["answered", "answered", "late", "lost before", "lost after", "no answer yet"]
-    steps: list[tuple[float, Callable[[], None]]] = [
+    kinds: list[tuple[float, Callable[[], None]]] = [
         (
             6,
             lambda: model.produce(
@@ -332,8 +340,9 @@ def test_long_walks_lose_nothing(seed: int, durable: bool, minimum: int) -> None
         (3, lambda: model.write(broker(), chance.choice(fates))),
         (0.5, lambda: model.a_write_is_carried_out_late(which())),
         (0.5, lambda: model.a_late_answer_comes(which())),
+        *more,
     ]
-    rates = [rate * chance.choice([0, 0.3, 1, 3]) for rate, _ in steps]  # each walk has its own weather
-    for _, step in chance.choices(steps, rates, k=150):
+    rates = [rate * chance.choice([0, 0.3, 1, 3]) for rate, _ in kinds]  # each walk has its own weather
+    for _, step in chance.choices(kinds, rates, k=steps):
         step()
         model.nothing_is_lost()

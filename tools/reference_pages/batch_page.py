@@ -18,6 +18,7 @@ _FLAGS = {
     BatchFlags.HEADERS: "the batch has columns of headers",
     BatchFlags.TRANSACTIONAL: "reserved for transactions; the batch has a producer id",
     BatchFlags.CONTROL: "reserved for control records",
+    BatchFlags.COMPACTED: "compaction has made it of several batches; never in a produced batch",
 }
 _CODECS = {
     Codec.NONE: "-",
@@ -30,7 +31,7 @@ _INTRO = """# Record batch format
 
 A record batch is the unit that a producer sends, a broker stores and a reader fetches: a header of 80 bytes and a
 payload of columns. Producers encode it; the leader checks all of it once and stores it unchanged; readers decode it.
-Version 1; `tests/golden/batch-v1.bin` pins it."""
+Version 1; `tests/golden/batch-v1.bin` and `batch-v1-compacted.bin` pin it."""
 
 _RULES = """## Checks
 
@@ -58,7 +59,8 @@ and at most its own `max_payload_bytes`. A batch that fails raises `CorruptBatch
 
 The leader writes the stamp (the first 32 bytes). A produced batch has `base_offset` 0, `append_timestamp_ms` 0,
 `leader_epoch` -1, `previous_crc` 0 and a valid `stamp_crc`. `previous_crc` chains the batches of a log: each contains
-the `crc` of the preceding one, so that an old block behind a new one is detected although its checksums are correct."""
+the chain value of the preceding one, so that an old block behind a new one is detected although its checksums are
+correct."""
 
 
 def batch_body() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.log import checkpoint, directory, epochs, index, segment
+from headrace.log import checkpoint, directory, epochs, index, log_compaction, segment
 
 from reference_pages.markdown import module_section, table
 
@@ -33,6 +33,11 @@ def segment_body() -> str:
     """Return the page from its title."""
     files = [
         (f"`<base_offset:020d>{segment.LOG_SUFFIX}`", "a segment of the log", "the data"),
+        (
+            f"`<base_offset:020d>-<end_offset:020d>-<version>{segment.LOG_SUFFIX}`",
+            "a compacted segment, which replaces all others of these offsets",
+            "the data",
+        ),
         ("`<base_offset:020d>.index`", "offset to position, sparse", "rebuilt from the segment"),
         ("`<base_offset:020d>.timeindex`", "time to position, sparser", "rebuilt from the segment"),
         (
@@ -41,6 +46,11 @@ def segment_body() -> str:
             "see [storage](../protocols/storage.md)",
         ),
         (f"`{epochs.EPOCHS_FILE}`", "the start offset of each leader epoch", "rebuilt from the batches' headers"),
+        (
+            f"`{log_compaction.COMPACTION_FILE}`",
+            "offset below which compaction may have removed deletions",
+            "the end of the last compacted segment counts",
+        ),
         (
             "`producers-<offset:020d>.snapshot`",
             "idempotent producers' state at that offset; two are kept",

@@ -24,7 +24,7 @@ from headrace.log.checkpoint import CHECKPOINT_FILE, CheckpointFile, read_sealed
 from headrace.log.epochs import EPOCHS_FILE, decode_epochs
 from headrace.log.index import read_index_file
 from headrace.log.os_filesystem import OsFileSystem
-from headrace.log.segment import INDEX_SUFFIXES, LOG_SUFFIX, segment_base_offsets
+from headrace.log.segment import INDEX_SUFFIXES, LOG_SUFFIX, segment_names
 from headrace.wire.batch import HEADER_BYTES, BatchFlags, BatchHeader, Codec, check_batch, read_header
 from headrace.wire.columns import decode_batch
 from headrace.wire.errors import HeadraceError
@@ -71,8 +71,8 @@ def _dump_partition(directory: Path, records: bool) -> Iterator[dict[str, Any]]:
     history = None if content is None else decode_epochs(content)
     if history is not None:
         yield {"kind": "epochs", "epochs": [list(entry) for entry in history.entries()]}
-    for base_offset in segment_base_offsets(names):
-        yield from _dump_segment(directory / f"{base_offset:020d}{LOG_SUFFIX}", records)
+    for name in segment_names(names):
+        yield from _dump_segment(directory / f"{name.stem}{LOG_SUFFIX}", records)
 
 
 def _checkpoint_row(checkpoint: Any) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _batch_row(header: BatchHeader, position: int) -> dict[str, Any]:
         "kind": "batch",
         "position": position,
         "base_offset": header.base_offset,
-        "last_offset": header.last_offset,
+        "last_offset": header.end_offset - 1,
         "record_count": header.record_count,
         "batch_bytes": header.batch_bytes,
         "payload_bytes": header.payload_bytes,

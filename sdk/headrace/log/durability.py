@@ -207,6 +207,12 @@ class LogDurability:
         closed = self._segments.items[:-1]
         self._unwritten_indexes = [segment for segment in self._unwritten_indexes if segment in closed]
 
+    def note_replaced(self, segment: Segment) -> None:
+        """Record that a segment has replaced others. Called under the segment list's lock."""
+        self.forget_removed()
+        self._unwritten_indexes.append(segment)
+        self._checkpoint_due = True
+
     def write_epochs(self) -> None:
         """Replace the epoch file if it is due. Raises OSError."""
         if self.epochs_due:

@@ -6,7 +6,8 @@ segment list's lock guards the bounds and is held briefly. `LogDurability.round_
 every operation that shortens the log; it is held during fsyncs and must be taken first.
 
 `PartitionLog` has the operations that span several parts: opening, appends, epochs, flush, truncation, closing. Callers
-use a part directly for the rest: `reader`, `durability` (checkpoints), `retention` (the log start), `snapshots`.
+use a part directly for the rest: `reader`, `durability` (checkpoints), `retention` (the log start), `compaction`,
+`snapshots`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from headrace.log.checkpoint import CheckpointFile
 from headrace.log.durability import LogDurability
 from headrace.log.environment import LogEnvironment
 from headrace.log.errors import CorruptLogError, storage_error
+from headrace.log.log_compaction import LogCompaction
 from headrace.log.log_reader import LogReader
 from headrace.log.log_retention import LogRetention
 from headrace.log.log_state import LogState
@@ -83,6 +85,7 @@ class PartitionLog:
             self.durability = LogDurability(state, checkpoint_file)
             self.snapshots = ProducerSnapshots(state, self.durability)
             self.retention = LogRetention(state, self.durability)
+            self.compaction = LogCompaction(state, self.durability, self.retention)
             self._truncation = LogTruncation(state, self.durability, self.reader, self.snapshots)
             self._writer = LogWriter(state, self.durability, self._truncation)
             self._start(recovered)
@@ -106,6 +109,7 @@ class PartitionLog:
         self.durability.write_epochs()
         self.snapshots.drop_above(recovered.end.offset)
         self.durability.settle_opened(recovered.stored)
+        self.compaction.settle_opened()
         self._segments.hold_active(file)
 
     # -- state -----------------------------------------------------------------------------------------------------
@@ -150,6 +154,11 @@ class PartitionLog:
         """Consistent log end, `last_crc` and `last_batch_epoch`, for readers concurrent with an append."""
         end = self._state.end
         return ChainPoint(end.offset, end.crc, end.epoch)
+
+    @property
+    def deletions_end(self) -> int:
+        """See `LogCompaction.deletions_end`."""
+        return self.compaction.deletions_end
 
     @property
     def size_bytes(self) -> int:
@@ -214,7 +223,7 @@ class PartitionLog:
                 wrong = check_next(view, header, before)
                 if wrong:
                     raise CorruptBatchError(f"a replicated batch does not fit at offset {before.offset}: {wrong}")
-                before = ChainPoint(header.end_offset, header.crc, header.leader_epoch)
+                before = ChainPoint.after(header)
                 headers.append(header)
             if not headers:
                 return headers
@@ -235,11 +244,11 @@ class PartitionLog:
             return headers
 
     def roll_if_due(self, at_ms: int) -> bool:
-        """Close the active segment if its first batch is `segment_ms` old at `at_ms`; retention can then remove it."""
+        """Close the active segment if its first batch is old enough at `at_ms` (`LogSettings.roll_ms`)."""
         with self._turn:
             self._state.check_online()
             active = self._segments.active
-            if not active.size_bytes or at_ms - active.first_append_ms < self._state.settings.segment_ms:
+            if not active.size_bytes or at_ms - active.first_append_ms < self._state.settings.roll_ms:
                 return False
             self._writer.roll()
             return True
@@ -309,6 +318,7 @@ class PartitionLog:
                 self._truncation.reset_to(offset, 0)
             elif offset < state.end.offset:
                 self._truncation.truncate_to(offset)
+            self.compaction.note_truncated(state.end.offset)
             return self.log_end_offset
 
     def reset_to(self, offset: int, previous_crc: int = 0) -> None:
@@ -318,6 +328,7 @@ class PartitionLog:
         """
         with self._shortening():
             self._truncation.reset_to(offset, previous_crc)
+            self.compaction.note_truncated(0)
 
     @contextmanager
     def _shortening(self) -> Iterator[None]:
@@ -364,6 +375,7 @@ class PartitionLog:
         StorageBusyError, StorageOfflineError: the files are closed, and the next open recovers the unflushed part.
         """
         state = self._state
+        self.compaction.stop()
         with self._turn, self.durability.round_lock:
             if state.closed:
                 return

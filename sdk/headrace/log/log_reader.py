@@ -247,18 +247,22 @@ class LogReader:
         found; the broker decompresses nothing, so for a compressed batch the result is its base offset and base
         timestamp, at or before that record.
         """
-        with self._segments.lock:
-            self._state.check_online()
-            parts = [(each, each.cuts) for each in self._segments.items if each.size_bytes]
-        for segment, cuts in parts:
-            try:
-                with self._pinned(segment, cuts) as file:
-                    found = self._find_time(segment, self._segments.reader(file), timestamp_ms, kind)
-            except SegmentGoneError:
-                continue
-            if found is not None:
-                return found
-        return None
+        offset = self._state.log_start_offset
+        while True:
+            with self._segments.lock:
+                self._state.check_online()
+                parts = [(each, each.cuts) for each in self._segments.from_offset(offset) if each.size_bytes]
+            for segment, cuts in parts:
+                try:
+                    with self._pinned(segment, cuts) as file:
+                        found = self._find_time(segment, self._segments.reader(file), timestamp_ms, kind)
+                except SegmentGoneError:  # Compaction has replaced it, or retention has removed it.
+                    offset = segment.base_offset
+                    break
+                if found is not None:
+                    return found
+            else:
+                return None
 
     def _find_time(
         self, segment: Segment, read_at: ReadAt, timestamp_ms: int, kind: TimestampKind
@@ -342,11 +346,11 @@ class LogReader:
             before: ChainPoint | None = None
             try:
                 for header, batch in iter_batches(data):
-                    fits = before or ChainPoint(header.base_offset, header.previous_crc, -1)
+                    fits = before or ChainPoint.before(header)
                     wrong = check_next(batch, header, fits)
                     if wrong:
                         raise CorruptBatchError(wrong)
-                    before = ChainPoint(header.end_offset, header.crc, header.leader_epoch)
+                    before = ChainPoint.after(header)
                     position += header.batch_bytes
                     headers.append(header)
             except CorruptBatchError as error:
@@ -360,12 +364,12 @@ class LogReader:
         position = 0
         if before is None:
             position, first = self._locate(segment, read_at, max(offset, segment.base_offset), nowait=False)
-            before = ChainPoint(first.base_offset, first.previous_crc, -1)
+            before = ChainPoint.before(first)
         for item in check_batches(read_at, position, size_bytes, before, self._state.settings.max_batch_bytes):
             if isinstance(item, BadBatch):
                 raise CorruptLogError(item.reason, file=segment.path, offset=item.offset, position=item.position)
             header = item[1]
-            before = ChainPoint(header.end_offset, header.crc, header.leader_epoch)
+            before = ChainPoint.after(header)
         return before
 
 

@@ -5,6 +5,7 @@ Belongs to a `PartitionLog`; its methods are called on the log's one thread.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 
@@ -38,13 +39,14 @@ class LogRetention:
         ages: list[SegmentAge] = []
         count = 0
         for segment, following in pairwise(segments.items):
-            ages.append(SegmentAge(following.base_offset, segment.size_bytes, self._last_append_ms(segment)))
+            ages.append(SegmentAge(following.base_offset, segment.size_bytes, self.last_append_ms(segment)))
             count = expired(ages, total_bytes, high_watermark, now_ms, state.settings)
             if count < len(ages):
                 break
         return Offset(ages[count - 1].end_offset if count else state.log_start_offset)
 
-    def _last_append_ms(self, segment: Segment) -> int:
+    def last_append_ms(self, segment: Segment) -> int:
+        """Return the append timestamp of the last batch of a closed segment. May block on the disk."""
         if not segment.index_ready:
             self._segments.files.make_room()
             with self._state.disk():
@@ -101,6 +103,13 @@ class LogRetention:
                 durability.forget_removed()
             self._deleted.rename(state.directory)
 
+    def remove_files(self, segments: Sequence[Segment]) -> None:
+        """Remove the files of segments that have left the log, under the round lock. Raises OSError."""
+        for segment in segments:
+            self._durability.release(segment)
+            self._deleted.add(segment)
+        self._deleted.rename(self._state.directory)
+
     def remove_deleted_files(self, now_ms: int) -> int:
         """Unlink unpinned files whose `file_delete_delay_ms` has passed; return the number of segments left.
 
@@ -108,5 +117,5 @@ class LogRetention:
         """
         state = self._state
         self._remove_below_start()
-        with state.disk():
+        with self._durability.round_lock, state.disk():
             return self._deleted.remove_due(now_ms, state.settings.file_delete_delay_ms)

@@ -11,7 +11,7 @@ from headrace.log.log_reader import LogReader
 from headrace.log.log_state import LogState
 from headrace.log.open_files import pin_empty
 from headrace.log.producer_snapshots import ProducerSnapshots
-from headrace.log.segment import LOG_SUFFIX, Segment, first_append_ms
+from headrace.log.segment import LOG_SUFFIX, Segment, SegmentName, first_append_ms
 
 
 class LogTruncation:
@@ -29,8 +29,13 @@ class LogTruncation:
         self._discarded: list[Segment] = []  # removed from the log, last first, files still on the disk
 
     def truncate_to(self, offset: int) -> None:
-        """Truncate the log before the batch that holds `offset`, which lies within it. Raises OSError."""
+        """Truncate the log before the batch that holds `offset`, which lies within it. Raises OSError.
+
+        A compacted segment is removed as a whole.
+        """
         segment = self._segments.find(offset)
+        if segment.is_compacted:
+            offset = segment.base_offset
         position, header = next(self._segments.walk(segment, offset, self._state.settings.index_interval_bytes))
         base_offset = header.base_offset
         epoch = self._epoch_before(base_offset)
@@ -48,6 +53,9 @@ class LogTruncation:
         """
         state, segments, durability = self._state, self._segments, self._durability
         self._snapshots.drop_above(cut.offset)
+        if segment.is_compacted:
+            self._cut_before(segment, cut)
+            return
         file = segments.pin(segment)
         try:
             read_at = segments.reader(file)
@@ -82,6 +90,14 @@ class LogTruncation:
         self.remove_rest()
         durability.flush_dirty()
         durability.write_checkpoint()
+
+    def _cut_before(self, compacted: Segment, cut: Mark) -> None:
+        """Make the start of a compacted segment the end: its file is removed, and a new segment begins there."""
+        lowered = min(self._state.log_start_offset, cut.offset), min(self._state.high_watermark, cut.offset)
+        self._begin_segment(compacted, Checkpoint(*lowered, min(self._state.flushed, cut)), cut)
+        self._durability.epochs_due |= self._epochs.cut_end(cut.offset)
+        self._durability.flush_dirty()
+        self._durability.write_checkpoint()
 
     def _discard(self, segment: Segment) -> None:
         """Remove a segment from the log; slices of it raise SliceCutError, and `remove_rest` removes its files."""
@@ -121,25 +137,30 @@ class LogTruncation:
         self._durability.epochs_due |= self._epochs.cut_end(0)
         self._durability.write_epochs()
         if offset != first.base_offset:
-            self._move_to(offset, first, Mark(offset, offset, 0, previous_crc, -1))
+            start = Mark(offset, offset, 0, previous_crc, -1)
+            self._begin_segment(self._segments.items[0], Checkpoint(offset, offset, start), start)
 
-    def _move_to(self, offset: int, first: Segment, start: Mark) -> None:
-        """Move an empty log, whose only segment is `first`, to start at `offset`."""
+    def _begin_segment(self, first: Segment, bounds: Checkpoint, end: Mark) -> None:
+        """Replace `first` and all segments after it by an empty one, where the log ends from now on."""
         state, segments = self._state, self._segments
-        file = pin_empty(self._segments.files, f"{state.directory}/{offset:020d}{LOG_SUFFIX}")
+        file = pin_empty(self._segments.files, f"{state.directory}/{end.offset:020d}{LOG_SUFFIX}")
         try:
             self._segments.filesystem.fsync_directory(state.directory)
-            self._durability.write_checkpoint(Checkpoint(offset, offset, start), both=True)
+            self._durability.write_checkpoint(bounds, both=True)
         except BaseException:
             self._segments.files.unpin(file)
             raise
         with segments.lock:
             state.uncut = True
             state.truncations += 1
-            state.end = state.flushed = start
-            state.log_start_offset = state.high_watermark = offset
+            state.end = end
+            state.log_start_offset, state.high_watermark, state.flushed = bounds
             segments.release_active()
-            self._discard(first)
-            segments.add(offset, 0)
+            for each in reversed(segments.from_offset(first.base_offset)):
+                self._discard(each)
+            segments.add(SegmentName(end.offset), 0)
             segments.hold_active(file)
+            self._reader.forget_positions()
+            self._durability.forget_removed()
+            self._durability.directory_dirty = True
         self.remove_rest()

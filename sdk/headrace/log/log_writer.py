@@ -14,7 +14,7 @@ from headrace.log.errors import is_no_room, is_refused, storage_full
 from headrace.log.log_state import LogState
 from headrace.log.log_truncation import LogTruncation
 from headrace.log.open_files import OpenFile, pin_empty
-from headrace.log.segment import LOG_SUFFIX, Segment, first_append_ms
+from headrace.log.segment import LOG_SUFFIX, Segment, SegmentName, first_append_ms
 from headrace.wire.batch import STAMP_BYTES, BatchHeader, stamp
 from headrace.wire.batch_runs import BatchRun
 
@@ -93,7 +93,7 @@ class LogWriter:
         segment, settings = self._segments.active, self._state.settings
         if segment.size_bytes and (
             segment.size_bytes + size_bytes > settings.segment_bytes
-            or at_ms - segment.first_append_ms >= settings.segment_ms
+            or at_ms - segment.first_append_ms >= settings.roll_ms
             or self._state.end.offset + records - segment.base_offset > _MAX_RELATIVE_OFFSET
         ):
             self.roll()
@@ -135,9 +135,9 @@ class LogWriter:
                 offset = segment.index.note_run(offset, headers, append_ms=at_ms, interval_bytes=interval)
                 first_ms, crc = at_ms, int(headers.headers["crc"][-1])
             else:
-                first_ms, crc = headers[0].append_timestamp_ms if at_ms is None else at_ms, headers[-1].crc
+                first_ms, crc = headers[0].append_timestamp_ms if at_ms is None else at_ms, headers[-1].chain_crc
                 for header in headers:
-                    end_offset = offset + header.record_count
+                    end_offset = offset + header.end_offset - header.base_offset
                     segment.index.note(
                         offset,
                         end_offset,
@@ -194,6 +194,6 @@ class LogWriter:
             self._segments.files.unpin(file)
             raise
         with self._segments.lock:
-            self._segments.add(base_offset, 0)
+            self._segments.add(SegmentName(base_offset), 0)
             self._durability.directory_dirty = True
         return file

@@ -13,7 +13,14 @@ from headrace.log.checkpoint import Checkpoint, CheckpointFile, Mark, read_seale
 from headrace.log.epochs import EPOCHS_FILE, EpochHistory, decode_epochs
 from headrace.log.errors import CorruptLogError
 from headrace.log.scan import BadBatch, ChainPoint, check_batches, find_valid_batch
-from headrace.log.segment import DELETED_SUFFIX, LOG_SUFFIX, Segment, segment_base_offsets
+from headrace.log.segment import (
+    DELETED_SUFFIX,
+    LOG_SUFFIX,
+    Segment,
+    SegmentName,
+    replaced_segments,
+    segment_names,
+)
 from headrace.log.segments import SegmentList
 from headrace.log.settings import LogSettings
 from headrace.wire.batch import HEADER_BYTES, BatchHeader, peek_header
@@ -58,8 +65,12 @@ def recover(
     for name in names:
         if name.endswith((DELETED_SUFFIX, ".tmp")):
             filesystem.unlink(f"{directory}/{name}")
-    for base_offset in segment_base_offsets(names):
-        _load_segment(segments, base_offset)
+    present = segment_names(names)
+    replaced = replaced_segments(present)
+    _remove_replaced(segments, replaced)
+    for segment_name in present:
+        if segment_name not in replaced:
+            _load_segment(segments, segment_name)
     checkpoint = checkpoint_file.read()
     if checkpoint is None:
         mark = _first_mark(segments)
@@ -85,10 +96,18 @@ def recover(
     return Recovered(min(start, end.offset), high_watermark, end, epochs, changed, report, mark.segment, checkpoint)
 
 
-def _load_segment(segments: SegmentList, base_offset: int) -> None:
-    file = segments.files.pin(f"{segments.directory}/{base_offset:020d}{LOG_SUFFIX}")
+def _remove_replaced(segments: SegmentList, replaced: list[SegmentName]) -> None:
+    """Finish a compaction that a crash interrupted: what replaces these segments was durable before their removal."""
+    for name in replaced:
+        stem = f"{segments.directory}/{name.stem}"
+        segments.drop_index_files(stem)
+        segments.filesystem.unlink(stem + LOG_SUFFIX)
+
+
+def _load_segment(segments: SegmentList, name: SegmentName) -> None:
+    file = segments.files.pin(f"{segments.directory}/{name.stem}{LOG_SUFFIX}")
     try:
-        segments.add(base_offset, segments.filesystem.size(file.descriptor))
+        segments.add(name, segments.filesystem.size(file.descriptor))
     finally:
         segments.files.unpin(file)
 
@@ -199,7 +218,7 @@ class _Scan:
             self.epochs.append((header.leader_epoch, header.base_offset))
         end_position = position + header.batch_bytes
         self.scanned_bytes += header.batch_bytes
-        self.end = Mark(header.end_offset, segment.base_offset, end_position, header.crc, header.leader_epoch)
+        self.end = Mark(header.end_offset, segment.base_offset, end_position, header.chain_crc, header.leader_epoch)
 
     def _judge(self, segment: Segment, bad: BadBatch) -> None:
         """Classify the bad batch as a torn tail, or raise an error for corruption.

@@ -67,6 +67,16 @@ class ChainPoint(NamedTuple):
     crc: int
     epoch: int
 
+    @classmethod
+    def before(cls, header: BatchHeader) -> ChainPoint:
+        """Return the point that `header` continues; any epoch may precede it."""
+        return cls(header.base_offset, header.previous_crc, -1)
+
+    @classmethod
+    def after(cls, header: BatchHeader) -> ChainPoint:
+        """Return the point behind the batch of `header`."""
+        return cls(header.end_offset, header.chain_crc, header.leader_epoch)
+
 
 def check_next(batch: bytes | memoryview, header: BatchHeader, before: ChainPoint) -> str:
     """Check one whole batch: both CRCs, contiguous offset, chain, epoch. Return the error, or an empty string."""
@@ -78,7 +88,7 @@ def check_next(batch: bytes | memoryview, header: BatchHeader, before: ChainPoin
     if header.base_offset != before.offset:
         return f"base offset {header.base_offset}, expected {before.offset}"
     if header.previous_crc != before.crc:
-        return "the chain is broken: previous_crc is not the crc of the batch before"
+        return "the chain is broken: previous_crc is not the chain value of the batch before"
     if header.leader_epoch < before.epoch:
         return f"leader epoch {header.leader_epoch} after {before.epoch}"
     return ""
@@ -96,10 +106,14 @@ class BadBatch(NamedTuple):
 
 def check_batches(
     read_at: ReadAt, position: int, size_bytes: int, before: ChainPoint, max_batch_bytes: int
-) -> Iterator[tuple[int, BatchHeader] | BadBatch]:
+) -> Iterator[tuple[int, BatchHeader, memoryview] | BadBatch]:
     """Read and check every batch from `position` to the end of the file; the last item may be a `BadBatch`."""
+    window, window_position = memoryview(b""), position
     while position < size_bytes:
-        head = read_at(min(_SEARCH_BYTES, size_bytes - position), position)
+        head = window[position - window_position :]
+        if len(head) < HEADER_BYTES:
+            window = head = memoryview(read_at(min(_SEARCH_BYTES, size_bytes - position), position))
+            window_position = position
         try:
             header = read_header(head)
         except CorruptBatchError as error:
@@ -111,15 +125,17 @@ def check_batches(
             reason = f"a batch of {header.batch_bytes} bytes cannot be here: {size_bytes - position} are left"
             yield BadBatch(position, before.offset, reason, min(end, size_bytes) if sound_stamp else position + 8)
             return
-        batch = memoryview(head)[: header.batch_bytes]
+        batch = head[: header.batch_bytes]
         if len(batch) < header.batch_bytes:
-            batch = memoryview(read_at(header.batch_bytes, position))
+            window_bytes = min(max(_SEARCH_BYTES, header.batch_bytes), size_bytes - position)
+            window = memoryview(read_at(window_bytes, position))
+            window_position, batch = position, window[: header.batch_bytes]
         wrong = check_next(batch, header, before)
         if wrong:
             yield BadBatch(position, before.offset, wrong, end if sound_stamp else position + 8)
             return
-        yield position, header
-        before = ChainPoint(header.end_offset, header.crc, header.leader_epoch)
+        yield position, header, batch
+        before = ChainPoint.after(header)
         position = end
 
 
@@ -142,7 +158,7 @@ def write_again(
             raise OSError(errno.EIO, reason, path)
         if filesystem.pwritev(descriptor, [batch], position) != len(batch):
             raise OSError(errno.ENOSPC, "short write", path)
-        before = ChainPoint(header.end_offset, header.crc, header.leader_epoch)
+        before = ChainPoint.after(header)
         position += header.batch_bytes
     return before
 
@@ -176,4 +192,4 @@ def _is_valid(batch: bytes) -> bool:
         header = read_header(batch)
     except CorruptBatchError:
         return False
-    return not check_next(batch, header, ChainPoint(header.base_offset, header.previous_crc, header.leader_epoch))
+    return not check_next(batch, header, ChainPoint.before(header))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from headrace.log.errors import CorruptLogError
 from headrace.log.index import IndexCache, SegmentIndex
 from headrace.log.open_files import Holder, OpenFile, OpenFiles
 from headrace.log.scan import ReadAt, walk_headers
-from headrace.log.segment import INDEX_SUFFIXES, Segment
+from headrace.log.segment import INDEX_SUFFIXES, Segment, SegmentName
 from headrace.wire.batch import BatchHeader
 
 
@@ -52,13 +52,26 @@ class SegmentList:
         with self.lock:
             return sum(segment.size_bytes for segment in self.items)
 
-    def add(self, base_offset: int, size_bytes: int) -> Segment:
+    def add(self, name: SegmentName, size_bytes: int) -> Segment:
         """Add an existing segment file, above all others."""
-        assert not self._bases or base_offset > self._bases[-1], "segments must ascend"
-        segment = Segment(self.filesystem, self.directory, base_offset, size_bytes, self._cache)
-        self._bases.append(base_offset)
+        assert not self._bases or name.base_offset > self._bases[-1], "segments must ascend"
+        segment = self.new_segment(name, size_bytes)
+        self._bases.append(name.base_offset)
         self.items.append(segment)
         return segment
+
+    def new_segment(self, name: SegmentName, size_bytes: int) -> Segment:
+        """Return a segment of an existing file that is not in the list yet."""
+        return Segment(self.filesystem, self.directory, name, size_bytes, self._cache)
+
+    def replace(self, replaced: Sequence[Segment], segment: Segment) -> None:
+        """Replace adjacent segments of the list by one of the same offsets; the caller removes their files."""
+        at = self.items.index(replaced[0])
+        assert self.items[at : at + len(replaced)] == list(replaced), "they are adjacent"
+        self.items[at : at + len(replaced)] = [segment]
+        self._bases[at : at + len(replaced)] = [segment.base_offset]
+        for each in replaced:
+            each.index.drop()
 
     def remove(self, segment: Segment) -> None:
         """Remove a segment from the list; the caller removes its files."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 UNLIMITED = -1
+ROLL_MS = 600_000
+"""A compacted log's segments need not be rolled sooner, however soon deletions are removed."""
 
 # A position inside a segment is a uint32 in the indexes, so a segment ends below 4 GiB for any setting.
 MAX_SEGMENT_BYTES = 0xFFFF_FFFF - 64 * 1024 * 1024
@@ -28,12 +30,27 @@ class LogSettings:
     retention_ms: int = 7 * 24 * 3_600_000
     # The oldest segments are removed while the others have at least this many bytes; -1 disables the limit.
     retention_bytes: int = UNLIMITED
+    # Whether only the newest record of each key is kept.
+    compacts: bool = False
+    # Time for which a null value, which deletes its key, stays, in milliseconds.
+    delete_retention_ms: int = 24 * 3_600_000
+    # Time after its last append during which a segment is not compacted, in milliseconds.
+    min_compaction_lag_ms: int = 0
+    # Time after its last append after which a closed segment is compacted, in milliseconds.
+    max_compaction_lag_ms: int = 24 * 3_600_000
+    # Share of the closed segments' bytes that must not be compacted yet for a compaction, 0 to 1.
+    min_dirty_ratio: float = 0.5
     # Time for which a removed segment's files stay under their `.deleted` name, in milliseconds.
     file_delete_delay_ms: int = 60_000
     # Minimum interval between writes of the recovery point, in milliseconds.
     checkpoint_interval_ms: int = 1_000
     # Maximum bytes of a batch on disk (header included); a longer one is corrupt. Bounds each read of the recovery.
     max_batch_bytes: int = 64 * 1024 * 1024
+
+    @property
+    def roll_ms(self) -> int:
+        """Age of a segment's first batch at which it is rolled: only closed segments are compacted."""
+        return min(self.segment_ms, max(self.delete_retention_ms, ROLL_MS)) if self.compacts else self.segment_ms
 
     def __post_init__(self) -> None:
         """Raise ValueError for values that no log supports."""

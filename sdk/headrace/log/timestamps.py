@@ -38,7 +38,8 @@ def has_plain_timestamps(header: BatchHeader) -> bool:
 
 def first_record(batch: bytes, header: BatchHeader, timestamp_ms: int) -> TimestampedOffset:
     """Return the first record of the batch at `timestamp_ms` or later, which must exist. Raises CorruptBatchError."""
-    timestamps = decode_batch(batch, max_payload_bytes=header.payload_bytes).timestamps_ms
+    columns = decode_batch(batch, max_payload_bytes=header.payload_bytes)
+    timestamps = columns.timestamps_ms
     assert timestamps is not None, "the batch is flagged to have timestamps"
     at = int(np.argmax(timestamps >= timestamp_ms))
-    return TimestampedOffset(Offset(header.base_offset + at), int(timestamps[at]))
+    return TimestampedOffset(Offset(columns.offsets(at, at + 1)[0]), int(timestamps[at]))

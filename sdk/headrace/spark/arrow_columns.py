@@ -141,7 +141,7 @@ def _joined_numbers(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def _offsets(decoded: DecodedBatch) -> npt.NDArray[np.int64]:
-    return np.arange(decoded.base_offset, decoded.end_offset, dtype=np.int64)
+    return decoded.columns.offset_array(decoded.start, decoded.end)
 
 
 def _micros(decoded: DecodedBatch) -> npt.NDArray[np.int64]:

@@ -70,7 +70,8 @@ class StoredRows:
                 for decoded in read_range(self._settings, OffsetRange(where, start, end), fail_on_data_loss=True):
                     header = decoded.columns.header
                     if (
-                        header.producer_id >= 0
+                        not header.is_compacted
+                        and header.producer_id >= 0
                         and header.producer_id >> PRODUCER_FAMILY_BITS == family
                         and header.producer_epoch == self._identity.batch_id
                     ):

@@ -8,19 +8,30 @@ unchanged, which is why there are two checksums.
      8     8    append_timestamp_ms  int64   stamped: the leader's clock at append, ms since 1970; 0 in a produced batch
     16     4    batch_bytes          uint32  stamped: header and padding included, a multiple of 8
     20     4    leader_epoch         int32   stamped: -1 in a produced batch
-    24     4    previous_crc         uint32  stamped: `crc` of the batch before it in the log, 0 for the first
+    24     4    previous_crc         uint32  stamped: chain value of the batch before it in the log, 0 for the first
     28     4    stamp_crc            uint32  stamped: CRC32C of bytes 0 .. 28
     32     4    crc                  uint32  CRC32C of bytes 36 .. batch_bytes
     36     1    magic                uint8   1
     37     1    codec                uint8   0 none, 1 lz4, 2 zstd, 3 gzip
     38     2    flags                uint16  see BatchFlags; bits 13-15: zero bytes of final padding
-    40     4    record_count         uint32  at least 1
+    40     4    record_count         uint32  at least 1, in a compacted batch at least 0
     44     4    payload_bytes        uint32  before compression
     48     8    base_timestamp_ms    int64   the smallest timestamp of the batch
     56     8    max_timestamp_ms     int64   the greatest; the same as the base without per-record timestamps
     64     8    producer_id          int64   -1 means none; producer_epoch and base_sequence are then -1 too
     72     4    producer_epoch       int32
     76     4    base_sequence        int32   counts records, modulo 2^31
+
+A compacted batch (flag COMPACTED) replaces all batches of an offset range by their records that are still current. It
+has no producer, and the last 16 bytes of its header are different:
+
+    offset size field                meaning
+    64     8    end_offset           int64   offset after the range, whose first offset is base_offset
+    72     4    -                    int32   -1
+    76     4    end_crc              uint32  chain value of the last batch that it replaces
+
+The chain value of a batch is its `crc`, that of a compacted batch its `end_crc`: compaction changes neither the offsets
+nor the chain of a log. Only logs have compacted batches; a leader refuses one that is produced.
 
 Invariant (PROTOCOL I6, I17, H31, H32): every byte of a batch is part of a checksum or covered by one.
 """
@@ -40,6 +51,7 @@ __all__ = [
     "HEADER_BYTES",
     "MAGIC",
     "MAX_BATCH_HEADERS",
+    "MAX_COMPACTED_OFFSETS",
     "MAX_OFFSET",
     "MAX_RECORD_HEADERS",
     "MAX_TIMESTAMP_MS",
@@ -63,6 +75,8 @@ CRC_START = 36
 MAX_OFFSET = 2**63 - 1
 MAX_RECORD_HEADERS = 1_000
 MAX_BATCH_HEADERS = 1_000_000
+MAX_COMPACTED_OFFSETS = 2**32 - 1
+"""Maximum number of offsets of a compacted batch."""
 MIN_TIMESTAMP_MS = -62_135_596_800_000
 """Start of the year 1, the earliest time that Python, pandas and Spark can represent."""
 MAX_TIMESTAMP_MS = 253_402_300_799_999
@@ -82,7 +96,7 @@ assert CRC_START + CHECKED.size == HEADER.size == HEADER_BYTES
 
 
 class BatchFlags(IntFlag):
-    """Columns of the payload, and the kind of batch. Bits 7-12 are reserved and zero; 13-15 are a number."""
+    """Columns of the payload, and the kind of batch. Bits 8-12 are reserved and zero; 13-15 are a number."""
 
     KEYS = 1
     NULL_VALUES = 2
@@ -91,13 +105,16 @@ class BatchFlags(IntFlag):
     HEADERS = 16
     TRANSACTIONAL = 32
     CONTROL = 64
+    COMPACTED = 128
 
 
 _KEYS = int(BatchFlags.KEYS)
 _NULL_KEYS = int(BatchFlags.NULL_KEYS)
 _TRANSACTIONAL = int(BatchFlags.TRANSACTIONAL)
+_CONTROL = int(BatchFlags.CONTROL)
 _RECORD_TIMESTAMPS = int(BatchFlags.RECORD_TIMESTAMPS)
-_RESERVED_FLAGS = ((1 << PADDING_SHIFT) - 1) & ~0x7F
+_COMPACTED = int(BatchFlags.COMPACTED)
+_RESERVED_FLAGS = ((1 << PADDING_SHIFT) - 1) & ~0xFF
 _CODECS = frozenset(int(codec) for codec in Codec)
 
 
@@ -124,13 +141,18 @@ class BatchHeader(NamedTuple):
 
     @property
     def end_offset(self) -> int:
-        """Offset after the last record."""
-        return self.base_offset + self.record_count
+        """Offset after the batch, where the next one begins."""
+        return self.producer_id if self.flags & _COMPACTED else self.base_offset + self.record_count
 
     @property
-    def last_offset(self) -> int:
-        """Offset of the last record."""
-        return self.base_offset + self.record_count - 1
+    def chain_crc(self) -> int:
+        """Chain value, which is the `previous_crc` of the next batch."""
+        return self.base_sequence & 0xFFFF_FFFF if self.flags & _COMPACTED else self.crc
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether this is a compacted batch, whose producer fields have another meaning."""
+        return bool(self.flags & _COMPACTED)
 
     @property
     def padding_bytes(self) -> int:
@@ -161,9 +183,12 @@ def read_header(buffer: ReadableBuffer, position: int = 0) -> BatchHeader:
         raise CorruptBatchError(f"magic {header.magic} is not {MAGIC}")
     if header.batch_bytes <= HEADER_BYTES or header.batch_bytes % 8:
         raise CorruptBatchError(f"batch_bytes {header.batch_bytes} is not a multiple of 8 over {HEADER_BYTES}")
-    if header.record_count < 1:
+    if header.flags & _COMPACTED:
+        if not 0 <= header.base_offset < header.end_offset:
+            raise CorruptBatchError(f"a compacted batch ends at {header.end_offset}, begins at {header.base_offset}")
+    elif header.record_count < 1:
         raise CorruptBatchError("record_count is 0")
-    if not 0 <= header.base_offset <= MAX_OFFSET - header.record_count:
+    elif not 0 <= header.base_offset <= MAX_OFFSET - header.record_count:
         raise CorruptBatchError(f"base_offset {header.base_offset} is out of range")
     return header
 
@@ -235,6 +260,8 @@ def _wrong_relation(header: BatchHeader) -> str:
 def _wrong_producer(header: BatchHeader) -> str:
     if header.leader_epoch < -1:
         return f"leader_epoch {header.leader_epoch} is out of range"
+    if header.flags & _COMPACTED:
+        return _wrong_range(header)
     if header.producer_id < -1:
         return f"producer_id {header.producer_id} is out of range"
     if header.producer_id == -1 and (header.producer_epoch != -1 or header.base_sequence != -1):
@@ -243,6 +270,19 @@ def _wrong_producer(header: BatchHeader) -> str:
         return "producer_id is given without producer_epoch or base_sequence"
     if header.flags & _TRANSACTIONAL and header.producer_id < 0:
         return "a transactional batch has no producer_id"
+    return ""
+
+
+def _wrong_range(header: BatchHeader) -> str:
+    """Return the violated relation between the fields of a compacted batch."""
+    if header.producer_epoch != -1:
+        return "a compacted batch has a producer_epoch"
+    if header.flags & (_TRANSACTIONAL | _CONTROL):
+        return "a compacted batch is transactional, or has control records"
+    if header.end_offset - header.base_offset > MAX_COMPACTED_OFFSETS:
+        return f"a compacted batch has more than {MAX_COMPACTED_OFFSETS} offsets"
+    if header.record_count > header.end_offset - header.base_offset:
+        return f"{header.record_count} records are in {header.end_offset - header.base_offset} offsets"
     return ""
 
 

@@ -17,11 +17,13 @@ the batch.
     header_key_data       o[m] bytes      flag HEADERS              UTF-8
     header_value_offsets  int32[m + 1]    flag HEADERS
     header_value_data     o[m] bytes      flag HEADERS              never null
+    record_offsets        uint32[n]       flag COMPACTED            base_offset + o[i] is the offset of record i
 
-Offsets start at 0 and ascend. Validity is present if and only if its flag is set; bits past n are zero; bytes of a null
-entry have no meaning. The smallest and the greatest of timestamps_ms are the header's base_timestamp_ms and
-max_timestamp_ms, both within the years 1 to 9999. A record has at most 1,000 headers, a batch 1,000,000. A compressed
-payload decompresses to at most 1,000 times its stored bytes.
+record_offsets ascend strictly, and end before the batch's end_offset; without them record i has the offset
+base_offset + i. Other offsets start at 0 and ascend. Validity is present if and only if its flag is set; bits past n
+are zero; bytes of a null entry have no meaning. The smallest and the greatest of timestamps_ms are the header's
+base_timestamp_ms and max_timestamp_ms, both within the years 1 to 9999. A record has at most 1,000 headers, a batch
+1,000,000. A compressed payload decompresses to at most 1,000 times its stored bytes.
 
 Producers encode. A leader checks the columns of a batch before it appends it (`check_columns`). Readers decode, and
 repeat the checks. `encode_batch` is in `headrace.wire.encoding`, the result of `decode_batch` in
@@ -48,7 +50,7 @@ from headrace.wire.batch import (
 )
 from headrace.wire.compression import MAX_RATIO, Codec, decompress
 from headrace.wire.crc import ReadableBuffer
-from headrace.wire.decoded import BinaryColumn, Columns, HeaderColumns, Int32s
+from headrace.wire.decoded import BinaryColumn, Columns, HeaderColumns, Int32s, Int64s
 from headrace.wire.encoding import encode_batch, encode_columns
 from headrace.wire.errors import CorruptBatchError
 
@@ -69,7 +71,8 @@ _NULL_VALUES = int(BatchFlags.NULL_VALUES)
 _NULL_KEYS = int(BatchFlags.NULL_KEYS)
 _RECORD_TIMESTAMPS = int(BatchFlags.RECORD_TIMESTAMPS)
 _HEADERS = int(BatchFlags.HEADERS)
-_COLUMN_FLAGS = _KEYS | _NULL_VALUES | _NULL_KEYS | _RECORD_TIMESTAMPS | _HEADERS
+_COMPACTED = int(BatchFlags.COMPACTED)
+_COLUMN_FLAGS = _KEYS | _NULL_VALUES | _NULL_KEYS | _RECORD_TIMESTAMPS | _HEADERS | _COMPACTED
 
 
 def decode_batch(batch: ReadableBuffer, *, max_payload_bytes: int) -> Columns:
@@ -161,11 +164,13 @@ def _read_columns(header: BatchHeader, reader: "_PayloadReader") -> Columns:
     timestamps_ms = None
     if flags & _RECORD_TIMESTAMPS:
         timestamps_ms = reader.array("timestamps_ms", np.dtype("<i8"), count)
-        if timestamps_ms.min() != header.base_timestamp_ms or timestamps_ms.max() != header.max_timestamp_ms:
+        span = (timestamps_ms.min(), timestamps_ms.max()) if count else None
+        if span != (header.base_timestamp_ms, header.max_timestamp_ms):
             _corrupt("timestamps_ms", "do not span base_timestamp_ms to max_timestamp_ms")
     header_columns = reader.headers(count) if flags & _HEADERS else None
+    record_offsets = reader.record_offsets(header) if flags & _COMPACTED else None
     reader.finish()
-    return Columns(header, values, keys, timestamps_ms, header_columns)
+    return Columns(header, values, keys, timestamps_ms, header_columns, record_offsets)
 
 
 class _PayloadReader:
@@ -215,6 +220,12 @@ class _PayloadReader:
         keys = self.column("header_key", headers, nullable=False)
         _check_utf8(keys)
         return HeaderColumns(list_offsets, keys, self.column("header_value", headers, nullable=False))
+
+    def record_offsets(self, header: BatchHeader) -> Int64s:
+        offsets = self.array("record_offsets", np.dtype("<u4"), header.record_count).astype(np.int64)
+        if len(offsets) and ((np.diff(offsets) < 1).any() or offsets[-1] >= header.end_offset - header.base_offset):
+            _corrupt("record_offsets", "do not ascend to the batch's end")
+        return offsets + header.base_offset
 
     def finish(self) -> None:
         if self._position != len(self._payload):

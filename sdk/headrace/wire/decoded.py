@@ -5,6 +5,7 @@ Made by `headrace.wire.columns.decode_batch`, which has checked every offset; us
 
 import io
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -39,6 +40,13 @@ class BinaryColumn:
             bits = np.unpackbits(validity, bitorder="little")[start:end]
             validity = np.packbits(bits, bitorder="little")
         return BinaryColumn(self.offsets[start : end + 1] - np.int32(first), self.data[first:last], validity)
+
+    def valid(self) -> npt.NDArray[np.bool_]:
+        """Return which entries are not null."""
+        count = len(self.offsets) - 1
+        if self.validity is None:
+            return np.ones(count, np.bool_)
+        return np.unpackbits(self.validity, count=count, bitorder="little").astype(np.bool_)
 
     def to_list(self) -> list[Any]:
         """Return the entries as bytes, `None` for null."""
@@ -94,16 +102,13 @@ class Columns:
     timestamps_ms: Int64s | None
     """int64[n], or `None` if all records have header.base_timestamp_ms."""
     header_columns: HeaderColumns | None
+    record_offsets: Int64s | None = None
+    """int64[n] of a compacted batch; `None` if the offsets are consecutive from header.base_offset."""
 
     @property
     def record_count(self) -> int:
-        """Number of records, at least 1."""
+        """Number of records; 0 only in a compacted batch."""
         return self.header.record_count
-
-    @property
-    def base_offset(self) -> int:
-        """Offset of the first record."""
-        return self.header.base_offset
 
     def values(self) -> list[bytes | None]:
         """Return the values in order."""
@@ -120,9 +125,33 @@ class Columns:
         times: list[int] = self.timestamps_ms.tolist()
         return times
 
-    def offsets(self) -> range:
-        """Return the records' offsets."""
-        return range(self.header.base_offset, self.header.end_offset)
+    def offsets(self, start: int = 0, end: int | None = None) -> Sequence[int]:
+        """Return the offsets of the records `start` to `end`."""
+        end = self.record_count if end is None else end
+        if self.record_offsets is None:
+            return range(self.header.base_offset + start, self.header.base_offset + end)
+        offsets: list[int] = self.record_offsets[start:end].tolist()
+        return offsets
+
+    def offset_array(self, start: int, end: int) -> Int64s:
+        """Return the offsets of the records `start` to `end` as int64."""
+        if self.record_offsets is None:
+            return np.arange(self.header.base_offset + start, self.header.base_offset + end, dtype=np.int64)
+        return self.record_offsets[start:end]
+
+    def index_of(self, offset: int) -> int:
+        """Return the index of the first record at or after `offset`; the number of records if there is none."""
+        if self.record_offsets is None:
+            return min(max(0, offset - self.header.base_offset), self.record_count)
+        return int(np.searchsorted(self.record_offsets, offset))
+
+    def offset_after(self, index: int) -> int:
+        """Return the offset at which a reader continues that has the records below `index`."""
+        if index == self.record_count:
+            return self.header.end_offset
+        if self.record_offsets is None or index == 0:
+            return self.header.base_offset + index
+        return int(self.record_offsets[index - 1]) + 1
 
     def headers(self, start: int = 0, end: int | None = None) -> list[Headers]:
         """Return the headers of each record from `start` to `end` in order, `()` for a record without any."""
@@ -167,7 +196,7 @@ class Columns:
         """Return a pyarrow int64 array of the records' offsets."""
         import pyarrow as pa
 
-        offsets = np.arange(self.header.base_offset, self.header.end_offset, dtype=np.int64)
+        offsets = self.offset_array(0, self.record_count)
         return pa.Array.from_buffers(pa.int64(), len(offsets), [None, pa.py_buffer(offsets)])
 
     def to_arrow_headers(self) -> Any:

@@ -34,6 +34,7 @@ MAX_COLUMN_BYTES = 2**31 - 1
 SMALL_RECORDS = 64
 SMALL_BYTES = 32 * 1024
 _ZEROS = bytes(8)
+_SIGN = 1 << 31
 _SMALL_OFFSETS = [struct.Struct(f"<{count + 1}i{-4 * (count + 1) % 8}x") for count in range(SMALL_RECORDS + 1)]
 """By number of records: the value offsets and the gap after them."""
 
@@ -47,6 +48,17 @@ class ArrowBuffers(NamedTuple):
     """At least offsets[n] bytes."""
     validity: npt.NDArray[np.uint8] | None = None
     """uint8[(n + 7) // 8], least significant bit first, from bit 0; `None` means that no entry is null."""
+
+
+class CompactedRange(NamedTuple):
+    """Offsets that a compacted batch replaces."""
+
+    base_offset: int
+    end_offset: int
+    end_crc: int
+    """Chain value of the last batch that it replaces."""
+    record_offsets: npt.NDArray[np.int64]
+    """int64[n], ascending: offsets of the records."""
 
 
 class BatchFields(TypedDict, total=False):
@@ -185,13 +197,15 @@ def column_parts(
     base_sequence: int = -1,
     flags: BatchFlags = BatchFlags(0),  # noqa: B008  (immutable)
     compression_level: int | None = None,
+    compacted: CompactedRange | None = None,
 ) -> list[ReadableBuffer]:
     """Encode columns in Arrow's layout; see `batch_parts` for the arguments, and `arrow_buffers`.
 
-    The parts are views of the columns, which must not change while the parts are in use.
+    The parts are views of the columns, which must not change while the parts are in use. With `compacted` the batch is
+    a compacted one, which has no producer and may be empty.
     """
     count = len(values.offsets) - 1
-    if count < 1:
+    if count < 1 and compacted is None:
         raise InvalidRequestError("a batch has at least one record")
     payload = _Payload()
     bits = int(flags) | payload.column("value", values, count) * BatchFlags.NULL_VALUES
@@ -204,6 +218,11 @@ def column_parts(
     if headers is not None and any(headers):
         payload.headers(headers, count)
         bits |= BatchFlags.HEADERS
+    producer = producer_id, producer_epoch, base_sequence
+    if compacted is not None:
+        payload.record_offsets(compacted)
+        bits |= BatchFlags.COMPACTED
+        producer = compacted.end_offset, -1, (compacted.end_crc ^ _SIGN) - _SIGN
     parts: list[ReadableBuffer] = payload.parts
     stored = payload.size
     if codec != Codec.NONE:
@@ -217,7 +236,6 @@ def column_parts(
         parts.append(_ZEROS[:padding])
     batch_bytes = HEADER_BYTES + stored + padding
     bits |= padding << PADDING_SHIFT
-    producer = producer_id, producer_epoch, base_sequence
     checked = CHECKED.pack(MAGIC, codec, bits, count, payload.size, *times, *producer)
     crc = crc32c(checked)
     for part in parts:
@@ -329,6 +347,11 @@ class _Payload:
             raise InvalidRequestError(f"there are {count} values but {len(times)} timestamps")
         self._add(times.data, 8 * count)
         return int(times.min()), int(times.max())
+
+    def record_offsets(self, compacted: CompactedRange) -> None:
+        """Add the records' offsets, relative to the first one of the range."""
+        offsets = (compacted.record_offsets - compacted.base_offset).astype("<u4")
+        self._add(offsets.data, offsets.nbytes)
 
     def headers(self, headers: Sequence[RecordHeaders | None], count: int) -> None:
         """Add the five buffers of list<struct<key: string, value: binary>>."""

@@ -139,6 +139,14 @@ class BrokerMetrics:
             "corruptions_detected", "Corruption found in logs that no other replica can replace"
         )
         self.scrubbed_bytes = counter("scrubbed_bytes", "Bytes of logs read and checked in the background")
+        self.compactions = counter("compactions", "Compactions of logs")
+        self.compacted_bytes = counter("compacted_bytes", "Bytes of segments that compaction has replaced")
+        self.compaction_written_bytes = counter(
+            "compaction_written_bytes", "Bytes of the segments that compaction has written in their place"
+        )
+        self.compaction_removed_records = counter(
+            "compaction_removed_records", "Records removed by compaction, replaced by newer ones or deleted"
+        )
         self.replaced_logs = counter("replaced_logs", "Corrupt logs set aside and copied again from another replica")
         self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes on the data directory's volume")
         self.disk_total_bytes = gauge("disk_total_bytes", "Size of the data directory's volume")

@@ -232,6 +232,9 @@ class BrokerSettings(ServiceSettings):
     retention_interval_ms: Annotated[int, Field(ge=10, description="Milliseconds between two runs of retention.")] = (
         300_000
     )
+    compaction_interval_ms: Annotated[
+        int, Field(ge=10, description="Milliseconds between two checks of which logs to compact.")
+    ] = 15_000
     scrub_interval_ms: Annotated[
         int,
         Field(

@@ -22,6 +22,7 @@ INT64_MAX = 2**63 - 1
 DAY_MS = 86_400_000
 CENTURY_MS = 36_525 * DAY_MS
 CODECS = tuple(codec.name.lower() for codec in Codec)
+POLICIES = ("compact", "delete")
 
 
 class Durability(StrEnum):
@@ -90,6 +91,12 @@ class ConfigDefinition:
 
 CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
     ConfigDefinition(
+        "cleanup_policy", "choices", "delete", choices=POLICIES,
+        documentation="How old records are removed. delete: whole segments, by retention_ms and retention_bytes. "
+"compact: records that have a newer one of their key; every record then needs a key, and a null value deletes its "
+"key. compact,delete: both.",
+    ),
+    ConfigDefinition(
         "retention_ms", "integer", 7 * DAY_MS, -1,
         documentation="Minimum milliseconds for which a record is kept, by the time of its append; whole "
 "segments are deleted once their newest record is older. -1 disables the limit.",
@@ -149,6 +156,26 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
         "rejected, never changed.",
     ),
     ConfigDefinition(
+        "delete_retention_ms", "integer", DAY_MS, 0,
+        documentation="With cleanup_policy=compact: milliseconds for which a null value, which deletes its key, is "
+"kept. Within an hour after them neither the key nor any of its values is in a file of the topic.",
+    ),
+    ConfigDefinition(
+        "min_compaction_lag_ms", "integer", 0, 0,
+        documentation="With cleanup_policy=compact: milliseconds after its last append during which a segment is not "
+        "compacted.",
+    ),
+    ConfigDefinition(
+        "max_compaction_lag_ms", "integer", DAY_MS, 1_000,
+        documentation="With cleanup_policy=compact: milliseconds after its last append at which a closed segment is "
+        "compacted at the latest.",
+    ),
+    ConfigDefinition(
+        "min_dirty_percent", "integer", 33, 0, 100,
+        documentation="With cleanup_policy=compact: percentage of the closed segments' bytes that must be new since "
+"the last compaction for the next one. A lower one needs less disk and more work.",
+    ),
+    ConfigDefinition(
         "file_delete_delay_ms", "integer", 60_000, 0,
         documentation="Milliseconds between a segment's removal from the log and the deletion of its files.",
     ),
@@ -174,6 +201,7 @@ CONFIGS: dict[str, ConfigDefinition] = {definition.name: definition for definiti
 class TopicConfig:
     """Typed settings of a topic; `CONFIG_TABLE` describes each."""
 
+    cleanup_policy: str = "delete"
     retention_ms: int = 7 * DAY_MS
     retention_bytes: int = -1
     segment_bytes: int = 1 << 30
@@ -186,9 +214,18 @@ class TopicConfig:
     max_batch_bytes: int = (1 << 20) + (1 << 16)
     timestamp_before_max_ms: int = CENTURY_MS
     timestamp_after_max_ms: int = 3_600_000
+    delete_retention_ms: int = DAY_MS
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = DAY_MS
+    min_dirty_percent: int = 33
     file_delete_delay_ms: int = 60_000
     validate: Validation = Validation.COLUMNS
     allowed_codecs: str = ",".join(CODECS)
+
+    @property
+    def compacts(self) -> bool:
+        """Whether only the newest record of each key is kept."""
+        return "compact" in self.cleanup_policy
 
     @property
     def counts_flushed(self) -> bool:
@@ -239,7 +276,7 @@ def read_stored_topic_config(configs: Mapping[str, str]) -> tuple[TopicConfig, t
     """Return the settings that a broker applies, and the names that this release cannot read.
 
     For values from etcd, which a newer release may have written: one unreadable setting must not stop a partition. An
-    unreadable setting has its default, except retention settings, which are disabled.
+    unreadable setting has its default, except retention settings, which are disabled, also for an unreadable policy.
     """
     usable: dict[str, str] = {}
     skipped: list[str] = []
@@ -250,17 +287,27 @@ def read_stored_topic_config(configs: Mapping[str, str]) -> tuple[TopicConfig, t
             skipped.append(name)
         else:
             usable[name] = configs[name]
-    usable |= {name: "-1" for name in skipped if name in RETENTION}
+    usable |= {name: "-1" for name in (RETENTION if "cleanup_policy" in skipped else skipped) if name in RETENTION}
     try:
         return parse_topic_config(usable), tuple(skipped)
     except InvalidConfigError:
-        return parse_topic_config({name: "-1" for name in configs if name in RETENTION}), tuple(sorted(configs))
+        return parse_topic_config(dict.fromkeys(RETENTION, "-1")), tuple(sorted(configs))
 
 
 def normalise_topic_configs(configs: Mapping[str, str]) -> dict[str, str]:
-    """Validate `configs` as `parse_topic_config` and return the value to store: canonical text, no defaults."""
-    parse_topic_config(configs)
+    """Validate `configs` as `parse_topic_config` and return the value to store: canonical text, no defaults.
+
+    A topic that is only compacted has no retention, also for a broker of a release that does not know compaction.
+    """
+    config = parse_topic_config(configs)
     parsed = {name: str(config_definition(name).parse(configs[name])) for name in sorted(configs)}
+    if config.cleanup_policy == "compact":
+        for name in RETENTION:
+            if parsed.setdefault(name, "-1") != "-1":
+                raise InvalidConfigError(
+                    f"{name} has no meaning with cleanup_policy=compact, which keeps the newest record of every key",
+                    action=f"Leave {name} out, or set cleanup_policy=compact,delete.",
+                )
     return {name: text for name, text in parsed.items() if text != str(CONFIGS[name].default)}
 
 
@@ -359,6 +406,12 @@ def _check_relations(config: TopicConfig) -> None:
                     f"{name} has no meaning with durability=fsync, which flushes before every acknowledgement",
                     action=f"Set durability=async too, or leave {name} out.",
                 )
+    if config.compacts and config.min_compaction_lag_ms > config.max_compaction_lag_ms:
+        raise InvalidConfigError(
+            f"min_compaction_lag_ms = {config.min_compaction_lag_ms} exceeds max_compaction_lag_ms = "
+            f"{config.max_compaction_lag_ms}",
+            action="Raise max_compaction_lag_ms or lower min_compaction_lag_ms.",
+        )
     if config.retention_ms != -1 and config.retention_ms < 1:
         raise InvalidConfigError("retention_ms = 0 would keep no record", action="Use -1 for no limit, or 1 or more.")
     if config.retention_bytes == 0:

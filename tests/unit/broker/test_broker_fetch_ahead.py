@@ -296,6 +296,8 @@ class Followed:
         leader_epoch, flushed_offset, high_watermark, log_start_offset, state = 1, 0, 0, 0, None
 
     class open_log:
+        deletions_end = 0
+
         class end:
             offset, epoch, crc = 0, -1, 0
 

@@ -101,7 +101,7 @@ class Node:
             limits=LIMITS,
             filesystem=self.disk,
         )
-        self.log: PartitionLog = directory.open_log(TOPIC_ID, 0, SETTINGS)
+        self.log: PartitionLog = directory.open_log(TOPIC_ID, 0, self.partition.settings)
         self.replica = PartitionReplica(
             BrokerId(self.broker_id),
             log_start_offset=self.log.log_start_offset,
@@ -217,6 +217,7 @@ class Node:
             high_watermark=self.replica.high_watermark,
             partition_epoch=0 if self.replica.state is None else self.replica.state.partition_epoch,
             log_start_offset=self.replica.log_start_offset,
+            deletions_end=self.log.deletions_end,
         )
 
     def answer(self, request: FetchRequest, max_bytes: int = 1 << 20) -> FetchAnswer:
@@ -242,6 +243,9 @@ class Node:
         if start < end_offset:
             with self.log.reader.read(start, max_bytes, end_offset) as found:
                 data, more = found.read(), found.end_offset < end_offset
+        assert (
+            not data or read_header(data).base_offset == request.offset or request.offset <= self.log.log_start_offset
+        )
         return FetchAnswer(
             request.token,
             request.leader_epoch,
@@ -250,13 +254,16 @@ class Node:
             self.replica.high_watermark,
             self.replica.log_start_offset,
             more,
+            deletions_end=self.log.deletions_end,
         )
 
     def take(self, answer: FetchAnswer) -> object:
         """Do what an answer asks for; the step that was done, None: it was not used."""
         step = next_step(self.replica, self.log, answer)
         match step:
-            case AppendBatches(batches, high_watermark, log_start_offset, _):
+            case AppendBatches(batches, high_watermark, log_start_offset, _, deletions_end=deletions_end):
+                if len(batches):
+                    self.log.compaction.raise_deletions_end(deletions_end)
                 self.handle(BatchesReplicated(self.log.append_replicated(batches)))
                 self.handle(LeaderReported(high_watermark))
                 start = min(log_start_offset, self.replica.high_watermark)
@@ -276,6 +283,9 @@ class Node:
 class ThreeReplicas:
     """The partition: its nodes, its key, and what was ever committed."""
 
+    settings = SETTINGS
+    node_type = Node
+
     def __init__(self, *, durable: bool = True, min_insync_replicas: int = 2) -> None:
         self.durable = durable
         self.at_ms = 0
@@ -288,7 +298,7 @@ class ThreeReplicas:
         ] = {}  # the sessions before, and whether nothing was lost with them
         self.committed: list[Batch] = []
         self.state = PartitionState((1, 2, 3), None, 0, (), min_insync_replicas=min_insync_replicas)
-        self.nodes = {broker_id: Node(self, broker_id) for broker_id in (1, 2, 3)}
+        self.nodes = {broker_id: self.node_type(self, broker_id) for broker_id in (1, 2, 3)}
 
     def start(self, leader: int = 1) -> ThreeReplicas:
         """All register, all are in sync, `leader` leads, all have seen it."""

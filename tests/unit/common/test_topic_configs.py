@@ -44,6 +44,12 @@ def test_defaults_and_types():
         ({"validate": "all"}, ["validate = 'all'", "columns, header"]),
         ({"allowed_codecs": "none,snappy"}, ["allowed_codecs = 'none,snappy'", "some of none, lz4, zstd, gzip"]),
         ({"allowed_codecs": "zstd"}, ["has no none", "Set allowed_codecs=none,zstd"]),
+        ({"cleanup_policy": "squash"}, ["cleanup_policy = 'squash'", "some of compact, delete"]),
+        ({"cleanup_policy": ""}, ["cleanup_policy", "some of compact, delete"]),
+        (
+            {"cleanup_policy": "compact", "min_compaction_lag_ms": "2000", "max_compaction_lag_ms": "1000"},
+            ["min_compaction_lag_ms = 2000 exceeds max_compaction_lag_ms = 1000"],
+        ),
     ],
 )
 def test_bad_values_are_named(configs, words):
@@ -60,6 +66,21 @@ def test_only_what_differs_is_stored():
     assert stored == {"durability": "async", "segment_ms": "5000"}
     assert normalise_topic_configs({"allowed_codecs": "gzip, none,gzip"}) == {"allowed_codecs": "none,gzip"}
     assert normalise_topic_configs({"allowed_codecs": "gzip,zstd,none,lz4"}) == {}
+
+
+def test_a_compacted_topic_has_no_retention():
+    """Neither a broker of an earlier release nor one that cannot read the policy removes its records."""
+    assert normalise_topic_configs({"cleanup_policy": "compact"}) == {"cleanup_policy": "compact", "retention_ms": "-1"}
+    assert parse_topic_config({"cleanup_policy": "compact"}).compacts
+    assert normalise_topic_configs({"cleanup_policy": "delete, compact"}) == {"cleanup_policy": "compact,delete"}
+    with pytest.raises(InvalidConfigError, match="retention_ms has no meaning with cleanup_policy=compact"):
+        normalise_topic_configs({"cleanup_policy": "compact", "retention_ms": "5000"})
+    assert alter_topic_configs({"retention_ms": "-1"}, {"cleanup_policy": "compact"}, []) == {
+        "cleanup_policy": "compact",
+        "retention_ms": "-1",
+    }
+    config, skipped = read_stored_topic_config({"cleanup_policy": "archive", "retention_ms": "5000"})
+    assert (config.retention_ms, config.retention_bytes, skipped) == (-1, -1, ("cleanup_policy",))
 
 
 def test_alter_sets_and_unsets():

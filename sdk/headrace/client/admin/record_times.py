@@ -90,7 +90,7 @@ def timestamp_of(batches: bytes, offset: int) -> int | None:
                 return header.base_timestamp_ms
             columns = decode_batch(batch, max_payload_bytes=MAX_PAYLOAD_BYTES)
             assert columns.timestamps_ms is not None, "a batch that spans time has a column of times"
-            return int(columns.timestamps_ms[max(0, offset - header.base_offset)])
+            return int(columns.timestamps_ms[min(columns.index_of(offset), columns.record_count - 1)])
     except (BatchTooLargeError, CorruptBatchError, UnsupportedCodecError):
         return None
     return None

@@ -44,7 +44,7 @@ def batch_of(decoded: DecodedBatch) -> Any:
     ]
     times, keys, values, headers = arrays if whole else [array.slice(start, count) for array in arrays]
     partition = _numbers(np.full(count, decoded.source.partition, np.int32), pa.int32())
-    offsets = _numbers(np.arange(decoded.base_offset, decoded.end_offset, dtype=np.int64), pa.int64())
+    offsets = _numbers(columns.offset_array(start, decoded.end), pa.int64())
     return pa.RecordBatch.from_arrays([topic, partition, offsets, times, keys, values, headers], schema=SCHEMA)
 
 

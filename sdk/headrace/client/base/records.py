@@ -91,12 +91,12 @@ class DecodedBatch:
     @property
     def base_offset(self) -> int:
         """Offset of the first record."""
-        return self.columns.base_offset + self.start
+        return self.columns.offset_after(self.start) if self.start == self.end else self.offsets()[0]
 
     @property
     def end_offset(self) -> int:
-        """Offset after the last record."""
-        return self.columns.base_offset + self.end
+        """Offset at which a reader continues; behind the last record, in a compacted topic not directly behind it."""
+        return self.columns.offset_after(self.end)
 
     @property
     def leader_epoch(self) -> int:
@@ -107,15 +107,19 @@ class DecodedBatch:
     def payload_bytes(self) -> int:
         """Approximate share of the records in the batch's payload, after decompression."""
         header = self.columns.header
-        return header.payload_bytes * (self.end - self.start) // header.record_count
+        return header.payload_bytes * (self.end - self.start) // max(1, header.record_count)
 
     def cut(self, start: int, end: int) -> "DecodedBatch":
         """Return the records `start` to `end`, as indexes within this decoded batch."""
         return DecodedBatch(self.source, self.columns, self.start + start, self.start + end, self.deserializers)
 
-    def offsets(self) -> range:
+    def offset_after(self, records: int) -> int:
+        """Return the offset at which a reader continues that has the first `records`."""
+        return self.columns.offset_after(self.start + records)
+
+    def offsets(self) -> Sequence[int]:
         """Return the records' offsets."""
-        return range(self.base_offset, self.end_offset)
+        return self.columns.offsets(self.start, self.end)
 
     def records(self, offsets: Iterator[int]) -> Iterator[Record]:
         """Return the records by C loops alone; `offsets` is consumed in step with them and limits their number."""

@@ -88,7 +88,10 @@ class ConsumerCore:
             decoded = yield from self._next_decoded_batch(None, None)
             assert decoded is not None, "a wait without end ends with a decoded batch or an error"
             if self._receive(decoded, decoded.base_offset):
-                break
+                if decoded.start < decoded.end:
+                    break
+                if self.group is not None:
+                    self.group.mark_consumed(decoded.source, decoded.end_offset, decoded.leader_epoch)
         stopper = None if self.group is None else self.group.stopper()
         cursor = self.fetcher.cursor = RecordCursor(decoded, self._open_fetch.generation_of(decoded), stopper)
         if self.group is not None:
@@ -123,9 +126,11 @@ class ConsumerCore:
                 break
             if not self._receive(decoded, decoded.end_offset):
                 continue
-            decoded_batches.append(decoded)
             if self.group is not None:
                 self.group.mark_consumed(decoded.source, decoded.end_offset, decoded.leader_epoch)
+            if decoded.start == decoded.end:
+                continue
+            decoded_batches.append(decoded)
             if left is not None:
                 left -= decoded.end - decoded.start
             wait = 0
@@ -363,7 +368,7 @@ class ConsumerCore:
         delivered = current.end()
         decoded = current.decoded
         with self.fetcher.changing() as positions:
-            position = decoded.base_offset + delivered
+            position = decoded.offset_after(delivered)
             positions.deliver(decoded.source, current.generation, position, decoded.leader_epoch)
             stale = not current.is_current(positions)
         if self.group is not None and not stale:

@@ -111,7 +111,8 @@ class ReaderCore:
                     completed.where, completed.generation, decoded.end_offset, decoded.leader_epoch
                 ):
                     break
-            decoded_batches.append(decoded)
+            if decoded.end > decoded.start:
+                decoded_batches.append(decoded)
         self._completed = None
 
     def _place(

@@ -39,7 +39,7 @@ class RecordCursor:
 
     def position(self) -> int:
         """Return the offset after the last delivered record."""
-        return self.decoded.base_offset + self.delivered()
+        return self.decoded.offset_after(self.delivered())
 
     def committable(self) -> tuple[TopicPartition, OffsetAndMetadata] | None:
         """Return the offset of the last delivered record, which may still be in progress. Any thread."""
@@ -52,7 +52,7 @@ class RecordCursor:
     def _behind(self, records: int) -> tuple[TopicPartition, OffsetAndMetadata] | None:
         if records < 1:
             return None
-        position = self.decoded.base_offset + records
+        position = self.decoded.offset_after(records)
         return self.decoded.source, OffsetAndMetadata(position, self.decoded.leader_epoch)
 
     def is_current(self, positions: Any) -> bool:
@@ -62,5 +62,7 @@ class RecordCursor:
     def end(self) -> int:
         """End the loop; return the number of delivered records."""
         self._ended = delivered = self.delivered()  # First, as other threads may read it.
-        self._offsets.__setstate__(len(self.decoded.offsets()))  # Exhausts it: larger indexes are clipped to its end.
+        self._offsets.__setstate__(
+            self.decoded.end - self.decoded.start
+        )  # Exhausts it: larger indexes are clipped to its end.
         return delivered

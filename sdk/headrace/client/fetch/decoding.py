@@ -4,6 +4,7 @@ Runs on the thread on which the application reads. Every checksum is verified he
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from headrace.client.base.config import FetchConfig
 from headrace.client.base.records import DecodedBatch, Deserializers
@@ -31,7 +32,10 @@ def deserializers_of(config: FetchConfig) -> Deserializers:
 def decoded_batches_of(
     completed: CompletedFetch, deserializers: Deserializers, max_payload_bytes: int
 ) -> Iterator[DecodedBatch]:
-    """Yield the decoded batches of a completed fetch, from its offset up to its end offset; none is empty.
+    """Yield the decoded batches of a completed fetch, from its offset up to its end offset.
+
+    A decoded batch is empty only where a compacted batch ends with offsets that have no record any more: it moves the
+    reader to its end.
 
     One batch is decompressed at a time, when its first decoded batch is taken; a large batch is divided into several.
 
@@ -56,13 +60,26 @@ def decoded_batches_of(
                 action=f"{error.action} The topic setting allowed_codecs restricts the codecs of producers.",
             ) from error
         position += header.batch_bytes
-        start = max(0, offset - header.base_offset)
+        start = columns.index_of(offset)
         end = header.record_count
-        if completed.end_offset is not None:
-            end = min(end, completed.end_offset - header.base_offset)
+        if completed.end_offset is not None and completed.end_offset < header.end_offset:
+            end = columns.index_of(completed.end_offset)
         for first in range(start, end, DECODED_BATCH_RECORDS):
             yield DecodedBatch(completed.where, columns, first, min(end, first + DECODED_BATCH_RECORDS), deserializers)
+        if header.is_compacted:
+            yield from _end_of_compacted(completed, columns, start, end, deserializers)
         offset = max(offset, header.end_offset)
+
+
+def _end_of_compacted(
+    completed: CompletedFetch, columns: Columns, start: int, end: int, deserializers: Deserializers
+) -> Iterator[DecodedBatch]:
+    """Yield an empty decoded batch if the one before, of the records `start` to `end`, does not end the range."""
+    header = columns.header
+    range_end = header.end_offset if completed.end_offset is None else min(header.end_offset, completed.end_offset)
+    if start >= end or columns.offset_after(end) < range_end:
+        rest = replace(columns, header=header._replace(producer_id=range_end))  # A compacted batch's end_offset.
+        yield DecodedBatch(completed.where, rest, columns.record_count, columns.record_count, deserializers)
 
 
 def _decoded(batch: memoryview, max_payload_bytes: int) -> Columns:

@@ -139,7 +139,7 @@ class ProducerWindows:
 
     def record_batch(self, header: BatchHeader) -> None:
         """Record an appended batch by its header if it has a producer id; see `record`."""
-        if header.producer_id >= 0:
+        if header.producer_id >= 0 and not header.is_compacted:
             self.record(
                 header.producer_id,
                 header.producer_epoch,
@@ -180,6 +180,17 @@ class ProducerWindows:
         self._producers.move_to_end(producer_id)
         if len(self._producers) > self._max_producers:
             self._forget(next(iter(self._producers)))
+
+    def retried_batches(self, at_ms: int) -> frozenset[int]:
+        """Return the base offsets of the known batches of producers that may still retry one at `at_ms`."""
+        oldest_ms = at_ms - self._retry_window_ms
+        recent = (producer for producer in self._producers.values() if producer.last_at_ms >= oldest_ms)
+        return frozenset(each.base_offset for producer in recent for each in producer.ranges)
+
+    @property
+    def retry_window_ms(self) -> int:
+        """Time since its last append within which a producer may retry a batch."""
+        return self._retry_window_ms
 
     def appended(self, producer_id: int, producer_epoch: int, *, family: bool) -> tuple[int, int] | None:
         """Return the range of offsets that a producer or its family has appended in an epoch; `None` if unknown."""

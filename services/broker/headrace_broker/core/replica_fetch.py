@@ -30,10 +30,6 @@ from headrace_broker.core.roles import Role, leader_hint
 class ReplicaReader(Protocol):
     """Read access to batches, implemented by `headrace.log.log_reader.LogReader`."""
 
-    def batch_before(self, offset: int) -> BatchHeader | None:
-        """Return the header of the batch that ends at `offset`, or `None`."""
-        ...
-
     def batch_with(self, offset: int) -> BatchHeader:
         """Return the header of the batch that contains `offset`."""
         ...
@@ -75,6 +71,11 @@ class ReplicaLog(Protocol):
         """Leader epoch of the last batch; `-1` means that the log is empty."""
         ...
 
+    @property
+    def deletions_end(self) -> int:
+        """Offset below which compaction may have removed deletions."""
+        ...
+
     def epoch_end(self, leader_epoch: int) -> tuple[LeaderEpoch, Offset]:
         """Return the largest known epoch <= `leader_epoch` and its end offset; `(-1, log start)` if there is none."""
         ...
@@ -95,22 +96,32 @@ class FetchRequest:
     partition_epoch: int  # of the newest version of the key that the follower has seen
     read_offset: int = 0  # the response begins here if the follower is still writing what lies below; 0 means `offset`
     log_start_offset: int = 0  # of the follower
+    deletions_end: int = 0  # of the follower
 
 
 @dataclass(frozen=True, slots=True)
 class Diverged:
-    """The logs diverge at or before `end_offset`, the leader's end of `leader_epoch`."""
+    """The logs diverge at or before `end_offset`, the leader's end of `leader_epoch`.
+
+    With `is_compacted` they are of the same records, but the leader has no batch any more that ends where the
+    follower's log does.
+    """
 
     leader_epoch: int
     end_offset: int
+    is_compacted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The follower's log has no part in common with the leader's; the follower must restart at `offset`."""
+    """The follower's log has no part in common with the leader's; the follower must restart at `offset`.
+
+    With `is_compacted` it lacks deletions that the leader does not have any more.
+    """
 
     offset: int
     previous_crc: int
+    is_compacted: bool = False
 
 
 FetchDecision: TypeAlias = Diverged | Restart
@@ -128,6 +139,7 @@ class FetchAnswer:
     log_start_offset: int = 0  # the follower must move its log start here; the leader moves its own later
     more: bool = False  # the leader's log continues after `batches`
     next_offset: int = 0  # where it continues; 0 means unknown
+    deletions_end: int = 0  # of the leader
 
 
 # --- the leader's side ---
@@ -174,12 +186,18 @@ def compare_logs(log: ReplicaLog, request: FetchRequest) -> FetchDecision | None
 
     May read one batch header. Truncation is by epoch only: the response contains the largest epoch that both logs may
     have and its end in this log. If the epochs agree but the CRC chain differs, the follower goes back one batch.
+
+    A compacted log has the same offsets, epochs and chain (`headrace.log.log_compaction`). But a follower that was away
+    may end within a batch that compaction has made of several: it goes back to the start of that. Or it may have
+    missed the deletion of a record that it has, if the deletion is gone here: it copies the log from its start.
     """
     offset = request.offset
     if offset < log.log_start_offset:
         start, previous_crc = log.reader.first_batch()
         if offset < start:
             return Restart(start, previous_crc)
+        if offset > start and log.reader.batch_with(log.log_start_offset).is_compacted:
+            return Restart(start, previous_crc, is_compacted=True)  # The follower ends within the first batch.
     if request.last_epoch >= 0:
         epoch, end_offset = log.epoch_end(request.last_epoch)
         if epoch < 0:  # This log has only later epochs left.
@@ -188,13 +206,17 @@ def compare_logs(log: ReplicaLog, request: FetchRequest) -> FetchDecision | None
             return Diverged(epoch, end_offset)
     elif offset > log.log_end_offset:
         return Diverged(-1, log.log_end_offset)
+    if log.log_start_offset < offset < log.deletions_end and request.deletions_end < log.deletions_end:
+        return Restart(*log.reader.first_batch(), is_compacted=True)
     if offset <= log.log_start_offset:
         is_copy = (offset, request.last_crc) == log.reader.first_batch()
     elif offset == log.log_end_offset and request.last_crc == log.last_crc:
         is_copy = True
     else:  # Also reached if a concurrent append has just moved the log end; data before `offset` does not change.
-        before = log.reader.batch_before(offset)
-        is_copy = before is not None and before.crc == request.last_crc
+        before = log.reader.batch_with(offset - 1)
+        if before.is_compacted and before.end_offset > offset:
+            return Diverged(request.last_epoch, before.base_offset, is_compacted=True)
+        is_copy = before.end_offset == offset and before.chain_crc == request.last_crc
     return None if is_copy else _one_batch_back(log, request)
 
 
@@ -237,6 +259,7 @@ class AppendBatches:
     log_start_offset: int
     more: bool
     next_offset: int = 0
+    deletions_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,16 +285,23 @@ def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -
     if ahead_offset and (answer.decision is not None or log.log_end_offset != ahead_offset):
         return Refetch()  # The decision is about the log before the batches that have been written since.
     match answer.decision:
-        case Diverged(leader_epoch, end_offset):
+        case Diverged(leader_epoch, end_offset, is_compacted):
             target = min(log.epoch_end(leader_epoch)[1], end_offset)
-            _check_cut(replica, log, answer, target)
+            if not is_compacted:
+                _check_cut(replica, log, answer, target)
             return TruncateTo(target) if _truncated_end(log, target) >= log.log_start_offset else ResetLog(target, 0)
-        case Restart(offset, previous_crc):
-            _check_cut(replica, log, answer, offset)
+        case Restart(offset, previous_crc, is_compacted):
+            if not is_compacted:
+                _check_cut(replica, log, answer, offset)
             return ResetLog(offset, previous_crc)
         case None:
             return AppendBatches(
-                answer.batches, answer.high_watermark, answer.log_start_offset, answer.more, answer.next_offset
+                answer.batches,
+                answer.high_watermark,
+                answer.log_start_offset,
+                answer.more,
+                answer.next_offset,
+                answer.deletions_end,
             )
 
 

@@ -98,10 +98,13 @@ def decode_records(batches: bytes, offset: int, *, max_bytes: int) -> tuple[list
             if records:
                 break  # Return the records before it; the next call raises.
             raise
-        start = next_offset - header.base_offset
+        start = columns.index_of(next_offset)
+        if start == columns.record_count:
+            next_offset = header.end_offset
+            continue
         end, size_bytes, taken = _fitting(columns, start, max_bytes, MAX_ENTRIES - entries, first=not records)
         records += _make_records(columns, start, end)
-        next_offset = header.base_offset + end
+        next_offset = columns.offset_after(end)
         max_bytes -= size_bytes
         entries += taken
         if end < header.record_count:
@@ -146,7 +149,7 @@ def _make_records(columns: Columns, start: int, end: int) -> list[topics_pb2.Rec
     keys = [None] * (end - start) if columns.key_column is None else columns.key_column.part(start, end).to_list()
     times = columns.timestamps_ms
     rows = zip(
-        columns.offsets()[start:end],
+        columns.offsets(start, end),
         keys,
         columns.value_column.part(start, end).to_list(),
         [columns.header.base_timestamp_ms] * (end - start) if times is None else times[start:end].tolist(),

@@ -36,7 +36,8 @@ from headrace_broker.core.replica import PartitionReplica
 from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.settings import BrokerSettings
 
-_UNAPPENDABLE = int(BatchFlags.TRANSACTIONAL | BatchFlags.CONTROL)
+_UNAPPENDABLE = int(BatchFlags.TRANSACTIONAL | BatchFlags.CONTROL | BatchFlags.COMPACTED)
+_KEYS_AND_NULLS = int(BatchFlags.KEYS | BatchFlags.NULL_KEYS)
 _CODEC_AT = 37
 _GROUP_BYTES = 8 << 20
 """Maximum payload of the batches that one call in a thread inflates sequentially."""
@@ -132,7 +133,7 @@ def _small_run(
     batches: Sequence[bytes], replica: PartitionReplica, config: TopicConfig, settings: BrokerSettings, now_ms: int
 ) -> BatchRun | None:
     """Return the first batches if they are many, of the usual kind, valid and not duplicates; raise as `check_run`."""
-    if Codec.NONE not in _codec_numbers(config.allowed_codecs):
+    if config.compacts or Codec.NONE not in _codec_numbers(config.allowed_codecs):
         return None
     run = read_run(
         batches,
@@ -170,7 +171,12 @@ def _check_batch(batch: bytes, config: TopicConfig, settings: BrokerSettings, no
             action="Set compression_type of the producer to one of them, or alter the topic.",
         )
     if header.flags & _UNAPPENDABLE:
-        raise InvalidRequestError("transactional and control batches are not taken from clients")
+        raise InvalidRequestError("transactional, control and compacted batches are not taken from clients")
+    if config.compacts and header.flags & _KEYS_AND_NULLS != BatchFlags.KEYS:
+        raise InvalidRequestError(
+            "the topic is compacted, and a record has no key",
+            action="Send every record with a key; a null value deletes its key.",
+        )
     if header.base_timestamp_ms < MIN_TIMESTAMP_MS or header.max_timestamp_ms > MAX_TIMESTAMP_MS:
         raise InvalidTimestampError(
             f"timestamps {header.base_timestamp_ms} .. {header.max_timestamp_ms} are outside the years 1 to 9999, "

@@ -20,7 +20,7 @@ from headrace_server.native.outgoing import OutgoingMessage, read_small
 from headrace_server.partition_state import Replica
 
 from headrace_broker.core.messages import FollowerFetched
-from headrace_broker.core.replica_fetch import FetchDecision, FetchRequest, check_fetch
+from headrace_broker.core.replica_fetch import Diverged, FetchDecision, FetchRequest, check_fetch
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.replica_messages import (
@@ -207,10 +207,7 @@ class FollowerFetchSession:
         for key, refusal in refused.items():
             result = response.add(key)
             result.token, result.leader_epoch = refusal.request_token, refusal.leader_epoch
-            if isinstance(refusal.answer, HeadraceError):
-                write_error(result, refusal.answer)
-            else:
-                write_decision(result, refusal.answer)
+            _write_answer(result, refusal.answer)
         room = self._context.settings.max_replica_fetch_bytes
         while self._ready and room > 0:
             key = next(iter(self._ready))
@@ -223,18 +220,21 @@ class FollowerFetchSession:
         """Answer one fetch that waits; return the bytes of its batches."""
         partition, request = waiting.partition, waiting.request
         found: Slice | None = None
-        error: HeadraceError | None = None
+        answer: FetchDecision | HeadraceError | None = None
         next_offset: int | None = None
+        start = request.read_offset or request.offset
         try:
             check_fetch(partition.replica, request)
-            found, next_offset = await partition.reads.locate_for_replica(request.read_offset or request.offset, room)
+            found, next_offset = await partition.reads.locate_for_replica(start, room)
+            if found is not None and found.base_offset != start:  # Compaction has joined batches meanwhile.
+                answer = Diverged(request.last_epoch, found.base_offset, is_compacted=True)
             leadership = partition.replica.check_leading(request.leader_epoch)
         except SliceCutError:
             return 0  # Leadership has ended; the fetch is answered when the partition wakes it.
-        except HeadraceError as met:
-            error = met
+        except HeadraceError as error:
+            answer = error
         is_replaced = self._waiting.get(key) is not waiting  # By a later fetch, meanwhile.
-        if found is not None and (is_replaced or error is not None):
+        if found is not None and (is_replaced or answer is not None):
             found.close()
             found = None
         if is_replaced:
@@ -242,15 +242,23 @@ class FollowerFetchSession:
         self._forget(key)
         result = response.add(key, partition, found)
         result.token, result.leader_epoch = request.token, request.leader_epoch
-        if error is not None:
-            write_error(result, error)
+        if answer is not None:
+            _write_answer(result, answer)
             return 0
+        result.deletions_end = partition.open_log.deletions_end
         result.high_watermark = partition.replica.high_watermark
         result.log_start_offset = leadership.wanted_log_start
         if next_offset is not None:
             result.more, result.next_offset = True, next_offset
         self._context.metrics.replicated_out_bytes.inc(result.batches_size)
         return int(result.batches_size)
+
+
+def _write_answer(result: replication_pb2.PartitionReplicaFetchResult, answer: FetchDecision | HeadraceError) -> None:
+    if isinstance(answer, HeadraceError):
+        write_error(result, answer)
+    else:
+        write_decision(result, answer)
 
 
 class _Response:

@@ -10,6 +10,8 @@ import structlog
 from headrace.log.directory import DataDirectory
 from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, SliceCutError
 from headrace.log.log import PartitionLog
+from headrace.log.log_compaction import Kept
+from headrace.wire.batch import MAX_OFFSET
 from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError
 from headrace.wire.ids import Offset
 from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run
@@ -24,6 +26,8 @@ log = structlog.get_logger(__name__)
 
 IDLE_SECONDS = 0.2
 """A partition is checkpointed when it has committed nothing for this time after its last commit."""
+COPYING_MS = 60_000
+"""A follower that has fetched within this time is copying the log, or has all of it."""
 SCRUB_BYTES = 1 << 20
 """Bytes that are read and verified at a time."""
 SNAPSHOTS_A_ROUND = 20
@@ -155,6 +159,44 @@ async def _retain_partition(partition: Partition, now_ms: int | None) -> Offset 
     if plan is not None:
         partition.handle(LogStartWanted(min(plan, partition.replica.high_watermark)))
     return plan
+
+
+async def compact(replica_manager: ReplicaManager, context: PartitionContext) -> None:
+    """Compact logs one after another, those that are due every compaction_interval_ms, until cancelled."""
+    while True:
+        await asyncio.sleep(context.settings.compaction_interval_ms / 1000)
+        for partition in [each for each in replica_manager.partitions if each.config.compacts]:
+            await compact_partition(partition, _believed_ms(context))
+
+
+async def compact_partition(partition: Partition, now_ms: int | None, *, force: bool = False) -> None:
+    """Compact the log of one replica if that is due, in a thread, while it serves."""
+    partition_log, replica, metrics = _log_at_work(partition), partition.replica, partition.context.metrics
+    if partition_log is None or now_ms is None:
+        return
+    producers = replica.producers
+    kept = Kept(producers.retried_batches(now_ms), producers.retry_window_ms, _copied_up_to(partition))
+    compact_now = partial(partition_log.compaction.compact, now_ms, replica.high_watermark, kept, force=force)
+    try:
+        report = await partition.in_thread(compact_now)
+    except HeadraceError as error:
+        if _log_at_work(partition) is partition_log:
+            partition.fail_unless_refused(error)
+        return
+    if report is not None:
+        metrics.compactions.inc()
+        metrics.compacted_bytes.inc(report.size_bytes)
+        metrics.compaction_written_bytes.inc(report.written_bytes)
+        metrics.compaction_removed_records.inc(report.removed_records)
+        log.info("log_compacted", topic=partition.topic, partition=partition.number, **report._asdict())
+
+
+def _copied_up_to(partition: Partition) -> int:
+    """Return up to where every follower that is copying this log has it."""
+    leadership = partition.replica.leadership
+    since_ms = partition.context.clock.monotonic_ms() - COPYING_MS
+    followers = () if leadership is None else leadership.followers
+    return min((each.offset for each in followers if each.fetched_ms >= since_ms), default=MAX_OFFSET)
 
 
 async def scrub(replica_manager: ReplicaManager, context: PartitionContext) -> None:

@@ -374,5 +374,10 @@ def log_settings(config: TopicConfig) -> LogSettings:
         index_interval_bytes=config.index_interval_bytes,
         retention_ms=config.retention_ms,
         retention_bytes=config.retention_bytes,
+        compacts=config.compacts,
+        delete_retention_ms=config.delete_retention_ms,
+        min_compaction_lag_ms=config.min_compaction_lag_ms,
+        max_compaction_lag_ms=config.max_compaction_lag_ms,
+        min_dirty_ratio=config.min_dirty_percent / 100,
         file_delete_delay_ms=config.file_delete_delay_ms,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -162,6 +163,9 @@ class PartitionFollower:
         self._more = step.more
         if len(step.batches):
             try:
+                if step.deletions_end > partition_log.deletions_end:  # First: the batches may lack deletions.
+                    raise_end = partial(partition_log.compaction.raise_deletions_end, step.deletions_end)
+                    await self._partition.in_thread(raise_end)
                 blocks = self._partition.appender.is_slow or partition_log.is_closed_while_idle
                 if len(step.batches) <= _INLINE_BYTES and not blocks:
                     headers = partition_log.append_replicated(step.batches)

@@ -233,6 +233,7 @@ class ReplicaFetcher:
                 corruption_detected=key in self._corrupt,
                 read_offset=read_offset,
                 log_start_offset=replica.log_start_offset,
+                deletions_end=partition.open_log.deletions_end,
             )
             self._corrupt.pop(key, None)
         return request

@@ -39,16 +39,19 @@ def read_request(follower: Replica, entry: replication_pb2.PartitionReplicaFetch
         partition_epoch=entry.partition_epoch,
         read_offset=entry.read_offset,
         log_start_offset=entry.log_start_offset,
+        deletions_end=entry.deletions_end,
     )
 
 
 def write_decision(result: replication_pb2.PartitionReplicaFetchResult, decision: FetchDecision) -> None:
     """Store a decision in a result."""
     match decision:
-        case Diverged(leader_epoch, end_offset):
+        case Diverged(leader_epoch, end_offset, is_compacted):
             result.diverged.leader_epoch, result.diverged.end_offset = leader_epoch, end_offset
-        case Restart(offset, previous_crc):
+            result.diverged.compacted = is_compacted
+        case Restart(offset, previous_crc, is_compacted):
             result.restart.offset, result.restart.previous_crc = offset, previous_crc
+            result.restart.compacted = is_compacted
 
 
 def write_error(result: replication_pb2.PartitionReplicaFetchResult, error: HeadraceError) -> None:
@@ -60,9 +63,10 @@ def read_answer(result: replication_pb2.PartitionReplicaFetchResult, batches: Re
     """Convert one result of a response that is not an error."""
     decision: FetchDecision | None = None
     if result.HasField("diverged"):
-        decision = Diverged(result.diverged.leader_epoch, result.diverged.end_offset)
+        diverged = result.diverged
+        decision = Diverged(diverged.leader_epoch, diverged.end_offset, diverged.compacted)
     elif result.HasField("restart"):
-        decision = Restart(result.restart.offset, result.restart.previous_crc)
+        decision = Restart(result.restart.offset, result.restart.previous_crc, result.restart.compacted)
     return FetchAnswer(
         token=result.token,
         leader_epoch=result.leader_epoch,
@@ -72,4 +76,5 @@ def read_answer(result: replication_pb2.PartitionReplicaFetchResult, batches: Re
         log_start_offset=result.log_start_offset,
         more=result.more,
         next_offset=result.next_offset,
+        deletions_end=result.deletions_end,
     )

@@ -16,7 +16,7 @@ from headrace.v1 import errors_pb2 as headrace_dot_v1_dot_errors__pb2
 from headrace.v1 import handshake_pb2 as headrace_dot_v1_dot_handshake__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-headrace_server/internal_v1/replication.proto\x12\x14headrace.internal.v1\x1a\x18headrace/v1/errors.proto\x1a\x1bheadrace/v1/handshake.proto\"\x88\x01\n\x13ReplicaFetchRequest\x12\x38\n\x08\x66ollower\x18\x01 \x01(\x0b\x32&.headrace.internal.v1.FollowerIdentity\x12\x37\n\x06topics\x18\x02 \x03(\x0b\x32\'.headrace.internal.v1.TopicReplicaFetch\"\x9d\x01\n\x10\x46ollowerIdentity\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x11\n\tbroker_id\x18\x03 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x04 \x01(\x03\x12)\n\thandshake\x18\x05 \x01(\x0b\x32\x16.headrace.v1.Handshake\x12\r\n\x05proof\x18\x06 \x01(\x0c\"f\n\x11TopicReplicaFetch\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12?\n\npartitions\x18\x02 \x03(\x0b\x32+.headrace.internal.v1.PartitionReplicaFetch\"\x9a\x02\n\x15PartitionReplicaFetch\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x05\x12\r\n\x05token\x18\x03 \x01(\x03\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x16\n\x0e\x64urable_offset\x18\x05 \x01(\x03\x12\x12\n\nlast_epoch\x18\x06 \x01(\x05\x12\x10\n\x08last_crc\x18\x07 \x01(\x07\x12\x16\n\x0ehigh_watermark\x18\x08 \x01(\x03\x12\x1b\n\x13\x63orruption_detected\x18\t \x01(\x08\x12\x17\n\x0fpartition_epoch\x18\n \x01(\x03\x12\x13\n\x0bread_offset\x18\x0b \x01(\x03\x12\x18\n\x10log_start_offset\x18\x0c \x01(\x03\"h\n\x14ReplicaFetchResponse\x12=\n\x06topics\x18\x01 \x03(\x0b\x32-.headrace.internal.v1.TopicReplicaFetchResult\x12\x11\n\tchallenge\x18\x02 \x01(\x0c\"r\n\x17TopicReplicaFetchResult\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x45\n\npartitions\x18\x02 \x03(\x0b\x32\x31.headrace.internal.v1.PartitionReplicaFetchResult\"\xcb\x02\n\x1bPartitionReplicaFetchResult\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x14\n\x0c\x62\x61tches_size\x18\x04 \x01(\r\x12\x16\n\x0ehigh_watermark\x18\x05 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x06 \x01(\x03\x12\x0c\n\x04more\x18\x07 \x01(\x08\x12\x30\n\x08\x64iverged\x18\x08 \x01(\x0b\x32\x1e.headrace.internal.v1.Diverged\x12.\n\x07restart\x18\t \x01(\x0b\x32\x1d.headrace.internal.v1.Restart\x12\'\n\x05\x65rror\x18\n \x01(\x0b\x32\x18.headrace.v1.ErrorDetail\x12\x13\n\x0bnext_offset\x18\x0b \x01(\x03\"4\n\x08\x44iverged\x12\x14\n\x0cleader_epoch\x18\x01 \x01(\x05\x12\x12\n\nend_offset\x18\x02 \x01(\x03\"/\n\x07Restart\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x14\n\x0cprevious_crc\x18\x02 \x01(\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-headrace_server/internal_v1/replication.proto\x12\x14headrace.internal.v1\x1a\x18headrace/v1/errors.proto\x1a\x1bheadrace/v1/handshake.proto\"\x88\x01\n\x13ReplicaFetchRequest\x12\x38\n\x08\x66ollower\x18\x01 \x01(\x0b\x32&.headrace.internal.v1.FollowerIdentity\x12\x37\n\x06topics\x18\x02 \x03(\x0b\x32\'.headrace.internal.v1.TopicReplicaFetch\"\x9d\x01\n\x10\x46ollowerIdentity\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x11\n\tbroker_id\x18\x03 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x04 \x01(\x03\x12)\n\thandshake\x18\x05 \x01(\x0b\x32\x16.headrace.v1.Handshake\x12\r\n\x05proof\x18\x06 \x01(\x0c\"f\n\x11TopicReplicaFetch\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12?\n\npartitions\x18\x02 \x03(\x0b\x32+.headrace.internal.v1.PartitionReplicaFetch\"\xb1\x02\n\x15PartitionReplicaFetch\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x05\x12\r\n\x05token\x18\x03 \x01(\x03\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x16\n\x0e\x64urable_offset\x18\x05 \x01(\x03\x12\x12\n\nlast_epoch\x18\x06 \x01(\x05\x12\x10\n\x08last_crc\x18\x07 \x01(\x07\x12\x16\n\x0ehigh_watermark\x18\x08 \x01(\x03\x12\x1b\n\x13\x63orruption_detected\x18\t \x01(\x08\x12\x17\n\x0fpartition_epoch\x18\n \x01(\x03\x12\x13\n\x0bread_offset\x18\x0b \x01(\x03\x12\x18\n\x10log_start_offset\x18\x0c \x01(\x03\x12\x15\n\rdeletions_end\x18\r \x01(\x03\"h\n\x14ReplicaFetchResponse\x12=\n\x06topics\x18\x01 \x03(\x0b\x32-.headrace.internal.v1.TopicReplicaFetchResult\x12\x11\n\tchallenge\x18\x02 \x01(\x0c\"r\n\x17TopicReplicaFetchResult\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x45\n\npartitions\x18\x02 \x03(\x0b\x32\x31.headrace.internal.v1.PartitionReplicaFetchResult\"\xe2\x02\n\x1bPartitionReplicaFetchResult\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x14\n\x0c\x62\x61tches_size\x18\x04 \x01(\r\x12\x16\n\x0ehigh_watermark\x18\x05 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x06 \x01(\x03\x12\x0c\n\x04more\x18\x07 \x01(\x08\x12\x30\n\x08\x64iverged\x18\x08 \x01(\x0b\x32\x1e.headrace.internal.v1.Diverged\x12.\n\x07restart\x18\t \x01(\x0b\x32\x1d.headrace.internal.v1.Restart\x12\'\n\x05\x65rror\x18\n \x01(\x0b\x32\x18.headrace.v1.ErrorDetail\x12\x13\n\x0bnext_offset\x18\x0b \x01(\x03\x12\x15\n\rdeletions_end\x18\x0c \x01(\x03\"G\n\x08\x44iverged\x12\x14\n\x0cleader_epoch\x18\x01 \x01(\x05\x12\x12\n\nend_offset\x18\x02 \x01(\x03\x12\x11\n\tcompacted\x18\x03 \x01(\x08\"B\n\x07Restart\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x14\n\x0cprevious_crc\x18\x02 \x01(\x07\x12\x11\n\tcompacted\x18\x03 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -30,15 +30,15 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_TOPICREPLICAFETCH']._serialized_start=425
   _globals['_TOPICREPLICAFETCH']._serialized_end=527
   _globals['_PARTITIONREPLICAFETCH']._serialized_start=530
-  _globals['_PARTITIONREPLICAFETCH']._serialized_end=812
-  _globals['_REPLICAFETCHRESPONSE']._serialized_start=814
-  _globals['_REPLICAFETCHRESPONSE']._serialized_end=918
-  _globals['_TOPICREPLICAFETCHRESULT']._serialized_start=920
-  _globals['_TOPICREPLICAFETCHRESULT']._serialized_end=1034
-  _globals['_PARTITIONREPLICAFETCHRESULT']._serialized_start=1037
-  _globals['_PARTITIONREPLICAFETCHRESULT']._serialized_end=1368
-  _globals['_DIVERGED']._serialized_start=1370
-  _globals['_DIVERGED']._serialized_end=1422
-  _globals['_RESTART']._serialized_start=1424
-  _globals['_RESTART']._serialized_end=1471
+  _globals['_PARTITIONREPLICAFETCH']._serialized_end=835
+  _globals['_REPLICAFETCHRESPONSE']._serialized_start=837
+  _globals['_REPLICAFETCHRESPONSE']._serialized_end=941
+  _globals['_TOPICREPLICAFETCHRESULT']._serialized_start=943
+  _globals['_TOPICREPLICAFETCHRESULT']._serialized_end=1057
+  _globals['_PARTITIONREPLICAFETCHRESULT']._serialized_start=1060
+  _globals['_PARTITIONREPLICAFETCHRESULT']._serialized_end=1414
+  _globals['_DIVERGED']._serialized_start=1416
+  _globals['_DIVERGED']._serialized_end=1487
+  _globals['_RESTART']._serialized_start=1489
+  _globals['_RESTART']._serialized_end=1555
 # @@protoc_insertion_point(module_scope)

@@ -40,7 +40,7 @@ class TopicReplicaFetch(_message.Message):
     def __init__(self, topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionReplicaFetch, _Mapping]]] = ...) -> None: ...
 
 class PartitionReplicaFetch(_message.Message):
-    __slots__ = ("partition", "leader_epoch", "token", "offset", "durable_offset", "last_epoch", "last_crc", "high_watermark", "corruption_detected", "partition_epoch", "read_offset", "log_start_offset")
+    __slots__ = ("partition", "leader_epoch", "token", "offset", "durable_offset", "last_epoch", "last_crc", "high_watermark", "corruption_detected", "partition_epoch", "read_offset", "log_start_offset", "deletions_end")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,7 @@ class PartitionReplicaFetch(_message.Message):
     PARTITION_EPOCH_FIELD_NUMBER: _ClassVar[int]
     READ_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DELETIONS_END_FIELD_NUMBER: _ClassVar[int]
     partition: int
     leader_epoch: int
     token: int
@@ -65,7 +66,8 @@ class PartitionReplicaFetch(_message.Message):
     partition_epoch: int
     read_offset: int
     log_start_offset: int
-    def __init__(self, partition: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., token: _Optional[int] = ..., offset: _Optional[int] = ..., durable_offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_crc: _Optional[int] = ..., high_watermark: _Optional[int] = ..., corruption_detected: bool = ..., partition_epoch: _Optional[int] = ..., read_offset: _Optional[int] = ..., log_start_offset: _Optional[int] = ...) -> None: ...
+    deletions_end: int
+    def __init__(self, partition: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., token: _Optional[int] = ..., offset: _Optional[int] = ..., durable_offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_crc: _Optional[int] = ..., high_watermark: _Optional[int] = ..., corruption_detected: bool = ..., partition_epoch: _Optional[int] = ..., read_offset: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., deletions_end: _Optional[int] = ...) -> None: ...
 
 class ReplicaFetchResponse(_message.Message):
     __slots__ = ("topics", "challenge")
@@ -84,7 +86,7 @@ class TopicReplicaFetchResult(_message.Message):
     def __init__(self, topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionReplicaFetchResult, _Mapping]]] = ...) -> None: ...
 
 class PartitionReplicaFetchResult(_message.Message):
-    __slots__ = ("partition", "token", "leader_epoch", "batches_size", "high_watermark", "log_start_offset", "more", "diverged", "restart", "error", "next_offset")
+    __slots__ = ("partition", "token", "leader_epoch", "batches_size", "high_watermark", "log_start_offset", "more", "diverged", "restart", "error", "next_offset", "deletions_end")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +98,7 @@ class PartitionReplicaFetchResult(_message.Message):
     RESTART_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DELETIONS_END_FIELD_NUMBER: _ClassVar[int]
     partition: int
     token: int
     leader_epoch: int
@@ -107,20 +110,25 @@ class PartitionReplicaFetchResult(_message.Message):
     restart: Restart
     error: _errors_pb2.ErrorDetail
     next_offset: int
-    def __init__(self, partition: _Optional[int] = ..., token: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., batches_size: _Optional[int] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., more: bool = ..., diverged: _Optional[_Union[Diverged, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., next_offset: _Optional[int] = ...) -> None: ...
+    deletions_end: int
+    def __init__(self, partition: _Optional[int] = ..., token: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., batches_size: _Optional[int] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., more: bool = ..., diverged: _Optional[_Union[Diverged, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., next_offset: _Optional[int] = ..., deletions_end: _Optional[int] = ...) -> None: ...
 
 class Diverged(_message.Message):
-    __slots__ = ("leader_epoch", "end_offset")
+    __slots__ = ("leader_epoch", "end_offset", "compacted")
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    COMPACTED_FIELD_NUMBER: _ClassVar[int]
     leader_epoch: int
     end_offset: int
-    def __init__(self, leader_epoch: _Optional[int] = ..., end_offset: _Optional[int] = ...) -> None: ...
+    compacted: bool
+    def __init__(self, leader_epoch: _Optional[int] = ..., end_offset: _Optional[int] = ..., compacted: bool = ...) -> None: ...
 
 class Restart(_message.Message):
-    __slots__ = ("offset", "previous_crc")
+    __slots__ = ("offset", "previous_crc", "compacted")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_CRC_FIELD_NUMBER: _ClassVar[int]
+    COMPACTED_FIELD_NUMBER: _ClassVar[int]
     offset: int
     previous_crc: int
-    def __init__(self, offset: _Optional[int] = ..., previous_crc: _Optional[int] = ...) -> None: ...
+    compacted: bool
+    def __init__(self, offset: _Optional[int] = ..., previous_crc: _Optional[int] = ..., compacted: bool = ...) -> None: ...

@@ -1,0 +1,488 @@
+"""Compaction of one log: of each key the newest record stays, with its offset, and a deleted key goes.
+
+Closed segments below the high watermark are read, and replaced by compacted ones (`headrace.log.compacted_writer`),
+which are written to temporary files and then renamed: a file in use is never changed. Belongs to a `PartitionLog`;
+`compact` runs in any thread, concurrently with appends and reads, once at a time.
+
+A null value deletes its key. It stays for `delete_retention_ms` after its append, so that readers and followers see it,
+and then goes, too. A follower that may have missed one begins again (`deletions_end`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.log.checkpoint import read_sealed, replace_file, seal
+from headrace.log.compacted_writer import CompactedWriter, Mask
+from headrace.log.durability import LogDurability
+from headrace.log.errors import CorruptLogError
+from headrace.log.key_offsets import KEY_BYTES, KeyOffsets, Keys
+from headrace.log.log_retention import LogRetention
+from headrace.log.log_state import LogState
+from headrace.log.open_files import pin_empty
+from headrace.log.scan import BadBatch, ChainPoint, check_batches
+from headrace.log.segment import Segment, SegmentName
+from headrace.log.segments import SegmentGoneError
+from headrace.wire.batch import HEADER_BYTES, MAX_OFFSET, BatchFlags, BatchHeader, peek_header
+from headrace.wire.columns import decode_batch
+from headrace.wire.decoded import BinaryColumn, Columns, Int64s
+from headrace.wire.errors import CorruptBatchError, UnsupportedCodecError
+
+DELETIONS_EVERY_MS = 1_800_000
+"""Old deletions are removed together, at most this long after they may be."""
+KEY_MEMORY_BYTES = 64 << 20
+"""Memory for keys: of more keys, some are compared with all records at a time."""
+MANY_SEGMENTS = 8
+"""This number of small adjacent segments becomes one though none has a record too many."""
+COMPACTION_FILE = "compaction"
+"""Sealed file: the offsets below which deletions may be missing, and below which no key has two records."""
+_TEMPORARY_SUFFIX = ".tmp"
+_MAX_SEGMENT_OFFSETS = 0xFFFF_FFFF
+_NULL_VALUES = int(BatchFlags.NULL_VALUES)
+
+
+class CompactionReport(NamedTuple):
+    """Result of one compaction."""
+
+    records: int
+    """Records read."""
+    removed_records: int
+    segments: int
+    """Segments replaced."""
+    size_bytes: int
+    """Their bytes."""
+    written_bytes: int
+    """Bytes of the segments that replace them."""
+
+
+class Kept(NamedTuple):
+    """What a compaction leaves besides the newest record of each key."""
+
+    batches: frozenset[int] = frozenset()
+    """Base offsets of batches that their producers may send again, and that therefore stay as they are (H48) .."""
+    batches_ms: int = 0
+    """.. for this time after their append, in milliseconds."""
+    deletions_from: int = MAX_OFFSET
+    """Deletions from this offset on stay: followers that copy the log have not reached them."""
+
+
+NOTHING_KEPT = Kept()
+
+
+@dataclass(slots=True)
+class _Part:
+    """Closed segment, and which of its records stay."""
+
+    segment: Segment
+    end_offset: int
+    rows: list[Mask | None] = field(default_factory=list)
+    """Which rows of each batch stay; `None` means that the batch is copied as it is."""
+    records: int = 0
+    removed: int = 0
+    kept_bytes: int = 0
+    whole_start: int = MAX_OFFSET
+    """Start of the first batch that stays though a newer record of one of its keys may be there."""
+    deletions_end: int = 0
+    """End of the last batch that has deletions to remove."""
+
+
+class _Ends(NamedTuple):
+    """Content of `COMPACTION_FILE`."""
+
+    deletions: int
+    """Below, deletions may have been removed."""
+    unique: int
+    """Below, no key has two records."""
+
+    def cut(self, end_offset: int) -> _Ends:
+        """Return these ends for a log that ends there."""
+        return _Ends(min(self.deletions, end_offset), min(self.unique, end_offset))
+
+
+class LogCompaction:
+    """Compacts one log."""
+
+    def __init__(self, state: LogState, durability: LogDurability, retention: LogRetention) -> None:
+        self._state = state
+        self._segments = state.segments
+        self._durability = durability
+        self._retention = retention
+        self._running = threading.Lock()
+        self._stopped = False
+        stored = read_sealed(self._segments.filesystem, f"{state.directory}/{COMPACTION_FILE}")
+        if stored is None:
+            compacted = [segment.name.end_offset for segment in self._segments.items if segment.is_compacted]
+            self._ends = _Ends(max(compacted, default=0), 0)
+        else:
+            self._ends = _Ends(*map(int, stored.split()))
+        # Up to here the segments have been compacted.
+        self._compacted_end = min(self._ends.unique, state.end.offset)
+
+    @property
+    def deletions_end(self) -> int:
+        """Offset below which deletions may have been removed; 0 means that none have.
+
+        A log that was copied up to a lower offset may have records whose deletion this log does not have any more.
+        """
+        return self._ends.deletions
+
+    def settle_opened(self) -> None:
+        """Adapt to the end of the log that was recovered. Raises OSError."""
+        self._note(self._ends.cut(self._state.end.offset))
+
+    def raise_deletions_end(self, offset: int) -> None:
+        """Store (fsync) that deletions below `offset` may be missing here, before they are. Raises StorageFullError."""
+        state = self._state
+        with self._durability.round_lock, state.disk():
+            state.check_online()
+            self._note(self._ends._replace(deletions=max(self._ends.deletions, offset)))
+
+    def note_truncated(self, end_offset: int) -> None:
+        """Forget what was removed from the log's end, and is copied again. Raises OSError."""
+        self._note(self._ends.cut(end_offset))
+        self._compacted_end = min(self._compacted_end, end_offset)
+
+    def _note(self, ends: _Ends) -> None:
+        """Store (fsync) `ends`, under the round lock. Raises OSError."""
+        if ends == self._ends:
+            return
+        directory, filesystem = self._state.directory, self._segments.filesystem
+        content = seal(b"%d %d" % ends)
+        self._state.environment.space.with_reserve(
+            partial(replace_file, filesystem, directory, COMPACTION_FILE, content)
+        )
+        self._ends = ends
+
+    def stop(self) -> None:
+        """Stop the compaction in progress, and allow none any more."""
+        self._stopped = True
+        with self._running:
+            pass
+
+    def compact(
+        self, now_ms: int, high_watermark: int, kept: Kept = NOTHING_KEPT, *, force: bool = False
+    ) -> CompactionReport | None:
+        """Compact the log if that is due at `now_ms`, in ms since 1970; return `None` if it is not.
+
+        It is due if enough of the closed segments has not been compacted, one of them for long, or deletions are old;
+        `force` compacts whatever is closed. What is `kept` stays besides. Raises CorruptLogError, StorageFullError,
+        StorageOfflineError: the log is as it was, or compacted in part.
+        """
+        with self._running:
+            return self._compact(now_ms, high_watermark, kept, force=force)
+
+    def _compact(self, now_ms: int, high_watermark: int, kept: Kept, *, force: bool) -> CompactionReport | None:
+        self._settle_end()
+        parts = self._parts(now_ms, high_watermark)
+        if not parts or not (force or self._is_due(parts, now_ms)):
+            return None
+        truncations = self._state.truncations
+        try:
+            self._select(parts, now_ms, kept)
+            found = [group for group in self._groups(parts) if _is_worth(group)]
+            self.raise_deletions_end(max(part.deletions_end for part in parts))
+            written = 0
+            if found:
+                with self._durability.round_lock, self._state.disk():  # No slot may name a segment that is replaced.
+                    self._durability.write_checkpoint(both=True)
+            for group in found:
+                written += self._replace(group, truncations)
+        except (SegmentGoneError, CorruptLogError):
+            if (
+                self._stopped
+                or self._state.truncations != truncations
+                or any(not self._has(part.segment) for part in parts)
+            ):
+                return None  # A truncation, retention or the end of the log was faster.
+            raise
+        self._compacted_end = parts[-1].end_offset
+        with self._durability.round_lock, self._state.disk():
+            self._note(self._ends._replace(unique=min(self._compacted_end, *(part.whole_start for part in parts))))
+        replaced = [part for group in found for part in group]
+        return CompactionReport(
+            sum(part.records for part in parts), sum(part.removed for part in parts), len(replaced),
+            sum(part.segment.size_bytes for part in replaced), written,
+        )  # fmt: skip
+
+    def _has(self, segment: Segment) -> bool:
+        with self._segments.lock:
+            return segment in self._segments.items
+
+    # --- what to compact ---
+
+    def _settle_end(self) -> None:
+        """Let the log end in the active segment, also if that is empty, so that the one before is closed."""
+        state, segments = self._state, self._segments
+        with self._durability.round_lock, state.disk():
+            state.check_online()
+            with segments.lock:
+                active, end = segments.active, state.end
+                if active.size_bytes == 0 and end.segment != active.base_offset:
+                    state.end = end._replace(segment=active.base_offset, position=0)
+            if state.flushed.segment != state.end.segment:
+                self._durability.flush_dirty()
+
+    def _parts(self, now_ms: int, high_watermark: int) -> list[_Part]:
+        """Return the segments that may be compacted: closed, fsynced, committed, and not too young."""
+        state, segments = self._state, self._segments
+        with segments.lock:
+            pairs = list(pairwise(segments.items))
+            limit = min(high_watermark, state.flushed.offset)
+        oldest_ms = now_ms - state.settings.min_compaction_lag_ms
+        parts: list[_Part] = []
+        for segment, following in pairs:
+            is_young = state.settings.min_compaction_lag_ms and self._retention.last_append_ms(segment) > oldest_ms
+            if following.base_offset > limit or segment.base_offset >= state.flushed.segment or is_young:
+                break
+            parts.append(_Part(segment, following.base_offset))
+        return parts
+
+    def _is_due(self, parts: Sequence[_Part], now_ms: int) -> bool:
+        settings = self._state.settings
+        dirty = [part for part in parts if part.end_offset > self._compacted_end]
+        total_bytes = sum(part.segment.size_bytes for part in parts)
+        if dirty and sum(part.segment.size_bytes for part in dirty) >= settings.min_dirty_ratio * total_bytes:
+            return True
+        if dirty and self._retention.last_append_ms(dirty[0].segment) <= now_ms - settings.max_compaction_lag_ms:
+            return True
+        oldest_ms = now_ms - settings.delete_retention_ms - DELETIONS_EVERY_MS
+        return any(0 <= self._deleted_ms(part.segment) <= oldest_ms for part in parts)
+
+    def _deleted_ms(self, segment: Segment) -> int:
+        """Return when the first batch with a null value was appended to a closed segment; -1 if there is none."""
+        if segment.deleted_ms is None:
+            segment.deleted_ms = -1
+            with suppress(SegmentGoneError), self._state.disk():
+                headers = self._segments.walk(segment, segment.base_offset, self._interval_bytes)
+                times = (header.append_timestamp_ms for _, header in headers if header.flags & _NULL_VALUES)
+                segment.deleted_ms = next(times, -1)
+        return segment.deleted_ms
+
+    @property
+    def _interval_bytes(self) -> int:
+        return self._state.settings.index_interval_bytes
+
+    # --- which records stay ---
+
+    def _select(self, parts: Sequence[_Part], now_ms: int, kept: Kept) -> None:
+        """Find the records that stay: the newest of each key, unless it is an old deletion."""
+        for part in parts:
+            self._select_undeleted(part, now_ms, kept)
+            if part.whole_start < MAX_OFFSET:  # A deletion behind it may delete what it has.
+                kept = kept._replace(deletions_from=part.whole_start)
+        dirty = [part for part in parts if part.end_offset > self._ends.unique]
+        for keys, end_offset in self._newest_of(dirty):
+            for part in parts:
+                if part.segment.base_offset < end_offset:
+                    self._unselect_replaced(part, keys)
+        for part in parts:
+            part.removed = sum(int((~rows).sum()) for rows in part.rows if rows is not None)
+
+    def _select_undeleted(self, part: _Part, now_ms: int, kept: Kept) -> None:
+        oldest_ms = now_ms - self._state.settings.delete_retention_ms
+        for columns, header, _ in self._batches(part.segment):
+            at_ms = header.append_timestamp_ms
+            is_whole = header.base_offset in kept.batches and at_ms > now_ms - kept.batches_ms
+            if is_whole:
+                part.whole_start = min(part.whole_start, header.base_offset)
+            is_kept = header.end_offset > min(kept.deletions_from, part.whole_start) or at_ms > oldest_ms
+            rows = np.ones(header.record_count, np.bool_) if is_kept else _undeleted(columns, header)
+            is_copied = is_whole or columns is None or (columns.key_column is None and header.record_count)
+            part.rows.append(None if is_copied else rows)
+            if not rows.all():
+                part.deletions_end = header.end_offset
+            part.records += header.record_count
+            part.kept_bytes += header.batch_bytes
+
+    def _newest_of(self, dirty: Sequence[_Part]) -> Iterator[tuple[KeyOffsets, int]]:
+        """Yield the newest offsets of the keys of batches that fit into memory, and the end of those batches."""
+        taken: list[BinaryColumn] = []
+        offsets: list[Int64s] = []
+        size_bytes = end_offset = 0
+        for part in dirty:
+            for columns, header, _ in self._batches(part.segment):
+                if columns is None or columns.key_column is None:
+                    continue
+                keys, rows = _without_nulls(columns)
+                taken.append(keys)
+                offsets.append(rows)
+                size_bytes += len(keys.data) + KEY_BYTES * len(rows)
+                end_offset = header.end_offset
+                if size_bytes >= KEY_MEMORY_BYTES:
+                    yield KeyOffsets(taken, np.concatenate(offsets), _seed()), end_offset
+                    taken, offsets, size_bytes = [], [], 0
+        if taken:
+            yield KeyOffsets(taken, np.concatenate(offsets), _seed()), end_offset
+
+    def _unselect_replaced(self, part: _Part, newest: KeyOffsets) -> None:
+        """Unselect the records that have a newer one of their key."""
+        several: list[tuple[Columns, Mask]] = []
+        count = 0
+        for (columns, header, _), rows in zip(self._batches(part.segment), part.rows, strict=True):
+            if columns is None or rows is None or not rows.any():
+                continue
+            several.append((columns, rows))
+            count += header.record_count
+            if count >= 10_000:
+                _unselect(several, newest)
+                several, count = [], 0
+        _unselect(several, newest)
+
+    def _batches(self, segment: Segment) -> Iterator[tuple[Columns | None, BatchHeader, memoryview]]:
+        """Yield the batches of a closed segment, checked; `None` for columns that cannot be decoded, which stay."""
+        segments = self._segments
+        segments.files.make_room()
+        with self._state.disk():
+            file = segments.pin(segment)
+            try:
+                read_at = segments.reader(file)
+                before = ChainPoint.before(peek_header(read_at(HEADER_BYTES, 0)))
+                limit = self._state.settings.max_batch_bytes
+                for item in check_batches(read_at, 0, segment.size_bytes, before, limit):
+                    if self._stopped:
+                        raise SegmentGoneError
+                    if isinstance(item, BadBatch):
+                        raise CorruptLogError(
+                            item.reason, file=segment.path, offset=item.offset, position=item.position
+                        )
+                    yield _decoded(item[2], item[1]), item[1], item[2]
+            finally:
+                segments.files.unpin(file)
+
+    # --- replacement ---
+
+    def _groups(self, parts: Sequence[_Part]) -> Iterator[list[_Part]]:
+        """Yield adjacent segments that become one."""
+        group: list[_Part] = []
+        for part in parts:
+            kept = part.records - part.removed
+            part.kept_bytes = part.kept_bytes * kept // max(1, part.records)
+            size_bytes = part.kept_bytes + sum(each.kept_bytes for each in group)
+            span = part.end_offset - (group[0] if group else part).segment.base_offset
+            if group and (size_bytes > self._state.settings.segment_bytes or span > _MAX_SEGMENT_OFFSETS):
+                yield group
+                group = []
+            group.append(part)
+        yield group
+
+    def _replace(self, group: Sequence[_Part], truncations: int) -> int:
+        """Write the segment that replaces a group and rename it; return its bytes."""
+        first, end_offset = group[0].segment, group[-1].end_offset
+        is_again = len(group) == 1 and first.name.end_offset == end_offset
+        name = SegmentName(first.base_offset, end_offset, first.name.version + 1 if is_again else 0)
+        segment = self._segments.new_segment(name, 0)
+        temporary = segment.path + _TEMPORARY_SUFFIX
+        filesystem = self._segments.filesystem
+        try:
+            with self._state.disk():
+                self._write(segment, temporary, group)
+            return self._install(segment, temporary, [part.segment for part in group], truncations)
+        finally:
+            with suppress(OSError):
+                if filesystem.exists(temporary):
+                    filesystem.unlink(temporary)
+
+    def _write(self, segment: Segment, path: str, group: Sequence[_Part]) -> None:
+        files, space = self._segments.files, self._state.environment.space
+        files.make_room()
+        file = pin_empty(files, path)
+        try:
+            position = 0
+
+            def write(data: bytes) -> None:
+                nonlocal position
+                written = 0 if space.refusing else files.filesystem.pwritev(file.descriptor, [data], position)
+                if written != len(data):
+                    raise OSError(errno.ENOSPC, "no room for a compacted segment", path)
+                position += written
+                space.note_appended(written)
+
+            writer = CompactedWriter(write, segment.index, self._interval_bytes)
+            for part in group:
+                for (columns, header, batch), rows in zip(self._batches(part.segment), part.rows, strict=True):
+                    if columns is None or rows is None:
+                        writer.copy(header, batch)
+                    else:
+                        writer.add(columns, batch, rows)
+            writer.finish()
+            files.filesystem.fsync(file.descriptor)
+            segment.size_bytes, segment.index_ready = writer.size_bytes, True
+        finally:
+            files.unpin(file)
+            files.forget(path)
+
+    def _install(self, segment: Segment, temporary: str, replaced: Sequence[Segment], truncations: int) -> int:
+        """Rename a finished segment, and let it take the place of those that it replaces."""
+        state, segments, durability = self._state, self._segments, self._durability
+        with durability.round_lock, state.disk():
+            state.check_online()
+            with segments.lock:
+                if state.truncations != truncations or any(each not in segments.items for each in replaced):
+                    raise SegmentGoneError
+            segments.drop_index_files(segment.stem)
+            segments.filesystem.rename(temporary, segment.path)
+            segments.filesystem.fsync_directory(state.directory)
+            with segments.lock:
+                segments.replace(replaced, segment)
+                durability.note_replaced(segment)
+            self._retention.remove_files(replaced)
+        return segment.size_bytes
+
+
+def _is_worth(group: Sequence[_Part]) -> bool:
+    return len(group) >= MANY_SEGMENTS or any(part.removed for part in group)
+
+
+def _decoded(batch: memoryview, header: BatchHeader) -> Columns | None:
+    try:
+        return decode_batch(batch, max_payload_bytes=header.payload_bytes)
+    except (CorruptBatchError, UnsupportedCodecError):
+        return None  # Its checksum is right: it was stored without a check of its columns.
+
+
+def _undeleted(columns: Columns | None, header: BatchHeader) -> Mask:
+    """Return which records are not deletions: null values of a key."""
+    if columns is None or columns.key_column is None:
+        return np.ones(header.record_count, np.bool_)
+    return columns.value_column.valid() | ~columns.key_column.valid()
+
+
+def _without_nulls(columns: Columns) -> tuple[BinaryColumn, Int64s]:
+    """Return the keys of a batch that are not null, and the offsets of their records."""
+    keys, offsets = columns.key_column, columns.offset_array(0, columns.record_count)
+    assert keys is not None, "the batch has keys"
+    if keys.validity is None:
+        return keys, offsets
+    rows = np.flatnonzero(keys.valid())
+    each = Keys.of([keys]).take(rows)
+    ends = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(each.sizes, out=ends[1:])
+    data = b"".join(keys.data[start : start + size] for start, size in zip(each.starts, each.sizes, strict=True))
+    return BinaryColumn(ends, memoryview(data), None), offsets[rows]
+
+
+def _unselect(several: Sequence[tuple[Columns, Mask]], newest: KeyOffsets) -> None:
+    """Clear in the masks the records that have a newer one of their key; a record without a key stays."""
+    keys = [columns.key_column for columns, _ in several if columns.key_column is not None]
+    found = newest.newest(Keys.of(keys))
+    position = 0
+    for columns, kept in several:
+        part = found[position : position + columns.record_count]
+        is_replaced = part > columns.offset_array(0, columns.record_count)
+        assert columns.key_column is not None, "the batch has keys"
+        kept &= ~(is_replaced & columns.key_column.valid())
+        position += columns.record_count
+
+
+def _seed() -> int:
+    return int.from_bytes(os.urandom(8), "little")

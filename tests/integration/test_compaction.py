@@ -1,0 +1,168 @@
+"""Compacted topics on a real cluster: every client reads the newest record of each key, every replica keeps it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import headrace
+import pytest
+from headrace import aio
+from headrace.spark.option_table import BATCH
+from headrace.spark.options import read_options
+from headrace.spark.ranges import OffsetRange
+from headrace.spark.reader import RangePartition, read_partition
+from headrace.spark.schema import full_schema
+from headrace.wire.errors import InvalidRequestError
+from headrace.wire.ids import TopicPartition
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+
+from tests.integration.replicated import BROKER_SETTINGS, until
+
+KEYS = 300
+ROUNDS = 20
+SETTINGS = {**BROKER_SETTINGS, "compaction_interval_ms": 50, "producer_retry_window_ms": 0}
+COMPACT = {
+    "cleanup_policy": "compact",
+    "segment_bytes": 1 << 16,
+    "segment_ms": 1_000,
+    "max_batch_bytes": 1 << 14,
+    "file_delete_delay_ms": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with LocalCluster(LocalClusterSpec(brokers=3, coordinators=1, broker_settings=SETTINGS)) as running:
+        yield running
+
+
+def client(cluster, **settings):
+    return {"bootstrap_servers": cluster.bootstrap_servers, **settings}
+
+
+def put_rounds(cluster, topic, rounds=range(ROUNDS), *, deleted=(), **settings):
+    """Send a value of each key once a round, then delete some; return the newest value of each key."""
+    newest = {}
+    with headrace.Producer(**client(cluster, linger_ms=5, **settings)) as producer:
+        for turn in rounds:
+            for number in range(KEYS):
+                key, value = b"key-%d" % number, random.Random(f"{number} {turn}").randbytes(100)
+                producer.send(topic, value, key=key)
+                newest[key] = value
+        for key in deleted:
+            producer.send(topic, None, key=key)
+            newest[key] = None
+    return newest
+
+
+def read(cluster, topic, **settings):
+    """Return the records of a topic, with their keys."""
+    with headrace.Reader(topic, **client(cluster, **settings)) as reader:
+        return list(reader)
+
+
+def metric(cluster, name):
+    return [service.metrics()[f"headrace_broker_{name}"] for service in cluster.brokers if service.pid is not None]
+
+
+def compacted(cluster, topic, newest, records=4 * KEYS):
+    """Wait until little more than the newest records is left and nothing more goes; return what is read then."""
+    before = []
+
+    def look():
+        found, done = read(cluster, topic), metric(cluster, "compactions_total")
+        was = before[-1:]
+        before.append((found, done))
+        return found if was == before[-1:] and len(found) <= records else None
+
+    found = until(look, "the topic is compacted")
+    assert {record.key: record.value for record in found} == newest
+    assert [record.offset for record in found] == sorted({record.offset for record in found})
+    return found
+
+
+def test_every_client_reads_a_compacted_topic(cluster):
+    """Readers and consumers, both transports, Arrow and Spark see the same; a group has no lag at the end."""
+    with headrace.Admin(**client(cluster)) as admin:
+        admin.create_topic("all", partitions=1, replication_factor=3, config=COMPACT)
+        newest = put_rounds(cluster, "all", deleted=(b"key-3", b"key-4"), compression_type="zstd")
+        found = compacted(cluster, "all", newest)
+        expected = [(record.offset, record.key, record.value, record.timestamp_ms) for record in found]
+        end = ROUNDS * KEYS + 2
+        for transport in ("native", "grpc"):
+            again = read(cluster, "all", transport=transport)
+            assert [(each.offset, each.key, each.value, each.timestamp_ms) for each in again] == expected
+        with headrace.Reader("all", **client(cluster)) as reader:
+            table = reader.to_arrow()
+        assert table["offset"].to_pylist() == [record.offset for record in found]
+        assert table["key"].to_pylist() == [record.key for record in found]
+        middle = found[len(found) // 2].offset
+        with headrace.Reader("all", start=middle - 1, end=middle + 1, **client(cluster)) as reader:
+            assert [record.offset for record in reader][-1] == middle
+        with headrace.Consumer("all", group_id="g", auto_offset_reset="earliest", **client(cluster)) as consumer:
+            got = []
+            while not got or got[-1].offset < end - 1:
+                got += consumer.poll(timeout=10)
+            assert [record.offset for record in got] == [record.offset for record in found]
+            consumer.commit()
+        assert [lag.records for lag in admin.group_lag("g")] == [0]
+
+        async def read_async():
+            async with aio.Reader("all", **client(cluster)) as reader:
+                return [record.offset async for record in reader]
+
+        assert asyncio.run(read_async()) == [record.offset for record in found]
+        where = TopicPartition("all", 0)
+        options = read_options({"subscribe": "all", "headrace.bootstrap.servers": cluster.bootstrap_servers}, BATCH)
+        part = RangePartition(OffsetRange(where, 0, end))
+        rows = [row for batch in read_partition(options, full_schema(False), part) for row in batch.to_pylist()]
+        assert [row["offset"] for row in rows] == [record.offset for record in found]
+
+
+def test_records_need_keys(cluster):
+    """A record without a key is refused, with what to do."""
+    with headrace.Admin(**client(cluster)) as admin:
+        admin.create_topic("keys", partitions=1, replication_factor=3, config=COMPACT)
+    producer = headrace.Producer(**client(cluster))
+    with pytest.raises(InvalidRequestError, match="a record has no key"):
+        producer.send("keys", b"v").result()
+    with pytest.raises(headrace.DeliveryError):
+        producer.close()
+    with headrace.Producer(**client(cluster)) as producer:
+        assert producer.send("keys", b"v", key=b"k").result().offset == 0
+
+
+def test_a_replica_that_was_away_has_the_newest_records(cluster):
+    """A broker is killed, the others compact; back again it holds the same, and leads with it."""
+    with headrace.Admin(**client(cluster)) as admin:
+        admin.create_topic("away", assignments=[[1, 2, 3]], config=COMPACT)
+        put_rounds(cluster, "away", range(5))
+        cluster.broker(3).kill()
+        newest = put_rounds(cluster, "away", range(5, ROUNDS), deleted=(b"key-7",))
+        compacted(cluster, "away", newest)
+        cluster.restart(cluster.broker(3))
+        until(lambda: admin.describe_topic("away").partitions[0].in_sync_replicas == (1, 2, 3), "the broker is in sync")
+        cluster.broker(1).kill()
+        cluster.broker(2).kill()
+        try:
+            until(lambda: admin.describe_topic("away").partitions[0].leader_id == 3, "the broker leads")
+            found = until(lambda: read(cluster, "away"), "it serves")
+            assert {record.key: record.value for record in found} == newest
+        finally:
+            cluster.restart(cluster.broker(1))
+            cluster.restart(cluster.broker(2))
+            cluster.wait_until_healthy()
+
+
+def test_a_new_replica_copies_the_compacted_log(cluster):
+    """A replica that is added has the newest records, and no more of the others than the leader."""
+    with headrace.Admin(**client(cluster)) as admin:
+        admin.create_topic("moved", assignments=[[1, 2]], config={**COMPACT, "min_insync_replicas": 1})
+        newest = put_rounds(cluster, "moved")
+        compacted(cluster, "moved", newest)
+        admin.reassign_partitions({TopicPartition("moved", 0): [3]})
+        until(lambda: admin.describe_topic("moved").partitions[0].replicas == (3,), "it was moved")
+        found = until(lambda: read(cluster, "moved"), "the new replica serves")
+        assert {record.key: record.value for record in found} == newest
+        assert len(found) <= 4 * KEYS

@@ -1,0 +1,70 @@
+"""What a leader takes for a compacted topic, and when it compacts it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from headrace.wire.encoding import CompactedRange, column_parts, encode_batch, join_column
+from headrace.wire.errors import InvalidRequestError
+from headrace_broker.runtime.maintenance import compact_partition
+from headrace_server.topic_configs import TopicConfig
+
+from tests.unit.broker.test_broker_runtime import batch, leading_partition
+
+COMPACT = replace(TopicConfig(), cleanup_policy="compact")
+AT_MS = 1_700_000_000_000
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [batch(b"v")],
+        [batch(b"%d" % number) for number in range(30)],
+        [encode_batch([b"v", b"w"], [b"k", None], base_timestamp_ms=AT_MS)],
+    ],
+)
+async def test_records_need_keys(tmp_path: Path, batches: list[bytes]) -> None:
+    """A record without a key could never be replaced: it is refused, also one of many."""
+    async with leading_partition(tmp_path) as partition:
+        partition.config = COMPACT
+        result = partition.appender.append_now(batches, -1, committed=True)
+        assert result is not None
+        assert isinstance(result.error, InvalidRequestError)
+        assert "has no key" in str(result.error)
+        assert partition.replica.log_end_offset == 0
+        keyed = encode_batch([b"v", None], [b"k", b""], base_timestamp_ms=AT_MS)
+        result = partition.appender.append_now([keyed], -1, committed=True)
+        assert result is not None
+        assert result.error is None
+
+
+async def test_compacted_batches_are_not_taken(tmp_path: Path) -> None:
+    """Only compaction makes them."""
+    covers = CompactedRange(0, 5, 7, np.array([1], np.int64))
+    made = column_parts(join_column("v", [b"v"]), join_column("k", [b"k"]), base_timestamp_ms=AT_MS, compacted=covers)
+    async with leading_partition(tmp_path) as partition:
+        result = partition.appender.append_now([b"".join(made)], -1, committed=True)
+        assert result is not None
+        assert isinstance(result.error, InvalidRequestError)
+
+
+async def test_a_partition_is_compacted_and_counted(tmp_path: Path) -> None:
+    """Batches of a producer that may send them again stay; without them the newest record is left."""
+    async with leading_partition(tmp_path) as partition:
+        partition.config = COMPACT
+        await partition.update_log_settings()
+        for number in range(4):
+            keyed = encode_batch([b"%d" % number], [b"k"], base_timestamp_ms=AT_MS)
+            assert partition.appender.append_now([keyed], -1, committed=True) is not None
+        partition.on_flushed(partition.flush_blocking())
+        partition.open_log._writer.roll()
+        await compact_partition(partition, None, force=True)
+        assert partition.open_log.segment_count == 2
+        assert len(list(partition.open_log.reader.headers(0))) == 4, "the clock is in doubt"
+        await compact_partition(partition, partition.context.now_ms(), force=True)
+        (header,) = partition.open_log.reader.headers(0)
+        assert (header.is_compacted, header.record_count, header.end_offset) == (True, 1, 4)
+        assert partition.context.metrics.compaction_removed_records._value.get() == 3

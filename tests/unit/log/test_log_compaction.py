@@ -1,0 +1,413 @@
+"""Compaction: of each key the newest record stays, deletions are real, a crash at any point is harmless."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from headrace.log import LogSettings
+from headrace.log import log_compaction as module
+from headrace.log.segment import SegmentName, replaced_segments, segment_names
+from headrace.log.timestamps import TimestampKind
+from headrace.wire.batch import iter_batches, read_header
+from headrace.wire.columns import decode_batch, encode_batch
+from headrace.wire.compression import Codec
+from headrace.wire.errors import StorageFullError
+
+from tests.fakes.memory_filesystem import Loss, MemoryFileSystem, PowerLost
+from tests.unit.log.conftest import Bench
+
+DAY_MS = 24 * 3_600_000
+Entry = tuple[int, bytes | None, bytes | None, int, tuple[tuple[str, bytes], ...]]
+"""Offset, key, value, timestamp and headers of a record."""
+
+
+class Table:
+    """A log that is compacted, and what was ever appended to it."""
+
+    def __init__(self, bench: Bench, **settings: int) -> None:
+        self.bench = bench
+        bench.settings = LogSettings(segment_bytes=settings.pop("segment_bytes", 2_000), compacts=True, **settings)
+        self.log = bench.open()
+        self.appended: dict[int, Entry] = {}
+
+    def put(
+        self, pairs: Sequence[tuple[bytes | None, bytes | None]], *, epoch: int = 0, codec: Codec = Codec.NONE,
+        headers: bool = False, own_times: bool = False,
+    ) -> None:  # fmt: skip
+        """Append a batch."""
+        self.bench.now_ms += 1
+        keys, values = [key for key, _ in pairs], [value for _, value in pairs]
+        names = [(("n", b"%d" % row),) if row % 2 else () for row in range(len(pairs))] if headers else None
+        times = [self.bench.now_ms - row for row in range(len(pairs))] if own_times else None
+        batch = encode_batch(
+            values, keys, base_timestamp_ms=self.bench.now_ms, codec=codec, headers=names, timestamps_ms=times
+        )
+        offset = self.log.append(
+            [(batch, read_header(batch))], leader_epoch=epoch, append_timestamp_ms=self.bench.now_ms
+        )
+        for row, (key, value) in enumerate(pairs):
+            time = times[row] if times else self.bench.now_ms
+            self.appended[offset + row] = offset + row, key, value, time, names[row] if names else ()
+
+    def compact(self, *, force: bool = True, kept: module.Kept = module.NOTHING_KEPT) -> module.CompactionReport | None:
+        """Compact everything but the active segment."""
+        return self.log.compaction.compact(self.bench.now_ms, self.log.log_end_offset, kept, force=force)
+
+    def roll(self) -> None:
+        """Close the active segment, if it has records."""
+        if self.log._segments.active.size_bytes:
+            self.log._writer.roll()
+
+    def entries(self) -> list[Entry]:
+        """Read the log as a consumer does."""
+        found: list[Entry] = []
+        position = self.log.log_start_offset
+        for _, batch in iter_batches(self.bench.content()):
+            columns = decode_batch(batch, max_payload_bytes=1 << 20)
+            assert columns.header.base_offset == position, "offsets are covered without a gap"
+            assert columns.header.leader_epoch == self.log.epoch_at(position), "a batch has the epoch of its records"
+            position = columns.header.end_offset
+            found += zip(
+                columns.offsets(), columns.keys(), columns.values(), columns.timestamps(), columns.headers(),
+                strict=True,
+            )  # fmt: skip
+        assert position == self.log.log_end_offset
+        return found
+
+    def check(self, *, deleted_before: int = 0) -> None:
+        """Each record is one that was appended, unchanged; the newest of each key is there, unless it is a deletion
+        with an offset below `deleted_before`.
+        """
+        found = self.entries()
+        assert all(self.appended[entry[0]] == entry for entry in found)
+        newest = {entry[1]: entry for entry in self.appended.values() if entry[1] is not None}
+        there = {entry[0] for entry in found}
+        for offset, key, value, *_ in newest.values():
+            assert offset in there or (value is None and offset < deleted_before), (offset, key)
+        deleted = {key for offset, key, *_ in newest.values() if offset not in there}
+        assert not deleted & {entry[1] for entry in found}, "a deletion goes with all that it deletes"
+        assert all(offset in there for offset, key, *_ in self.appended.values() if key is None)
+        assert self.log.reader.verify() == self.log.log_end_offset
+
+    def keys(self) -> list[bytes | None]:
+        """Return the key of each record."""
+        return [entry[1] for entry in self.entries()]
+
+    def reopen(self) -> None:
+        """Stop cleanly and start again."""
+        self.bench.directory.close(clean=True, broker_epoch=1)
+        self.log = self.bench.open()
+
+
+def filled(bench: Bench, **settings: int) -> Table:
+    """Return a table with several values of ten keys in several segments."""
+    table = Table(bench, **settings)
+    for turn in range(30):
+        table.put([(b"k%d" % (row % 10), b"v%d-%d" % (turn, row)) for row in range(turn, turn + 5)])
+    table.roll()
+    return table
+
+
+def test_newest_record_of_each_key_stays(bench: Bench) -> None:
+    """Ten keys leave ten records, at their own offsets, and the log grows on behind them."""
+    table = filled(bench)
+    size_bytes = table.log.size_bytes
+    report = table.compact()
+    assert report is not None
+    assert (report.records, report.removed_records) == (150, 140)
+    assert report.size_bytes == size_bytes
+    assert report.written_bytes == table.log.size_bytes < size_bytes / 4
+    assert sorted(table.keys()) == [b"k%d" % number for number in range(10)]
+    assert table.log.log_start_offset == 0
+    table.check()
+    table.put([(b"k3", b"new")])
+    table.reopen()
+    table.check()
+    table.put([(b"k4", b"new")])
+    table.roll()
+    assert table.compact() is not None
+    assert len(table.keys()) == 10
+    table.check()
+
+
+def test_due(bench: Bench) -> None:
+    """A log is compacted when half of its closed bytes is new, when a segment waits for long, not before."""
+    table = filled(bench, max_compaction_lag_ms=DAY_MS)
+    assert table.compact(force=False) is not None
+    for turn in range(200):
+        table.put([(b"new%d" % turn, b"v" * 20)])
+    table.roll()
+    assert table.compact(force=False) is not None
+    table.put([(b"k3", b"new")])
+    table.roll()
+    assert table.compact(force=False) is None
+    bench.now_ms += DAY_MS
+    assert table.compact(force=False) is not None
+    assert table.compact(force=False) is None
+    table.check()
+
+
+def test_young_segments_wait(bench: Bench) -> None:
+    """With `min_compaction_lag_ms` no record goes before its time."""
+    table = filled(bench, min_compaction_lag_ms=1_000)
+    assert table.compact() is None
+    bench.now_ms += 1_000
+    assert table.compact() is not None
+    table.check()
+
+
+def test_deletion_is_real(bench: Bench) -> None:
+    """A deletion stays for its time; then no file has the key any more, nor any value of it."""
+    table = filled(bench, delete_retention_ms=DAY_MS)
+    table.put([(b"k3", None), (b"secret", b"of k9")])
+    table.put([(b"secret", None), (b"k1", b"newer")])
+    deleted_at = table.log.log_end_offset
+    table.roll()
+    assert table.compact() is not None
+    assert {b"k3", b"secret"} <= set(table.keys()), "readers see the deletions"
+    assert table.log.compaction.deletions_end == 0
+    table.check()
+    bench.now_ms += DAY_MS
+    assert table.compact(force=False) is None
+    bench.now_ms += module.DELETIONS_EVERY_MS
+    assert table.compact(force=False) is not None
+    assert not {b"k3", b"secret"} & set(table.keys())
+    table.check(deleted_before=deleted_at)
+    table.log.retention.remove_deleted_files(0)
+    table.log.retention.remove_deleted_files(DAY_MS)
+    names = bench.disk.list_directory(table.log.directory)
+    contents = [bench.disk.content(f"{table.log.directory}/{name}") for name in names]
+    assert not any(b"secret" in content or b"k3" in content for content in contents)
+    assert table.log.compaction.deletions_end == deleted_at
+    table.reopen()
+    assert table.log.compaction.deletions_end == deleted_at, "a restart keeps the knowledge"
+    assert table.compact(force=False) is None
+
+
+def test_record_without_key_stays(bench: Bench) -> None:
+    """Records that were appended before the topic was compacted may have no key."""
+    table = Table(bench)
+    table.put([(None, b"a"), (b"", b"b"), (None, b"c"), (b"", b"d")])
+    table.put([(None, b"e")] * 3)
+    table.put([(b"", b"f")])
+    table.roll()
+    assert table.compact() is not None
+    assert [entry[2] for entry in table.entries()] == [b"a", b"c", b"e", b"e", b"e", b"f"]
+    table.check()
+
+
+def test_more_keys_than_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that do not fit are compared one part after another."""
+    monkeypatch.setattr(module, "KEY_MEMORY_BYTES", 200)
+    table = filled(bench)
+    assert table.compact() is not None
+    assert len(table.keys()) == 10
+    table.check()
+
+
+def test_range_without_records(bench: Bench) -> None:
+    """A segment whose records are all replaced is one empty batch, which keeps its offsets."""
+    table = Table(bench, segment_bytes=100)
+    table.put([(b"a", b"1"), (b"b", b"1")])
+    table.put([(b"a", b"2"), (b"b", b"2")])
+    table.roll()
+    table.bench.settings = LogSettings(segment_bytes=1, compacts=True)
+    table.log.update_settings(table.bench.settings)
+    assert table.compact() is not None
+    assert [entry[0] for entry in table.entries()] == [2, 3]
+    assert table.log.segment_count == 3
+    table.check()
+    table.reopen()
+    table.check()
+
+
+def test_idle_log_is_compacted(bench: Bench) -> None:
+    """The last closed segment is compacted also if nothing was appended behind it."""
+    table = filled(bench)
+    assert table.log._segments.active.size_bytes == 0
+    assert table.compact() is not None
+    assert table.log.segment_count == 2
+
+
+def test_reader_of_a_replaced_segment(bench: Bench) -> None:
+    """What was located before a compaction is read as it was."""
+    table = filled(bench)
+    with table.log.reader.read(0, 10_000, 100) as found:
+        before = bytes(found.read())
+        assert table.compact() is not None
+        table.log.retention.remove_deleted_files(0)
+        table.log.retention.remove_deleted_files(DAY_MS)
+        assert bytes(found.read()) == before
+        assert not found.was_cut
+    assert table.log.reader.batch_with(3).is_compacted
+    found_at = table.log.reader.offset_for_timestamp(0, TimestampKind.APPEND)
+    assert found_at is not None
+    assert found_at.offset == 0
+
+
+@pytest.mark.parametrize("offset", [0, 1, 60, 140])
+def test_truncation_of_a_compacted_segment(bench: Bench, offset: int) -> None:
+    """A truncation into a compacted segment removes all of it; the log continues at its start, also after a restart."""
+    table = filled(bench)
+    assert table.compact() is not None
+    assert table.log.truncate_to(offset) == 0
+    table.appended.clear()
+    table.reopen()
+    assert table.log.log_end_offset == 0
+    table.put([(b"k", b"v")])
+    table.roll()
+    table.put([(b"l", b"v")])
+    table.reopen()
+    table.check()
+
+
+def test_reset_of_a_compacted_log(bench: Bench) -> None:
+    """A follower that starts again at 0 or elsewhere has nothing left."""
+    for offset in (0, 1_000):
+        table = filled(Bench())
+        assert table.compact() is not None
+        table.log.reset_to(offset, 7)
+        assert (table.log.log_start_offset, table.log.log_end_offset, table.log.last_crc) == (offset, offset, 7)
+        table.appended.clear()
+        table.reopen()
+        assert (table.log.log_start_offset, table.log.log_end_offset) == (offset, offset)
+
+
+def test_follower_copies_a_compacted_log(bench: Bench) -> None:
+    """A follower appends compacted batches as they are, and continues behind them with the same chain."""
+    table = filled(bench)
+    table.put([(b"k1", None)], epoch=3)
+    table.roll()
+    bench.now_ms += 2 * DAY_MS
+    assert table.compact() is not None
+    table.put([(b"k2", b"v")], epoch=4)
+    follower = Table(Bench())
+    for _, batch in iter_batches(bench.content()):
+        follower.log.append_replicated(bytes(batch))
+    follower.log.compaction.raise_deletions_end(table.log.compaction.deletions_end)
+    assert follower.entries() == table.entries()
+    assert follower.log.end == table.log.end
+    assert follower.log.compaction.deletions_end == table.log.compaction.deletions_end > 0
+    follower.reopen()
+    assert follower.entries() == table.entries()
+
+
+def test_batches_that_may_be_sent_again_stay(bench: Bench) -> None:
+    """They stay as they are, then go; a deletion behind one stays as long, and the file says so after a restart."""
+    table = Table(bench, delete_retention_ms=0)
+    table.put([(b"a", b"1"), (b"b", b"1")])
+    table.roll()
+    table.put([(b"a", b"2"), (b"b", None)])
+    table.roll()
+    bench.now_ms += 1
+    assert table.compact(kept=module.Kept(frozenset({0}), 1_000)) is not None
+    assert [entry[0] for entry in table.entries()] == [0, 1, 2, 3]
+    table.reopen()
+    bench.now_ms += 1_000
+    assert table.compact(kept=module.Kept(frozenset({0}), 1_000)) is not None
+    assert [entry[0] for entry in table.entries()] == [2]
+
+
+def test_full_disk(bench: Bench) -> None:
+    """A compaction that finds no room leaves the log as it was, and appends continue."""
+    table = filled(bench)
+    before = table.entries()
+    bench.disk.fail("pwritev", 28, suffix=".tmp")
+    with pytest.raises(StorageFullError):
+        table.compact()
+    assert table.entries() == before
+    table.put([(b"k1", b"still")])
+    assert not any(name.endswith(".tmp") for name in bench.disk.list_directory(table.log.directory))
+    assert table.compact() is not None
+    table.check()
+
+
+def test_names() -> None:
+    """A compacted segment replaces all whose offsets it covers, and an earlier version of itself."""
+    names = [
+        "00000000000000000000.log", "00000000000000000000-00000000000000000050-0.log",
+        "00000000000000000000-00000000000000000100-0.log", "00000000000000000000-00000000000000000100-1.log",
+        "00000000000000000050.log", "00000000000000000050-00000000000000000100-3.log",
+        "00000000000000000100.log", "00000000000000000150.log", "00000000000000000150.index", "x.log", "1.log",
+    ]  # fmt: skip
+    found = segment_names(names)
+    assert [name.stem + ".log" for name in found] == sorted(
+        (name for name in names[:8]), key=lambda name: found[[each.stem + ".log" for each in found].index(name)]
+    )
+    left = [name for name in found if name not in replaced_segments(found)]
+    assert left == [SegmentName(0, 100, 1), SegmentName(100), SegmentName(150)]
+
+
+def drawn(table: Table, chance: random.Random) -> None:
+    """Do one of the things that happen to a log."""
+    what = chance.random()
+    if what < 0.7:
+        keys = chance.randrange(1, 20)
+        pairs: list[tuple[bytes | None, bytes | None]] = [
+            (
+                None if chance.random() < 0.02 else b"key%d" % chance.randrange(keys),
+                None if chance.random() < 0.15 else bytes(chance.choices(b"xyz", k=chance.randrange(40))),
+            )
+            for _ in range(chance.choice((1, 1, 2, 5, 30)))
+        ]
+        table.put(
+            pairs, epoch=table.log.last_epoch + (chance.random() < 0.05), codec=chance.choice((Codec.NONE, Codec.ZSTD)),
+            headers=chance.random() < 0.3, own_times=chance.random() < 0.3,
+        )  # fmt: skip
+    elif what < 0.8:
+        table.roll()
+        table.bench.now_ms += chance.choice((1, 1_000, DAY_MS))
+    elif what < 0.9:
+        bases = [header.base_offset for header in table.log.reader.headers(0)] if table.appended else []
+        sent_again = frozenset(chance.sample(bases, min(len(bases), chance.choice((0, 0, 1, 5)))))
+        kept = module.Kept(
+            sent_again, chance.choice((1_000, DAY_MS)), chance.choice((1 << 60, table.log.log_end_offset // 2))
+        )
+        table.compact(force=chance.random() < 0.5, kept=kept)
+    elif what < 0.95:
+        table.log.retention.remove_deleted_files(table.bench.now_ms)
+    else:
+        table.log.durability.checkpoint(table.bench.now_ms, table.log.log_end_offset, force=True)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_history(bench: Bench, seed: int) -> None:
+    """Whatever was appended, deleted and compacted, the newest record of each key is read, none is changed."""
+    chance = random.Random(seed)
+    table = Table(bench, segment_bytes=chance.choice((400, 2_000, 20_000)), delete_retention_ms=DAY_MS)
+    for _ in range(150):
+        drawn(table, chance)
+    table.check(deleted_before=table.log.log_end_offset)
+    table.reopen()
+    table.check(deleted_before=table.log.log_end_offset)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_crash_at_any_point(seed: int) -> None:
+    """After a loss of power during a compaction all is there that was fsynced, whatever the disk kept of the rest."""
+    chance = random.Random(seed)
+    bench = Bench(disk=MemoryFileSystem(), boot_id=str(seed))
+    table = Table(bench, segment_bytes=400, delete_retention_ms=DAY_MS)
+    for _ in range(40):
+        drawn(table, chance)
+    table.roll()
+    flushed = table.log.flush()
+    table.log.durability.checkpoint(bench.now_ms, flushed, force=True)
+    bench.now_ms += chance.choice((0, 2 * DAY_MS))
+    bench.disk.lose_power(after=chance.randrange(60))
+    try:
+        table.compact()
+        table.log.retention.remove_deleted_files(0)
+        table.log.retention.remove_deleted_files(DAY_MS)
+        bench.disk.keep_power()
+    except PowerLost:
+        pass
+    bench.disk.crash(chance.choice(list(Loss)), chance)
+    bench.boot_id = f"{seed} again"
+    table.log = bench.open()
+    assert table.log.log_end_offset == flushed
+    table.check(deleted_before=flushed)
+    table.compact()
+    table.check(deleted_before=flushed)
