@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from tests.mutation.catalogue_admission import ADMISSION
 from tests.mutation.catalogue_clients import CLIENTS
+from tests.mutation.catalogue_compaction import COMPACTION
 from tests.mutation.catalogue_etcd import ETCD
 from tests.mutation.catalogue_groups import GROUPS
 from tests.mutation.catalogue_membership import MEMBERSHIP
 from tests.mutation.catalogue_replication import REPLICATION
 from tests.mutation.catalogue_storage import STORAGE
 
-CATALOGUE = (*REPLICATION, *MEMBERSHIP, *ETCD, *STORAGE, *CLIENTS, *GROUPS, *ADMISSION)
+CATALOGUE = (*REPLICATION, *MEMBERSHIP, *ETCD, *STORAGE, *COMPACTION, *CLIENTS, *GROUPS, *ADMISSION)

@@ -25,7 +25,7 @@ class CompactionModel(ReplicationModel):
 
 
 @given(seed=st.integers(0, 2**32), durable=st.booleans(), minimum=st.sampled_from([1, 2]))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_long_walks_with_compaction(seed: int, durable: bool, minimum: int) -> None:
     """The newest record of each key is on every member; a deleted one is on none once its deletion is gone."""
     chance = random.Random(seed)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import structlog
-from headrace.log import CorruptLogError, DiskLimits, PartitionLog
+from headrace.log import CorruptLogError, DiskLimits, PartitionLog, compacted_writer, log_compaction
 from headrace.log.directory import LogId
 from headrace.wire.errors import HeadraceError
 from headrace_broker import app
@@ -72,6 +72,7 @@ ORDERLY_DRAIN_MS = 120_000
 """A stop at its limit hands nothing over."""
 STOP_TIMEOUT_MS = 20_000
 """An orderly stop that takes longer, apart from its wait for successors, breaks the run."""
+COMPACTION_INTERVAL_MS = 300
 MAX_PRODUCERS = 4
 RETRY_WINDOW_MS = 2_500
 EXPIRY_MS = 6_000
@@ -374,6 +375,7 @@ def _settings(node: BrokerNode) -> BrokerSettings:
         drain_timeout_ms=_drain_ms(plan),
         maintenance_interval_ms=400,
         retention_interval_ms=plan.retention_interval_ms,
+        compaction_interval_ms=COMPACTION_INTERVAL_MS,
         scrub_interval_ms=0,
         max_replica_fetch_bytes=700,
         slow_append_ms=plan.slow_append_ms,
@@ -428,6 +430,10 @@ def simulated(seed: int = 0, *, small: bool = False) -> Iterator[None]:
             stack.enter_context(mock.patch.object(outgoing, "CHUNK_BYTES", 200))
             stack.enter_context(mock.patch.object(producer_state, "SNAPSHOT_MS", 2_500))
             stack.enter_context(mock.patch.object(maintenance, "SCRUB_BYTES", 1_000))
+            stack.enter_context(mock.patch.object(log_compaction, "MANY_SEGMENTS", 3))
+            stack.enter_context(mock.patch.object(log_compaction, "KEY_MEMORY_BYTES", 1_000))
+            stack.enter_context(mock.patch.object(compacted_writer, "BATCH_BYTES", 500))
+            stack.enter_context(mock.patch.object(compacted_writer, "PERIOD_MS", 1_000))
             stack.enter_context(mock.patch.object(ProducerWindows, "_forget", _forget))
         before, processors = random.getstate(), structlog.get_config()["processors"]
         kept = processors.copy()

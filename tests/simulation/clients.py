@@ -26,7 +26,7 @@ from headrace.wire.ids import TopicPartition
 
 from tests.simulation.client_calls import ClientLoop
 from tests.simulation.exercise import CHECKED
-from tests.simulation.history import FAIL, OK, UNKNOWN, Poll, Send
+from tests.simulation.history import FAIL, OK, REPLACEABLE, UNKNOWN, Poll, Send, is_replaceable
 from tests.simulation.promises import address_of, name_of
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ GIVING_UP_MS = 1_200
 LIFE_MS = 1_500
 """After so long a producer ends and another begins, where partitions forget them."""
 CODECS: tuple[Any, ...] = ("none", "none", "gzip", "zstd")
+REPLACING = 0.5
+"""Share of records that replace each other, in a compacted topic."""
 BURSTING = 0.3
 """Share of producers that send bursts, and of their sends that are one."""
 SETTINGS: dict[str, Any] = {
@@ -127,6 +129,7 @@ class Producer(Client):
         # Drawn apart, so that other seeds stay as they are.
         self._bursts = random.Random(f"{cluster.plan.seed}/{self.name}/bursts")
         self._has_bursts = self._bursts.random() < BURSTING
+        self._replacing = random.Random(f"{cluster.plan.seed}/{self.name}/replacing")
 
     @property
     def waits(self) -> bool:
@@ -182,17 +185,23 @@ class Producer(Client):
             count += FEW_BATCHES + self._bursts.randrange(FEW_BATCHES)
             self.world.count("bursts of small batches")
         names = [f"{self.name}.{self._sent + index}" for index in range(count)]
+        keys: list[bytes] | None = None
+        if self.cluster.plan.compacts:
+            names = [REPLACEABLE + name if self._replacing.random() < REPLACING else name for name in names]
+            keys = [REPLACEABLE.encode() if is_replaceable(name) else name.encode() for name in names]
         self._sent += count
         values = [name.encode().ljust(self._chance.choice(SIZES)) for name in names]
         done = 0
         try:
             if as_batch:
-                for future, records in (await producer.send_many(TOPIC, values, partition=number)).parts:
+                for future, records in (await producer.send_many(TOPIC, values, keys=keys, partition=number)).parts:
                     self._wait(producer, number, tuple(names[done : done + records]), future)
                     done += records
             else:
                 for name, value in zip(names, values, strict=True):
-                    self._wait(producer, number, (name,), await producer.send(TOPIC, value, partition=number))
+                    record_key = None if keys is None else keys[done]
+                    sent = await producer.send(TOPIC, value, key=record_key, partition=number)
+                    self._wait(producer, number, (name,), sent)
                     done += 1
         except HeadraceError as error:
             self.world.count(f"sends refused: {error.code.name}")

@@ -7,10 +7,11 @@ what liveness promises, reads every replica and lets `history` judge.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from headrace.log.directory import LogId
 from headrace.wire.batch import iter_batches
+from headrace.wire.columns import decode_batch
 from headrace_broker.core.roles import Role
 from headrace_coordinator.core import topic_writes
 from headrace_server.cluster_identity import FORMAT_VERSION, ClusterIdentity
@@ -32,7 +33,7 @@ from tests.simulation.invariants import Checks
 from tests.simulation.machine import LOSSES, BrokerNode
 from tests.simulation.network import Network, NetworkRates
 from tests.simulation.plan import Plan
-from tests.simulation.promises import PromiseChecks
+from tests.simulation.promises import PromiseChecks, name_of
 from tests.simulation.recovery import Recovery
 from tests.simulation.reference_log import Entry, entry_of
 from tests.simulation.transport import Transport
@@ -227,6 +228,11 @@ class Cluster:
         }
         if plan.retention_ms >= 0:
             configs |= {"retention_ms": str(plan.retention_ms), "segment_ms": "1000"}
+        if plan.compacts:
+            policy = "compact" if plan.retention_ms < 0 else "compact,delete"
+            configs |= {"cleanup_policy": policy, "min_dirty_percent": "5"}
+            if plan.retention_ms < 0:
+                configs["retention_ms"] = "-1"
         if not self.flushed_only:
             configs["durability"] = "async"
         self.topic = metadata_pb2.Topic(
@@ -563,9 +569,13 @@ def _read(host: Host, broker_id: int) -> Final:
     offset, end = start, host.replica.high_watermark
     while offset < end:
         with log.reader.read(offset, 1 << 20, end) as found:
-            for header, _ in iter_batches(found.read()):
+            for header, view in iter_batches(found.read()):
                 batch = entry_of(header, header.base_offset, header.leader_epoch)
-                named = enumerate(cluster.names_of(batch), batch.base)
+                named: Iterable[tuple[int, str]] = enumerate(cluster.names_of(batch), batch.base)
+                if header.is_compacted:
+                    columns = decode_batch(bytes(view), max_payload_bytes=1 << 20)
+                    values = zip(columns.offsets(), columns.values(), strict=True)
+                    named = [(at, name_of(value or b"")) for at, value in values]
                 records += [(at, name) for at, name in named if at >= start]
             offset = found.end_offset
     return Final(f"b{broker_id}", cluster.number_of(host.key), start, tuple(records))

@@ -6,6 +6,7 @@ import errno
 import random
 
 from headrace.log.errors import REFUSALS as REFUSED
+from headrace.log.segment import SegmentName, segment_names
 
 from tests.fakes.memory_filesystem import ANY_CALL, NEEDS_DESCRIPTOR, NEEDS_ROOM, UNLIMITED, Loss
 from tests.simulation.cluster import DAY_MS
@@ -85,15 +86,15 @@ class DiskFaults(Faults):
             return False
         mark, directory = host.log._state.flushed, host.log.directory
         sizes = {
-            int(name[:-4]): len(node.filesystem.content(f"{directory}/{name}"))
-            for name in node.filesystem.list_directory(directory)
-            if name.endswith(".log") and int(name[:-4]) <= mark.segment
+            name: len(node.filesystem.content(f"{directory}/{name.stem}.log"))
+            for name in segment_names(node.filesystem.list_directory(directory))
+            if name.base_offset <= mark.segment
         }
-        sizes[mark.segment] = mark.position
-        base_offset = chance.choice(sorted(sizes))
-        if not sizes[base_offset]:
+        sizes[SegmentName(mark.segment)] = mark.position
+        name = chance.choice(sorted(sizes))
+        if not sizes[name]:
             return False
-        path, position = f"{directory}/{base_offset:020d}.log", chance.randrange(sizes[base_offset])
+        path, position = f"{directory}/{name.stem}.log", chance.randrange(sizes[name])
         content, kind = node.filesystem.content(path), chance.choice(("flip", "flip", "cut", "misdirect"))
         block = min(len(content) - position, 512)
         source = chance.randrange(len(content) - block + 1)

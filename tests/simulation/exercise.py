@@ -16,7 +16,7 @@ CHECKED = "checked: "
 JUDGED = "judged: "
 """An anomaly of the clients' history, in the end."""
 FAULT = "fault: "
-INVARIANTS = (*(f"I{number}" for number in range(1, 21)), "H35", "H43")
+INVARIANTS = (*(f"I{number}" for number in range(1, 21)), "H35", "H43", "compaction")
 """I21 is nonmonotonic-send, I22 is aborted-read. H21 is counted and not required: in few drawn seeds anybody leads
 uncleanly; a test of its own and scenarios do that."""
 CLIENTS = (

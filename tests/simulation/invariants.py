@@ -146,6 +146,9 @@ class Checks:
 
     def _add(self, host: Host, reference: ReferenceLog, header: BatchHeader, base: int, epoch: int) -> None:
         partition = self.partitions[host.key]
+        if header.is_compacted:
+            self._add_compacted(host, reference, header)
+            return
         known = partition.digests.get((base, epoch))
         if reference.entries or base == 0:
             before = reference.entries[-1].digest if reference.entries else 0
@@ -164,6 +167,23 @@ class Checks:
             raise SimulationError("I7", f"{_name(host)} has another log up to {base} of epoch {epoch} than others had")
         reference.add(entry_of(header, base, epoch, digest))
 
+    def _add_compacted(self, host: Host, reference: ReferenceLog, header: BatchHeader) -> None:
+        """A compacted batch counts as those that it replaces, which were committed, with their chain."""
+        committed = self.partitions[host.key].committed
+        at = bisect_left(committed.bases, header.base_offset)
+        replaced = [each for each in committed.entries[at:] if each.end <= header.end_offset]
+        self._checked("compaction")
+        if (
+            not replaced
+            or (replaced[0].base, replaced[-1].end) != (header.base_offset, header.end_offset)
+            or {each.epoch for each in replaced} != {header.leader_epoch}
+            or replaced[-1].crc != header.chain_crc
+        ):
+            where = f"{header.base_offset} to {header.end_offset}"
+            raise SimulationError("I7", f"{_name(host)}: {where} are compacted and not what was committed")
+        for entry in replaced:
+            reference.add(entry)
+
     def accepted(self, host: Host, batches: ReadableBuffer) -> None:
         """A follower took these bytes from its leader: none of them is corrupt (I17)."""
         for header, view in iter_batches(batches):
@@ -180,7 +200,8 @@ class Checks:
             raise SimulationError("I6", f"{_name(host)} cut to {end}, inside a batch")
         partition = self.partitions[host.key]
         self._checked("I18", not partition.unclean)
-        if end < host.replica.high_watermark and not partition.unclean and not partition.is_deleted:
+        is_promised = not (partition.unclean or partition.is_deleted or self._is_behind_compaction(host))
+        if end < host.replica.high_watermark and is_promised:
             raise SimulationError(
                 "I18", f"{_name(host)} cut to {end}, below its high watermark {host.replica.high_watermark}"
             )
@@ -192,8 +213,15 @@ class Checks:
         reference.entries.clear()
         reference.start = reference.flushed = offset
         reference.certain = True
-        if offset < host.replica.high_watermark and not self.partitions[host.key].unclean:
+        is_promised = not (self.partitions[host.key].unclean or self._is_behind_compaction(host))
+        if offset < host.replica.high_watermark and is_promised:
             raise SimulationError("I18", f"{_name(host)} starts over at {offset}, below its high watermark")
+
+    def _is_behind_compaction(self, host: Host) -> bool:
+        """Whether a replica may give up what is committed and copy it again: others have compacted without it."""
+        state = self.partitions[host.key].state
+        named = () if state is None else (*state.in_sync, *state.eligible_leaders)
+        return self._cluster.plan.compacts and all(each.broker_id != host.broker.broker_id for each in named)
 
     def shortens(self, host: Host, end: int) -> None:
         """The log is about to be cut to `end` or to start over: should it die in that, what lies behind is open."""

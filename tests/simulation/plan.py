@@ -118,6 +118,8 @@ class Plan(FaultProfile):
     retention_ms: int = -1
     """As the topic's setting; -1: nothing is removed by its age."""
     retention_interval_ms: int = 1_000
+    compacts: bool = False
+    """The topic is compacted, and some records replace each other."""
     fences: bool = False
     """As the broker's `fence_on_lease_loss`."""
     cold_cache: bool = False
@@ -178,6 +180,7 @@ class Plan(FaultProfile):
             slow_append_ms=chance.choice((20, 20, 0)),
             leader_rebalance_interval_ms=chance.choice((1_000, 3_000, 300_000)),
             retention_ms=chance.choice((-1, -1, -1, -1, 2_000)),
+            compacts=random.Random(f"{seed}/compacts").random() < COMPACTS_SHARE,
             retention_interval_ms=chance.choice((300, 1_000)),
             fences=chance.random() < 0.2,
             cold_cache=chance.random() < 0.2,
@@ -203,6 +206,8 @@ ORDERLY_SHARE = 0.1
 """This share of seeds has only clean operations."""
 GIVES_UP_SHARE = 0.25
 """In this share of seeds producers give up at a definite error."""
+COMPACTS_SHARE = 0.2
+"""In this share of seeds the topic is compacted."""
 FORGETS_SHARE = 0.15
 """In this share of seeds producers come and go, and expire."""
 _RARE = ("unclean election", "durability changes")

@@ -7,6 +7,7 @@ what may not come back is a deleted one.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from headrace.log import LogSettings
@@ -36,6 +37,8 @@ class CompactedNode(Node):
     """One broker's replica of a compacted partition."""
 
     partition: CompactedReplicas
+    _read_state: object = None
+    _read_rows: Sequence[Row] = ()
 
     def produce(self, records: int = 1, *, producer: tuple[int, int, int] = (-1, -1, -1), token: int = -1) -> int:
         """Append one batch of new values of some keys as the leader; its base offset."""
@@ -65,9 +68,12 @@ class CompactedNode(Node):
             START_MS + self.partition.at_ms, self.replica.high_watermark, Kept(sent_again, 20_000), force=True
         )
 
-    def rows(self) -> list[Row]:
-        """All records of the log."""
+    def rows(self) -> Sequence[Row]:
+        """All records of the log; read again where it has changed."""
         log, found = self.log, []
+        state = log, log.log_start_offset, [(each.path, each.size_bytes, each.cuts) for each in log._segments.items]
+        if state == self._read_state:
+            return self._read_rows
         offset = log.log_start_offset
         while offset < log.log_end_offset:
             with log.reader.read(offset, 1 << 20, log.log_end_offset) as part:
@@ -77,6 +83,7 @@ class CompactedNode(Node):
                         assert key is not None
                         found.append(Row(each, header.leader_epoch, key, value))
                 offset = part.end_offset
+        self._read_state, self._read_rows = state, found
         return found
 
     def chain(self) -> dict[tuple[int, int], int]:

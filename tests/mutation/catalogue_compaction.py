@@ -1,0 +1,150 @@
+"""Rules of compaction: which records go, what replaces a file, and what a follower must not miss."""
+
+from __future__ import annotations
+
+from tests.mutation.mutants import Mutant, Test, drop, never, replace
+
+LOGS = "tests/unit/log/test_log_compaction.py::"
+FOLLOWERS = "tests/unit/broker/test_broker_compacted_replicas.py::"
+NO_NULLS = "Records of the simulator have values."
+TOO_RARE = "The simulator seldom loses power in the one call that matters."
+
+COMPACTION = (
+    Mutant(
+        "keys-found-by-hash",
+        "H150",
+        "KeyOffsets.newest",
+        replace("keys.take(rows).equal(self._keys.take(places))", "np.ones(len(rows), np.bool_)"),
+        "Two keys with the same hash count as one, and a record goes that nothing replaces.",
+        Test("tests/unit/log/test_log_key_offsets.py::test_another_key_with_the_same_hash", "Hashes are 64 bits long."),
+    ),
+    Mutant(
+        "uncommitted-records-compacted",
+        "H150",
+        "LogCompaction._parts",
+        replace("min(high_watermark, state.flushed.offset)", "state.flushed.offset"),
+        "A record that may be taken back replaces a committed one.",
+        Test(FOLLOWERS + "test_what_is_not_committed_is_not_compacted", "Closed segments there are soon committed."),
+    ),
+    Mutant(
+        "compacted-file-not-synced",
+        "H152",
+        "LogCompaction._write",
+        drop("files.filesystem.fsync(file.descriptor)"),
+        "A compacted segment replaces others before it is on the disk.",
+        Test(LOGS + "test_crash_at_any_point", TOO_RARE),
+    ),
+    Mutant(
+        "compacted-name-not-synced",
+        "H152 H36",
+        "LogCompaction._install",
+        drop("segments.filesystem.fsync_directory(state.directory)"),
+        "Segments are removed while the name of what replaces them may be lost.",
+        Test(LOGS + "test_crash_at_any_point", TOO_RARE),
+    ),
+    Mutant(
+        "recovery-point-in-a-replaced-segment",
+        "H152 H31",
+        "LogCompaction._compact",
+        drop("self._durability.write_checkpoint(both=True)"),
+        "After a crash the recovery point names a segment that is gone.",
+        Test(LOGS + "test_crash_at_any_point", TOO_RARE),
+    ),
+    Mutant(
+        "replaced-segments-read-again",
+        "H152",
+        "recover",
+        replace("replaced_segments(present)", "[]"),
+        "After a crash a log has segments and what replaces them.",
+        Test(LOGS + "test_crash_at_any_point", TOO_RARE),
+    ),
+    Mutant(
+        "chain-ends-in-a-compacted-batch",
+        "I30 I7",
+        "CompactedWriter._end_batch",
+        replace("pending.last.chain_crc", "0"),
+        "What follows a compacted batch does not continue it.",
+        Test(LOGS + "test_newest_record_of_each_key_stays", "The simulator compares it, too."),
+    ),
+    Mutant(
+        "epochs-in-one-compacted-batch",
+        "I30 I6",
+        "CompactedWriter._fits",
+        replace("header.leader_epoch == pending.last.leader_epoch", "True"),
+        "Records count for another leader's epoch.",
+        Test(LOGS + "test_follower_copies_a_compacted_log", "The simulator compares it, too."),
+    ),
+    Mutant(
+        "batches-of-retries-compacted",
+        "H48",
+        "LogCompaction._select_undeleted",
+        never("header.base_offset in kept.batches and at_ms > now_ms - kept.batches_ms"),
+        "After a restart a retry of an acknowledged batch is taken for a new one.",
+        Test(LOGS + "test_batches_that_may_be_sent_again_stay", "Snapshots of producers hide it."),
+    ),
+    Mutant(
+        "deletions-removed-behind-kept-batches",
+        "H150",
+        "LogCompaction._select",
+        replace("kept._replace(deletions_from=part.whole_start)", "kept"),
+        "A deletion goes, and what it deletes is in an earlier batch that stays.",
+        Test(LOGS + "test_batches_that_may_be_sent_again_stay", NO_NULLS),
+    ),
+    Mutant(
+        "missed-deletion-not-noticed",
+        "H151",
+        "compare_logs",
+        never("log.log_start_offset < offset < log.deletions_end and request.deletions_end < log.deletions_end"),
+        "A follower that was away keeps records that were deleted, for ever.",
+        Test(FOLLOWERS + "test_a_follower_that_has_missed_a_deletion_begins_again", NO_NULLS),
+    ),
+    Mutant(
+        "removed-deletions-not-stored",
+        "H151",
+        "LogCompaction._compact",
+        drop("self.raise_deletions_end(...)"),
+        "A leader removes deletions and does not know.",
+        Test(FOLLOWERS + "test_a_follower_that_has_missed_a_deletion_begins_again", NO_NULLS),
+    ),
+    Mutant(
+        "end-within-a-compacted-batch",
+        "I30 H3",
+        "compare_logs",
+        never("before.is_compacted and before.end_offset > offset"),
+        "A follower whose end is in a compacted batch is told that its log differs, and stops.",
+        Test(
+            FOLLOWERS + "test_a_follower_goes_back_to_the_start_of_a_compacted_batch",
+            "The simulator ends with the replica offline, too, if a follower is away for long enough.",
+        ),
+    ),
+    Mutant(
+        "truncated-in-a-compacted-file",
+        "I6",
+        "LogTruncation._cut_to",
+        never("segment.is_compacted"),
+        "A file is appended to whose name says where it ends.",
+        Test(
+            LOGS + "test_truncation_of_a_compacted_segment",
+            "Truncations into what is committed need unclean elections.",
+        ),
+    ),
+    Mutant(
+        "records-without-key-in-a-compacted-topic",
+        "I30",
+        "_check_batch",
+        never("config.compacts and header.flags & _KEYS_AND_NULLS != BatchFlags.KEYS"),
+        "A record without a key stays for ever in a compacted topic.",
+        Test("tests/unit/broker/test_broker_compacted_topic.py::test_records_need_keys", "Its records have keys."),
+    ),
+    Mutant(
+        "compacted-batch-taken-from-a-client",
+        "I6",
+        "_check_batch",
+        never("header.flags & _UNAPPENDABLE"),
+        "A client's batch covers offsets that it does not have.",
+        Test(
+            "tests/unit/broker/test_broker_compacted_topic.py::test_compacted_batches_are_not_taken",
+            "Clients send none.",
+        ),
+    ),
+)
