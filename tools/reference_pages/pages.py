@@ -19,6 +19,7 @@ from reference_pages.native_page import native_body
 from reference_pages.rpcs_page import rpcs_body, values_body
 from reference_pages.segment_page import segment_body
 from reference_pages.settings_page import settings_body
+from reference_pages.trace_page import trace_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ PAGES = (
     Page("reference/settings.md", "the services' settings.py and sdk/headrace/client/base/config.py", settings_body),
     Page("reference/metrics.md", "the services' metrics.py", metrics_body),
     Page("reference/audit.md", "services/common/headrace_server/audit/events.py and methods.py", audit_body),
+    Page("reference/trace-format.md", "sdk/headrace/wire/request_trace.py", trace_body),
     Page("reference/commands.md", "the modules of headrace.cli", commands_body),
     Page("reference/jobs.md", "the modules of spark_jobs", jobs_body),
     Page("reference/chart-values.md", "deploy/helm/headrace/values.yaml", chart_body),
