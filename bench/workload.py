@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from dataclasses import replace
 from typing import Annotated
 
 import typer
-from headrace.cli.bench.commands import ETC_KEYS, ETC_ZIPF, PAPER_VALUE_BYTES
+from headrace.cli.bench.commands import PAPER_VALUE_BYTES
+from headrace.cli.bench.models import DEFAULT_KEYS, ETC
 from headrace.cli.bench.records import BLOCK_RECORDS, KeyPool, made_blocks
-from headrace.cli.bench.workloads import EtcWorkload, PaperWorkload, Workload
+from headrace.cli.bench.workloads import ModelWorkload, PaperWorkload, Workload
 from rich.console import Console
 from rich.table import Table
 
@@ -44,13 +46,13 @@ def records_per_second(workload: Workload, pool: KeyPool | None, requests: int) 
 def main(
     requests: Annotated[int, typer.Option(help="Requests of a round.", min=BLOCK_RECORDS)] = 4_000_000,
     rounds: Annotated[int, typer.Option(help="Rounds of each measurement.", min=1)] = 5,
-    keys: Annotated[int, typer.Option(help="etc: number of distinct keys.", min=1)] = ETC_KEYS,
+    keys: Annotated[int, typer.Option(help="etc: number of distinct keys.", min=1)] = DEFAULT_KEYS,
 ) -> None:
     """Print a table of the generation rates."""
     requests -= requests % BLOCK_RECORDS
     workloads: dict[str, tuple[Workload, KeyPool | None]] = {
         "paper": (PaperWorkload(PAPER_VALUE_BYTES, math.inf), None),
-        "etc": (EtcWorkload(keys, ETC_ZIPF, None, SEED), KeyPool(keys, PARTITIONS, SEED)),
+        "etc": (ModelWorkload(replace(ETC, keys=keys), None, SEED), KeyPool(keys, PARTITIONS, SEED, ETC.key_bytes)),
     }
     table = Table(title=f"requests per second and core: medians of {rounds} rounds of {requests:,}")
     for heading in ("workload", "requests", "target", "met", "as columns of keys and values"):

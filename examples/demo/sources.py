@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from headrace.cli.bench.workloads import Popularity
+from headrace.cli.bench.distributions import Popularity
 
 CHUNK_RECORDS = 12_000
 CHUNK_BYTES = 2 << 20

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,19 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from headrace.cli.bench import commands as bench
+from headrace.cli.bench.distributions import DailyPattern, Popularity, SizeModel, Tail
+from headrace.cli.bench.models import ETC, POOLS, SHORT_VALUES, WorkloadModel, model_of
 from headrace.cli.bench.pace import percentiles_ms, send_paced
 from headrace.cli.bench.records import KeyPool, MadeBlock, RecordColumns, Timetable, block_records, made_blocks
-from headrace.cli.bench.workloads import (
-    SHORT_VALUES,
-    EtcWorkload,
-    PaperWorkload,
-    Popularity,
-    Requests,
-    etc_key_bytes,
-    etc_value_bytes,
-    gaps_us,
-    mean_gap_us,
-)
+from headrace.cli.bench.workloads import ModelWorkload, PaperWorkload, Requests
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.records.record_json import OutgoingRecord
 from headrace.client.base.errors import DeliveryError
@@ -32,6 +25,13 @@ from headrace.client.base.partitioner import partition_for_key
 from headrace.client.producer.futures import BatchFuture, PendingBatch, future_for
 from headrace.wire.errors import NotEnoughReplicasError
 from headrace.wire.ids import TopicPartition
+from headrace.wire.request_trace import TableOperation, decode_block
+
+
+def etc(keys: int, exponent: float, **changes: Any) -> WorkloadModel:
+    """ETC with other keys, at an even load."""
+    return replace(ETC, keys=keys, zipf_exponent=exponent, **{"hourly_load": (), **changes})
+
 
 EVEN = (np.arange(200_000) + 0.5) / 200_000
 """Every chance once: sizes of these are the distribution itself, without luck."""
@@ -39,7 +39,7 @@ EVEN = (np.arange(200_000) + 0.5) / 200_000
 
 def test_values_follow_the_published_table_and_tail() -> None:
     """Section 5 of the study: 0 to 14 bytes by its table, longer ones by a generalised Pareto from 15 on."""
-    sizes = etc_value_bytes(EVEN)
+    sizes = ETC.value_bytes.draw(EVEN)
     shares = np.bincount(sizes, minlength=16)[:15] / len(sizes)
     assert np.abs(shares - SHORT_VALUES).max() < 1e-4
     tail = np.sort(sizes[sizes >= 15])
@@ -50,20 +50,20 @@ def test_values_follow_the_published_table_and_tail() -> None:
 
 def test_keys_and_gaps_follow_their_distributions() -> None:
     """The quantiles of the generalised extreme value and Pareto distributions, by their closed forms."""
-    keys = etc_key_bytes(EVEN)
+    keys = ETC.key_bytes.draw(EVEN)
     assert (keys.min(), keys.max()) >= (1, 100)
     assert keys.max() <= 250
     for chance in (0.1, 0.5, 0.9):
         expected = 30.7984 + 8.20449 / 0.078688 * ((-math.log(chance)) ** -0.078688 - 1)
         assert abs(keys[int(chance * len(keys))] - expected) <= 1
-    gaps = gaps_us(EVEN)
+    gaps = ETC.gap_us.values(EVEN)
     assert gaps[len(gaps) // 2] == pytest.approx(16.0292 / 0.154971 * (0.5**-0.154971 - 1), rel=0.001)
-    assert gaps.mean() == pytest.approx(mean_gap_us(), rel=0.01)
+    assert gaps.mean() == pytest.approx(1e6 / ETC.requests_per_second, rel=0.01)
 
 
 def test_moments_are_those_of_the_study() -> None:
     """Means and deviations by their closed forms, from the parameters of section 5; Zipf's by its sum."""
-    keys, gaps, tail = etc_key_bytes(EVEN), gaps_us(EVEN), etc_value_bytes(EVEN)
+    keys, gaps, tail = ETC.key_bytes.draw(EVEN), ETC.gap_us.values(EVEN), ETC.value_bytes.draw(EVEN)
     tail = tail[tail >= 15]
     # A length is rounded down, which takes half a byte of the mean.
     assert keys.mean() + 0.5 == pytest.approx(30.7984 + 8.20449 * (math.gamma(1 - 0.078688) - 1) / 0.078688, rel=0.005)
@@ -88,20 +88,104 @@ def test_the_guide_finds_what_a_search_finds(keys: int, exponent: float) -> None
 
 def test_a_rate_scales_the_gaps_and_a_seed_repeats_them() -> None:
     """Requests continue where the last ones ended; ten times the rate has a tenth of the gaps."""
-    first, again = (EtcWorkload(100, 0.99, None, seed=5) for _ in range(2))
+    first, again = (ModelWorkload(etc(100, 0.99), None, seed=5) for _ in range(2))
     parts = [first.requests(1_000), first.requests(1_000)]
     assert parts[0].due_s[-1] < parts[1].due_s[0]
     for column, same in zip(parts[0], again.requests(1_000), strict=True):
         assert np.array_equal(column, same)
-    quick = EtcWorkload(100, 0.99, 10e6 / mean_gap_us(), seed=5).requests(1_000)
+    quick = ModelWorkload(etc(100, 0.99), 10 * ETC.requests_per_second, seed=5).requests(1_000)
     assert quick.due_s * 10 == pytest.approx(parts[0].due_s)
     assert PaperWorkload(200, 1_000.0, made=3).requests(2).due_s.tolist() == [0.003, 0.004]
 
 
+def test_the_load_of_a_day_follows_its_hours() -> None:
+    """In each hour its share of the requests, from any time of the day on, over days; times ascend."""
+    load = tuple(np.linspace(0.2, 1.8, 24).tolist())
+    for start in (0.0, 13.5):
+        times = DailyPattern(load, start).times_s(np.linspace(0, 3 * 86_400, 300_000, endpoint=False))
+        assert times[0] == 0.0
+        assert np.all(np.diff(times) > 0)
+        hours = np.bincount(((times / 3_600 + start) % 24).astype(int), minlength=24)
+        assert hours / hours.mean() == pytest.approx(np.array(load), rel=0.01)
+
+
+def test_the_hours_of_etc_are_those_of_the_study() -> None:
+    """The busiest hour has one and a half times the requests of the quietest, at 8 h and 17 h UTC; SYS has no hours."""
+    assert np.mean(ETC.hourly_load) == pytest.approx(1.0)
+    assert (int(np.argmin(ETC.hourly_load)), int(np.argmax(ETC.hourly_load))) in {(8, 15), (8, 17)}
+    assert max(ETC.hourly_load) / min(ETC.hourly_load) == pytest.approx(1.5, abs=0.05)
+    assert POOLS["sys"].hourly_load == ()
+
+
+def test_new_keys_are_used_once() -> None:
+    """A fraction of the requests has keys of ranks beyond the others, each once, also across blocks."""
+    workload = ModelWorkload(etc(100, 0.9, new_key_rate=0.2), None, seed=5)
+    keys = np.concatenate([workload.requests(5_000).keys for _ in range(4)])  # type: ignore[misc]
+    new = keys[keys >= 100]
+    assert len(new) / len(keys) == pytest.approx(0.2, abs=0.01)
+    assert new.tolist() == list(range(100, 100 + len(new)))
+
+
+def test_new_keys_are_sent_as_keys() -> None:
+    """The key of a rank has its digits, the length of the distribution, and the partition of the partitioner."""
+    pool = KeyPool(3, partitions=4, seed=1, key_bytes=SizeModel((6,), (1.0,), None, 250))
+    texts, partitions = pool.keys(np.array([2, 3, 1_234_567, 0]))
+    assert texts.to_pylist() == [b"000002", b"000003", b"1234567", b"000000"]
+    assert partitions.tolist() == [partition_for_key(text, 4) for text in texts.to_pylist()]
+
+
+@pytest.mark.parametrize("name", sorted(POOLS))
+def test_a_model_comes_back_from_its_file(name: str) -> None:
+    """Every field of every pool; the study's mixes are 30 reads a write, or what it says of the pool."""
+    model = POOLS[name]
+    assert model_of(model.as_json()) == model
+    assert sum(model.operations.values()) == pytest.approx(1.0)
+    assert model.operations["get"] == pytest.approx({"usr": 0.998, "var": 0.18, "sys": 0.675}.get(name, 30 / 31))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("operations", {"get": 0.5}),
+        ("operations", {"fetch": 1.0}),
+        ("hit_rate", 1.5),
+        ("zipf_exponent", None),
+        ("keys", 10**9),
+        ("key_bytes", {"sizes": [1], "probabilities": [], "tail": None, "most": 9, "least": 0}),
+        ("value_bytes", {"sizes": [1], "probabilities": [1.0], "tail": None, "most": 10**9, "least": 0}),
+        ("gap_us", {"family": "gpd", "location": 0, "scale": 0, "shape": 0.1}),
+        ("gap_us", {"family": "gev", "location": 0, "scale": 1, "shape": 0.1}),
+        ("hourly_load", [1.0] * 23),
+    ],
+)
+def test_a_bad_model_is_refused(field: str, value: object) -> None:
+    """The message names the field; what is no model at all is refused as well."""
+    document = {**json.loads(ETC.as_json()), field: value}
+    with pytest.raises(ValueError, match=field):
+        model_of(json.dumps(document))
+    for text in ("{", "[]", "{}"):
+        with pytest.raises(ValueError, match=r"JSON|not a model"):
+            model_of(text)
+
+
+def test_tails_are_those_of_scipy() -> None:
+    """Quantiles and probabilities, for light, exponential and heavy tails (GEV has the other sign there)."""
+    stats = pytest.importorskip("scipy.stats")
+    chances = (np.arange(99) + 1) / 100
+    for shape in (-0.2, 0.0, 0.3):
+        for tail, theirs in (
+            (Tail("gpd", 5.0, 2.0, shape), stats.genpareto(shape, 5.0, 2.0)),
+            (Tail("gev", 5.0, 2.0, shape), stats.genextreme(-shape, 5.0, 2.0)),
+        ):
+            values = tail.values(chances)
+            assert values == pytest.approx(theirs.ppf(chances))
+            assert tail.distribution(values) == pytest.approx(chances)
+
+
 def test_columns_by_partition() -> None:
     """Each key goes where the SDK's partitioner sends it, each value has its length, and order in a partition stays."""
-    pool = KeyPool(50, partitions=3, seed=1)
-    (block,) = made_blocks(EtcWorkload(50, 0.5, None, seed=2), 1_000, pool, seed=3)
+    pool = KeyPool(50, partitions=3, seed=1, key_bytes=ETC.key_bytes)
+    (block,) = made_blocks(ModelWorkload(etc(50, 0.5, new_key_rate=0.0), None, seed=2), 1_000, pool, seed=3)
     assert isinstance(block, MadeBlock)
     assert block.requests.keys is not None
     texts = pool.texts.to_pylist()
@@ -114,7 +198,9 @@ def test_columns_by_partition() -> None:
     for key, size in zip(block.requests.keys[100:900], block.requests.value_bytes[100:900], strict=True):
         expected.setdefault(partition_for_key(texts[key], 3), []).append((texts[key], size))
     assert found == expected
-    assert block.bytes_of(100, 900) == sum(len(key) + size for pairs in found.values() for key, size in pairs)
+    assert sum(part.size_bytes for part in block.columns(100, 900)) == sum(
+        len(key) + size for pairs in found.values() for key, size in pairs
+    )
     assert len(set(texts)) == 50
 
 
@@ -131,8 +217,8 @@ def test_a_block_of_large_values_stays_small() -> None:
 
 def test_small_values_keep_their_blocks() -> None:
     """A seed gives the records that it gave before blocks were cut by bytes: 4,000 a block, of every workload."""
-    for workload in (PaperWorkload(1_048, math.inf), EtcWorkload(50, 0.5, None, seed=2)):
-        pool = KeyPool(50, partitions=1, seed=1) if isinstance(workload, EtcWorkload) else None
+    for workload in (PaperWorkload(1_048, math.inf), ModelWorkload(etc(50, 0.5), None, seed=2)):
+        pool = KeyPool(50, 1, 1, ETC.key_bytes) if isinstance(workload, ModelWorkload) else None
         assert [len(block.due_s) for block in made_blocks(workload, 9_000, pool, seed=3)] == [4_000, 4_000, 1_000]
 
 
@@ -158,7 +244,7 @@ def give_time(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 def evenly(records: int, rate: float, block: int = 100) -> Iterator[MadeBlock]:
     for start in range(0, records, block):
         due = np.arange(start, min(start + block, records)) / rate
-        yield MadeBlock(Requests(due, None, np.full(len(due), 7)), None, b"x" * 1_000)
+        yield MadeBlock(Requests(due, None, np.full(len(due), 7)), due, None, b"x" * 1_000)
 
 
 def test_what_is_due_is_sent_and_a_stall_is_paid_for() -> None:
@@ -215,6 +301,47 @@ def test_a_load_is_sent_and_told(headrace: Any, held: Any) -> None:
     assert [len(part) > 50 for part in stored] == [True, True]
     assert sum(len(record.key) + len(record.value) for part in stored for record in part) == document["bytes"]
     assert all(partition_for_key(record.key, 2) == where for where, part in enumerate(stored) for record in part)
+
+
+def test_a_fitted_model_is_replayed(headrace: Any, held: Any, tmp_path: Path) -> None:
+    """Keys and values of the model in the file."""
+    held.add("clicks", partitions=2)
+    (tmp_path / "model.json").write_text(replace(POOLS["usr"], keys=50).as_json())
+    ended = headrace("bench", "clicks", "-w", f"fitted:{tmp_path / 'model.json'}", "--rate", "max", "--records", "300")
+    assert ended.code == 0
+    stored = [record for part in range(2) for record in held.records[TopicPartition("clicks", part)]]
+    assert ({len(record.key) for record in stored}, {len(record.value) for record in stored}) == ({16, 21}, {2})
+    assert len(stored) == 300
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.25])
+def test_a_trace_is_sent(headrace: Any, held: Any, fraction: float) -> None:
+    """Blocks of a trace with every request, or all requests of a fraction of the keys, in the model's times and mix."""
+    held.add("clicks")
+    options = ("-w", "var", "--trace", str(fraction), "--rate", "max", "--records", "9000", "--keys", "400")
+    document = json.loads(headrace("bench", "clicks", *options, "--output", "json").out)
+    blocks = [decode_block(record.value) for record in held.records[TopicPartition("clicks", 0)]]
+    assert (document["records"], document["traced_requests"]) == (len(blocks), 9_000)
+    assert document["bytes"] == sum(len(record.value) for record in held.records[TopicPartition("clicks", 0)])
+    assert ({block.table for block in blocks}, {block.server_id for block in blocks}) == ({"clicks"}, {-1})
+    assert sum(block.seen_requests for block in blocks) == 9_000
+    hashes = np.concatenate([block.columns.key_hash for block in blocks])
+    assert len(np.unique(hashes)) == pytest.approx(400 * fraction, rel=0.25)
+    operations = np.concatenate([block.columns.operation for block in blocks])
+    assert (operations == TableOperation.GET).mean() == pytest.approx(0.18, abs=0.05)
+    span_us = blocks[-1].base_time_us + int(blocks[-1].columns.time_us[-1]) - blocks[0].base_time_us
+    assert 50_000 < span_us < 1_000_000
+
+
+def test_a_trace_that_ends_early_is_whole(headrace: Any, held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of a block that was not finished are sent as well."""
+    clock = Clock()
+    give_time(monkeypatch, perf_counter=clock, sleep=clock.sleep)
+    held.add("clicks")
+    options = ("-w", "etc", "--trace", "1", "--rate", "1000", "--seconds", "0.5", "--keys", "100", "--output", "json")
+    document = json.loads(headrace("bench", "clicks", *options).out)
+    blocks = [decode_block(record.value) for record in held.records[TopicPartition("clicks", 0)]]
+    assert document["traced_requests"] == sum(block.requests for block in blocks) > 300
 
 
 def test_a_file_is_replayed(headrace: Any, held: Any, tmp_path: Path) -> None:
@@ -305,13 +432,16 @@ def test_help_has_examples(headrace: Any) -> None:
     ("arguments", "stdin", "code", "says"),
     [
         (("--rate", "quick"), b"", ExitCode.USAGE, "--rate 'quick' is not a number of records a second, own or max"),
-        (("--speed", "2"), b"", ExitCode.USAGE, "--speed is for --workload replay at --rate own"),
+        (("--speed", "2"), b"", ExitCode.USAGE, "--speed is for workloads with a rate of their own"),
         (("--rate", "-1"), b"", ExitCode.USAGE, "is not a number of records a second"),
         (("--rate", "inf"), b"", ExitCode.USAGE, "is not a number of records a second"),
-        (("--workload", "etcd"), b"", ExitCode.USAGE, "etcd"),
+        (("--workload", "etcd"), b"", ExitCode.USAGE, "'etcd' is unknown; choose one of paper, usr"),
+        (("--workload", "fitted:/no/file"), b"", ExitCode.USAGE, "fitted:/no/file: [Errno 2]"),
+        (("--trace", "0.5"), b"", ExitCode.USAGE, "--trace is for --workload usr"),
+        (("--workload", "etc", "--rate", "max", "--speed", "2"), b"", ExitCode.USAGE, "--speed is for workloads"),
         (("--workload", "etc", "--value-bytes", "7"), b"", ExitCode.USAGE, "--value-bytes is for --workload paper"),
-        (("--keys", "7"), b"", ExitCode.USAGE, "--keys and --zipf are for --workload etc"),
-        (("--zipf", "1.5"), b"", ExitCode.USAGE, "--keys and --zipf are for --workload etc"),
+        (("--keys", "7"), b"", ExitCode.USAGE, "--keys and --zipf are for --workload usr"),
+        (("--zipf", "1.5"), b"", ExitCode.USAGE, "--keys and --zipf are for --workload usr"),
         (("--records", "0"), b"", ExitCode.USAGE, "--records"),
         (("--workload", "replay", "/no/such/file"), b"", ExitCode.FAILED, "/no/such/file: No such file"),
         (("file",), b"", ExitCode.USAGE, "files are for --workload replay"),

@@ -74,8 +74,8 @@ def send_paced(
             progress.late_s.append(now - first_s)
             for columns in block.columns(index, end):
                 _note_acknowledgement(send(columns), progress, clock, started + first_s)
+                progress.bytes += columns.size_bytes
             progress.records += end - index
-            progress.bytes += block.bytes_of(index, end)
             progress.due_s = float(block.due_s[end - 1])
             index = end
         if count < len(block.due_s):

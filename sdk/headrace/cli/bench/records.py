@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from headrace.cli.bench.workloads import Floats, Ints, Requests, Workload, etc_key_bytes
+from headrace.cli.bench.distributions import Floats, Ints, SizeModel
+from headrace.cli.bench.workloads import Requests, Workload
 from headrace.cli.records.line_source import LineBlock
 from headrace.cli.records.record_json import OutgoingRecord
 from headrace.client.base.partitioner import partition_for_key
@@ -22,7 +23,6 @@ BLOCK_BYTES = 4 << 20
 """Maximum size of the values of a block of equal sizes; a block has at least one record."""
 CONTENT_BYTES = 8 << 20
 """Size of the random data that values are slices of."""
-KEY_TEXT = b"%020d"
 
 
 class RecordColumns(NamedTuple):
@@ -33,6 +33,8 @@ class RecordColumns(NamedTuple):
     headers: Sequence[Any] | None = None
     # None means that the producer chooses.
     partition: int | None = None
+    # Size of the keys and values.
+    size_bytes: int = 0
 
     @property
     def records(self) -> int:
@@ -50,21 +52,46 @@ class Block(Protocol):
     def columns(self, start: int, end: int) -> Iterator[RecordColumns]:
         """Yield the records `start` to `end` by partition."""
 
-    def bytes_of(self, start: int, end: int) -> int:
-        """Return the size of the keys and values of the records `start` to `end`."""
-
 
 class KeyPool:
-    """All keys of a workload, with their lengths and partitions, made once."""
+    """All keys of a workload, with their lengths and partitions, made once; keys of higher ranks are made when used.
 
-    def __init__(self, count: int, partitions: int, seed: int) -> None:
+    A key is its rank with leading zeros, up to its length; a key whose rank needs more digits is as long as these.
+    """
+
+    def __init__(self, count: int, partitions: int, seed: int, key_bytes: SizeModel) -> None:
         import pyarrow as pa
 
-        sizes = etc_key_bytes(np.random.default_rng(seed).random(count))
-        texts = [(KEY_TEXT % number)[-size:].ljust(size, b"k") for number, size in enumerate(sizes.tolist())]
-        self.sizes = sizes
+        self._chance = np.random.default_rng(seed)
+        self._key_bytes = key_bytes
+        self._count = count
+        self._partitions = partitions
+        texts = self._made(range(count))
         self.texts = pa.array(texts, pa.binary())
-        self.partitions: Ints = np.fromiter((partition_for_key(text, partitions) for text in texts), np.int64, count)
+        self._partition: Ints = self._partitions_of(texts)
+
+    def keys(self, ranks: Ints) -> tuple[Any, Ints]:
+        """Return the keys of these ranks, an Arrow array of binary, and their partitions."""
+        new = np.flatnonzero(ranks >= self._count)
+        if not len(new):
+            return self.texts.take(ranks), self._partition[ranks]
+        import pyarrow as pa
+
+        known = ranks.copy()
+        known[new] = 0
+        texts = self._made(ranks[new].tolist())
+        partition = self._partition[known]
+        partition[new] = self._partitions_of(texts)
+        places = np.arange(len(ranks))
+        places[new] = len(ranks) + np.arange(len(new))
+        return pa.concat_arrays([self.texts.take(known), pa.array(texts, pa.binary())]).take(places), partition
+
+    def _made(self, ranks: Sequence[int]) -> list[bytes]:
+        sizes = self._key_bytes.draw(self._chance.random(len(ranks)))
+        return [b"%0*d" % pair for pair in zip(sizes.tolist(), ranks, strict=True)]
+
+    def _partitions_of(self, texts: list[bytes]) -> Ints:
+        return np.fromiter((partition_for_key(text, self._partitions) for text in texts), np.int64, len(texts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,37 +99,27 @@ class MadeBlock:
     """Block of generated requests."""
 
     requests: Requests
+    # Seconds from the first record of all.
+    due_s: Floats
     # None means that records have no keys.
     pool: KeyPool | None
     content: bytes
-
-    @property
-    def due_s(self) -> Floats:
-        """Due time of each record."""
-        return self.requests.due_s
 
     def columns(self, start: int, end: int) -> Iterator[RecordColumns]:
         """Yield the records by the partition of their key, in order."""
         sizes = self.requests.value_bytes[start:end]
         if self.pool is None or self.requests.keys is None:
-            yield RecordColumns(self._values(sizes))
+            yield RecordColumns(self._values(sizes), size_bytes=int(sizes.sum()))
             return
-        keys = self.requests.keys[start:end]
-        partitions = self.pool.partitions[keys]
+        keys, partitions = self.pool.keys(self.requests.keys[start:end])
         order = np.argsort(partitions, kind="stable")
-        values, texts = self._values(sizes[order]), self.pool.texts.take(keys[order])
+        values, texts = self._values(sizes[order]), keys.take(order)
         sorted_ = partitions[order]
         bounds = [0, *(np.flatnonzero(np.diff(sorted_)) + 1).tolist(), len(order)]
         for first, last in pairwise(bounds):
-            length = last - first
-            yield RecordColumns(values.slice(first, length), texts.slice(first, length), partition=int(sorted_[first]))
-
-    def bytes_of(self, start: int, end: int) -> int:
-        """Return the size of the keys and values of the records `start` to `end`."""
-        total = int(self.requests.value_bytes[start:end].sum())
-        if self.pool is not None and self.requests.keys is not None:
-            total += int(self.pool.sizes[self.requests.keys[start:end]].sum())
-        return total
+            part, part_keys = values.slice(first, last - first), texts.slice(first, last - first)
+            size_bytes = _data_bytes(part) + _data_bytes(part_keys)
+            yield RecordColumns(part, part_keys, partition=int(sorted_[first]), size_bytes=size_bytes)
 
     def _values(self, sizes: Ints) -> Any:
         """Return values of these lengths as consecutive slices of the content."""
@@ -114,12 +131,21 @@ class MadeBlock:
         return pa.Array.from_buffers(pa.binary(), len(sizes), [None, pa.py_buffer(ends), pa.py_buffer(content)])
 
 
-def made_blocks(workload: Workload, records: int, pool: KeyPool | None, seed: int) -> Iterator[MadeBlock]:
-    """Yield `records` requests of a workload in blocks."""
+def made_blocks(
+    workload: Workload, records: int, pool: KeyPool | None, seed: int, speed: float = 1.0
+) -> Iterator[MadeBlock]:
+    """Yield `records` requests of a workload in blocks, due `speed` times as fast; infinity means all at once."""
     content = np.random.default_rng(seed).bytes(CONTENT_BYTES // 2).hex().encode()
     most = block_records(workload.usual_value_bytes)
     for start in range(0, records, most):
-        yield MadeBlock(workload.requests(min(most, records - start)), pool, content)
+        requests = workload.requests(min(most, records - start))
+        yield MadeBlock(requests, requests.due_s / speed, pool, content)
+
+
+def _data_bytes(array: Any) -> int:
+    """Return the size of the data of an Arrow array of binary."""
+    ends = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, 4 * array.offset)
+    return int(ends[-1] - ends[0])
 
 
 def block_records(value_bytes: float) -> int:
@@ -143,11 +169,8 @@ class ReadBlock:
             [record.value for record in part],
             keys if any(key is not None for key in keys) else None,
             headers if any(headers) else None,
+            size_bytes=sum(record.size_bytes for record in part),
         )
-
-    def bytes_of(self, start: int, end: int) -> int:
-        """Return the size of the keys and values of the records `start` to `end`."""
-        return sum(record.size_bytes for record in self.records[start:end])
 
 
 class Timetable:
