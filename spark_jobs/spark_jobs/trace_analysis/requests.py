@@ -1,0 +1,190 @@
+"""Requests of a trace as columns, and where they are read from: trace blocks, a topic, Parquet files.
+
+A Parquet file has either the blocks, in a column `value` as `spark_jobs.load` writes it, or one row a request with the
+columns of `TracedRequests`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import headrace
+import numpy as np
+import numpy.typing as npt
+from headrace.wire.request_trace import ALL_KEYS, TraceBlock, TraceFormatError, decode_block
+
+TRACE_TOPIC = "__table_trace"
+
+
+class TracedRequests(NamedTuple):
+    """Requests as columns of one length; `headrace.wire.request_trace` defines them, but for `at_us`."""
+
+    key_hash: npt.NDArray[np.uint64]
+    at_us: npt.NDArray[np.int64]
+    """Microseconds since 1970."""
+    gap_us: npt.NDArray[np.uint32]
+    latency_us: npt.NDArray[np.uint32]
+    value_bytes: npt.NDArray[np.uint32]
+    key_bytes: npt.NDArray[np.uint16]
+    operation: npt.NDArray[np.uint8]
+    outcome: npt.NDArray[np.uint8]
+
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "key_hash": np.dtype(np.uint64),
+    "at_us": np.dtype(np.int64),
+    "gap_us": np.dtype(np.uint32),
+    "latency_us": np.dtype(np.uint32),
+    "value_bytes": np.dtype(np.uint32),
+    "key_bytes": np.dtype(np.uint16),
+    "operation": np.dtype(np.uint8),
+    "outcome": np.dtype(np.uint8),
+}
+"""Types of the columns of `TracedRequests`, in order."""
+
+
+@dataclass(slots=True)
+class TableTrace:
+    """What the blocks of one table with one sample say of it."""
+
+    table: str
+    threshold: int
+    blocks: int = 0
+    requests: int = 0
+    """Sampled requests that are in the trace."""
+    seen_requests: int = 0
+    """All requests of the table, sampled or not."""
+    dropped_requests: int = 0
+    """Requests that were sampled and not recorded."""
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of the keys that are in the trace."""
+        return self.threshold / ALL_KEYS
+
+    def add(self, blocks: int, requests: int, seen: int, dropped: int) -> None:
+        """Add blocks."""
+        self.blocks += blocks
+        self.requests += requests
+        self.seen_requests += seen
+        self.dropped_requests += dropped
+
+
+class TraceError(Exception):
+    """The trace cannot be analysed; the message has the next step."""
+
+
+def chosen_trace(traces: Iterable[TableTrace], table: str | None, source: str) -> TableTrace:
+    """Return the trace to analyse: of the table that is wanted, or of the only one.
+
+    A table whose sampled fraction was changed has several; the one with most requests is returned, since keys of a
+    smaller sample would seem to begin or end with the change.
+
+    Raises:
+        TraceError: If there is no such table, or more than one.
+    """
+    held = (trace for trace in traces if trace.requests)
+    found = sorted(held, key=lambda trace: (-trace.requests, -trace.threshold))
+    names = sorted({trace.table for trace in found})
+    if not names:
+        raise TraceError(f"{source} has no trace of a table; turn on trace_sample of a table and let it be used")
+    if table is None and len(names) > 1:
+        raise TraceError(f"{source} has traces of {len(names)} tables; choose one by --table: {', '.join(names[:20])}")
+    if table is not None and table not in names:
+        raise TraceError(f"{source} has no trace of the table {table}; it has {', '.join(names[:20])}")
+    return next(trace for trace in found if table in (None, trace.table))
+
+
+def requests_of(block: TraceBlock) -> TracedRequests:
+    """Return the requests of a block; views, except for the times."""
+    columns = block.columns
+    at_us = columns.time_us.astype(np.int64) + block.base_time_us
+    return TracedRequests(columns.key_hash, at_us, *columns[2:])
+
+
+def joined(parts: Iterable[TracedRequests]) -> TracedRequests:
+    """Return the requests of all parts, in their order."""
+    held = list(parts)
+    if not held:
+        return TracedRequests(*(np.empty(0, dtype) for dtype in DTYPES.values()))
+    return TracedRequests(*(np.concatenate(columns) for columns in zip(*held, strict=True)))
+
+
+def in_order_of_time(requests: TracedRequests) -> TracedRequests:
+    """Return the requests ordered by time; those of the same time keep their order."""
+    if np.all(requests.at_us[1:] >= requests.at_us[:-1]):
+        return requests
+    return taken(requests, np.argsort(requests.at_us, kind="stable"))
+
+
+def taken(requests: TracedRequests, positions: npt.NDArray[np.int64]) -> TracedRequests:
+    """Return the requests at these positions."""
+    columns: Iterable[npt.NDArray[Any]] = requests
+    return TracedRequests(*(column[positions] for column in columns))
+
+
+class TraceCollector:
+    """Collects the blocks of a trace by table and sample."""
+
+    def __init__(self) -> None:
+        self.traces: dict[tuple[str, int], TableTrace] = {}
+        self.damaged = 0
+        """Records that are not blocks of a trace."""
+        self._parts: dict[tuple[str, int], list[TracedRequests]] = {}
+
+    def add(self, value: bytes | None) -> None:
+        """Add a record's value."""
+        try:
+            block = decode_block(value or b"")
+        except TraceFormatError:
+            self.damaged += 1
+            return
+        key = (block.table, block.sample_threshold)
+        self._trace(key).add(1, block.requests, block.seen_requests, block.dropped_requests)
+        self._parts[key].append(requests_of(block))
+
+    def add_rows(self, table: str, requests: TracedRequests) -> None:
+        """Add requests of a table that are not in blocks: all of its keys."""
+        key = (table, ALL_KEYS)
+        self._trace(key).add(0, len(requests.key_hash), len(requests.key_hash), 0)
+        self._parts[key].append(requests)
+
+    def requests(self, trace: TableTrace) -> TracedRequests:
+        """Return the requests of a trace in order of time, and release their memory here."""
+        return in_order_of_time(joined(self._parts.pop((trace.table, trace.threshold))))
+
+    def _trace(self, key: tuple[str, int]) -> TableTrace:
+        self._parts.setdefault(key, [])
+        return self.traces.setdefault(key, TableTrace(*key))
+
+
+def topic_values(bootstrap_servers: str, topic: str) -> Iterator[bytes | None]:
+    """Yield the values of a topic that exist now."""
+    with headrace.Reader(topic, bootstrap_servers=bootstrap_servers, client_id="workload") as reader:
+        for record in reader:
+            yield record.value
+
+
+def read_parquet(path: Path, collector: TraceCollector, table: str | None) -> None:
+    """Add Parquet files to a collector: a file, or a directory of them.
+
+    Raises:
+        TraceError: If columns are missing.
+    """
+    import pyarrow.dataset
+
+    found = pyarrow.dataset.dataset(path, format="parquet", exclude_invalid_files=True)
+    if "value" in found.schema.names:
+        for batch in found.to_batches(columns=["value"]):
+            for value in batch.column(0):
+                collector.add(value.as_py())
+        return
+    missing = [name for name in DTYPES if name not in found.schema.names]
+    if missing:
+        raise TraceError(f"{path} has neither a column value with trace blocks nor the columns {', '.join(missing)}")
+    rows = found.to_table(columns=list(DTYPES))
+    columns = (rows.column(name).to_numpy().astype(dtype) for name, dtype in DTYPES.items())
+    collector.add_rows(table or path.stem, TracedRequests(*columns))
