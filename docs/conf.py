@@ -32,6 +32,7 @@ NAVIGATION = {
             "docs/guides/compacted-topics",
             "docs/guides/spark",
             "docs/guides/jobs",
+            "docs/guides/workload-report",
         ],
         "How-to guides: operation": [
             "docs/guides/installing",

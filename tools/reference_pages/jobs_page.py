@@ -7,6 +7,7 @@ from spark_jobs.access_log import access_log
 from spark_jobs.audit import audit
 from spark_jobs.command import job_app
 from spark_jobs.load import load
+from spark_jobs.workload import workload
 
 from reference_pages.commands_page import commands_text, leaves
 from spark_jobs import windows
@@ -19,7 +20,13 @@ _SHARED = ("bootstrap_servers", "master", "quiet", "as_json")
 
 def jobs_body() -> str:
     """Return the page from its title."""
-    apps = {"load": job_app(load), "audit": job_app(audit), "windows": windows.app, "access_log": job_app(access_log)}
+    apps = {
+        "load": job_app(load),
+        "audit": job_app(audit),
+        "windows": windows.app,
+        "access_log": job_app(access_log),
+        "workload": job_app(workload),
+    }
     commands = [
         found
         for name, app in apps.items()

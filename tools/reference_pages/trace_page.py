@@ -10,7 +10,8 @@ from reference_pages.markdown import docstring
 _INTRO = """# Request trace format
 
 The topic `__table_trace` has the sampled requests of tables: operation, keyed hash of the key, sizes, outcome, latency
-and time, never a key or a value. Version 1; `tests/golden/trace-v1.bin` pins it."""
+and time, never a key or a value. [How to read a workload report](../guides/workload-report.md) says what is computed
+from it. Version 1; `tests/golden/trace-v1.bin` pins it."""
 
 _RULES = """## Rules
 

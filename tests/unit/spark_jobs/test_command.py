@@ -12,7 +12,7 @@ from spark_jobs.command import JobError, explain, run_app, run_job
 from spark_jobs.tables.errors import TableBusyError
 from spark_jobs.tables.parquet_table import ParquetTable
 
-from spark_jobs import access_log, audit, load, windows
+from spark_jobs import access_log, audit, load, windows, workload
 
 NOWHERE = ["-b", "127.0.0.1:1"]
 
@@ -29,7 +29,7 @@ def run(job, *arguments):
 
 
 @pytest.mark.parametrize(
-    "arguments", [(load,), (audit,), (access_log,), (windows,), (windows, "join"), (windows, "counts")]
+    "arguments", [(load,), (audit,), (access_log,), (workload,), (windows,), (windows, "join"), (windows, "counts")]
 )
 def test_help_describes_what_a_job_does(arguments, capsys):
     """At once, and without Spark."""
@@ -52,6 +52,9 @@ def test_help_describes_what_a_job_does(arguments, capsys):
             (access_log, "--table", "x", "--topic", "t", "--session-gap", "soon"),
             "--session-gap 'soon' is not a duration",
         ),
+        ((workload, "--local"), "--output"),
+        ((workload, "--output", "s3://bucket/t"), "'--output': s3:// is no directory"),
+        ((workload, "--output", "x", "--file", "/no/such/file"), "--file"),
         ((audit, "--audit-topic", "a", "--table", "."), "requires exactly one --topic"),
         ((windows, "counts", "--topic", "t", "--output", "x", "--window", "1 minute"), "--window '1 minute'"),
     ],

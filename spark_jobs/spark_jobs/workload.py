@@ -1,0 +1,278 @@
+"""`python -m spark_jobs.workload`: how a table is used, from the request trace of its brokers.
+
+Reads trace blocks (`headrace.wire.request_trace`) of a topic or of Parquet files and writes a page for people, a table
+of its numbers, and the model of the workload, which `headrace bench --workload fitted:FILE` replays.
+
+With Spark, requests are distributed by key: each task counts the requests of its keys (`trace_analysis.summary`), and
+the driver adds the counts and fits distributions. Executors need this package. `--local` does the same in this process,
+within its memory: about 100 bytes a request.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from headrace.wire.request_trace import TraceFormatError, decode_block
+from rich.console import Console
+
+from spark_jobs.command import (
+    DEFAULT_MASTER,
+    DEFAULT_SERVERS,
+    AsJson,
+    BootstrapServers,
+    JobError,
+    Master,
+    Quiet,
+    local_directory,
+    run_job,
+    show,
+    usage_error,
+)
+from spark_jobs.progress import ProgressLine
+from spark_jobs.session import spark_session
+from spark_jobs.topic_frame import check_topics, read_topic
+from spark_jobs.trace_analysis.requests import (
+    DTYPES,
+    TRACE_TOPIC,
+    TableTrace,
+    TraceCollector,
+    TracedRequests,
+    TraceError,
+    chosen_trace,
+    in_order_of_time,
+    joined,
+    read_parquet,
+    requests_of,
+    topic_values,
+)
+from spark_jobs.trace_analysis.summary import Summary, merged, summarise
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import DataFrame, SparkSession
+
+    from spark_jobs.trace_analysis.analysis import Analysis
+
+PART_REQUESTS = 8_000_000
+"""Requests of one task, on average: less than a gigabyte."""
+_HEADS = "table STRING, threshold BIGINT, blocks BIGINT, requests BIGINT, seen BIGINT, dropped BIGINT, damaged BIGINT"
+_ROWS = (
+    "key_hash BIGINT, at_us BIGINT, gap_us BIGINT, latency_us BIGINT, value_bytes BIGINT, key_bytes INT, "
+    "operation SMALLINT, outcome SMALLINT"
+)
+"""Requests in Spark, which has no unsigned numbers: `key_hash` is reinterpreted, the others fit."""
+
+
+def local_summary(
+    topic: str, file: Path | None, table: str | None, bootstrap_servers: str
+) -> tuple[TableTrace, Summary, int]:
+    """Return the trace of a table, its counts, and the number of damaged records, without Spark.
+
+    Raises:
+        TraceError: If there is no such trace.
+    """
+    collector = TraceCollector()
+    if file is not None:
+        read_parquet(file, collector, table)
+    else:
+        for value in topic_values(bootstrap_servers, topic):
+            collector.add(value)
+    trace = chosen_trace(collector.traces.values(), table, str(file or topic))
+    return trace, summarise(collector.requests(trace)), collector.damaged
+
+
+def spark_summary(
+    spark: SparkSession, values: DataFrame, table: str | None, source: str, progress: ProgressLine
+) -> tuple[TableTrace, Summary, int]:
+    """Return the same from a frame with the blocks in the column `value`, on Spark.
+
+    Raises:
+        TraceError: If there is no such trace.
+    """
+    from pyspark.sql import functions
+
+    progress.step("reading the heads of blocks")
+    with progress.following(spark):
+        sums = [functions.sum(name).alias(name) for name in ("blocks", "requests", "seen", "dropped", "damaged")]
+        heads = values.mapInArrow(_heads, _HEADS).groupBy("table", "threshold").agg(*sums).collect()
+    found, damaged = [], 0
+    for row in heads:
+        if row["table"] is None:
+            damaged = row["damaged"]
+            continue
+        found.append(TableTrace(row["table"], row["threshold"]))
+        found[-1].add(row["blocks"], row["requests"], row["seen"], row["dropped"])
+    trace = chosen_trace(found, table, source)
+    parts = max(spark.sparkContext.defaultParallelism, -(-trace.requests // PART_REQUESTS))
+    progress.step(f"counting {trace.requests:,} requests")
+    with progress.following(spark):
+        rows = values.mapInArrow(_rows_of(trace.table, trace.threshold), _ROWS)
+        summaries = rows.repartition(parts, "key_hash").mapInArrow(_summaries_of(parts), "summary BINARY").collect()
+    return trace, merged([pickle.loads(zlib.decompress(row["summary"])) for row in summaries]), damaged
+
+
+def _values(spark: SparkSession, topic: str, file: Path | None, bootstrap_servers: str) -> DataFrame:
+    if file is None:
+        return read_topic(spark, bootstrap_servers, topic).select("value")
+    rows = spark.read.parquet(str(file.absolute()))
+    if "value" not in rows.columns:
+        raise usage_error(f"{file} has no column value with trace blocks; requests as rows are read with --local")
+    return rows.select("value")
+
+
+def _heads(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """Yield a row for each block; one without a table counts damaged records."""
+    import pyarrow
+
+    for batch in batches:
+        rows: list[tuple[str | None, int, int, int, int, int, int]] = []
+        for value in batch.column(0):
+            try:
+                block = decode_block(value.as_py() or b"")
+            except TraceFormatError:
+                rows.append((None, 0, 0, 0, 0, 0, 1))
+                continue
+            counts = (1, block.requests, block.seen_requests, block.dropped_requests, 0)
+            rows.append((block.table, block.sample_threshold, *counts))
+        names = [column.split()[0] for column in _HEADS.split(", ")]
+        types = [pyarrow.string(), *[pyarrow.int64()] * (len(names) - 1)]
+        columns = zip(*rows, strict=True) if rows else [()] * len(names)
+        arrays = [pyarrow.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+        yield pyarrow.RecordBatch.from_arrays(arrays, names)
+
+
+def _rows_of(table: str, threshold: int) -> Callable[..., Iterator[pyarrow.RecordBatch]]:
+    """Return the function of a task that yields the requests of a trace."""
+
+    def rows(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        import pyarrow
+
+        for batch in batches:
+            for value in batch.column(0):
+                try:
+                    block = decode_block(value.as_py() or b"")
+                except TraceFormatError:
+                    continue
+                if (block.table, block.sample_threshold) == (table, threshold):
+                    yield pyarrow.RecordBatch.from_arrays(_signed(requests_of(block)), list(DTYPES))
+
+    return rows
+
+
+def _summaries_of(parts: int) -> Callable[..., Iterator[pyarrow.RecordBatch]]:
+    """Return the function of a task that counts the requests of its keys."""
+
+    def summaries(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        import pyarrow
+
+        held = [
+            TracedRequests(*(column.to_numpy().view(dtype) if dtype.itemsize == 8 else column.to_numpy().astype(dtype)
+            for column, dtype in zip(batch.columns, DTYPES.values(), strict=True)))
+            for batch in batches if batch.num_rows
+        ]  # fmt: skip
+        if held:
+            summary = pickle.dumps(summarise(in_order_of_time(joined(held)), part_of=parts))
+            values = pyarrow.array([zlib.compress(summary, 1)], pyarrow.binary())
+            yield pyarrow.RecordBatch.from_arrays([values], ["summary"])
+
+    return summaries
+
+
+def _signed(requests: TracedRequests) -> list[Any]:
+    import pyarrow
+
+    kinds = [np.int64, np.int64, np.int64, np.int64, np.int64, np.int32, np.int16, np.int16]
+    columns: list[Any] = [requests.key_hash.view(np.int64), *requests[1:]]
+    return [pyarrow.array(column.astype(kind)) for column, kind in zip(columns, kinds, strict=True)]
+
+
+def show_workload(summary: Mapping[str, Any], console: Console) -> None:
+    """Print the main results for people."""
+    console.print(
+        f"{summary['requests']:,} requests of {summary['keys']:,} keys of {summary['table']} in "
+        f"{summary['seconds_of_trace']:,.0f} s; {summary['sampled_fraction']:.3g} of the keys are sampled."
+    )
+    mix = ", ".join(f"{share:.1%} {name}" for name, share in summary["operations"].items())
+    console.print(f"Operations: {mix}; {summary['hit_rate']:.1%} of the gets found a value.")
+    for name, fit in summary["fits"].items():
+        parameters = ", ".join(f"{key} {value:.5g}" for key, value in fit["parameters"].items())
+        verdict = "" if fit["describes"] else "; it does not describe the data"
+        console.print(
+            f"{name}: {fit['family']}, {parameters} (distance {fit['kolmogorov_smirnov_distance']:.3f}){verdict}"
+        )
+    console.print(f"The page is {summary['page']}; the model {summary['model']}")
+
+
+def workload(
+    output: Annotated[
+        Path,
+        typer.Option(
+            file_okay=False,
+            callback=local_directory,
+            help="Directory for workload.html, workload.parquet and model.json, created if missing.",
+        ),
+    ],
+    topic: Annotated[str, typer.Option(help="Topic with a request trace.")] = TRACE_TOPIC,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            help="Parquet file, or directory of files, with a trace, instead of the topic: blocks in a column "
+            "value, as spark_jobs.load writes them, or with --local one request a row.",
+        ),
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option(help="Table to analyse; the default is the only one in the trace.")
+    ] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Analyse in this process, without Spark, as much as memory holds.")
+    ] = False,
+    bootstrap_servers: BootstrapServers = DEFAULT_SERVERS,
+    master: Master = DEFAULT_MASTER,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Analyse the request trace of a table: sizes, load, misses, popularity, reuse, cache sizes, and a model of it."""
+    started = time.monotonic()
+    try:
+        import scipy  # noqa: F401
+    except ImportError:
+        raise JobError("the analysis needs scipy; install 'headrace-spark-jobs[workload]'") from None
+    if file is None:
+        check_topics(bootstrap_servers, topic)
+    progress = ProgressLine(quiet=quiet)
+    with progress.shown():
+        try:
+            if local:
+                progress.step("reading the trace")
+                analysis = _analysed(*local_summary(topic, file, table, bootstrap_servers))
+            else:
+                progress.step("starting Spark")
+                with spark_session("workload", master) as spark:
+                    values = _values(spark, topic, file, bootstrap_servers)
+                    analysis = _analysed(*spark_summary(spark, values, table, str(file or topic), progress))
+        except TraceError as error:
+            raise JobError(str(error)) from None
+        progress.step("writing the page")
+        analysis.write(output)
+    document = {"job": "workload", **analysis.as_json(), "seconds": round(time.monotonic() - started, 3)}
+    document |= {"page": str(output / "workload.html"), "model": str(output / "model.json")}
+    show(document, as_json, lambda console: show_workload(document, console))
+
+
+def _analysed(trace: TableTrace, summary: Summary, damaged: int) -> Analysis:
+    """Return the analysis; scipy is imported here, so that the command line works without it."""
+    from spark_jobs.trace_analysis.analysis import analysed
+
+    return analysed(trace, summary, damaged)
+
+
+if __name__ == "__main__":
+    run_job(workload)
