@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.v1 import auth_pb2
 from headrace_server.cluster_identity import ClusterIdentity
-from headrace_server.identity.callers import ANONYMOUS
+from headrace_server.identity.callers import ANONYMOUS, Caller, Identity, Proof
 from headrace_server.identity.decision_counts import DecisionCounts
 from headrace_server.identity.gate import Access, IdentityGate
 from headrace_server.identity.identity_view import IdentityView
@@ -33,6 +33,6 @@ def open_gate() -> IdentityGate:
     return gate_over(WrittenKeys(), ManualClock(), auth_pb2.POSTURE_OPEN)
 
 
-def open_access() -> Access:
-    """Return the access of a call that such a gate has admitted."""
-    return Access(open_gate(), ANONYMOUS, "test")
+def open_access(user: str = "") -> Access:
+    """Return the access of a call of `user`, or of one without an identity, that such a gate has admitted."""
+    return Access(open_gate(), Caller(Identity(user, Proof.API_KEY)) if user else ANONYMOUS, "test")

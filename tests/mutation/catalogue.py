@@ -7,8 +7,9 @@ from tests.mutation.catalogue_clients import CLIENTS
 from tests.mutation.catalogue_compaction import COMPACTION
 from tests.mutation.catalogue_etcd import ETCD
 from tests.mutation.catalogue_groups import GROUPS
+from tests.mutation.catalogue_identity import IDENTITY
 from tests.mutation.catalogue_membership import MEMBERSHIP
 from tests.mutation.catalogue_replication import REPLICATION
 from tests.mutation.catalogue_storage import STORAGE
 
-CATALOGUE = (*REPLICATION, *MEMBERSHIP, *ETCD, *STORAGE, *COMPACTION, *CLIENTS, *GROUPS, *ADMISSION)
+CATALOGUE = (*REPLICATION, *MEMBERSHIP, *ETCD, *STORAGE, *COMPACTION, *CLIENTS, *GROUPS, *ADMISSION, *IDENTITY)

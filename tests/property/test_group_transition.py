@@ -2,7 +2,8 @@
 
 The metastore is a counter and dictionaries; coordinators work on snapshots that may be old, and their writes hold only
 where the compares do. Members are the least that the contract asks of one: what is assigned is owned from the moment
-the answer is taken in until it was given up, and every heartbeat says what is owned.
+the answer is taken in until it was given up, and every heartbeat says what is owned. Users that know the ids of other
+users' members act for them, and change nothing by that.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from headrace.wire.errors import FencedInstanceError, FencedMemberEpochError, HeadraceError, UnknownMemberError
 from headrace_coordinator.core.assignors import ASSIGNORS, AssignableTopic
-from headrace_coordinator.core.group_heartbeats import MemberHeartbeat
+from headrace_coordinator.core.group_heartbeats import MemberDeparture, MemberHeartbeat, taken_by_another_user
 from headrace_coordinator.core.group_state import Group, Member, assignments_of, decode_group, encode_group
 from headrace_coordinator.core.group_transition import MAX_OPERATIONS, transition
 from headrace_server.internal_v1 import metadata_pb2
@@ -21,6 +22,7 @@ from headrace_server.internal_v1 import metadata_pb2
 SEEDS = 40
 STEPS = 200
 REBALANCE_MS = 60_000
+USERS = ("", "ada", "bob")
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Client:
     def __init__(self, world, instance_id=""):
         self.world = world
         self.instance_id = instance_id
+        self.user = world.random.choice(USERS)
         self.start()
 
     def start(self):
@@ -62,6 +65,7 @@ class Client:
         member = Member(
             self.member_id,
             self.instance_id,
+            self.user,
             topics=self.names,
             lease_id=self.world.random.getrandbits(40),
             session_timeout_ms=10_000,
@@ -134,8 +138,9 @@ class World:
                 self.leave,
                 self.topic,
                 self.look,
+                self.intrude,
             ),
-            (4, 12, 4, 12, 6, 1, 1, 1, 3),
+            (4, 12, 4, 12, 6, 1, 1, 1, 3, 3),
         )[0]
         self.now_ms += self.random.choice((1, 10, 1_000))
         action()
@@ -186,7 +191,7 @@ class World:
         if client is not None:
             client.holds.clear()
             self.clients.remove(client)
-            self.round([], None, leaving=[client.member_id])
+            self.round([], None, leaving=[MemberDeparture(client.member_id, client.user)])
 
     def topic(self):
         name = self.random.choice(("a", "b", "c"))
@@ -203,25 +208,29 @@ class World:
     def look(self):
         self.round([], None)
 
+    def intrude(self):
+        """A heartbeat that gives up all partitions, and a departure, of a member by another user: as if never sent."""
+        client = self.some_client()
+        if client is None or not client.user or client.member_id not in self.store.group.members:
+            return
+        beat = replace(client.heartbeat(), owned=frozenset())
+        other = self.random.choice([user for user in USERS if user != client.user])
+        forged = replace(beat, member=replace(beat.member, user=other, topics=("c",)))
+        result = self.compute(self.store, self.store, [forged], [MemberDeparture(client.member_id, other)])
+        assert result.group == self.compute(self.store, self.store).group
+        assert isinstance(result.errors.get(client.member_id), UnknownMemberError) or result.deferred
+
     def round(self, beats, client, leaving=()):
         """One round at a coordinator, whose view may be old; refusals are only believed where it has caught up."""
         groups = self.store if self.random.random() < 0.6 else self.random.choice(self.past)
         topics = self.store if self.random.random() < 0.6 else self.random.choice(self.past)
-        if client is not None and groups.revision < client.revision:
+        if client is not None and (
+            groups.revision < client.revision or taken_by_another_user(groups.group.members, beats[0].member)
+        ):
             groups = self.store
         before = groups.group
-        result = transition(
-            before,
-            heartbeats=beats,
-            leaving=leaving,
-            live=groups.live,
-            topics=topics.topics,
-            deleted=topics.deleted,
-            stored={member_id: value for member_id, (_, value) in groups.assignments.items()},
-            begun={},
-            overdue=[m for m, member in before.members.items() if self.is_overdue(member)],
-            now_ms=self.now_ms,
-        )
+        overdue = [m for m, member in before.members.items() if self.is_overdue(member)]
+        result = self.compute(groups, topics, beats, leaving, overdue)
         if result.changes(before):
             if groups.state != self.store.state:
                 return
@@ -230,6 +239,20 @@ class World:
             self.write(before, result)
         if client is not None and isinstance(error := result.errors.get(client.member_id), HeadraceError):
             self.refused(client, error)
+
+    def compute(self, groups, topics, beats=(), leaving=(), overdue=()):
+        return transition(
+            groups.group,
+            heartbeats=beats,
+            leaving=leaving,
+            live=groups.live,
+            topics=topics.topics,
+            deleted=topics.deleted,
+            stored={member_id: value for member_id, (_, value) in groups.assignments.items()},
+            begun={},
+            overdue=overdue,
+            now_ms=self.now_ms,
+        )
 
     def refused(self, client, error):
         assert isinstance(error, UnknownMemberError | FencedMemberEpochError | FencedInstanceError)

@@ -236,7 +236,7 @@ class DescribeGroupResponse(_message.Message):
     def __init__(self, listing: _Optional[_Union[GroupListing, _Mapping]] = ..., group_epoch: _Optional[int] = ..., assignment_epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberDescription, _Mapping]]] = ..., offsets: _Optional[_Iterable[_Union[TopicOffsets, _Mapping]]] = ..., unowned: _Optional[_Iterable[_Union[GroupTopicPartitions, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class MemberDescription(_message.Message):
-    __slots__ = ("member_id", "instance_id", "client_id", "host", "rack", "member_epoch", "topics", "topic_pattern", "owned", "target", "joined_ms", "session_timeout_ms", "revoking_ms", "live")
+    __slots__ = ("member_id", "instance_id", "client_id", "host", "rack", "member_epoch", "topics", "topic_pattern", "owned", "target", "joined_ms", "session_timeout_ms", "revoking_ms", "live", "user")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +251,7 @@ class MemberDescription(_message.Message):
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     REVOKING_MS_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
     member_id: bytes
     instance_id: str
     client_id: str
@@ -265,7 +266,8 @@ class MemberDescription(_message.Message):
     session_timeout_ms: int
     revoking_ms: int
     live: bool
-    def __init__(self, member_id: _Optional[bytes] = ..., instance_id: _Optional[str] = ..., client_id: _Optional[str] = ..., host: _Optional[str] = ..., rack: _Optional[str] = ..., member_epoch: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ..., topic_pattern: _Optional[str] = ..., owned: _Optional[_Iterable[_Union[GroupTopicPartitions, _Mapping]]] = ..., target: _Optional[_Iterable[_Union[GroupTopicPartitions, _Mapping]]] = ..., joined_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., revoking_ms: _Optional[int] = ..., live: bool = ...) -> None: ...
+    user: str
+    def __init__(self, member_id: _Optional[bytes] = ..., instance_id: _Optional[str] = ..., client_id: _Optional[str] = ..., host: _Optional[str] = ..., rack: _Optional[str] = ..., member_epoch: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ..., topic_pattern: _Optional[str] = ..., owned: _Optional[_Iterable[_Union[GroupTopicPartitions, _Mapping]]] = ..., target: _Optional[_Iterable[_Union[GroupTopicPartitions, _Mapping]]] = ..., joined_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., revoking_ms: _Optional[int] = ..., live: bool = ..., user: _Optional[str] = ...) -> None: ...
 
 class DeleteGroupsRequest(_message.Message):
     __slots__ = ("client_id", "group_ids", "expected_group_epochs")

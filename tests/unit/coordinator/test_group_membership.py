@@ -17,6 +17,7 @@ from headrace.wire.errors import (
     UnknownMemberError,
 )
 from headrace_coordinator.core import group_transition
+from headrace_coordinator.core.group_heartbeats import MemberDeparture
 from headrace_coordinator.core.group_state import Group, begin_epochs, encode_group
 from headrace_coordinator.runtime import group_transactions
 from headrace_coordinator.runtime.group_transactions import TRANSACTION_SECONDS
@@ -125,7 +126,7 @@ async def test_a_lost_session_is_told_though_the_view_is_old(pair, one, two):
     parts, a, b = pair
     await one.beat(b)
     await b.pause_view()
-    await a.transactions.leave(GROUP, one.id, parts.deadline)  # Removed; its lease lives on.
+    await a.transactions.leave(GROUP, MemberDeparture(one.id), parts.deadline)  # Removed; its lease lives on.
     await two.beat(a)
     assert isinstance(await error_of(one.beat(b)), UnknownMemberError)
     assert isinstance(await error_of(Caller(1).beat(b)), UnknownMemberError)
@@ -375,7 +376,8 @@ async def test_three_hundred_members_join_in_transactions_that_etcd_takes(pair):
     assert len(owned) == len(set(owned)) == 400
     assert max(len(member.holds) for member in members) == 2
     assert all(len(operations) <= 128 and len(compares) <= 128 for compares, operations in a.metastore.sent)
-    await asyncio.gather(*(a.transactions.leave(GROUP, member.id, parts.deadline) for member in members))
+    departures = [MemberDeparture(member.id) for member in members]
+    await asyncio.gather(*(a.transactions.leave(GROUP, departure, parts.deadline) for departure in departures))
     assert not a.group.members
     assert not a.entry().live
 
@@ -426,7 +428,7 @@ async def test_a_group_that_was_deleted_and_made_anew_has_larger_epochs(a):
         await member.beat(a)
         tokens += [owner.assignment_epoch for owner in a.group.owners.values()][:1]
         assert a.group.group_epoch >= a.groups.entry(GROUP).create_revision
-        await a.transactions.leave(GROUP, member.id, a.parts.deadline)
+        await a.transactions.leave(GROUP, MemberDeparture(member.id), a.parts.deadline)
         await a.offsets.delete_group(GROUP, a.parts.deadline)
         assert a.groups.entry(GROUP).is_gone
     assert tokens == sorted(set(tokens))

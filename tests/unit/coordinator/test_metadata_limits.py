@@ -174,7 +174,7 @@ def test_a_member_cannot_fill_etcd_with_names():
         group_id="g", member_id=b"m" * 16, session_timeout_ms=30_000, rebalance_timeout_ms=30_000
     )
     request.topics.extend(f"{number:03}" + "x" * 246 for number in range(263))
-    read_member(request)
+    read_member(request, "")
     request.topics.append("y" * 249)
     with pytest.raises(InvalidRequestError, match="more than 65536"):
-        read_member(request)
+        read_member(request, "")

@@ -83,6 +83,7 @@ def _member_row(member: "GroupMember", lags: "dict[TopicPartition, PartitionLag]
         "member_id": member.member_id.hex(),
         "name": member.name,
         "instance_id": member.instance_id or None,
+        "user": member.user or None,
         "client_id": member.client_id or None,
         "host": member.host or None,
         "rack": member.rack or None,
@@ -192,6 +193,7 @@ def _member_table(group: "GroupDescription", rows: list[dict[str, JsonValue]]) -
     columns = (
         Column("MEMBER", "name"),
         Column("HOST", "host"),
+        Column("USER", "user", wide=not any(member.user for member in group.members)),
         Column("CLIENT", "client_id"),
         Column("RACK", "rack", wide=not any(member.rack for member in group.members)),
         Column("EPOCH", "member_epoch"),

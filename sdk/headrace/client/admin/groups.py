@@ -57,7 +57,7 @@ class GroupMember:
     """Member of a group."""
 
     member_id: bytes
-    """16 bytes, drawn anew each time that the member joins."""
+    """16 bytes, drawn anew each time that the member joins; the first 4 of another user's member."""
     instance_id: str
     """Static member's id; empty means dynamic membership."""
     client_id: str
@@ -77,6 +77,8 @@ class GroupMember:
     """Time for which it has not released revoked partitions; 0 means that it has none."""
     live: bool
     """Whether it sent a heartbeat within its session timeout."""
+    user: str = ""
+    """User that joined; empty without an identity."""
 
     @property
     def name(self) -> str:
@@ -230,6 +232,7 @@ def description(response: groups_pb2.DescribeGroupResponse) -> GroupDescription:
             each.session_timeout_ms,
             each.revoking_ms,
             each.live,
+            each.user,
         )
         for each in response.members
     )

@@ -30,6 +30,7 @@ from headrace.wire.errors import (
     InvalidTimestampError,
     UnsupportedCodecError,
 )
+from headrace_server.identity.gate import access
 from headrace_server.topic_configs import TopicConfig, Validation
 
 from headrace_broker.core.replica import PartitionReplica
@@ -107,13 +108,12 @@ def check_run(
             if previous is None or not _continues(previous, header):
                 if previous is not None and header.producer_id >= 0:
                     break  # the window must record the run before it can check this batch
-                duplicate = (
-                    None
-                    if header.producer_id < 0
-                    else replica.producers.check(
+                duplicate = None
+                if header.producer_id >= 0:
+                    access().check_producer(header.producer_id)
+                    duplicate = replica.producers.check(
                         header.producer_id, header.producer_epoch, header.base_sequence, header.record_count, now_ms
                     )
-                )
                 if duplicate is not None:
                     context.metrics.duplicate_batches.inc()
                     result.repeated = True
@@ -150,6 +150,7 @@ def _small_run(
     if count <= FEW_BATCHES:
         return None
     producer_id, producer_epoch, base_sequence = run.producer
+    access().check_producer(producer_id)
     if producer_id >= 0 and replica.producers.check(
         producer_id, producer_epoch, base_sequence, run.record_count, now_ms
     ):

@@ -38,6 +38,7 @@ from headrace_server.identity.callers import (
     user_of_certificate,
 )
 from headrace_server.identity.identity_view import IdentityView
+from headrace_server.identity.producer_owners import owner_tag, tag_of
 from headrace_server.identity.quotas import NoQuotas, Quotas, Use
 from headrace_server.identity.refused_proofs import RefusedProofs
 from headrace_server.identity.rights import Operation, ResourceKind
@@ -52,6 +53,8 @@ MIN_SESSION_MS = 30_000
 MAX_REMEMBERED_CALLERS = 10_000
 IDENTITY = "identity"
 """What a call without one lacks, in place of a right."""
+OWN_PRODUCER = "own producer id"
+"""What a producer with the id of another user lacks, in place of a right."""
 STALE_MS = 30_000
 """Age of the view from which an unknown identity may be one that is too new for it."""
 SERVER_KEY = "cluster"
@@ -98,6 +101,7 @@ class IdentityGate:
         self._least_posture = least_posture
         self._server_key = hmac.digest(cluster.secret, b"headrace server tokens v1", "sha256")
         self._server_token = "", 0
+        self._cluster_id = cluster.cluster_id
         self._callers: OrderedDict[object, Caller] = OrderedDict()
         self._refused_proofs = RefusedProofs(clock)
 
@@ -273,6 +277,10 @@ class IdentityGate:
             access.require(row.right.operation, ResourceKind.CLUSTER)
         return access
 
+    def producer_tag(self, caller: Caller) -> int:
+        """Return the tag in the producer ids of a caller; see `producer_owners`."""
+        return tag_of(caller.identity.user, self._cluster_id)
+
     def note_refusal(self, refused: Access, code: ErrorCode, reason: str) -> None:
         """Count a refusal, and write it to the audit log; `reason` is the missing right, or what is wrong."""
         self._counts.refused(refused.caller.name, refused.method)
@@ -341,11 +349,12 @@ class Access:
 
     def allows(self, operation: Operation, kind: ResourceKind, name: str = "") -> bool:
         """Return whether to serve an operation; count it if not, or if `required` would not."""
-        return self._serves(self.caller.allows(operation, kind, name), operation, kind, name)
+        return self.caller.allows(operation, kind, name) or self._serves_without(_right(operation, kind, name))
 
     def allows_all(self, operation: Operation, kind: ResourceKind, prefix: str) -> bool:
         """Return the same for every name with a prefix."""
-        return self._serves(self.caller.allows_all(operation, kind, prefix), operation, kind, f"{prefix}*")
+        allowed = self.caller.allows_all(operation, kind, prefix)
+        return allowed or self._serves_without(_right(operation, kind, f"{prefix}*"))
 
     def sees(self, kind: ResourceKind, name: str) -> bool:
         """Return whether a list shows a resource; nothing is counted."""
@@ -364,6 +373,23 @@ class Access:
         """Refuse an operation on every resource with a prefix; raise as `require`."""
         if not self.allows_all(operation, kind, prefix):
             raise self._not_authorized(operation, f"every {kind.value} whose name begins with {prefix[:249]!r}")
+
+    @property
+    def producer_tag(self) -> int:
+        """See `IdentityGate.producer_tag`."""
+        return self._gate.producer_tag(self.caller)
+
+    def check_producer(self, producer_id: int) -> None:
+        """Refuse a producer id that was drawn for another user. With the posture `open` every caller uses every id.
+
+        Raises:
+            NotAuthorizedError: If it is another user's.
+        """
+        tag = owner_tag(producer_id)
+        if tag and tag != self.producer_tag and not self._serves_without(OWN_PRODUCER):
+            raise NotAuthorizedError(
+                f"producer id {producer_id} was drawn for another user", action="Get an id by InitProducerId."
+            )
 
     @property
     def quotas(self) -> Quotas:
@@ -405,13 +431,11 @@ class Access:
             self.note_refusal(ErrorCode.UNAUTHENTICATED, error.message)
             raise
 
-    def _serves(self, is_allowed: bool, operation: Operation, kind: ResourceKind, name: str) -> bool:
-        if is_allowed:
-            return True
+    def _serves_without(self, right: str) -> bool:
+        """Return whether the posture serves a call without a right, and count it."""
         posture = self._posture
         if posture == auth_pb2.POSTURE_OPEN:
             return True
-        right = f"{(operation.name or '').lower()} {kind.value}:{name[:249]}".rstrip(":")
         if posture == auth_pb2.POSTURE_REQUIRED:
             self.note_refusal(ErrorCode.NOT_AUTHORIZED, right)
             return False
@@ -421,6 +445,10 @@ class Access:
     def _not_authorized(self, operation: Operation, what: str) -> NotAuthorizedError:
         name = (operation.name or "").lower()
         return NotAuthorizedError(f"{self.caller.name} has no grant of {name} for {what}")
+
+
+def _right(operation: Operation, kind: ResourceKind, name: str) -> str:
+    return f"{(operation.name or '').lower()} {kind.value}:{name[:249]}".rstrip(":")
 
 
 _ACCESS: ContextVar[Access | None] = ContextVar("access", default=None)

@@ -207,7 +207,7 @@ class GroupState(_message.Message):
     def __init__(self, group_epoch: _Optional[int] = ..., assignment_epoch: _Optional[int] = ..., assignor: _Optional[str] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[GroupTopic, _Mapping]]] = ..., empty_since_ms: _Optional[int] = ...) -> None: ...
 
 class GroupMember(_message.Message):
-    __slots__ = ("member_id", "instance_id", "client_id", "host", "rack", "topics", "topic_pattern", "member_epoch", "lease_id", "session_timeout_ms", "rebalance_timeout_ms", "joined_ms", "revoking_since_ms")
+    __slots__ = ("member_id", "instance_id", "client_id", "host", "rack", "topics", "topic_pattern", "member_epoch", "lease_id", "session_timeout_ms", "rebalance_timeout_ms", "joined_ms", "revoking_since_ms", "user")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +221,7 @@ class GroupMember(_message.Message):
     REBALANCE_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     JOINED_MS_FIELD_NUMBER: _ClassVar[int]
     REVOKING_SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
     member_id: bytes
     instance_id: str
     client_id: str
@@ -234,7 +235,8 @@ class GroupMember(_message.Message):
     rebalance_timeout_ms: int
     joined_ms: int
     revoking_since_ms: int
-    def __init__(self, member_id: _Optional[bytes] = ..., instance_id: _Optional[str] = ..., client_id: _Optional[str] = ..., host: _Optional[str] = ..., rack: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., topic_pattern: _Optional[str] = ..., member_epoch: _Optional[int] = ..., lease_id: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., rebalance_timeout_ms: _Optional[int] = ..., joined_ms: _Optional[int] = ..., revoking_since_ms: _Optional[int] = ...) -> None: ...
+    user: str
+    def __init__(self, member_id: _Optional[bytes] = ..., instance_id: _Optional[str] = ..., client_id: _Optional[str] = ..., host: _Optional[str] = ..., rack: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., topic_pattern: _Optional[str] = ..., member_epoch: _Optional[int] = ..., lease_id: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., rebalance_timeout_ms: _Optional[int] = ..., joined_ms: _Optional[int] = ..., revoking_since_ms: _Optional[int] = ..., user: _Optional[str] = ...) -> None: ...
 
 class GroupTopic(_message.Message):
     __slots__ = ("topic_id", "name", "target", "owner", "assignment_epochs", "first_partitions")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.wire.errors import FencedInstanceError, HeadraceError, UnknownMemberError
 
@@ -27,6 +28,14 @@ class MemberHeartbeat:
     """Requested assignor; empty means the group's."""
     owned: frozenset[TopicPartition] | None = None
     """Owned partitions; `None` means as last reported."""
+
+
+class MemberDeparture(NamedTuple):
+    """Request of a member to leave."""
+
+    member_id: bytes
+    user: str = ""
+    """User of the call."""
 
 
 def needs_transaction(group: Group, known: Member, heartbeat: MemberHeartbeat) -> bool:
@@ -68,6 +77,12 @@ def holder_of(members: Mapping[bytes, Member], instance_id: str) -> Member | Non
     if not instance_id:
         return None
     return next((member for member in members.values() if member.instance_id == instance_id), None)
+
+
+def taken_by_another_user(members: Mapping[bytes, Member], joining: Member) -> bool:
+    """Return whether the instance id of a join is that of a member that its user may not replace."""
+    holder = holder_of(members, joining.instance_id)
+    return holder is not None and not holder.belongs_to(joining.user)
 
 
 def replaced_member(group: Group, live: Collection[bytes], joining: Member) -> Member | None:

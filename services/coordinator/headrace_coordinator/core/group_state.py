@@ -24,6 +24,8 @@ class Member:
     """16 random bytes that the member chose."""
     instance_id: str = ""
     """Instance id of a static member; empty for a dynamic member."""
+    user: str = ""
+    """User that joined; empty without an identity."""
     client_id: str = ""
     host: str = ""
     rack: str = ""
@@ -44,6 +46,14 @@ class Member:
     def order(self) -> str:
         """Sort key of the member for assignors."""
         return self.instance_id or self.member_id.hex()
+
+    def belongs_to(self, user: str) -> bool:
+        """Return whether a call of `user` may act for the member: only its own user may.
+
+        The posture does not matter. A member that joined without an identity, such as before the cluster was closed,
+        belongs to every caller with the right to its group.
+        """
+        return self.user in ("", user)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +142,7 @@ def encode_group(group: Group) -> bytes:
         message.members.add(
             member_id=member.member_id,
             instance_id=member.instance_id,
+            user=member.user,
             client_id=member.client_id,
             host=member.host,
             rack=member.rack,
@@ -185,6 +196,7 @@ def decode_group(value: bytes) -> Group:
             member.member_id: Member(
                 member_id=member.member_id,
                 instance_id=member.instance_id,
+                user=member.user,
                 client_id=member.client_id,
                 host=member.host,
                 rack=member.rack,

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace.wire.errors import (
+    FencedInstanceError,
     FencedMemberEpochError,
     GroupTooLargeError,
     HeadraceError,
@@ -21,10 +22,12 @@ from headrace.wire.errors import (
 
 from headrace_coordinator.core.assignors import ASSIGNORS, AssignableTopic, Subscriber, TopicPartition
 from headrace_coordinator.core.group_heartbeats import (
+    MemberDeparture,
     MemberHeartbeat,
     holder_of,
     no_member,
     released_partitions,
+    taken_by_another_user,
     wants_the_same,
 )
 from headrace_coordinator.core.group_state import (
@@ -76,7 +79,7 @@ def transition(
     group: Group,
     *,
     heartbeats: Sequence[MemberHeartbeat],
-    leaving: Collection[bytes],
+    leaving: Collection[MemberDeparture],
     live: Collection[bytes],
     topics: Mapping[str, AssignableTopic],
     deleted: Collection[bytes],
@@ -101,8 +104,8 @@ def transition(
     """
     builder = _TransitionBuilder(group, live, with_missing_topics(group, topics, deleted), now_ms)
     builder.expire_members(overdue)
-    for member_id in sorted(leaving):
-        builder.end(member_id)
+    for departure in sorted(leaving):
+        builder.leave(departure)
     for heartbeat in sorted(heartbeats, key=lambda heartbeat: heartbeat.member.member_id):
         try:
             builder.apply_heartbeat(heartbeat)
@@ -164,6 +167,12 @@ class _TransitionBuilder:
         self._compares += compares
         return True
 
+    def leave(self, departure: MemberDeparture) -> None:
+        """Remove a member that leaves, if its own user asks for that."""
+        known = self._members.get(departure.member_id)
+        if known is not None and known.belongs_to(departure.user):
+            self.end(departure.member_id)
+
     def end(self, member_id: bytes) -> None:
         """Remove a member that leaves or timed out."""
         if member_id not in self._members:
@@ -194,11 +203,18 @@ class _TransitionBuilder:
         if known is None:
             if heartbeat.member_epoch != 0:
                 raise no_member(self._members, said.member_id, said.instance_id)
+            if taken_by_another_user(self._members, said):
+                raise FencedInstanceError(
+                    f"the place {said.instance_id!r} is that of another user's member",
+                    action="Use another group_instance_id, or wait until that member's session has ended.",
+                )
             if self._spend(4):
                 self._join(heartbeat)
             else:
                 self._deferred.add(said.member_id)
             return
+        if not known.belongs_to(said.user):
+            raise no_member({}, said.member_id, "")
         if heartbeat.member_epoch > known.member_epoch:
             raise FencedMemberEpochError(
                 f"the member is at epoch {known.member_epoch}, the request has epoch {heartbeat.member_epoch}"

@@ -14,6 +14,8 @@ from headrace.v1 import cluster_pb2, cluster_pb2_grpc
 from headrace.wire.errors import InvalidRequestError
 from headrace.wire.ids import OWN_PRODUCER_IDS
 from headrace_server.cluster_identity import FORMAT_VERSION
+from headrace_server.identity.gate import access
+from headrace_server.identity.producer_owners import place_producer
 from headrace_server.identity.topic_access import describe_metadata
 from headrace_server.keys import Keyspace, meta_key, value_json
 from headrace_server.metadata_view import ClusterView, Coordinator
@@ -122,9 +124,10 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def InitProducerId(
         self, request: cluster_pb2.InitProducerIdRequest, context: Any
     ) -> cluster_pb2.InitProducerIdResponse:
-        """Return a random producer id in epoch 0. One of 2^62 is unique without any stored state (H53)."""
+        """Return a random producer id of the caller's, and its epoch: unique without any stored state (H53)."""
         self._check(request.client_id, ())
-        return cluster_pb2.InitProducerIdResponse(producer_id=self._draw(OWN_PRODUCER_IDS), producer_epoch=0)
+        producer_id, epoch = place_producer(access().producer_tag, self._draw(OWN_PRODUCER_IDS))
+        return cluster_pb2.InitProducerIdResponse(producer_id=producer_id, producer_epoch=epoch)
 
     @unary
     async def ReassignPartitions(

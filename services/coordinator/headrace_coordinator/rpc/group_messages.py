@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import InvalidRequestError
@@ -19,6 +19,8 @@ MAX_GROUP_ID_CHARACTERS = 249
 MAX_TOPICS = 1_000
 MAX_SUBSCRIPTION_BYTES = 64 << 10
 """Maximum size of one member's topic names."""
+HIDDEN_ID_BYTES = 4
+"""Part of a member id that other users see: the member's name in lists, of no use in a request."""
 SESSION_TIMEOUT_MS = (1_000, 600_000)
 REBALANCE_TIMEOUT_MS = (1_000, 86_400_000)
 _GROUP_ID = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
@@ -50,8 +52,8 @@ def check_member_id(member_id: bytes) -> None:
         raise InvalidRequestError(f"a member id has 16 bytes, not {len(member_id)}", action="Draw 16 random bytes.")
 
 
-def read_member(request: groups_pb2.HeartbeatRequest) -> Member:
-    """Return the member that a request describes.
+def read_member(request: groups_pb2.HeartbeatRequest, user: str) -> Member:
+    """Return the member that a request of `user` describes.
 
     Raises:
         InvalidRequestError, InvalidTopicNameError: If a field is invalid.
@@ -89,6 +91,7 @@ def read_member(request: groups_pb2.HeartbeatRequest) -> Member:
     return Member(
         member_id=request.member_id,
         instance_id=request.instance_id,
+        user=user,
         client_id=request.client_id[:256],
         host=request.host[:256],
         rack=request.rack[:256],
@@ -208,8 +211,10 @@ def write_listing(group_id: str, entry: GroupEntry) -> groups_pb2.GroupListing:
     )
 
 
-def write_members(entry: GroupEntry, names: Mapping[bytes, str], now_ms: int) -> list[groups_pb2.MemberDescription]:
-    """Return all members of a group, by instance id and member id."""
+def write_members(
+    entry: GroupEntry, names: Mapping[bytes, str], now_ms: int, is_whole: Callable[[Member], bool]
+) -> list[groups_pb2.MemberDescription]:
+    """Return all members of a group, by instance id and member id; `is_whole` tells whose ids are shown whole."""
     group = entry.group
     described = []
     for member in sorted(group.members.values(), key=lambda member: (member.order, member.member_id)):
@@ -217,8 +222,9 @@ def write_members(entry: GroupEntry, names: Mapping[bytes, str], now_ms: int) ->
         target = [partition for partition, owner in group.target.items() if owner == member.member_id]
         described.append(
             groups_pb2.MemberDescription(
-                member_id=member.member_id,
+                member_id=member.member_id if is_whole(member) else member.member_id[:HIDDEN_ID_BYTES],
                 instance_id=member.instance_id,
+                user=member.user,
                 client_id=member.client_id,
                 host=member.host,
                 rack=member.rack,

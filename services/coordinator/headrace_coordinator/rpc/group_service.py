@@ -27,7 +27,14 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import LeaseNotFoundError, Metastore, MetastoreRolledBackError
 from headrace_server.rpc import unary
 
-from headrace_coordinator.core.group_heartbeats import MemberHeartbeat, needs_transaction, no_member, replaced_member
+from headrace_coordinator.core.group_heartbeats import (
+    MemberDeparture,
+    MemberHeartbeat,
+    needs_transaction,
+    no_member,
+    replaced_member,
+    taken_by_another_user,
+)
 from headrace_coordinator.core.group_state import Member
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.answers import Answers
@@ -94,7 +101,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         """See the proto."""
         if request.member_epoch == 0:
             check_handshake(f"client {request.client_id[:64]!r}", request.handshake, MEMBER_NEEDS)
-        member = read_member(request)
+        member = read_member(request, access().caller.identity.user)
         _require_topics(member)
         started = asyncio.get_running_loop().time()
         deadline = self._answers.deadline(0, context.time_remaining())
@@ -120,13 +127,17 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             access().require(Operation.READ, ResourceKind.GROUP, request.group_id)
         entry = self._groups.entry(request.group_id)
         stored = entry.assignments.get(member.member_id)
-        if stored is None or member.member_id not in entry.group.members or member.member_id not in entry.live:
+        is_live = member.member_id in entry.group.members and member.member_id in entry.live
+        if stored is None or not is_live or not _may_act(entry, member.member_id):
             raise _not_in(entry, request)
         return write_heartbeat(entry.group, stored, interval_ms)
 
     async def _join(self, request: groups_pb2.HeartbeatRequest, member: Member, deadline: float) -> None:
         """Add a member: grant its lease, then write its key together with the group's state."""
         entry = self._groups.entry(request.group_id)
+        if taken_by_another_user(entry.group.members, member):
+            entry = await self._read_again(request.group_id, deadline)
+        _check_user(entry, member)
         present = entry.live.get(member.member_id)
         if present is not None:  # An earlier attempt joined; its response was lost.
             if not await self._renew(request.group_id, member.member_id, present.lease_id):
@@ -152,6 +163,12 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         if joined is not None and joined.lease_id != lease_id:
             await self._give_back(lease_id)  # An earlier attempt joined at another coordinator.
 
+    async def _read_again(self, group_id: str, deadline: float) -> GroupEntry:
+        """Return a group as it is in etcd now, for a refusal that ends a consumer: the view may be old."""
+        found = (await self._metastore.get(self._groups.keyspace.group(group_id))).key_value
+        await self._offsets.wait_for(0 if found is None else found.mod_revision, deadline)
+        return self._groups.entry(group_id)
+
     async def _give_back(self, lease_id: int) -> None:
         try:
             await self._metastore.revoke_lease(lease_id)
@@ -165,6 +182,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         if request.known_revision > self._groups.source.revision:
             await self._catch_up(request.known_revision)
         entry = self._groups.entry(request.group_id)
+        _check_user(entry, member)
         known = entry.group.members.get(member.member_id)
         heartbeat = MemberHeartbeat(member, request.member_epoch, request.assignor, read_owned(request))
         if known is not None:
@@ -211,13 +229,13 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
 
     @unary
     async def LeaveGroup(self, request: groups_pb2.LeaveGroupRequest, context: Any) -> groups_pb2.LeaveGroupResponse:
-        """See the proto. A member that is already gone has left."""
+        """See the proto. A member that is already gone has left, and so has one of another user."""
         check_group_id(request.group_id)
         check_member_id(request.member_id)
-        present = self._groups.entry(request.group_id).live.get(request.member_id)
-        await self._transactions.leave(
-            request.group_id, request.member_id, self._answers.deadline(0, context.time_remaining())
-        )
+        entry = self._groups.entry(request.group_id)
+        present = entry.live.get(request.member_id) if _may_act(entry, request.member_id) else None
+        departure = MemberDeparture(request.member_id, access().caller.identity.user)
+        await self._transactions.leave(request.group_id, departure, self._answers.deadline(0, context.time_remaining()))
         if present is not None:
             await self._give_back(present.lease_id)
         return groups_pb2.LeaveGroupResponse()
@@ -273,7 +291,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             listing=write_listing(request.group_id, entry),
             group_epoch=group.group_epoch,
             assignment_epoch=group.assignment_epoch,
-            members=write_members(entry, names, self._clock.now_ms()),
+            members=write_members(entry, names, self._clock.now_ms(), _sees_whole_id),
             offsets=write_offsets(entry, names),
             unowned=write_partitions([p for p in group.target if p not in group.owners], names),
             revision=revision,
@@ -310,6 +328,23 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
 def _not_in(entry: GroupEntry, request: groups_pb2.HeartbeatRequest) -> HeadraceError:
     others = {m: member for m, member in entry.group.members.items() if m != request.member_id}
     return no_member(others, request.member_id, request.instance_id)
+
+
+def _may_act(entry: GroupEntry, member_id: bytes) -> bool:
+    """Return whether the caller may act for a member, as far as this coordinator knows it; a transaction decides."""
+    known = entry.group.members.get(member_id)
+    return known is None or known.belongs_to(access().caller.identity.user)
+
+
+def _check_user(entry: GroupEntry, member: Member) -> None:
+    """Raise UnknownMemberError for another user's member, before its lease is renewed."""
+    if not _may_act(entry, member.member_id):
+        raise no_member({}, member.member_id, "")
+
+
+def _sees_whole_id(member: Member) -> bool:
+    caller = access().caller
+    return member.belongs_to(caller.identity.user) or caller.allows(Operation.OPERATE, ResourceKind.CLUSTER)
 
 
 def _require_topics(member: Member) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, UnknownTopicError, UnknownTopicIdError
+from headrace_server.identity.gate import access
 from headrace_server.metadata_view import ClusterView
 
 from headrace_coordinator.core.assignors import TopicPartition
@@ -68,6 +69,7 @@ class OffsetCommits:
             request.member_epoch,
             list(commits.values()),
             deadline,
+            user=access().caller.identity.user,
             commit_number=request.commit_number,
             expected_group_epoch=request.expected_group_epoch if request.HasField("expected_group_epoch") else None,
         )

@@ -82,6 +82,7 @@ class _Attempt:
 
     group_id: str
     member_id: bytes
+    user: str
     member_epoch: int
     commit_number: int
     commits: dict[TopicPartition, Commit]
@@ -123,12 +124,14 @@ class GroupOffsets:
         commits: Sequence[Commit],
         deadline: float,
         *,
+        user: str = "",
         commit_number: int = 0,
         expected_group_epoch: int | None = None,
     ) -> CommitOutcome:
         """Store offsets; single partitions may be rejected. An empty `member_id` means an administrator.
 
-        An administrator may pass `expected_group_epoch`, which every change of membership since then has raised.
+        The commits of a member are its own user's alone. An administrator may pass `expected_group_epoch`, which every
+        change of membership since then has raised.
 
         Raises:
             UnknownMemberError, FencedMemberEpochError, GroupNotEmptyError, ConflictError: If the commit is rejected.
@@ -141,7 +144,9 @@ class GroupOffsets:
             async with asyncio.timeout_at(deadline):
                 for first in range(0, len(commits), MAX_OFFSETS):
                     some = {commit.partition: commit for commit in commits[first : first + MAX_OFFSETS]}
-                    attempt = _Attempt(group_id, member_id, member_epoch, commit_number, some, expected_group_epoch)
+                    attempt = _Attempt(
+                        group_id, member_id, user, member_epoch, commit_number, some, expected_group_epoch
+                    )
                     refused.update(await self._store(attempt))
                     revision = max(revision, attempt.revision)
         except TimeoutError:
@@ -311,7 +316,8 @@ def _check_owner(
     """Return the compare of a member's commit, and the partitions that it does not own at that epoch (I26)."""
     member_id, member_epoch = attempt.member_id, attempt.member_epoch
     stored = entry.assignments.get(member_id)
-    if stored is None:
+    known = entry.group.members.get(member_id)
+    if stored is None or (known is not None and not known.belongs_to(attempt.user)):
         raise UnknownMemberError(f"the group has no member {member_id.hex()}: its session is over")
     assignment = metadata_pb2.MemberAssignment.FromString(stored.value)
     if member_epoch > assignment.member_epoch:

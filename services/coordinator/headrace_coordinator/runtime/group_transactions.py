@@ -39,7 +39,7 @@ from headrace_server.metastore.api import (
 from headrace_server.metastore.view import PrefixView
 
 from headrace_coordinator.core.assignors import AssignableTopic
-from headrace_coordinator.core.group_heartbeats import MemberHeartbeat, may_enlarge
+from headrace_coordinator.core.group_heartbeats import MemberDeparture, MemberHeartbeat, may_enlarge, no_member
 from headrace_coordinator.core.group_state import Group, Member, begin_epochs, encode_group
 from headrace_coordinator.core.group_transition import Transition, check_size, transition
 from headrace_coordinator.metrics import CoordinatorMetrics
@@ -61,7 +61,7 @@ class _Waiting:
     """Pending requests of one group."""
 
     heartbeats: dict[bytes, tuple[MemberHeartbeat, asyncio.Future[None]]] = field(default_factory=dict)
-    leaving: dict[bytes, asyncio.Future[None]] = field(default_factory=dict)
+    leaving: dict[MemberDeparture, asyncio.Future[None]] = field(default_factory=dict)
     look: bool = False
     task: asyncio.Task[None] | None = None
 
@@ -113,6 +113,8 @@ class GroupTransactions:
         """Apply a heartbeat; raise the error that rejects it, or TimedOutError (outcome unknown) at `deadline`."""
         waiting = self._enter(group_id)
         before = waiting.heartbeats.get(heartbeat.member.member_id)
+        if before is not None and before[0].member.user != heartbeat.member.user:
+            raise no_member({}, heartbeat.member.member_id, "")
         future = asyncio.get_running_loop().create_future() if before is None else before[1]
         waiting.heartbeats[heartbeat.member.member_id] = heartbeat, future
         try:
@@ -121,11 +123,11 @@ class GroupTransactions:
             if waiting.heartbeats.get(heartbeat.member.member_id, (None,))[0] is heartbeat:
                 del waiting.heartbeats[heartbeat.member.member_id]  # Its caller is gone; a join would add a ghost.
 
-    async def leave(self, group_id: str, member_id: bytes, deadline: float) -> None:
-        """Remove a member; no error if it is already gone."""
+    async def leave(self, group_id: str, departure: MemberDeparture, deadline: float) -> None:
+        """Remove a member; no error if it is already gone, or another user's."""
         waiting = self._enter(group_id)
-        future = waiting.leaving.get(member_id) or asyncio.get_running_loop().create_future()
-        waiting.leaving[member_id] = future
+        future = waiting.leaving.get(departure) or asyncio.get_running_loop().create_future()
+        waiting.leaving[departure] = future
         await self._await(group_id, future, deadline)
 
     def look(self, group_id: str) -> None:
@@ -235,9 +237,9 @@ class GroupTransactions:
                 continue
             _, future = waiting.heartbeats.pop(member_id)
             _settle(future, result.errors.get(member_id))
-        for member_id in leaving:
-            if member_id not in result.deferred and member_id in waiting.leaving:
-                _settle(waiting.leaving.pop(member_id), None)
+        for departure in leaving:
+            if departure.member_id not in result.deferred and departure in waiting.leaving:
+                _settle(waiting.leaving.pop(departure), None)
         return result.changes(before)
 
     def _with_epochs(self, entry: GroupEntry) -> Group:
@@ -265,7 +267,7 @@ class GroupTransactions:
         entry: GroupEntry,
         before: Group,
         heartbeats: Mapping[bytes, MemberHeartbeat],
-        leaving: tuple[bytes, ...],
+        leaving: tuple[MemberDeparture, ...],
         overdue: frozenset[bytes],
     ) -> Transition:
         stored = {member_id: key_value.value for member_id, key_value in entry.assignments.items()}

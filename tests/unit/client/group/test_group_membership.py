@@ -19,7 +19,7 @@ from headrace.wire.errors import (
 )
 from headrace.wire.ids import TopicPartition
 from headrace_coordinator.core.assignors import AssignableTopic
-from headrace_coordinator.core.group_heartbeats import MemberHeartbeat
+from headrace_coordinator.core.group_heartbeats import MemberDeparture, MemberHeartbeat
 from headrace_coordinator.core.group_state import Group, Member
 from headrace_coordinator.core.group_transition import transition
 from headrace_server.internal_v1 import metadata_pb2
@@ -432,7 +432,7 @@ class MembersOfOneGroup(RuleBasedStateMachine):
     def leaves(self, data):
         member = self.pick(data)
         self.members.remove(member)
-        self.coordinators.round(leaving=[member.member_id])
+        self.coordinators.round(leaving=[MemberDeparture(member.member_id)])
 
     @precondition(lambda self: self.members)
     @rule(data=strategies.data())
@@ -494,7 +494,7 @@ def test_a_late_heartbeat_gives_up_nothing_that_was_granted_after_it():
     assert (owned(first), owned(second)) == ([P[0]], [P[1]])
     first.request_heartbeat()
     late = first.request()
-    coordinators.round(leaving=[second.member_id])
+    coordinators.round(leaving=[MemberDeparture(second.member_id)])
     beat(first)
     assert owned(first) == P[:2]
     second.lose_all()

@@ -1,0 +1,60 @@
+"""Rules about users: what belongs to one, and is refused to others."""
+
+from __future__ import annotations
+
+from tests.mutation.mutants import Mutant, Test, always, drop, never
+
+NO_USERS = "The simulator's clients have no identities."
+GROUP_USERS = "tests/unit/coordinator/test_group_users.py::"
+
+IDENTITY = (
+    Mutant(
+        "heartbeats-for-members-of-others",
+        "A16",
+        "_TransitionBuilder.apply_heartbeat",
+        never("not known.belongs_to(said.user)"),
+        "A user of the group releases the partitions of another user's member.",
+        Test(
+            GROUP_USERS + "test_the_transaction_decides_about_a_member_that_the_view_does_not_show_yet",
+            NO_USERS,
+        ),
+    ),
+    Mutant(
+        "departures-of-members-of-others",
+        "A16",
+        "_TransitionBuilder.leave",
+        always("known.belongs_to(departure.user)"),
+        "A user of the group removes another user's member.",
+        Test(GROUP_USERS + "test_another_user_cannot_make_a_member_leave", NO_USERS),
+    ),
+    Mutant(
+        "commits-for-members-of-others",
+        "A16",
+        "_check_owner",
+        never("known is not None and not known.belongs_to(attempt.user)"),
+        "A user of the group commits offsets for another user's member.",
+        Test(GROUP_USERS + "test_a_commit_for_another_users_member_is_that_of_none", NO_USERS),
+    ),
+    Mutant(
+        "producer-ids-of-others",
+        "A17",
+        "Access.check_producer",
+        never("tag != self.producer_tag"),
+        "A user with write on a topic fences the producer of another user for ever.",
+        Test(
+            "tests/unit/broker/test_broker_producer_owners.py::test_batches_of_another_users_producer_are_refused",
+            NO_USERS,
+        ),
+    ),
+    Mutant(
+        "producer-ids-of-others-in-runs",
+        "A17",
+        "_small_run",
+        drop("access().check_producer(...)"),
+        "The same with many small batches in one request.",
+        Test(
+            "tests/unit/broker/test_broker_producer_owners.py::test_batches_of_another_users_producer_are_refused",
+            NO_USERS,
+        ),
+    ),
+)

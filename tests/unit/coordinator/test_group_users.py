@@ -1,0 +1,139 @@
+"""Members of a group belong to the users that joined: others act for them in vain, as if they did not exist."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from headrace.v1 import groups_pb2
+from headrace.wire.errors import FencedInstanceError, UnknownMemberError
+from headrace_server.identity.gate import set_access
+
+from tests.fakes.open_gate import open_access
+from tests.unit.coordinator.group_parts import GROUP, Caller, error_of, settle, until
+
+
+class UserCaller(Caller):
+    """A member of a user; the posture is `open`, which makes no difference."""
+
+    def __init__(self, seed, user, **fields):
+        super().__init__(seed, **fields)
+        self.user = user
+
+    async def beat(self, coordinator, **fields):
+        set_access(open_access(self.user))
+        return await super().beat(coordinator, **fields)
+
+    def seen_by(self, user):
+        """The same member, as a program of another user would speak for it."""
+        other = UserCaller(0, user, **self.fields)
+        other.id, other.epoch, other.revision, other.holds = self.id, self.epoch, self.revision, dict(self.holds)
+        return other
+
+
+async def join_ada(a):
+    """Return a member of user ada that owns all partitions."""
+    member = UserCaller(1, "ada")
+    await settle(a, member)
+    assert member.numbers == [0, 1, 2, 3]
+    return member
+
+
+def count_renewals(coordinator, monkeypatch):
+    """Return a list that gets the lease of each renewal."""
+    renewed, renew = [], coordinator.metastore.renew_lease
+
+    async def renew_lease(lease_id):
+        renewed.append(lease_id)
+        return await renew(lease_id)
+
+    monkeypatch.setattr(coordinator.metastore, "renew_lease", renew_lease)
+    return renewed
+
+
+@pytest.mark.parametrize("user", ["bob", ""])
+@pytest.mark.parametrize("epoch", [0, None])
+async def test_a_heartbeat_for_another_users_member_is_that_of_none(a, user, epoch, monkeypatch):
+    """Also a join under its id; the lease is not renewed, the member stays as it is."""
+    ada = await join_ada(a)
+    intruder = ada.seen_by(user)
+    if epoch is not None:
+        intruder.epoch = epoch
+    before, renewed = a.group, count_renewals(a, monkeypatch)
+    error = await error_of(intruder.beat(a, owned=[], topics=["other"]))
+    assert isinstance(error, UnknownMemberError)
+    assert (a.group, renewed) == (before, [])
+    await ada.beat(a)
+    assert ada.numbers == [0, 1, 2, 3]
+
+
+async def test_the_transaction_decides_about_a_member_that_the_view_does_not_show_yet(pair, monkeypatch):
+    """Another user joins under the member's id at a coordinator that is behind, which has to catch up to write."""
+    _, a, b = pair
+    await b.pause_view()
+    ada = await join_ada(a)
+    before, renewed = a.group, count_renewals(b, monkeypatch)
+    intruder = ada.seen_by("bob")
+    intruder.epoch = intruder.revision = 0
+    waiting = asyncio.create_task(error_of(intruder.beat(b, topics=["other"])))
+    await until(lambda: GROUP in b.transactions._waiting)
+    b.follow()
+    assert isinstance(await waiting, UnknownMemberError)
+    assert (a.group, renewed) == (before, [])
+
+
+async def test_a_commit_for_another_users_member_is_that_of_none(a):
+    """Nothing is stored; its own user commits."""
+    ada = await join_ada(a)
+    set_access(open_access("bob"))
+    assert isinstance(await error_of(a.commit(ada, {0: 5})), UnknownMemberError)
+    set_access(open_access("ada"))
+    assert await a.commit(ada, {0: 7}) == {}
+    assert await a.committed(a.stored_at) == {0: 7}
+
+
+async def test_another_user_cannot_make_a_member_leave(a):
+    """The answer is the same as for a member that has left."""
+    ada = await join_ada(a)
+    request = groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=ada.id)
+    set_access(open_access("bob"))
+    await a.call("LeaveGroup", request)
+    await ada.beat(a)
+    assert ada.id in a.group.members
+    set_access(open_access("ada"))
+    await a.call("LeaveGroup", request)
+    assert ada.id not in a.group.members
+
+
+async def test_a_static_members_place_is_its_users(a):
+    """Another user with the same instance id does not replace it; the same user does."""
+    first = UserCaller(1, "ada", instance_id="place")
+    await settle(a, first)
+    error = await error_of(UserCaller(2, "bob", instance_id="place").beat(a))
+    assert isinstance(error, FencedInstanceError)
+    assert "another user" in str(error)
+    assert list(a.group.members) == [first.id]
+    again = UserCaller(3, "ada", instance_id="place")
+    await again.beat(a)
+    assert list(a.group.members) == [again.id]
+
+
+async def test_a_member_without_a_user_belongs_to_everyone(a):
+    """So a member that joined before its program got a credential goes on."""
+    member = UserCaller(1, "")
+    await settle(a, member)
+    member.user = "ada"
+    await member.beat(a)
+    assert await a.commit(member, {0: 1}) == {}
+
+
+async def test_other_users_see_only_the_name_of_a_member(a):
+    """Four bytes of its id; the user itself sees all of it."""
+    ada = await join_ada(a)
+    request = groups_pb2.DescribeGroupRequest(group_id=GROUP)
+    set_access(open_access("bob"))
+    (shown,) = (await a.call("DescribeGroup", request)).members
+    assert (shown.member_id, shown.user) == (ada.id[:4], "ada")
+    set_access(open_access("ada"))
+    (shown,) = (await a.call("DescribeGroup", request)).members
+    assert shown.member_id == ada.id
