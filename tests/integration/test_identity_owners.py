@@ -125,3 +125,28 @@ def test_the_producer_id_of_another_user_is_refused(secured, transport, monkeypa
         until(lambda: len(secured.admin.describe_topic(topic).partitions[0].in_sync_replicas) == 2, "in sync")
     with Reader(topic, bootstrap_servers=secured.servers, api_key=secured.admin_key) as reader:
         assert [record.value for record in reader] == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_creator_of_a_topic_owns_it_until_it_is_deleted(secured, transport):
+    """It writes, reads and deletes the topic with no other grant; in the next topic of that name it has no right."""
+    topic = f"own-{transport}"
+    ada, bob = (
+        secured.user(f"{name}-own-{transport}", ("create", f"topic:{topic}")) | {"transport": transport}
+        for name in ("ada", "bob")
+    )
+    with Admin(**ada) as hers, Admin(**bob) as his:
+        hers.create_topic(topic)
+        with Producer(**ada) as producer:
+            producer.send(topic, b"1").result(timeout=30)
+        with Reader(topic, **ada) as reader:
+            assert [record.value for record in reader] == [b"1"]
+        with pytest.raises(NotAuthorizedError):
+            his.delete_topic(topic)
+        hers.delete_topic(topic)
+        his.create_topic(topic)
+        with pytest.raises(NotAuthorizedError):
+            hers.describe_topic(topic)
+        assert his.describe_topic(topic).name == topic
+    (grant,) = [grant for grant in secured.admin.list_grants() if grant.role == "owner" and transport in grant.resource]
+    assert grant.principal == f"bob-own-{transport}"

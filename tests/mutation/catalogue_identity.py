@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutants import Mutant, Test, always, drop, never
+from tests.mutation.mutants import Mutant, Test, always, drop, never, replace
 
 NO_USERS = "The simulator's clients have no identities."
 GROUP_USERS = "tests/unit/coordinator/test_group_users.py::"
@@ -54,6 +54,28 @@ IDENTITY = (
         "The same with many small batches in one request.",
         Test(
             "tests/unit/broker/test_broker_producer_owners.py::test_batches_of_another_users_producer_are_refused",
+            NO_USERS,
+        ),
+    ),
+    Mutant(
+        "owners-outlive-their-topics",
+        "A18",
+        "topic_writes:delete",
+        replace("[Delete(keyspace.grant(topic.owner, OWNER, owned))]", "[]"),
+        "A user may delete the topic that another one has created under a name that it once used.",
+        Test(
+            "tests/unit/coordinator/test_topic_owners.py::test_a_topic_has_an_owner_from_its_creation_to_its_deletion",
+            NO_USERS,
+        ),
+    ),
+    Mutant(
+        "owners-without-a-grant-of-create",
+        "A18",
+        "TopicOwners.new_owner",
+        never("not caller.allows(Operation.CREATE, ResourceKind.TOPIC, name)"),
+        "While the cluster is open, a caller without rights prepares rights for later.",
+        Test(
+            "tests/unit/coordinator/test_topic_owners.py::test_who_may_create_and_nothing_more_becomes_the_owner",
             NO_USERS,
         ),
     ),

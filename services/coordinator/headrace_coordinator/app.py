@@ -62,6 +62,7 @@ from headrace_coordinator.runtime.issuers.token_verifier import IssuerTokens
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
 from headrace_coordinator.runtime.partition_store import PartitionStore
 from headrace_coordinator.runtime.session import CoordinatorSession
+from headrace_coordinator.runtime.topic_owners import TopicOwners
 from headrace_coordinator.runtime.topic_store import TopicStore
 from headrace_coordinator.runtime.waiting import wait_until
 from headrace_coordinator.settings import CoordinatorSettings
@@ -143,7 +144,13 @@ class _Coordinator:
         await self._process.load(self._prefix_view, self._groups_view, self._identity_source)
         view = self._process.open_view(self._identity, self._prefix_view)
         writes = AmbiguousWriteResolver(self._metastore, self._metrics, max_inflight=self._settings.max_inflight_writes)
-        store = TopicStore(writes, view, self._metrics, self._clock)
+        store = TopicStore(
+            writes,
+            view,
+            self._metrics,
+            self._clock,
+            TopicOwners(self._gate.view, view.keyspace, self._clock),
+        )
         self._serve_calls(view, store, writes)
         self._process.add_process_service(self._server)
         clocks = self._process.make_clock_exchange(view)

@@ -7,9 +7,11 @@ import contextlib
 
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.runtime.ambiguous_writes import AmbiguousWriteResolver
+from headrace_coordinator.runtime.topic_owners import TopicOwners
 from headrace_coordinator.runtime.topic_store import TopicStore
 from headrace_server.clock import SystemClock
 from headrace_server.cluster_identity import ClusterIdentity
+from headrace_server.identity.identity_view import IdentityView
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Delete, ModRevisionIs, Put
@@ -26,7 +28,7 @@ SECONDS = 20
 class Parts:
     """What the tests of the runtime need."""
 
-    def __init__(self, metastore, view, prefix_view):
+    def __init__(self, metastore, view, prefix_view, identity_source):
         self.memory = metastore._inner
         self.metastore = metastore
         self.view = view
@@ -34,7 +36,10 @@ class Parts:
         self.keyspace = view.keyspace
         self.metrics = CoordinatorMetrics(CollectorRegistry())
         self.writes = AmbiguousWriteResolver(metastore, self.metrics, max_inflight=8)
-        self.store = TopicStore(self.writes, view, self.metrics, SystemClock())
+        self.identity_source = identity_source
+        self.identity_view = IdentityView(view.keyspace, identity_source)
+        owners = TopicOwners(self.identity_view, view.keyspace, SystemClock())
+        self.store = TopicStore(self.writes, view, self.metrics, SystemClock(), owners)
 
     @property
     def deadline(self):
@@ -109,12 +114,15 @@ async def make_parts():
     metastore = LossyMetastore(MemoryMetastore())
     identity = ClusterIdentity("test", "cluster-id", 3, b"s" * 32)
     prefix_view = PrefixView(metastore, identity.keyspace.prefix, SystemClock())
+    identity_source = PrefixView(metastore, identity.keyspace.identity_prefix, SystemClock())
     await prefix_view.load()
+    await identity_source.load()
     view = ClusterView(identity, prefix_view)
-    following = asyncio.create_task(prefix_view.run())
+    following = [asyncio.create_task(each.run()) for each in (prefix_view, identity_source)]
     try:
         async with asyncio.timeout(SECONDS):
-            yield Parts(metastore, view, prefix_view)
+            yield Parts(metastore, view, prefix_view, identity_source)
     finally:
-        following.cancel()
-        await asyncio.wait([following])
+        for task in following:
+            task.cancel()
+        await asyncio.wait(following)

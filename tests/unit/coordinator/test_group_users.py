@@ -119,7 +119,7 @@ async def test_a_static_members_place_is_its_users(a):
 
 
 async def test_a_member_without_a_user_belongs_to_everyone(a):
-    """So a member that joined before its program got a credential goes on."""
+    """A member that joined without a credential continues with one."""
     member = UserCaller(1, "")
     await settle(a, member)
     member.user = "ada"

@@ -6,7 +6,7 @@
     0..45   random
 
 So every leader recognizes the owner by itself, after a change of leader or a restart, too, and nothing is stored. Two
-users of a cluster have one tag, and may use each other's ids, once in 65,535 pairs; nobody chooses its tag without
+users of a cluster have one tag, and may use each other's ids, once in 65,535 pairs; a user chooses its tag only by
 choosing its name. The first epoch is random, too, so that ids and epochs together are one of 2^62 for each user (H53).
 """
 
@@ -37,5 +37,5 @@ def place_producer(tag: int, drawn: int) -> tuple[int, int]:
 
 
 def owner_tag(producer_id: int) -> int:
-    """Return the tag of the user whose id it is; 0: nobody's, as -1, no producer, is."""
+    """Return the tag of the user whose id it is; 0 means that it has no owner."""
     return producer_id >> _RANDOM_BITS if 0 <= producer_id < OWN_PRODUCER_IDS else 0

@@ -40,11 +40,14 @@ class Operation(IntFlag):
 
 
 EVERYTHING = Operation(255)
+OWNER = "owner"
+"""Role that the creator of a topic gets, until the topic is deleted."""
 ROLES: Mapping[str, Operation] = MappingProxyType(
     {
         "reader": Operation.DESCRIBE | Operation.READ,
         "writer": Operation.DESCRIBE | Operation.WRITE,
         "developer": EVERYTHING & ~(Operation.OPERATE | Operation.ADMIN),
+        OWNER: Operation.DESCRIBE | Operation.READ | Operation.WRITE | Operation.ALTER | Operation.DELETE,
         "monitor": Operation.DESCRIBE,
         "operator": Operation.DESCRIBE | Operation.OPERATE,
         "admin": EVERYTHING,

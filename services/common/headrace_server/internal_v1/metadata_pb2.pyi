@@ -92,7 +92,7 @@ class CoordinatorLive(_message.Message):
     def __init__(self, coordinator_id: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Topic(_message.Message):
-    __slots__ = ("name", "topic_id", "partitions", "replication_factor", "configs", "created_ms")
+    __slots__ = ("name", "topic_id", "partitions", "replication_factor", "configs", "created_ms", "owner")
     class ConfigsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -106,13 +106,15 @@ class Topic(_message.Message):
     REPLICATION_FACTOR_FIELD_NUMBER: _ClassVar[int]
     CONFIGS_FIELD_NUMBER: _ClassVar[int]
     CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     name: str
     topic_id: bytes
     partitions: int
     replication_factor: int
     configs: _containers.ScalarMap[str, str]
     created_ms: int
-    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partitions: _Optional[int] = ..., replication_factor: _Optional[int] = ..., configs: _Optional[_Mapping[str, str]] = ..., created_ms: _Optional[int] = ...) -> None: ...
+    owner: str
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partitions: _Optional[int] = ..., replication_factor: _Optional[int] = ..., configs: _Optional[_Mapping[str, str]] = ..., created_ms: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class DeletedTopic(_message.Message):
     __slots__ = ("topic", "deleted_ms")

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from headrace_server.identity.rights import OWNER, ResourceKind
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import (
@@ -47,12 +48,30 @@ class Write:
         return max(len(self.compares), len(self.success)) <= MAX_TXN_OPERATIONS
 
 
-def create(keyspace: Keyspace, topic: metadata_pb2.Topic, states: Mapping[int, PartitionState]) -> Write:
+@dataclass(frozen=True, slots=True)
+class OwnerGrant:
+    """Grant to the user that creates a topic, put when the topic becomes visible."""
+
+    user: str
+    put: Put
+    compares: tuple[Compare, ...]
+    """Fail if the user was deleted."""
+
+
+def create(
+    keyspace: Keyspace,
+    topic: metadata_pb2.Topic,
+    states: Mapping[int, PartitionState],
+    owner: OwnerGrant | None = None,
+) -> Write:
     """Create a complete topic. Failure branch: `topics/{name}`, `topic_ids/{topic_id}`."""
-    return Write(
-        _is_new(keyspace, topic) + _registered(keyspace, states),
-        _put_topic(keyspace, topic) + _put_states(keyspace, topic.topic_id, states),
-        _get_topic(keyspace, topic),
+    return _with_owner(
+        Write(
+            _is_new(keyspace, topic) + _registered(keyspace, states),
+            _put_topic(keyspace, topic) + _put_states(keyspace, topic.topic_id, states),
+            _get_topic(keyspace, topic),
+        ),
+        owner,
     )
 
 
@@ -65,13 +84,13 @@ def reserve(keyspace: Keyspace, topic: metadata_pb2.Topic) -> Write:
     return Write(_is_new(keyspace, topic), (put,), _get_topic(keyspace, topic))
 
 
-def publish(keyspace: Keyspace, topic: metadata_pb2.Topic, tid_revision: int) -> Write:
+def publish(keyspace: Keyspace, topic: metadata_pb2.Topic, tid_revision: int, owner: OwnerGrant | None = None) -> Write:
     """Make a reserved topic visible after all its partitions were put. Failure branch as `create`."""
     compares = (
         VersionIs(keyspace.topic(topic.name), 0),
         ModRevisionIs(keyspace.topic_by_id(topic.topic_id), tid_revision),
     )
-    return Write(compares, _put_topic(keyspace, topic), _get_topic(keyspace, topic))
+    return _with_owner(Write(compares, _put_topic(keyspace, topic), _get_topic(keyspace, topic)), owner)
 
 
 def put_partitions(
@@ -112,8 +131,9 @@ def configure(keyspace: Keyspace, topic: metadata_pb2.Topic, topic_revision: int
 
 
 def delete(keyspace: Keyspace, topic: metadata_pb2.Topic, topic_revision: int, now_ms: int) -> Write:
-    """Delete a topic and all its partitions at once, and record the deletion. Failure branch as `create`."""
+    """Delete a topic, all its partitions and its owner's grant at once, and record that. Failure branch as `create`."""
     deleted = metadata_pb2.DeletedTopic(topic=topic, deleted_ms=now_ms)
+    owned = f"{ResourceKind.TOPIC.value}:{topic.name}"
     return Write(
         (ModRevisionIs(keyspace.topic(topic.name), topic_revision),),
         (
@@ -121,6 +141,7 @@ def delete(keyspace: Keyspace, topic: metadata_pb2.Topic, topic_revision: int, n
             Delete(keyspace.topic_by_id(topic.topic_id)),
             DeletePrefix(keyspace.partition_prefix(topic.topic_id)),
             Put(keyspace.deleted_topic(topic.topic_id), deleted.SerializeToString(deterministic=True)),
+            *([Delete(keyspace.grant(topic.owner, OWNER, owned))] if topic.owner else ()),
         ),
         _get_topic(keyspace, topic),
     )
@@ -138,6 +159,12 @@ def remove_deleted(keyspace: Keyspace, revisions: Mapping[bytes, int]) -> Write:
     """Remove the keys of deleted topics (mod_revision by topic id, at most 127) after their retention time."""
     compares = tuple(ModRevisionIs(keyspace.deleted_topic(topic_id), found) for topic_id, found in revisions.items())
     return Write(compares, tuple(Delete(keyspace.deleted_topic(topic_id)) for topic_id in revisions))
+
+
+def _with_owner(write: Write, owner: OwnerGrant | None) -> Write:
+    if owner is None:
+        return write
+    return Write(write.compares + owner.compares, (*write.success, owner.put), write.failure)
 
 
 def _is_new(keyspace: Keyspace, topic: metadata_pb2.Topic) -> tuple[Compare, ...]:

@@ -41,6 +41,7 @@ from headrace_coordinator.core.topics import (
 )
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.runtime.ambiguous_writes import AmbiguousWriteResolver, WriteTracker
+from headrace_coordinator.runtime.topic_owners import TopicOwners
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,14 @@ class TopicStore:
         view: ClusterView,
         metrics: CoordinatorMetrics,
         clock: Clock,
+        owners: TopicOwners,
     ) -> None:
         self._writes = writes
         self._view = view
         self._keyspace: Keyspace = view.keyspace
         self._metrics = metrics
         self._clock = clock
+        self.owners = owners
 
     def candidates(self) -> dict[int, Candidate]:
         """Return the brokers that accept replicas, with their loads, from the view."""
@@ -151,8 +154,8 @@ class TopicStore:
             raise missing  # Deleted and recreated between the reads, or another topic has this name.
         return StoredTopic(message, by_name.mod_revision, by_id.mod_revision)
 
-    async def create(self, topic: CheckedTopic, placement: Placement, deadline: float) -> CreatedTopic:
-        """Create a topic; the first attempt uses `placement`.
+    async def create(self, topic: CheckedTopic, placement: Placement, deadline: float, owner: str = "") -> CreatedTopic:
+        """Create a topic, which a user owns then; the first attempt uses `placement`.
 
         Raises:
             TopicAlreadyExistsError: If the name is taken, not by an attempt of this call.
@@ -167,6 +170,7 @@ class TopicStore:
             if any(broker_id not in candidates for replicas in placement.assignments for broker_id in replicas):
                 placement = place_new_topic(topic, candidates)
             states = _initial_states(placement.assignments, candidates, parse_topic_config(topic.configs), first=0)
+            grant = self.owners.grant(owner, topic.name)
             message = metadata_pb2.Topic(
                 name=topic.name,
                 topic_id=secrets.token_bytes(16),
@@ -174,9 +178,10 @@ class TopicStore:
                 replication_factor=topic.replication_factor,
                 configs=topic.configs,
                 created_ms=self._clock.now_ms(),
+                owner="" if grant is None else grant.user,
             )
             attempted.add(message.topic_id)
-            result = await self._write_new(tracker, message, states)
+            result = await self._write_new(tracker, message, states, grant)
             if result is None:
                 return None
             if result.succeeded:
@@ -184,7 +189,7 @@ class TopicStore:
                 return CreatedTopic(TopicId(message.topic_id), result.revision, placement)
             by_name = result.responses[0]
             if not by_name:
-                return None  # A broker's registration changed: place again.
+                return None  # A broker's registration changed: place again. Or the owner was deleted.
             winner = metadata_pb2.Topic.FromString(by_name[0].value)
             if winner.topic_id in attempted:
                 self._metrics.topics_created.inc()
@@ -344,10 +349,11 @@ class TopicStore:
         return [partition.state for partition in self._view.partitions(topic_id)]
 
     async def _write_new(
-        self, tracker: WriteTracker, message: metadata_pb2.Topic, states: Mapping[int, PartitionState]
-    ) -> TxnResult | None:
+        self, tracker: WriteTracker, message: metadata_pb2.Topic, states: Mapping[int, PartitionState],
+        grant: topic_writes.OwnerGrant | None,
+    ) -> TxnResult | None:  # fmt: skip
         """Write a new topic in one or several transactions; return the last result, or `None` to start again."""
-        whole = topic_writes.create(self._keyspace, message, states)
+        whole = topic_writes.create(self._keyspace, message, states, grant)
         if whole.fits():
             return await self._writes.send(tracker, whole)
         reserved = await self._writes.send(tracker, topic_writes.reserve(self._keyspace, message))
@@ -355,7 +361,8 @@ class TopicStore:
             return reserved
         if not await self._put_partitions(tracker, message.topic_id, reserved.revision, states):
             return None
-        return await self._writes.send(tracker, topic_writes.publish(self._keyspace, message, reserved.revision))
+        published = topic_writes.publish(self._keyspace, message, reserved.revision, grant)
+        return await self._writes.send(tracker, published)
 
     async def _write_growth(
         self, tracker: WriteTracker, found: StoredTopic, total: int, states: Mapping[int, PartitionState]

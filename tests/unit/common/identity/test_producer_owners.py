@@ -23,7 +23,7 @@ def test_an_id_has_the_tag_of_its_user_and_all_that_was_drawn():
 
 
 def test_tags_tell_users_and_clusters_apart():
-    """0 is nobody's; ids that users choose, and none, have no tag."""
+    """Ids that users choose, and -1, which is none, have no tag, as ids of callers without an identity."""
     assert tag_of("", "c") == 0
     assert 1 <= tag_of("ada", "c") <= 65_535
     assert len({tag_of("ada", "c"), tag_of("bob", "c"), tag_of("ada", "d"), tag_of("bob", "d")}) == 4
@@ -37,8 +37,8 @@ def test_the_id_of_another_user_is_refused_as_the_posture_wants(posture):
     ada, bob = known.access(known.user("ada")), known.access(known.user("bob"))
     producer_id, _ = place_producer(ada.producer_tag, 4711)
     ada.check_producer(producer_id)
-    for nobodys in (-1, 4711, OWN_PRODUCER_IDS + 4711):
-        bob.check_producer(nobodys)
+    for without_owner in (-1, 4711, OWN_PRODUCER_IDS + 4711):
+        bob.check_producer(without_owner)
     if posture == auth_pb2.POSTURE_REQUIRED:
         with pytest.raises(NotAuthorizedError, match="was drawn for another user"):
             bob.check_producer(producer_id)
