@@ -146,7 +146,10 @@ class Admission(grpc.GenericRpcHandler):
         behaviour, is_dear = served.handler.unary_stream, bool(served.row.answer_bytes_per_second)
 
         async def answer(_requests: Any, context: Any) -> AsyncIterator[Any]:
-            async for response in behaviour(await self._take(served, context), context):
+            request = await self._take(served, context)
+            if served.row.uses_quota:
+                await access().hold_answer()
+            async for response in behaviour(request, context):
                 if is_dear:
                     self._rates.charge(peer_host(context.peer()), served.name, response.ByteSize())
                 yield response
@@ -158,15 +161,23 @@ class Admission(grpc.GenericRpcHandler):
 
         async def answer(_requests: Any, context: Any) -> AsyncIterator[Any]:
             first = await self._take(served, context)
+            if served.row.uses_quota:
+                await access().hold_answer()
             async for response in behaviour(self._read_all(served, first, context), context):
                 yield response
 
         return answer
 
     async def _read_all(self, served: _Served, first: Any, context: Any) -> AsyncIterator[Any]:
-        """Yield the requests of a stream; the servicer limits how long it may be silent after the first one."""
+        """Yield the requests of a stream; the servicer limits how long it may be silent after the first one.
+
+        Each counts for the quota of requests, and the next one is read when the quota allows.
+        """
         yield first
         while (data := await context.read()) is not grpc.aio.EOF:
+            if served.row.uses_quota:
+                access().charge_request()
+                await access().hold_answer()
             try:
                 request = served.reader.read(data, peer_host(context.peer()))
             except HeadraceError as error:

@@ -17,6 +17,7 @@ from headrace.wire.errors import (
     from_rpc_error,
 )
 from headrace_server.health import HealthCause
+from headrace_server.identity.gate import Access
 from headrace_server.rpc import AddressInUseError, RpcServer, server_streaming, unary
 from headrace_server.settings import SettingsError
 
@@ -93,6 +94,24 @@ async def test_a_typed_error_reaches_the_caller_whole(served):
     assert error.outcome is Outcome.NOT_APPLIED
     assert error.leader == LeaderHint(2, 7, "host:1")
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_stream_of_a_user_over_its_quota_begins_when_that_is_paid(served, monkeypatch):
+    """It is held before its handler begins, as an answer is held before it is sent."""
+    held, is_paid = asyncio.Event(), asyncio.Event()
+
+    async def hold(access):
+        held.set()
+        await is_paid.wait()
+
+    monkeypatch.setattr(Access, "hold_answer", hold)
+    _, channel = served
+    call = cluster_pb2_grpc.ClusterServiceStub(channel).DumpMetadata(cluster_pb2.DumpMetadataRequest(), timeout=30)
+    first = asyncio.ensure_future(call.read())
+    await asyncio.wait_for(held.wait(), 30)
+    assert not first.done()
+    is_paid.set()
+    assert (await first).key == "a"
 
 
 async def test_others_wait_for_a_hundred_calls_of_a_connection_at_most():

@@ -2,6 +2,7 @@
 
 A user that exceeds its rate is in debt, and its next answers are held until the debt is paid. Any client slows down by
 that, whatever its language, because it has a bounded number of requests in flight; nothing that was accepted is lost.
+The answer of a stream is held before its first message, when nothing is done yet.
 Where the debt, over many connections, passes `MAX_DEBT_SECONDS`, requests are refused until it is paid. Each
 server counts by itself. Belongs to the event loop.
 """
