@@ -16,8 +16,8 @@ from headrace_coordinator.runtime.topic_store import TopicStore
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 2.0
-BROKERS_SECONDS = 30.0
-"""Time for which a cluster that starts may have fewer brokers than replicas are wanted."""
+SETTLED_SECONDS = 10.0
+"""Time since the last broker registered after which a cluster has all that it will have, if fewer than replicas."""
 CREATE_SECONDS = 10.0
 RETENTION_MS = 90 * 86_400_000
 
@@ -37,15 +37,14 @@ class AuditTopic:
     async def run(self) -> None:
         """Create the topic whenever it is wanted and missing, until cancelled."""
         loop = asyncio.get_running_loop()
-        wanted_since: float | None = None
+        brokers, changed_at = 0, loop.time()
         while True:
-            if not self._is_wanted() or AUDIT_TOPIC in self._view.topics:
-                wanted_since = None
-            else:
-                wanted_since = wanted_since or loop.time()
-                brokers = len(self._store.candidates())
-                if brokers >= self._replication_factor or (brokers and loop.time() - wanted_since > BROKERS_SECONDS):
-                    await self._create(min(brokers, self._replication_factor))
+            if len(self._store.candidates()) != brokers:
+                brokers, changed_at = len(self._store.candidates()), loop.time()
+            is_settled = brokers > 0 and loop.time() - changed_at >= SETTLED_SECONDS
+            is_missing = self._is_wanted() and AUDIT_TOPIC not in self._view.topics
+            if is_missing and (is_settled or brokers >= self._replication_factor):
+                await self._create(min(brokers, self._replication_factor))
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _create(self, replicas: int) -> None:
