@@ -147,6 +147,30 @@ def test_the_audit_log_says_who_deleted_a_topic(secured):
     ]
 
 
+@pytest.mark.parametrize("transport", [pytest.param("native", marks=pytest.mark.native), "grpc"])
+def test_the_audit_log_says_who_reads_a_topic_that_asks_for_it(secured, transport):
+    """Reads of one topic, as its setting says, and writes of another; by user, and nothing of the calls of servers."""
+    read, written = f"payroll-{transport}", f"ledger-{transport}"
+    secured.admin.create_topic(read, config={"audit": "read"})
+    secured.admin.create_topic(written, config={"audit": "write"})
+    name = f"clerk-{transport}"
+    settings = secured.user(name, ("developer", "topic:*"))
+    with Producer(**settings, transport=transport) as producer:
+        for topic in (read, written):
+            producer.send(topic, b"1").result(timeout=30)
+    for topic in (read, written):
+        with Reader(topic, **settings, transport=transport) as reader:
+            assert [record.value for record in reader] == [b"1"]
+    (reads, *_) = secured.events("data", "Fetch", f"topic:{read}")
+    assert (reads["user"], reads["resources"], reads["identified_by"]) == (name, [f"topic:{read}"], "API key")
+    (writes, *_) = secured.events("data", "Produce", f"topic:{written}")
+    assert (writes["user"], writes["count"]) == (name, 1)
+    with Reader("__audit", bootstrap_servers=secured.servers, api_key=secured.admin_key) as reader:
+        found = [json.loads(record.value) for record in reader]
+    data = {(each["method"], *each["resources"]) for each in found if each["kind"] == "data" and each["user"] == name}
+    assert data == {("Fetch", f"topic:{read}"), ("Produce", f"topic:{written}")}
+
+
 def test_the_doctor_says_who_may_call_and_whether_the_credential_is_accepted(secured, capfd, monkeypatch):
     """Each process says its posture. A caller without a credential is refused, with the next step."""
     arguments = ["doctor", "--output", "json", "--bootstrap-servers", secured.servers]

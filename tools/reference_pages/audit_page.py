@@ -19,7 +19,12 @@ Only brokers and coordinators write it; administrators read it, and users with a
 {fields}
 
 An event whose write was not acknowledged is written again, so it may be there twice with the same `server`, `time_ms`,
-`method` and `request_id`. Refusals of one user and method within a second are one record.
+`method` and `request_id`. Refusals of one user and method within a second are one record, and so are the data calls of
+one user and method on one topic. Beyond 1,000 of these at a server, one record has the number of all others, with the
+names of the last one.
+
+`headrace topic alter payroll --set audit=read` records who reads a topic; `write` and `all` are the other values. A
+consumer that waits for records calls several times a minute.
 
 Acts are the methods {acts}. The logger `audit` also logs them at level `info`.
 

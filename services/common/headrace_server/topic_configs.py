@@ -39,6 +39,15 @@ class Validation(StrEnum):
     HEADER = "header"
 
 
+class AuditedCalls(StrEnum):
+    """Calls on a topic's records that the audit log has."""
+
+    NONE = "none"
+    READ = "read"
+    WRITE = "write"
+    ALL = "all"
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigDefinition:
     """Row of the table."""
@@ -192,6 +201,11 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
         "UNSUPPORTED_CODEC. Readers without extras can decode none and gzip. none is always among them: a payload that "
         "does not shrink is stored uncompressed.",
     ),
+    ConfigDefinition(
+        "audit", "choice", AuditedCalls.NONE.value, choices=tuple(AuditedCalls),
+        documentation="Calls on the topic's records that the audit log has: read, write, all or none. Those of one "
+        "user in a second are one event with their number. The posture must be observe or required.",
+    ),
 )  # fmt: skip
 
 CONFIGS: dict[str, ConfigDefinition] = {definition.name: definition for definition in CONFIG_TABLE}
@@ -221,6 +235,7 @@ class TopicConfig:
     file_delete_delay_ms: int = 60_000
     validate: Validation = Validation.COLUMNS
     allowed_codecs: str = ",".join(CODECS)
+    audit: AuditedCalls = AuditedCalls.NONE
 
     @property
     def compacts(self) -> bool:
@@ -263,6 +278,8 @@ def parse_topic_config(configs: Mapping[str, str]) -> TopicConfig:
         values["durability"] = Durability(values["durability"])
     if "validate" in values:
         values["validate"] = Validation(values["validate"])
+    if "audit" in values:
+        values["audit"] = AuditedCalls(values["audit"])
     config = TopicConfig(**values)
     _check_relations(config)
     return config

@@ -14,6 +14,7 @@ from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.rpc.produce import SLICE_BATCHES, ProduceHandler
 from headrace_broker.runtime.batch_checks import AppendResult
 from headrace_broker.runtime.budget import MemoryBudget
+from headrace_server.topic_configs import TopicConfig
 from prometheus_client import CollectorRegistry
 
 MIB = 1 << 20
@@ -55,7 +56,7 @@ class Broker:
         self.handler = ProduceHandler(self, MemoryBudget(1 << 30, metrics), context, tasks)
 
     def resolve(self, reference):
-        return SimpleNamespace(name=reference.name, topic_id=b"t" * 16)
+        return SimpleNamespace(name=reference.name, topic_id=b"t" * 16, config=TopicConfig())
 
     def find_in(self, topic, number):
         return self.logs.setdefault(number, Log())

@@ -6,11 +6,20 @@ from typing import Any, Protocol, TypeVar
 
 from headrace.v1 import topics_pb2
 from headrace.wire.errors import HeadraceError
+from headrace_server.identity.gate import access
 from headrace_server.identity.rights import Operation
 from headrace_server.identity.topic_access import resolve_topic
 from headrace_server.metadata_view import ClusterView, Topic
+from headrace_server.topic_configs import AuditedCalls
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
+
+
+_AUDITED = {
+    Operation.READ: (AuditedCalls.READ, AuditedCalls.ALL),
+    Operation.WRITE: (AuditedCalls.WRITE, AuditedCalls.ALL),
+}
+"""Values of the setting `audit` that ask for the calls of an operation."""
 
 
 class Results(Protocol[ResultT_co]):
@@ -25,10 +34,13 @@ def answer_topic(
 ) -> tuple[Topic | None, HeadraceError | None, ResultT_co]:
     """Return the topic, or the error, and the new element of the response, which names the topic if it is known.
 
-    The error is also the caller's lack of a right to `operation`.
+    The error is also the caller's lack of a right to `operation`. Notes a data call for the audit log if the topic's
+    setting `audit` asks for it.
     """
     try:
         topic = resolve_topic(view, reference, operation)
     except HeadraceError as error:
         return None, error, results.add(name=reference.name, topic_id=reference.topic_id)
+    if topic.config.audit is not AuditedCalls.NONE and topic.config.audit in _AUDITED.get(operation, ()):
+        access().note_data(topic.name)
     return topic, None, results.add(name=topic.name, topic_id=topic.topic_id)

@@ -1,6 +1,7 @@
-"""Events of one server on their way to the topic: administrative acts, and refusals at a bounded rate.
+"""Events of one server on their way to the topic: administrative acts, and refusals and data calls at a bounded rate.
 
-A refusal is written at once; those of the same user and method in the second after it are one event with their number.
+A refusal or data call is written at once; those of the same user, method and topic in the second after it are one event
+with their number.
 If the topic cannot be written for long, the newest events are dropped and counted, and their number is an event itself:
 nothing is lost silently. Belongs to the event loop.
 """
@@ -21,15 +22,15 @@ log = structlog.get_logger("audit")
 
 MAX_WAITING = 10_000
 """Events that wait for the topic."""
-REFUSAL_MS = 1_000
-"""Least time between two events about refusals of one user and method."""
-MAX_REFUSED = 1_000
-"""Pairs of user and method whose refusals are told apart; others are one."""
+REPEATED_MS = 1_000
+"""Least time between two events about refusals, or data calls, of one user, method and topic."""
+MAX_REPEATED = 1_000
+"""Users, methods and topics whose refusals and data calls are told apart; of each kind others are one event."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """Refusals of one user and method that no event has yet."""
+    """Refusals or data calls of one user, method and topic that no event has yet."""
 
     since_ms: int
     """Time of the last event about them."""
@@ -46,17 +47,17 @@ class AuditLog:
         self._is_on = is_on
         self._waiting: deque[AuditEvent] = deque()
         self._lost = 0
-        self._refused: dict[tuple[str, str], _Held] = {}
+        self._repeated: dict[tuple[str, str, str, tuple[str, ...]], _Held] = {}
         self._has_events = asyncio.Event()
 
     def __len__(self) -> int:
-        """Return the number of events that wait, those of refusals that are held included."""
-        return len(self._waiting) + sum(held.count > 0 for held in self._refused.values())
+        """Return the number of events that wait, held ones included."""
+        return len(self._waiting) + sum(held.count > 0 for held in self._repeated.values())
 
     @property
-    def holds_refusals(self) -> bool:
+    def holds_repeated(self) -> bool:
         """Whether `flush` has something to do."""
-        return bool(self._refused)
+        return bool(self._repeated)
 
     def note_act(self, event: AuditEvent) -> None:
         """Write an administrative act, served or failed."""
@@ -70,28 +71,28 @@ class AuditLog:
         )
         self._put(event)
 
-    def note_refusal(self, event: AuditEvent) -> None:
-        """Write a refusal, or hold it for the next event about its user and method."""
+    def note_repeated(self, event: AuditEvent) -> None:
+        """Write a refusal or data call, or hold it for the next event about its user, method and topic."""
         if not self._is_on():
             return
-        key = event.user, event.method
-        if key not in self._refused and len(self._refused) >= MAX_REFUSED:
-            key = "", ""
-        held = self._refused.setdefault(key, _Held(event.time_ms - REFUSAL_MS, event))
+        key = event.kind, event.user, event.method, event.resources
+        if key not in self._repeated and len(self._repeated) >= MAX_REPEATED:
+            key = event.kind, "", "", ()
+        held = self._repeated.setdefault(key, _Held(event.time_ms - REPEATED_MS, event))
         held.latest = event
         held.count += 1
-        if event.time_ms - held.since_ms >= REFUSAL_MS:
+        if event.time_ms - held.since_ms >= REPEATED_MS:
             self._put_held(held, event.time_ms)
 
     def flush(self, now_ms: int) -> None:
-        """Write the refusals that were held long enough. Call it about once a second."""
-        for key, held in list(self._refused.items()):
-            if now_ms - held.since_ms < REFUSAL_MS:
+        """Write the events that were held long enough. Call it about once a second."""
+        for key, held in list(self._repeated.items()):
+            if now_ms - held.since_ms < REPEATED_MS:
                 continue
             if held.count:
                 self._put_held(held, now_ms)
             else:
-                del self._refused[key]
+                del self._repeated[key]
 
     def _put_held(self, held: _Held, now_ms: int) -> None:
         self._put(replace(held.latest, count=held.count))

@@ -65,7 +65,7 @@ class AuditWriter:
     async def _run(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FLUSH_SECONDS if self._audit_log.holds_refusals else None):
+                async with asyncio.timeout(FLUSH_SECONDS if self._audit_log.holds_repeated else None):
                     await self._audit_log.wait()
             self._audit_log.flush(self._clock.now_ms())
             events = self._audit_log.take(MAX_EVENTS)

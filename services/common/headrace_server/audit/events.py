@@ -36,8 +36,9 @@ class AuditEvent:
     method: str
     """Name of the RPC."""
     kind: str
-    """`act`: an administrative act, served or failed. `refusal`: a call, topic or group that was refused. `lost`:
-    events that were dropped because the topic could not be written.
+    """`act`: an administrative act, served or failed. `refusal`: a call, topic or group that was refused. `data`: calls
+    that read or wrote a topic whose setting `audit` asks for them. `lost`: events that were dropped because the topic
+    could not be written.
     """
     error: str = ""
     """Code of the error with which an act failed as a whole; of a refusal `NOT_AUTHORIZED`, or `UNAUTHENTICATED` if the
@@ -52,7 +53,7 @@ class AuditEvent:
     request_id: str = ""
     """Id of the operation, as in the logs of clients and servers."""
     count: int = 1
-    """Number of refusals that the record combines, or of lost events; else 1."""
+    """Number of refusals or data calls that the record combines, or of lost events; else 1."""
     version: int = field(default=VERSION, kw_only=True)
     """1; rises with an incompatible change. A new field is none."""
 

@@ -284,7 +284,12 @@ class IdentityGate:
     def note_refusal(self, refused: Access, code: ErrorCode, reason: str) -> None:
         """Count a refusal, and write it to the audit log; `reason` is the missing right, or what is wrong."""
         self._counts.refused(refused.caller.name, refused.method)
-        self.audit_log.note_refusal(self._event(refused, "refusal", error=code.name, reason=reason))
+        self.audit_log.note_repeated(self._event(refused, "refusal", error=code.name, reason=reason))
+
+    def note_data(self, served: Access, topic: str) -> None:
+        """Write a call that reads or writes a topic to the audit log."""
+        if self.writes_audit:
+            self.audit_log.note_repeated(self._event(served, "data", resources=(f"topic:{topic}",)))
 
     def count_observed(self, observed: Access, right: str) -> None:
         """Count what would have been refused."""
@@ -414,6 +419,11 @@ class Access:
     def note_refusal(self, code: ErrorCode, reason: str) -> None:
         """See `IdentityGate.note_refusal`."""
         self._gate.note_refusal(self, code, reason)
+
+    def note_data(self, topic: str) -> None:
+        """Write to the audit log that the call reads or writes a topic; servers' own calls are left out."""
+        if not self.caller.is_server:
+            self._gate.note_data(self, topic)
 
     def charge_request(self) -> None:
         """Count a request of the user's quota."""

@@ -3,7 +3,7 @@
 import json
 
 from headrace.v1 import cluster_pb2, groups_pb2, topics_pb2
-from headrace_server.audit.audit_log import MAX_REFUSED, MAX_WAITING, REFUSAL_MS, AuditLog
+from headrace_server.audit.audit_log import MAX_REPEATED, MAX_WAITING, REPEATED_MS, AuditLog
 from headrace_server.audit.events import (
     MAX_REQUEST_CHARACTERS,
     MAX_RESOURCES,
@@ -31,29 +31,48 @@ def test_refusals_of_a_second_are_one_event_with_their_number():
     """The first at once, the others after a second, each user and method by itself."""
     log = audit_log()
     for number in range(1_000):
-        log.note_refusal(event(number))
-    log.note_refusal(event(999, user="bob"))
-    log.note_refusal(event(999, method="Produce"))
+        log.note_repeated(event(number))
+    log.note_repeated(event(999, user="bob"))
+    log.note_repeated(event(999, method="Produce"))
     assert counts(log) == [("refusal", 1)] * 3
-    log.flush(REFUSAL_MS - 1)
+    log.flush(REPEATED_MS - 1)
     assert counts(log) == []
-    log.flush(REFUSAL_MS)
+    log.flush(REPEATED_MS)
     assert counts(log) == [("refusal", 999)]
-    log.flush(3 * REFUSAL_MS)
-    assert not log.holds_refusals
-    log.note_refusal(event(4 * REFUSAL_MS))
+    log.flush(3 * REPEATED_MS)
+    assert not log.holds_repeated
+    log.note_repeated(event(4 * REPEATED_MS))
     assert counts(log) == [("refusal", 1)]
+
+
+def test_data_calls_are_told_apart_from_refusals_and_by_topic():
+    """One event a second for each topic that a user reads."""
+    log = audit_log()
+    for number in range(100):
+        log.note_repeated(event(number))
+        for topic in ("a", "b"):
+            log.note_repeated(event(number, kind="data", resources=(f"topic:{topic}",)))
+    log.flush(REPEATED_MS)
+    found = [(each.kind, each.resources, each.count) for each in log.take(100)]
+    assert sorted(found) == [
+        ("data", ("topic:a",), 1),
+        ("data", ("topic:a",), 99),
+        ("data", ("topic:b",), 1),
+        ("data", ("topic:b",), 99),
+        ("refusal", (), 1),
+        ("refusal", (), 99),
+    ]
 
 
 def test_many_names_are_told_apart_up_to_a_bound():
     """A stranger cannot fill the memory with names."""
     log = audit_log()
-    for number in range(3 * MAX_REFUSED):
-        log.note_refusal(event(0, user=f"u{number}"))
-    log.flush(REFUSAL_MS)
+    for number in range(3 * MAX_REPEATED):
+        log.note_repeated(event(0, user=f"u{number}"))
+    log.flush(REPEATED_MS)
     found = counts(log)
-    assert len(found) == MAX_REFUSED + 2
-    assert sum(count for _, count in found) == 3 * MAX_REFUSED
+    assert len(found) == MAX_REPEATED + 2
+    assert sum(count for _, count in found) == 3 * MAX_REPEATED
 
 
 def test_lost_events_are_counted_and_are_an_event():
@@ -79,7 +98,7 @@ def test_events_that_were_not_written_come_again_in_order():
 def test_an_open_cluster_writes_nothing():
     log = audit_log(is_on=False)
     log.note_act(event(kind="act"))
-    log.note_refusal(event())
+    log.note_repeated(event())
     assert len(log) == 0
 
 
