@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutants import Mutant, Test, always, drop, never, replace
 
 NO_USERS = "The simulator's clients have no identities."
+REVOCATION = "tests/property/test_revocation.py::test_what_is_remembered_of_callers_never_outlives_what_is_known"
 GROUP_USERS = "tests/unit/coordinator/test_group_users.py::"
 
 IDENTITY = (
@@ -78,5 +79,37 @@ IDENTITY = (
             "tests/unit/coordinator/test_topic_owners.py::test_who_may_create_and_nothing_more_becomes_the_owner",
             NO_USERS,
         ),
+    ),
+    Mutant(
+        "callers-remembered-for-ever",
+        "A19",
+        "Caller.refresh",
+        always("view.version == self._version"),
+        "A deleted grant, key or user counts on connections that were open before.",
+        Test(REVOCATION, NO_USERS),
+    ),
+    Mutant(
+        "sessions-outlive-their-signing-key",
+        "A19",
+        "Caller._look",
+        never("identity.signing_key not in view.signing_keys"),
+        "A session that was forged with a leaked key is accepted after the key was removed.",
+        Test(REVOCATION, NO_USERS),
+    ),
+    Mutant(
+        "ends-of-grants-unnoticed",
+        "A19",
+        "Caller.refresh",
+        replace("min([changes_at_ms, *ends])", "changes_at_ms"),
+        "An expired grant counts until something else about identity changes.",
+        Test(REVOCATION, NO_USERS),
+    ),
+    Mutant(
+        "waiting-fetches-keep-their-rights",
+        "A20",
+        "_check_rights",
+        drop("current.recheck()"),
+        "A consumer whose API key was deleted gets the records that come while it waits.",
+        Test("tests/unit/broker/test_broker_fetch_rights.py::test_a_fetch_that_waited_is_checked_again", NO_USERS),
     ),
 )

@@ -49,10 +49,12 @@ class Identity:
     issued_ms: int = 0
     expires_ms: int = 0
     """0: it does not expire by itself."""
+    signing_key: str = ""
+    """Id of the key that signed the session; empty for one that a key in etcd did not sign."""
 
 
-def identity_of(claims: metadata_pb2.SessionClaims) -> Identity:
-    """Return the identity of a session."""
+def identity_of(claims: metadata_pb2.SessionClaims, signing_key: str = "") -> Identity:
+    """Return the identity of a session, which ends with the key that signed it."""
     return Identity(
         claims.user,
         Proof(claims.proof),
@@ -60,6 +62,7 @@ def identity_of(claims: metadata_pb2.SessionClaims) -> Identity:
         tuple(claims.groups),
         claims.issued_ms,
         claims.expires_ms,
+        signing_key,
     )
 
 
@@ -121,6 +124,8 @@ class Caller:
         if identity.issued_ms > now_ms + MAX_SKEW_MS:
             begins_ms = identity.issued_ms - MAX_SKEW_MS
             return "the session begins in the future: the clocks of two servers differ", begins_ms
+        if identity.signing_key and identity.signing_key not in view.signing_keys:
+            return "the key that signed the session was removed", math.inf
         user = view.users.get(identity.user)
         if user is not None and user.disabled:
             return f"user {identity.user} is disabled", math.inf

@@ -42,7 +42,7 @@ from headrace_server.identity.producer_owners import owner_tag, tag_of
 from headrace_server.identity.quotas import NoQuotas, Quotas, Use
 from headrace_server.identity.refused_proofs import RefusedProofs
 from headrace_server.identity.rights import Operation, ResourceKind
-from headrace_server.identity.session_tokens import InvalidTokenError, read_session, sign_session
+from headrace_server.identity.session_tokens import InvalidTokenError, key_id_of, read_session, sign_session
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.methods import Method
 
@@ -175,7 +175,7 @@ class IdentityGate:
             claims = read_session(token, secrets)
             if (claims.proof == Proof.SERVER) != (secrets is not self.view.signing_secrets):
                 raise InvalidTokenError("a server's claims under another key")
-            return identity_of(claims)
+            return identity_of(claims, "" if claims.proof == Proof.SERVER else key_id_of(token))
         except (InvalidTokenError, ValueError) as error:
             self._refused_proofs.note("session token", str(error))
             self._check_age()

@@ -32,6 +32,11 @@ def sign_session(claims: metadata_pb2.SessionClaims, key_id: str, secret: bytes)
     return f"{PREFIX}{key_id}.{_encode(content + _code(content, key_id, secret))}"
 
 
+def key_id_of(token: str) -> str:
+    """Return the id of the key by which a token says that it is signed."""
+    return token.removeprefix(PREFIX).partition(".")[0]
+
+
 def read_session(token: str, secrets: Mapping[str, bytes]) -> metadata_pb2.SessionClaims:
     """Return the claims of a token that one of `secrets`, by key id, has signed.
 

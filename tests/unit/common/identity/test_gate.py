@@ -135,6 +135,20 @@ def test_a_deleted_key_ends_its_sessions_and_another_key_does_not(known):
     other.recheck()
 
 
+def test_a_session_ends_with_the_key_that_signed_it(known):
+    """Also one that the gate has remembered: what a leaked key signed is worth nothing when the key is removed."""
+    api_key = known.user()
+    token = known.session(api_key)
+    access = known.access(token)
+    other = metadata_pb2.SigningKey(key_id="s2", secret=b"y" * 32, created_ms=2)
+    known.keys.write({KEYS.signing_key("s2"): other.SerializeToString(), KEYS.signing_key("s1"): None})
+    with pytest.raises(UnauthenticatedError, match="signed the session was removed"):
+        access.recheck()
+    with pytest.raises(UnauthenticatedError):
+        known.gate.caller(token)
+    assert known.gate.caller(known.session(api_key)).name == "ada"
+
+
 def test_a_disabled_user_is_nobody_until_enabled(known):
     """Its sessions are valid again then."""
     api_key = known.user()
