@@ -199,7 +199,7 @@ class LocalService:
         url = f"http://{self.metrics_address}{path}"
         with urllib.request.urlopen(url, timeout=METRICS_TIMEOUT_SECONDS) as answer:
             text = answer.read().decode()
-        return {name: float(value) for name, value in re.findall(r"^(?!#)(\S+) (\S+)$", text, re.MULTILINE)}
+        return {name: float(value) for name, value in re.findall(r"^(?!#)(\S.*) (\S+)$", text, re.MULTILINE)}
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
         """Return the last lines of its log."""
