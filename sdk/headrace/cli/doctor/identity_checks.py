@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from headrace.cli.common.findings import Finding, Status, judged
 from headrace.client.admin.identity import CallerDescription
 from headrace.client.admin.processes import ProcessDescription
-from headrace.client.base.credentials import is_loopback
+from headrace.wire.addresses import is_loopback
 from headrace.wire.errors import NotAuthorizedError, UnauthenticatedError
 
 _SERVED = {

@@ -5,13 +5,13 @@ name the setting and the file. Files are read for every exchange, so that a rota
 """
 
 import inspect
-import ipaddress
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from headrace.client.base.errors import ConfigError
+from headrace.wire.addresses import is_loopback
 
 if TYPE_CHECKING:
     from headrace.client.base.config import ClientConfig
@@ -24,7 +24,6 @@ TokenProvider: TypeAlias = Callable[[], str | Awaitable[str]]
 
 _API_KEY = re.compile(r"hrk_[a-zA-Z0-9]+_[a-zA-Z0-9]+", re.ASCII)
 _TOKEN = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+", re.ASCII)
-_LOOPBACK_NAMES = frozenset({"localhost", "localhost."})
 
 
 class _Form(NamedTuple):
@@ -79,17 +78,6 @@ def refuse_plaintext(config: "ClientConfig", address: str) -> None:
         f"{credential_of(config)} would be sent to {address} in plain text",
         action="Set security_protocol='SSL', or allow_plaintext_credentials=True if the network encrypts.",
     )
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether the host of `host:port` is this machine, by its text alone."""
-    host = address.rpartition(":")[0].strip("[]").lower()
-    if host in _LOOPBACK_NAMES:
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def read_api_key(config: "ClientConfig") -> str:

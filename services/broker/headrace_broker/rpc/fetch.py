@@ -173,6 +173,15 @@ class FetchHandler:
     async def _find(
         self, wanted: list[_Wanted], request: broker_pb2.FetchRequest, max_bytes: int, peer: str
     ) -> tuple[int, float, int]:
+        """Find the slices as `_search`, and charge them to the user's quota."""
+        found = await self._search(wanted, request, max_bytes, peer)
+        current = access()
+        current.quotas.charge(current.caller.identity.user, Use.FETCH, found[0])
+        return found
+
+    async def _search(
+        self, wanted: list[_Wanted], request: broker_pb2.FetchRequest, max_bytes: int, peer: str
+    ) -> tuple[int, float, int]:
         """Find the slices, and wait for them as requested. Return their bytes, the seconds of the wait, and the
         milliseconds that the caller should wait itself if there was no slot to wait.
         """
@@ -180,12 +189,10 @@ class FetchHandler:
         min_bytes = min(request.min_bytes, max_bytes)
         found_bytes, is_full = await self._locate(wanted, max_bytes, from_follower=from_follower)
         if found_bytes >= min_bytes or is_full or request.max_wait_ms <= 0 or _any_news(wanted):
-            _charge(found_bytes)
             return found_bytes, 0.0, 0
         partitions = [each.partition for each in wanted if each.partition is not None]
         event = self._waiters.try_enter(partitions, peer)
         if event is None:
-            _charge(found_bytes)
             throttle_ms = 0 if self._waiters.closed else max(MIN_THROTTLE_MS, request.max_wait_ms // THROTTLED_SHARE)
             return found_bytes, 0.0, throttle_ms
         before = time.perf_counter()
@@ -196,7 +203,6 @@ class FetchHandler:
         finally:
             self._waiters.leave(event, partitions)
         _check_rights(wanted)
-        _charge(found_bytes)
         waited = time.perf_counter() - before
         self._context.metrics.fetch_wait_seconds.observe(waited)
         return found_bytes, waited, 0
@@ -381,11 +387,6 @@ class FetchHandler:
 
 def _any_news(wanted: list[_Wanted]) -> bool:
     return any(each.error is not None or each.diverged is not None for each in wanted)
-
-
-def _charge(found_bytes: int) -> None:
-    current = access()
-    current.quotas.charge(current.caller.identity.user, Use.FETCH, found_bytes)
 
 
 def _check_rights(wanted: list[_Wanted]) -> None:

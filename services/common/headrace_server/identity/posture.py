@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal
 
 from headrace.v1 import auth_pb2
+from headrace.wire.addresses import is_loopback
 
 from headrace_server.settings import SettingsError
 
@@ -34,7 +34,7 @@ def least_posture(posture: str, *, insecure: bool, listens: Iterable[str], is_ne
         SettingsError: If strangers would be served: a new cluster beyond loopback needs `required`, an old one at least
             `observe`, except with `insecure`.
     """
-    beyond = [listen for listen in listens if not _is_loopback(listen)]
+    beyond = [listen for listen in listens if not is_loopback(listen)]
     wanted = POSTURES[posture or ("observe" if beyond and not insecure else "open")]
     least = auth_pb2.POSTURE_REQUIRED if is_new else auth_pb2.POSTURE_OBSERVE
     if beyond and not insecure and wanted < least:
@@ -44,11 +44,3 @@ def least_posture(posture: str, *, insecure: bool, listens: Iterable[str], is_ne
             "insecure = true in a network that only trusted programs reach.",
         )
     return wanted
-
-
-def _is_loopback(listen: str) -> bool:
-    host = listen.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

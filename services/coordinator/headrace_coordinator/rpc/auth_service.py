@@ -7,6 +7,7 @@ coordinator's view shows what it wrote. Belongs to the event loop.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -79,8 +80,7 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
     async def DeleteUser(self, request: auth_pb2.DeleteUserRequest, context: Any) -> auth_pb2.DeleteUserResponse:
         """See the proto."""
         by = _caller_name(request.client_id)
-        deadline = self._deadline(context)
-        await self._answers.see(await self._store.delete_user(request.name, deadline), deadline)
+        await self._write(context, self._store.delete_user, request.name)
         log.info("user_deleted", user=request.name, by=by)
         return auth_pb2.DeleteUserResponse()
 
@@ -116,8 +116,7 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
         by = self._administrator_or(request.client_id, user)
         if found is None:
             raise unknown_api_key(request.key_id)
-        deadline = self._deadline(context)
-        await self._answers.see(await self._store.delete_api_key(request.key_id, deadline), deadline)
+        await self._write(context, self._store.delete_api_key, request.key_id)
         log.info("api_key_deleted", user=user, key_id=request.key_id, by=by)
         return auth_pb2.DeleteApiKeyResponse()
 
@@ -163,8 +162,7 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
     async def PutRole(self, request: auth_pb2.PutRoleRequest, context: Any) -> auth_pb2.PutRoleResponse:
         """See the proto."""
         by = _caller_name(request.client_id)
-        deadline = self._deadline(context)
-        await self._answers.see(await self._policies.put_role(request.role, deadline), deadline)
+        await self._write(context, self._policies.put_role, request.role)
         log.info("role_written", role=request.role.name, operations=list(request.role.operations), by=by)
         return auth_pb2.PutRoleResponse()
 
@@ -172,8 +170,7 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
     async def DeleteRole(self, request: auth_pb2.DeleteRoleRequest, context: Any) -> auth_pb2.DeleteRoleResponse:
         """See the proto. A role that grants name is not deleted."""
         by = _caller_name(request.client_id)
-        deadline = self._deadline(context)
-        await self._answers.see(await self._policies.delete_role(request.name, deadline), deadline)
+        await self._write(context, self._policies.delete_role, request.name)
         log.info("role_deleted", role=request.name, by=by)
         return auth_pb2.DeleteRoleResponse()
 
@@ -194,8 +191,7 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
     async def PutIssuer(self, request: auth_pb2.PutIssuerRequest, context: Any) -> auth_pb2.PutIssuerResponse:
         """See the proto."""
         by = _caller_name(request.client_id)
-        deadline = self._deadline(context)
-        await self._answers.see(await self._policies.put_issuer(request.issuer, deadline), deadline)
+        await self._write(context, self._policies.put_issuer, request.issuer)
         log.info("issuer_written", issuer=request.issuer.name, keys_url=request.issuer.keys_url, by=by)
         return auth_pb2.PutIssuerResponse()
 
@@ -203,8 +199,7 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
     async def DeleteIssuer(self, request: auth_pb2.DeleteIssuerRequest, context: Any) -> auth_pb2.DeleteIssuerResponse:
         """See the proto. The sessions of its users end."""
         by = _caller_name(request.client_id)
-        deadline = self._deadline(context)
-        await self._answers.see(await self._policies.delete_issuer(request.name, deadline), deadline)
+        await self._write(context, self._policies.delete_issuer, request.name)
         log.info("issuer_deleted", issuer=request.name, by=by)
         return auth_pb2.DeleteIssuerResponse()
 
@@ -220,8 +215,7 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
     async def PutQuota(self, request: auth_pb2.PutQuotaRequest, context: Any) -> auth_pb2.PutQuotaResponse:
         """See the proto."""
         by = _caller_name(request.client_id)
-        deadline = self._deadline(context)
-        await self._answers.see(await self._policies.put_quota(request.quota, by, deadline), deadline)
+        await self._write(context, self._policies.put_quota, request.quota, by)
         log.info("quota_written", user=request.quota.user, by=by)
         return auth_pb2.PutQuotaResponse()
 
@@ -229,8 +223,7 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
     async def DeleteQuota(self, request: auth_pb2.DeleteQuotaRequest, context: Any) -> auth_pb2.DeleteQuotaResponse:
         """See the proto. A quota that does not exist is deleted."""
         by = _caller_name(request.client_id)
-        deadline = self._deadline(context)
-        await self._answers.see(await self._policies.delete_quota(request.user, deadline), deadline)
+        await self._write(context, self._policies.delete_quota, request.user)
         log.info("quota_deleted", user=request.user, by=by)
         return auth_pb2.DeleteQuotaResponse()
 
@@ -267,8 +260,7 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
     async def SetPosture(self, request: auth_pb2.SetPostureRequest, context: Any) -> auth_pb2.SetPostureResponse:
         """See the proto."""
         by = _caller_name(request.client_id)
-        deadline = self._deadline(context)
-        await self._answers.see(await self._policies.set_posture(request.posture, by, deadline), deadline)
+        await self._write(context, self._policies.set_posture, request.posture, by)
         log.warning("posture_changed", posture=auth_pb2.Posture.Name(request.posture), by=by)
         return auth_pb2.SetPostureResponse(posture=self._gate.posture)
 
@@ -283,6 +275,11 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
         if not caller.is_known or not user or caller.identity.user != user:
             access().require(Operation.ADMIN, ResourceKind.CLUSTER)
         return _caller_name(client_id)
+
+    async def _write(self, context: Any, write: Callable[..., Awaitable[int]], *arguments: Any) -> None:
+        """Await `write(*arguments, deadline)` of a store, and this coordinator's view of what it wrote."""
+        deadline = self._deadline(context)
+        await self._answers.see(await write(*arguments, deadline), deadline)
 
     def _deadline(self, context: Any) -> float:
         return self._answers.deadline(0, context.time_remaining())

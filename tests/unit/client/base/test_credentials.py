@@ -10,7 +10,6 @@ from headrace.client.base.credentials import (
     MAX_CREDENTIAL_BYTES,
     credential_of,
     describe_credential,
-    is_loopback,
     provided_token,
     read_api_key,
     read_token,
@@ -19,6 +18,7 @@ from headrace.client.base.credentials import (
 from headrace.client.base.errors import ConfigError
 from headrace.client.fetch.dead_letters import producer_settings
 from headrace.client.interceptors.audit import publisher_settings
+from headrace.wire.addresses import is_loopback
 
 from tests.fakes.identity import API_KEY, JWT
 
