@@ -130,11 +130,12 @@ def strangers(work: Any, address: str, count: int = 0) -> Iterator[Connection]:
 class Neighbour:
     """Producer whose latency is measured."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
-        with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+    def __init__(self, cluster: LocalCluster, api_key: str = "") -> None:
+        administrator: dict[str, Any] = dict(cluster.client_settings)
+        with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers, **administrator) as admin:
             admin.create_topic(TOPIC, partitions=1, replication_factor=1, config={"durability": "async"})
         self._producer = headrace.Producer(
-            bootstrap_servers=cluster.bootstrap_servers, acks=1, linger_ms=0, transport="native"
+            bootstrap_servers=cluster.bootstrap_servers, acks=1, linger_ms=0, transport="native", api_key=api_key
         )
         self.work(2.0)
 

@@ -1,4 +1,4 @@
-"""`python -m bench.identity_cost`: cost of a decision, of a session token and of an issuer's token, without a server.
+"""`python -m bench.identity_cost`: cost of a decision, of tokens, good and forged, without a server.
 
 Users and grants are as many as asked, in a view as a broker has it, with one caller each. Each step is repeated and
 its minimum CPU time counts, so that other load matters little; memory is what the process uses more than before.
@@ -17,18 +17,25 @@ from typing import Annotated, Any
 import psutil
 import typer
 from headrace.v1 import auth_pb2
+from headrace.wire.errors import UnauthenticatedError
 from headrace_coordinator.core.issuer_claims import check_claims, find_issuer, read_unverified
 from headrace_coordinator.runtime.issuers.key_sets import KeySet, read_key_set, verify
+from headrace_server.clock import SystemClock
+from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.identity.api_keys import make_api_key, parse_api_key
 from headrace_server.identity.callers import Caller, Identity, Proof
+from headrace_server.identity.decision_counts import DecisionCounts
+from headrace_server.identity.gate import IdentityGate
 from headrace_server.identity.identity_view import IdentityView
 from headrace_server.identity.rights import Operation, ResourceKind
 from headrace_server.identity.session_tokens import read_session, sign_session
+from headrace_server.instruments import CommonMetrics
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import KeyValue
 from joserfc import jwt
 from joserfc.jwk import ECKey, RSAKey
+from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.table import Table
 
@@ -156,6 +163,33 @@ def _verify(text: str, keys: KeySet, issuer: auth_pb2.Issuer) -> None:
     check_claims(verify(text, key, unverified.algorithm), issuer, NOW_MS, lambda group: False)
 
 
+def measure_refusals(users: int, repeat: int) -> dict[str, float]:
+    """Return the costs of refusing proofs that are none, each another one, with their counts and audit events."""
+    keys = write_users(users, 0)
+    signing = metadata_pb2.SigningKey(key_id="k1", secret=b"s" * 32, created_ms=NOW_MS)
+    keys.put(KEYS.signing_key("k1"), signing.SerializeToString())
+    metrics = CommonMetrics("bench", CollectorRegistry())
+    counts = DecisionCounts(metrics.refused_calls, metrics.observed_refusals, metrics.quota_held_seconds)
+    gate = IdentityGate(
+        IdentityView(KEYS, keys), ClusterIdentity("bench", "id", 1, bytes(32)), SystemClock(), counts, "broker-1",
+        metrics.audit_events_lost, least_posture=auth_pb2.POSTURE_REQUIRED,
+    )  # fmt: skip
+    claims = [metadata_pb2.SessionClaims(user=f"user-{number}", proof=1) for number in range(1_000)]
+    forged = [sign_session(claim, "k1", b"forged") for claim in claims]
+
+    def refuse(text: str) -> None:
+        try:
+            gate.identify(text, (), "Fetch", "10.0.0.1")
+        except UnauthenticatedError:
+            return
+        raise AssertionError("it was accepted")
+
+    return {
+        "forged session token refused, us": least_us(refuse, forged, repeat),
+        "unknown API key refused, us": least_us(refuse, [make_api_key() for _ in forged], repeat),
+    }
+
+
 def main(
     users: Annotated[int, typer.Option("--users", min=1, help="Users, each with an API key.")] = 10_000,
     grants: Annotated[int, typer.Option("--grants", min=0, help="Grants, to the users in turn.")] = 10_000,
@@ -164,7 +198,8 @@ def main(
     """Print the cost of each step."""
     table = Table("step", "cost")
     table.columns[1].justify = "right"
-    for step, cost in (measure_decisions(users, grants, repeat) | measure_tokens(repeat)).items():
+    found = measure_decisions(users, grants, repeat) | measure_tokens(repeat) | measure_refusals(users, repeat)
+    for step, cost in found.items():
         table.add_row(step, f"{cost:.2f}")
     Console().print(table)
 

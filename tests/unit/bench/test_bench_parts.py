@@ -128,4 +128,5 @@ def test_what_a_record_costs_is_measured_step_by_step() -> None:
 def test_what_an_identity_costs_is_measured_step_by_step() -> None:
     """Without a server, for as many users and grants as asked."""
     found = identity_cost.measure_decisions(users=20, grants=40, repeat=1) | identity_cost.measure_tokens(repeat=1)
+    found |= identity_cost.measure_refusals(users=20, repeat=1)
     assert all(cost > 0 for step, cost in found.items() if step.endswith("us"))

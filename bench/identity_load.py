@@ -1,0 +1,169 @@
+"""`python -m bench.identity_load`: what a user notices of a greedy one, of wrong tokens, and of etcd's absence.
+
+A cluster of one broker that requires identities. The user is the neighbour of `bench.connections`, a producer that
+sends 100 records per second, one at a time. Next to it, in processes of their own: a core that is kept busy, for
+comparison; a user that produces all it can, without and with a quota; calls with forged session tokens. Then etcd is
+killed for a while. Prints a line of JSON for each case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Annotated, Any
+
+import grpc
+import headrace
+import typer
+from headrace.v1 import broker_pb2_grpc, cluster_pb2
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_server.identity.session_tokens import sign_session
+from headrace_server.internal_v1 import metadata_pb2
+
+from bench.connections import TOPIC, Neighbour, burn, strangers
+from bench.open_loop import percentiles
+from bench.stage import processor_seconds
+
+GREEDY_TOPIC = "greedy"
+VALUE = bytes(1_000)
+FORGED_IN_FLIGHT = 64
+QUOTA_BYTES = 1_000_000
+
+
+def grab(address: str, _count: int, pipe: Connection) -> None:
+    """Produce as much as possible until told; report the records. `address` also has the API key, after a space."""
+    servers, _, api_key = address.partition(" ")
+    producer = headrace.Producer(bootstrap_servers=servers, api_key=api_key, return_futures=False)
+    count = 0
+    pipe.send(None)
+    while not pipe.poll():
+        for _ in range(1_000):
+            producer.send(GREEDY_TOPIC, VALUE)
+        count += 1_000
+    pipe.send(count)
+
+
+def forge(address: str, _count: int, pipe: Connection) -> None:
+    """Call with session tokens that no key of the cluster has signed until told; report how many calls failed."""
+    pipe.send(None)
+    pipe.send(asyncio.run(_forge(address, pipe)))
+
+
+async def _forge(address: str, pipe: Connection) -> int:
+    calls = 0
+    request = cluster_pb2.GetMetadataRequest()
+    now_ms = round(time.time() * 1000)
+
+    async def work(stub: broker_pb2_grpc.BrokerServiceStub, number: int) -> None:
+        nonlocal calls
+        while not pipe.poll():
+            claims = metadata_pb2.SessionClaims(user=f"u{calls}-{number}", issued_ms=now_ms, expires_ms=2 * now_ms)
+            metadata = (("authorization", f"Bearer {sign_session(claims, 'forged', b'x' * 32)}"),)
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await stub.GetMetadata(request, timeout=20, metadata=metadata)
+            calls += 1
+
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = broker_pb2_grpc.BrokerServiceStub(channel)
+        await asyncio.gather(*(work(stub, number) for number in range(FORGED_IN_FLIGHT)))
+    return calls
+
+
+class Measured:
+    """The cluster with its users."""
+
+    def __init__(self, cluster: LocalCluster, seconds: float) -> None:
+        self.cluster = cluster
+        self.seconds = seconds
+        self.servers = cluster.bootstrap_servers
+        administrator: dict[str, Any] = dict(cluster.client_settings)
+        self.admin = headrace.Admin(bootstrap_servers=self.servers, **administrator)
+        self.admin.create_topic(GREEDY_TOPIC, partitions=1, replication_factor=1, config={"durability": "async"})
+        self.key = self._user("quiet", TOPIC)
+        self.greedy = f"{self.servers} {self._user('greedy', GREEDY_TOPIC)}"
+        self.neighbour = Neighbour(cluster, api_key=self.key)
+        self.pid = cluster.brokers[0].pid or 0
+
+    def _user(self, name: str, topic: str) -> str:
+        self.admin.create_user(name)
+        self.admin.grant(name, "writer", f"topic:{topic}")
+        return str(self.admin.create_api_key(name).secret)
+
+    def next_to(self, work: Any, address: str) -> dict[str, Any]:
+        """Return the neighbour's latencies next to `work`, and what that did, with the broker's CPU time."""
+        with strangers(work, address) as pipe:
+            pipe.recv()
+            started, before = time.monotonic(), processor_seconds(self.pid)
+            found: dict[str, Any] = {"neighbour": self.neighbour.work(self.seconds)}
+            used, took = processor_seconds(self.pid) - before, time.monotonic() - started
+            pipe.send(None)
+            count = pipe.recv()
+        found["broker_cores"] = round(used / took, 3)
+        if count:
+            found["per_s"] = round(count / took)
+            found["broker_us_each"] = round(used / count * 1e6, 1)
+        return found
+
+    def measure_neighbours(self) -> Iterator[dict[str, Any]]:
+        """Yield the cases in which others load the broker; `broker_us_each` includes the neighbour's part."""
+        yield {"case": "alone", "neighbour": self.neighbour.work(self.seconds)}
+        yield {"case": "next to a busy core", **self.next_to(burn, "")}
+        yield {"case": "next to a greedy user", **self.next_to(grab, self.greedy)}
+        self.admin.put_quota("greedy", produce_bytes_per_second=QUOTA_BYTES)
+        yield {"case": f"next to a greedy user with a quota of {QUOTA_BYTES} B/s", **self.next_to(grab, self.greedy)}
+        yield {"case": "next to forged tokens", **self.next_to(forge, self.cluster.brokers[0].address)}
+        yield {"case": "alone again", "neighbour": self.neighbour.work(self.seconds)}
+
+    def measure_absence(self, seconds: float) -> dict[str, Any]:
+        """Return what works while etcd is killed: the open producer, new sessions of a known key, an unknown key."""
+        unknown = "hrk_" + "0" * 12 + "_" + "0" * 43
+        waits: list[float] = []
+        failed, errors, sessions = 0, {}, 0
+        self.cluster.etcd.kill()
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            waits.append(self.neighbour.work(2.0)["p99_ms"])
+            for name, key in (("known", self.key), ("unknown", unknown)):
+                try:
+                    with headrace.Producer(bootstrap_servers=self.servers, api_key=key) as producer:
+                        producer.send(TOPIC, VALUE).result(timeout=20)
+                    sessions += 1
+                except headrace.HeadraceError as error:
+                    failed += name == "known"
+                    errors[f"{name}: {type(error).__name__}"] = str(error)[:200]
+        self.cluster.restart_etcd()
+        return {
+            "case": f"etcd away for {seconds:g} s", "worst_p99_ms": percentiles(waits)["max_ms"],
+            "new_sessions": sessions, "failed_of_the_known_user": failed, "errors": errors,
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """Close the clients."""
+        self.neighbour.close()
+        self.admin.close()
+
+
+def main(
+    seconds: Annotated[float, typer.Option(help="Duration of each measurement in seconds.", min=1)] = 20.0,
+    absence: Annotated[float, typer.Option(help="Seconds for which etcd is away.", min=0)] = 60.0,
+) -> None:
+    """Measure what one user notices of others, of strangers, and of etcd's absence."""
+    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, identity=True)) as cluster:
+        measured = Measured(cluster, seconds)
+        print(json.dumps({"load_average": os.getloadavg()[0], "processors": os.cpu_count()}), flush=True)
+        for found in measured.measure_neighbours():
+            print(json.dumps(found), flush=True)
+        if absence:
+            print(json.dumps(measured.measure_absence(absence)), flush=True)
+        measured.close()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: stops the cluster and removes its directory.
+    typer.run(main)
