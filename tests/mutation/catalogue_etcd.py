@@ -150,7 +150,10 @@ ETCD = (
         "writes-sent-again",
         "H79",
         "EtcdMetastore._write",
-        replace("self._leave(endpoint)", "self._leave(endpoint)\nreturn await send(self._endpoint(self._current))"),
+        replace(
+            "raise_definite(what, endpoint.address, error)",
+            "self._leave(endpoint)\nreturn await self._write(what, method_of, request, timeout_s)",
+        ),
         "A write without an answer is sent to another member by the client itself, however late the first one lands.",
         Test(
             "tests/unit/common/test_etcd_calls.py::test_a_write_without_a_good_answer_is_unknown_and_not_sent_again",

@@ -65,7 +65,7 @@ async def drain(settings: BrokerSettings, timeout_seconds: float) -> str:
         DrainNotFinishedError: If it takes longer than `timeout_seconds`.
         MetastoreUnavailableError: If etcd does not respond. No leadership can move; stop the broker without a drain.
     """
-    metastore = EtcdMetastore(settings.etcd_endpoints, identity=read_tls(settings).etcd)
+    metastore = EtcdMetastore(settings.etcd_endpoints, identity=read_tls(settings).etcd, login=settings.etcd_login)
     left: list[Remainder] = []
     try:
         async with asyncio.timeout(timeout_seconds):

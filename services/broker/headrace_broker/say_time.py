@@ -21,7 +21,7 @@ async def say_time(settings: BrokerSettings) -> int:
 
     Raises MetastoreUnavailableError.
     """
-    metastore = EtcdMetastore(settings.etcd_endpoints, identity=read_tls(settings).etcd)
+    metastore = EtcdMetastore(settings.etcd_endpoints, identity=read_tls(settings).etcd, login=settings.etcd_login)
     try:
         found = (await metastore.get(meta_key(settings.cluster))).key_value
         if found is None:

@@ -265,7 +265,7 @@ class BrokerSettings(ServiceSettings):
 
     def __post_init__(self) -> None:
         """Check the relations between settings."""
-        self.check_tls()
+        self.check_common()
         if self.internal_files is not None and not (self.internal_tls_allowed_names or self.internal_tls_ca_file):
             raise ValueError(
                 "TLS is on, and any certificate of tls_ca_file could impersonate a broker: set "

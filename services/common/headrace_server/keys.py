@@ -65,6 +65,11 @@ def meta_key(cluster: str) -> str:
     return _META.pattern.format(cluster=cluster)
 
 
+def cluster_prefix(cluster: str) -> str:
+    """Return the prefix of every key of a cluster, with a trailing slash; raise as `meta_key`."""
+    return meta_key(cluster).rpartition("/")[0] + "/"
+
+
 @dataclass(frozen=True, slots=True)
 class Keyspace:
     """Builds and parses the keys of one cluster in one generation. Immutable."""

@@ -17,7 +17,7 @@ from typing import TypeVar
 import grpc
 import structlog
 from headrace.v1 import auth_pb2, process_pb2
-from headrace.wire.errors import MetastoreUnavailableError
+from headrace.wire.errors import InvalidConfigError, MetastoreUnavailableError
 from headrace.wire.releases import RELEASE
 from prometheus_client import CollectorRegistry
 
@@ -36,6 +36,7 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import MetastoreRolledBackError
 from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.metastore.etcd_lease import EtcdLeaseRenewer
+from headrace_server.metastore.etcd_login import EtcdRefusedError
 from headrace_server.metastore.etcd_releases import check_etcd
 from headrace_server.metastore.view import PrefixView
 from headrace_server.observability import Observability, serve_observability
@@ -71,7 +72,8 @@ class ServiceProcess:
         """Return the identity of the cluster and the result of `read`; wait for etcd without a limit.
 
         `None` means that `stop` was requested first. Raises as `check_etcd`, `read_or_create` and `read`, including
-        MetastoreRolledBackError; other MetastoreUnavailableErrors are retried.
+        MetastoreRolledBackError; InvalidConfigError if etcd refuses this process. Other MetastoreUnavailableErrors are
+        retried.
         """
         reaching = asyncio.create_task(self._reach_etcd(read))
         stopping = asyncio.create_task(stop.requested())
@@ -95,6 +97,8 @@ class ServiceProcess:
                 return identity, await read(identity)
             except MetastoreRolledBackError:
                 raise
+            except EtcdRefusedError as error:
+                raise InvalidConfigError(error.message, action=error.action) from error
             except MetastoreUnavailableError as error:
                 if waiting.is_due():
                     log.warning(
@@ -231,7 +235,9 @@ async def run_process(
         ) as observability,
         watched_tls(settings, metrics) as tls,
     ):
-        metastore = EtcdMetastore(settings.etcd_endpoints, observe=observe_etcd, identity=tls.etcd)
+        metastore = EtcdMetastore(
+            settings.etcd_endpoints, observe=observe_etcd, identity=tls.etcd, login=settings.etcd_login
+        )
         try:
             yield ServiceProcess(name, settings, metrics, observability, tls, metastore)
         finally:

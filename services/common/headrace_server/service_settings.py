@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from headrace_server.identity.posture import PostureName
+from headrace_server.metastore.etcd_login import EtcdLogin
 from headrace_server.settings import CommaList
 from headrace_server.telemetry import LogFormat, LogLevel
 from headrace_server.tls_settings import TlsSettings
@@ -23,6 +24,16 @@ class ServiceSettings(TlsSettings):
     etcd_endpoints: Annotated[CommaList, Field(min_length=1, description="Members of the etcd cluster, host:port.")] = (
         "127.0.0.1:2379",
     )
+    etcd_user: Annotated[
+        str,
+        Field(
+            description="User in etcd, which logs in with `etcd_password_file`. If empty, etcd knows this process by "
+            "the common name of `etcd_tls_cert_file`, or has no authentication."
+        ),
+    ] = ""
+    etcd_password_file: Annotated[
+        str, Field(description="File with the password of `etcd_user`; it is read again at each login.")
+    ] = ""
     posture: Annotated[
         PostureName,
         Field(
@@ -53,6 +64,17 @@ class ServiceSettings(TlsSettings):
     ready_file: Annotated[
         str, Field(description="JSON file that is written once the process serves. Default: none.")
     ] = ""
+
+    def check_common(self) -> None:
+        """Check that related settings are set together; called by `__post_init__` of a service's settings."""
+        self.check_tls()
+        if bool(self.etcd_user) != bool(self.etcd_password_file):
+            raise ValueError("etcd_user and etcd_password_file must be set together")
+
+    @property
+    def etcd_login(self) -> EtcdLogin | None:
+        """New login at etcd; `None` without a user."""
+        return EtcdLogin(self.etcd_user, self.etcd_password_file) if self.etcd_user else None
 
     @property
     def client_listens(self) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ class TlsSettings:
     etcd_tls_key_file: Annotated[str, Field(description="Private key of `etcd_tls_cert_file`.")] = ""
 
     def check_tls(self) -> None:
-        """Check that related settings are set together; called by `__post_init__` of a service's settings."""
+        """Check that related settings are set together; called by `ServiceSettings.check_common`."""
         for prefix in ("", "internal_", "etcd_"):
             names = [f"{prefix}tls_{what}_file" for what in ("cert", "key")]
             given = [name for name in names if getattr(self, name)]

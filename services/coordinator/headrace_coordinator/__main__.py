@@ -1,5 +1,5 @@
-"""The command `headrace-coordinator`: `run` (the default), `recover-metadata` after a restore of etcd, and
-`bootstrap-admin`.
+"""The command `headrace-coordinator`: `run` (the default), `recover-metadata` after a restore of etcd,
+`bootstrap-admin`, and `etcd-auth`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from headrace_server.settings import SettingsError, check_advertised_address, lo
 
 from headrace_coordinator.app import serve
 from headrace_coordinator.bootstrap_admin import run_bootstrap
+from headrace_coordinator.etcd_auth import apply_etcd_auth, read_etcd_auth
 from headrace_coordinator.recover_metadata import run_recovery
 from headrace_coordinator.runtime.first_administrator import ADMINISTRATOR
 from headrace_coordinator.settings import ENVIRON_PREFIX, CoordinatorSettings
@@ -92,6 +93,40 @@ def bootstrap_admin(
             print(line)
     except HeadraceError as error:
         raise typer.Exit(report_failure(error)) from None
+
+
+@cli.command("etcd-auth")
+def etcd_auth(
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    root_password_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--root-password-file", help="File with the password of etcd's user root; without, a certificate."
+        ),
+    ] = None,
+    certificate_user: Annotated[
+        list[str] | None,
+        typer.Option("--certificate-user", help="Common name of a certificate of a broker or coordinator; repeatable."),
+    ] = None,
+    enable: Annotated[bool, typer.Option("--enable", help="Let etcd authenticate all its callers.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Do it; otherwise only print the commands.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds to wait for etcd.")] = 60.0,
+) -> None:
+    """Set up the role and the users of this cluster in etcd, or print the commands that do so. It may be run again.
+
+    The role reads and writes the keys of the cluster. It goes to etcd_user of the settings, with the password in
+    etcd_password_file, and to each --certificate-user.
+    """
+    try:
+        settings = _read_settings(config, set_)
+        root_file = "" if root_password_file is None else str(root_password_file)
+        auth = read_etcd_auth(settings, certificate_user or (), root_file, enables=enable)
+        lines = asyncio.run(apply_etcd_auth(settings, auth, timeout)) if apply else auth.commands()
+    except HeadraceError as error:
+        raise typer.Exit(report_failure(error)) from None
+    for line in lines or ["nothing to change"]:
+        print(line)
 
 
 def start(config: Path | None, overrides: list[str] | None) -> ProcessExitCode:

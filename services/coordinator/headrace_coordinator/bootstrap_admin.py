@@ -46,7 +46,7 @@ async def run_bootstrap(settings: CoordinatorSettings, user: str, out: Path | No
         MetastoreUnavailableError: If etcd does not answer; run it again.
     """
     configure_logging(settings.log_level, settings.log_format)
-    metastore = EtcdMetastore(settings.etcd_endpoints, identity=read_tls(settings).etcd)
+    metastore = EtcdMetastore(settings.etcd_endpoints, identity=read_tls(settings).etcd, login=settings.etcd_login)
     try:
         return await bootstrap_in(metastore, settings, user, out, recover=recover)
     finally:

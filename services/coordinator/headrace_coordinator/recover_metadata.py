@@ -145,7 +145,7 @@ async def recover_in(
 
 @asynccontextmanager
 async def _connected(settings: CoordinatorSettings) -> AsyncIterator[Metastore]:
-    metastore = EtcdMetastore(settings.etcd_endpoints, identity=read_tls(settings).etcd)
+    metastore = EtcdMetastore(settings.etcd_endpoints, identity=read_tls(settings).etcd, login=settings.etcd_login)
     try:
         yield metastore
     finally:

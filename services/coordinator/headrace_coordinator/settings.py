@@ -161,7 +161,7 @@ class CoordinatorSettings(ServiceSettings):
 
     def __post_init__(self) -> None:
         """Check constraints that the types do not express."""
-        self.check_tls()
+        self.check_common()
         if not _COORDINATOR_ID.match(self.coordinator_id):
             raise ValueError(
                 f"coordinator_id {self.coordinator_id!r} is not 1 to 63 letters, digits, dots, underscores and dashes"

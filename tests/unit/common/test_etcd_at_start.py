@@ -8,6 +8,7 @@ from headrace.wire.errors import InvalidConfigError, MetastoreUnavailableError
 from headrace_server import service_process
 from headrace_server.keys import meta_key
 from headrace_server.lifecycle import StopRequest
+from headrace_server.metastore.etcd_login import EtcdRefusedError
 from headrace_server.metastore.etcd_releases import check_etcd, is_production_etcd
 from headrace_server.service_process import ServiceProcess
 
@@ -62,6 +63,18 @@ async def test_a_service_does_not_start_on_an_etcd_that_is_too_old():
     with pytest.raises(InvalidConfigError, match=r"3\.4\.27"):
         await process.reach_etcd(nothing, StopRequest())
     assert (await metastore.get(meta_key("c"))).key_value is None
+
+
+async def test_a_service_does_not_start_on_an_etcd_that_refuses_it():
+    """A wrong password or a missing right does not go away by waiting: the reason ends the start."""
+
+    class Refusing(MemoryMetastore):
+        async def status(self):
+            raise EtcdRefusedError("etcd does not accept the password", action="Name the right file.")
+
+    process = ServiceProcess("broker-1", SETTINGS, None, None, None, Refusing())
+    with pytest.raises(InvalidConfigError, match=r"does not accept the password\. Name the right file"):
+        await process.reach_etcd(nothing, StopRequest())
 
 
 async def test_a_service_waits_for_etcd_until_it_is_stopped(monkeypatch):

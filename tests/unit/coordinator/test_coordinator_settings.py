@@ -30,6 +30,8 @@ def test_the_environment_and_the_command_line_set_them():
         (["coordinator_id=a", "lease_ttl_ms=1"], "lease_ttl_ms"),
         (["coordinator_id=a", "default_replication_factor=10"], "default_replication_factor"),
         (["coordinator_id=a", "default_partitions=20", "max_partitions_per_topic=10"], "default_partitions"),
+        (["coordinator_id=a", "etcd_user=headrace"], "etcd_user and etcd_password_file must be set together"),
+        (["coordinator_id=a", "etcd_password_file=p"], "etcd_user and etcd_password_file must be set together"),
         (["coordinator_id=a", "orphan_grace=1"], "did you mean orphan_grace_ms"),
     ],
 )

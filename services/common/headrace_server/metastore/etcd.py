@@ -8,7 +8,8 @@ an error after sending is an unknown outcome. Reads are linearizable, which is e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -42,6 +43,7 @@ from headrace_server.metastore.etcd_endpoint import (
     raise_definite,
     unavailable,
 )
+from headrace_server.metastore.etcd_login import EtcdLogin, Metadata, NotAuthenticatedError
 from headrace_server.metastore.etcd_messages import (
     by_revision,
     compare_message,
@@ -71,6 +73,7 @@ class EtcdMetastore:
             that a member forwarded to a failed leader gets no response, and a retry is answered by the next leader.
         observe: called after every call with its operation, its duration in seconds, and whether etcd responded.
         identity: the certificates for TLS, those active when a connection is made; `None` means plain text.
+        login: the user and password; `None` means none, or the common name of the certificate, as etcd is configured.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class EtcdMetastore:
         timeout_s: float = 5.0,
         observe: Callable[[str, float, bool], None] | None = None,
         identity: TlsIdentity | None = None,
+        login: EtcdLogin | None = None,
     ) -> None:
         check_endpoints(endpoints)
         self._timeout_s = timeout_s
@@ -88,6 +92,7 @@ class EtcdMetastore:
         self._current = 0
         self._cluster_id = 0
         self._identity = identity
+        self._login = login
         self._endpoints = [connect(endpoint, identity) for endpoint in endpoints]
         self._retired: dict[str, EtcdEndpoint] = {}
         self._closing: dict[asyncio.Task[None], None] = {}
@@ -97,7 +102,7 @@ class EtcdMetastore:
         if not key:
             raise InvalidRequestError("a read of an empty key", action="Name a key.")
         request = stubs.rpc_pb2.RangeRequest(key=key.encode())
-        answer = await self._read("get", lambda endpoint, timeout: endpoint.kv.Range(request, timeout=timeout))
+        answer = await self._read("get", lambda endpoint: endpoint.kv.Range, request)
         found = key_value(answer.kvs[0]) if answer.kvs else None
         return GetResult(found, answer.header.revision, answer.header.cluster_id)
 
@@ -118,7 +123,7 @@ class EtcdMetastore:
     async def _range_page(self, start: bytes, end: bytes, revision: int) -> Any:
         """Return one page of `range`; revision `0` means the newest."""
         request = stubs.rpc_pb2.RangeRequest(key=start, range_end=end, limit=_PAGE_KEYS, revision=revision)
-        return await self._read("range", lambda endpoint, timeout: endpoint.kv.Range(request, timeout=timeout))
+        return await self._read("range", lambda endpoint: endpoint.kv.Range, request)
 
     async def txn(
         self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
@@ -130,7 +135,7 @@ class EtcdMetastore:
             success=[operation_message(operation) for operation in success],
             failure=[operation_message(operation) for operation in failure],
         )
-        answer = await self._write("txn", lambda endpoint: endpoint.kv.Txn(request, timeout=self._try_s))
+        answer = await self._write("txn", lambda endpoint: endpoint.kv.Txn, request)
         responses = tuple(found_by(response) for response in answer.responses)
         return TxnResult(answer.succeeded, answer.header.revision, responses, answer.header.cluster_id)
 
@@ -141,23 +146,21 @@ class EtcdMetastore:
                 f"lease TTL {ttl_ms} ms is below the minimum of 1000 ms", action="Ask for 1000 ms or more."
             )
         request = stubs.rpc_pb2.LeaseGrantRequest(TTL=-(-ttl_ms // 1_000))
-        answer = await self._write(
-            "grant_lease", lambda endpoint: endpoint.lease.LeaseGrant(request, timeout=self._try_s)
-        )
+        answer = await self._write("grant_lease", lambda endpoint: endpoint.lease.LeaseGrant, request)
         return LeaseGrant(answer.ID, answer.TTL * 1_000)
 
     async def revoke_lease(self, lease_id: int) -> bool:
         """See `Metastore.revoke_lease`."""
         request = stubs.rpc_pb2.LeaseRevokeRequest(ID=lease_id)
         try:
-            await self._write("revoke_lease", lambda endpoint: endpoint.lease.LeaseRevoke(request, timeout=self._try_s))
+            await self._write("revoke_lease", lambda endpoint: endpoint.lease.LeaseRevoke, request)
         except LeaseNotFoundError:
             return False
         return True
 
     async def renew_lease(self, lease_id: int) -> int:
         """See `Metastore.renew_lease`. It is idempotent, so it may go to several endpoints."""
-        answer = await self._read("renew_lease", lambda endpoint, timeout: endpoint.keep_alive.renew(lease_id, timeout))
+        answer = await self._read("renew_lease", lambda endpoint: endpoint.keep_alive.renew, lease_id, has_token=False)
         return max(0, int(answer.TTL)) * 1_000
 
     async def watch(
@@ -182,7 +185,8 @@ class EtcdMetastore:
                 await asyncio.sleep(min(progress_interval_s, _PROGRESS_SECONDS))
                 yield stubs.PROGRESS_REQUEST
 
-        call = endpoint.watch.Watch(requests(), metadata=_REQUIRE_LEADER)
+        token = await self._watch_token(endpoint)
+        call = endpoint.watch.Watch(requests(), metadata=(*_REQUIRE_LEADER, *token))
         try:
             while True:
                 async with asyncio.timeout(_PROGRESS_SECONDS * _SILENT_INTERVALS):
@@ -220,21 +224,19 @@ class EtcdMetastore:
     async def compact(self, revision: int) -> None:
         """See `Metastore.compact`."""
         request = stubs.rpc_pb2.CompactionRequest(revision=revision, physical=True)
-        await self._write("compact", lambda endpoint: endpoint.kv.Compact(request, timeout=self._timeout_s))
+        await self._write("compact", lambda endpoint: endpoint.kv.Compact, request, self._timeout_s)
 
     async def status(self) -> MetastoreStatus:
         """See `Metastore.status`."""
         request = stubs.rpc_pb2.StatusRequest()
-        answer = await self._read(
-            "status", lambda endpoint, timeout: endpoint.maintenance.Status(request, timeout=timeout)
-        )
+        answer = await self._read("status", lambda endpoint: endpoint.maintenance.Status, request)
         return MetastoreStatus(answer.version, answer.header.revision, answer.header.cluster_id, answer.dbSize)
 
     async def describe_members(self) -> list[MemberStatus]:
         """Return the status of each endpoint, in the order of the settings; an unreachable one has an `error`."""
         return await asyncio.gather(
             *(
-                describe_member(found.address, found.maintenance, self._timeout_s)
+                describe_member(found.address, partial(self._ask_status, found))
                 for found in map(self._endpoint, range(len(self._endpoints)))
             )
         )
@@ -264,7 +266,29 @@ class EtcdMetastore:
         self._endpoints[index] = connect(endpoint.address, self._identity)
         return self._endpoints[index]
 
-    async def _read(self, what: str, send: Callable[[EtcdEndpoint, float], Awaitable[Any]]) -> Any:
+    async def _ask_status(self, endpoint: EtcdEndpoint) -> Any:
+        """Return the response of one member's Status; raise grpc.aio.AioRpcError or NotAuthenticatedError."""
+        method, request = endpoint.maintenance.Status, stubs.rpc_pb2.StatusRequest()
+        return await self._send(endpoint, method, request, self._timeout_s, self._timeout_s)
+
+    async def _watch_token(self, endpoint: EtcdEndpoint) -> Metadata:
+        if self._login is None:
+            return ()
+        try:
+            return await self._login.metadata(endpoint.auth, self._timeout_s)
+        except NotAuthenticatedError as error:
+            self._leave(endpoint)
+            raise unavailable("watch", endpoint, str(error)) from error
+
+    async def _send(self, endpoint: EtcdEndpoint, method: Any, request: Any, try_s: float, timeout_s: float) -> Any:
+        """Call a method of one endpoint; arguments and errors as of `EtcdLogin.send`."""
+        if self._login is None:
+            return await method(request, timeout=try_s)
+        return await self._login.send(endpoint.auth, partial(_call_with, method, request), try_s, timeout_s)
+
+    async def _read(
+        self, what: str, method_of: Callable[[EtcdEndpoint], Any], request: Any, *, has_token: bool = True
+    ) -> Any:
         """Call each endpoint once until one responds, all within the deadline."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
@@ -274,13 +298,16 @@ class EtcdMetastore:
             started = loop.time()
             timeout = max(0.05, (deadline - started) / tries_left)
             try:
-                answer = await send(endpoint, timeout)
+                method = method_of(endpoint)
+                answer = await (
+                    self._send(endpoint, method, request, timeout, timeout) if has_token else method(request, timeout)
+                )
             except grpc.aio.AioRpcError as error:
                 self._note(what, started, error)
-                raise_definite(what, endpoint.address, error, read=True)
+                raise_definite(what, endpoint.address, error)
                 failures.append(f"{endpoint.address}: {describe_reason(error)}")
                 self._leave(endpoint)
-            except NoKeepAliveError as error:
+            except (NoKeepAliveError, NotAuthenticatedError) as error:
                 self._note(what, started, error)
                 failures.append(f"{endpoint.address}: {error}")
                 self._leave(endpoint)
@@ -293,14 +320,20 @@ class EtcdMetastore:
             outcome=Outcome.NOT_APPLIED,
         )
 
-    async def _write(self, what: str, send: Callable[[EtcdEndpoint], Awaitable[Any]]) -> Any:
+    async def _write(
+        self, what: str, method_of: Callable[[EtcdEndpoint], Any], request: Any, timeout_s: float | None = None
+    ) -> Any:
         """Call once; a failure without a response is an unknown outcome. A cancellation propagates."""
         endpoint, started = self._endpoint(self._current), asyncio.get_running_loop().time()
         try:
-            answer = await send(endpoint)
+            answer = await self._send(endpoint, method_of(endpoint), request, timeout_s or self._try_s, self._timeout_s)
+        except NotAuthenticatedError as error:
+            self._note(what, started, error)
+            self._leave(endpoint)
+            raise unavailable(what, endpoint, str(error)) from error
         except grpc.aio.AioRpcError as error:
             self._note(what, started, error)
-            raise_definite(what, endpoint.address, error, read=False)
+            raise_definite(what, endpoint.address, error)
             self._leave(endpoint)
             raise MetastoreUnknownOutcomeError(
                 f"etcd at {endpoint.address} did not report the outcome of {what}: {describe_reason(error)}"
@@ -327,3 +360,7 @@ class EtcdMetastore:
                 f"etcd cluster {header.cluster_id:x} answered where {self._cluster_id:x} did before"
             )
         self._cluster_id = header.cluster_id
+
+
+async def _call_with(method: Any, request: Any, metadata: Metadata, timeout_s: float) -> Any:
+    return await method(request, timeout=timeout_s, metadata=metadata)

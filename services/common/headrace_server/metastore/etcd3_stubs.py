@@ -89,6 +89,8 @@ def _load_stubs() -> tuple[dict[str, ModuleType], ModuleType]:
 
 _modules, _stubs = _load_stubs()
 
+auth_pb2: Any = _modules["auth_pb2"]
+"""Messages of `authpb`: Permission."""
 kv_pb2: Any = _modules["kv_pb2"]
 """Messages of `mvccpb`: KeyValue, Event."""
 rpc_pb2: Any = _modules["rpc_pb2"]
@@ -97,6 +99,7 @@ KVStub: Any = _stubs.KVStub
 WatchStub: Any = _stubs.WatchStub
 LeaseStub: Any = _stubs.LeaseStub
 MaintenanceStub: Any = _stubs.MaintenanceStub
+AuthStub: Any = _stubs.AuthStub
 
 PROGRESS_REQUEST: Any = rpc_pb2.WatchRequest.FromString(b"\x1a\x00")
 """WatchRequest with field 3, `progress_request` (etcd 3.4), which the package's descriptor lacks: protobuf keeps

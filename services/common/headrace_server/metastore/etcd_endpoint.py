@@ -16,6 +16,7 @@ from headrace.wire.errors import InvalidConfigError, InvalidRequestError, Metast
 from headrace_server.certificate_files import Certificates
 from headrace_server.metastore import etcd3_stubs as stubs
 from headrace_server.metastore.api import CompactedError, LeaseNotFoundError
+from headrace_server.metastore.etcd_login import EtcdRefusedError, TokenRefusal, token_refusal
 from headrace_server.metastore.keep_alive import KeepAliveStream
 from headrace_server.tls import TlsIdentity, open_channel
 
@@ -43,6 +44,7 @@ class EtcdEndpoint:
     watch: Any
     lease: Any
     maintenance: Any
+    auth: Any
     keep_alive: KeepAliveStream
     certificates: Certificates | None
     """Certificates of the connection; `None` means no TLS."""
@@ -76,6 +78,7 @@ def connect(address: str, identity: TlsIdentity | None) -> EtcdEndpoint:
         stubs.WatchStub(channel),
         lease,
         stubs.MaintenanceStub(channel),
+        stubs.AuthStub(channel),
         KeepAliveStream(lease),
         certificates,
     )
@@ -87,7 +90,7 @@ async def disconnect(endpoint: EtcdEndpoint, grace_s: float | None = None) -> No
     await endpoint.channel.close(grace_s)
 
 
-def raise_definite(what: str, address: str, error: grpc.RpcError, *, read: bool) -> None:
+def raise_definite(what: str, address: str, error: grpc.RpcError) -> None:
     """Raise an error if the response proves that nothing was applied; return otherwise."""
     if is_lease_gone(error):
         raise LeaseNotFoundError(f"{what}: the lease has ended", action="Get a new lease and register anew.") from error
@@ -99,12 +102,19 @@ def raise_definite(what: str, address: str, error: grpc.RpcError, *, read: bool)
             f"{address} serves gRPC and is no etcd: it has no method for {what}",
             action="Let etcd_endpoints name members of etcd (port 2379), not brokers or coordinators.",
         ) from error
+    refusal = token_refusal(details)
+    if refusal is TokenRefusal.MISSING:
+        raise EtcdRefusedError(
+            f"etcd refused {what}, because this process has no user there",
+            action="Set etcd_user and etcd_password_file.",
+        ) from error
+    if refusal is not None or code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        raise EtcdRefusedError(
+            f"etcd refused {what}: {details}",
+            action="Give the user in etcd its role: `headrace-coordinator etcd-auth` prints the commands.",
+        ) from error
     if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE):
         raise InvalidRequestError(f"etcd refused {what}: {details}", action="Report this bug.") from error
-    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED) and read:
-        raise MetastoreUnavailableError(
-            f"etcd refused {what}: {details}", outcome=Outcome.NOT_APPLIED, action="Check the rights in etcd."
-        ) from error
 
 
 def is_lease_gone(error: grpc.RpcError) -> bool:

@@ -6,20 +6,22 @@ their numbers in etcd's rpc.proto.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from headrace_server.metastore import etcd3_stubs as stubs
+from headrace_server.metastore.etcd_login import EtcdRefusedError, NotAuthenticatedError
 
-_IN_USE, _IS_LEARNER, _QUOTA = 9, 10, 12  # of StatusResponse: since etcd 3.4, 3.4 and 3.6
+_ERRORS, _IN_USE, _IS_LEARNER, _QUOTA = 8, 9, 10, 12  # of StatusResponse: since etcd 3.4, 3.4, 3.4 and 3.6
 DEFAULT_QUOTA_BYTES = 2 << 30
 """etcd's default limit of stored bytes (its --quota-backend-bytes)."""
-_ALARMS = {1: "NOSPACE", 2: "CORRUPT"}
+_ALARM = re.compile(rb"alarm:\s*(\w+)")
+"""An alarm among the errors of a status, which every user may read; some releases reserve the RPC Alarm for root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +43,20 @@ class MemberStatus:
     alarms: tuple[str, ...] = ()
 
 
-async def describe_member(endpoint: str, maintenance: Any, timeout_seconds: float) -> MemberStatus:
-    """Return the status of one endpoint from its Maintenance service; errors of etcd are in the result."""
+async def describe_member(endpoint: str, ask_status: Callable[[], Awaitable[Any]]) -> MemberStatus:
+    """Return the status of one endpoint from the response of `ask_status`; errors of etcd are in the result."""
     started = time.perf_counter()
     try:
-        status = await maintenance.Status(stubs.rpc_pb2.StatusRequest(), timeout=timeout_seconds)
+        status = await ask_status()
         answered_seconds = time.perf_counter() - started
-        raised = await maintenance.Alarm(stubs.rpc_pb2.AlarmRequest(), timeout=timeout_seconds)
     except grpc.aio.AioRpcError as error:
         return MemberStatus(endpoint, f"{error.code().name}: {error.details() or 'no details'}")
+    except (EtcdRefusedError, NotAuthenticatedError) as error:
+        return MemberStatus(endpoint, str(error))
     fields = UnknownFieldSet(status)
-    later = {fields[index].field_number: fields[index].data for index in range(len(fields))}
-    alarms = {_ALARMS.get(alarm.alarm, str(alarm.alarm)) for alarm in raised.alarms if alarm.alarm}
+    pairs = [(fields[index].field_number, fields[index].data) for index in range(len(fields))]
+    later = dict(pairs)
+    alarms = {found.decode() for number, text in pairs if number == _ERRORS for found in _ALARM.findall(text)}
     return MemberStatus(
         endpoint,
         version=status.version,

@@ -1,0 +1,169 @@
+"""Login of a client at etcd by user and password.
+
+etcd answers Authenticate with a token, which calls carry as metadata. A token may end at any time: etcd forgets it when
+a member restarts, five minutes after its last use, and when its user changes; with `--auth-token=jwt` it ends after
+its lifetime and whenever any user or role changes. etcd refuses the call then before it applies anything, so that the
+call is sent again with a new token, writes included (PROTOCOL H79). A call that is in progress while any user or role
+changes is refused as well ("revision of auth store is old", etcd-io/etcd#13300): it is sent again with the same token
+first, because a password costs etcd a tenth of a second.
+
+Keep-alives of leases carry no token: no release of etcd checks one there. A watch is checked when it is created; the
+view reads first, which renews an ended token. `etcd.EtcdMetastore` and the command
+`headrace-coordinator etcd-auth` use this module; it belongs to their event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from headrace.wire.errors import MetastoreUnavailableError, Outcome
+
+from headrace_server.metastore import etcd3_stubs as stubs
+
+MAX_SENDS = 6
+"""Sends of one call that etcd refuses because of its token."""
+_SENDS_BEFORE_RENEWAL = 3
+
+AnswerT = TypeVar("AnswerT")
+Metadata = tuple[tuple[str, str], ...]
+
+
+class EtcdRefusedError(MetastoreUnavailableError):
+    """etcd refused a call because of its user, password or rights; nothing was applied. An operator must act."""
+
+    def __init__(self, message: str, *, action: str) -> None:
+        super().__init__(message, outcome=Outcome.NOT_APPLIED, action=action)
+
+
+class NotAuthenticatedError(Exception):
+    """A member did not answer Authenticate; the call was not sent. The message has the reason."""
+
+
+class TokenRefusal(Enum):
+    """Why etcd did not accept a token."""
+
+    ENDED = 1
+    MISSING = 2
+    CHANGED = 3
+    """A user or role changed since the token was made, or during the call."""
+
+
+_REFUSALS = {
+    "invalid auth token": TokenRefusal.ENDED,
+    "user name is empty": TokenRefusal.MISSING,
+    "revision of auth store is old": TokenRefusal.CHANGED,
+    "revision in header is old": TokenRefusal.CHANGED,
+}
+
+
+def token_refusal(text: str | None) -> TokenRefusal | None:
+    """Return the refusal that etcd's text states; `None` means another error."""
+    return next((refusal for part, refusal in _REFUSALS.items() if part in (text or "")), None)
+
+
+class EtcdLogin:
+    """Current token of one user, shared by the connections to all members.
+
+    Args:
+        user: name of the user in etcd.
+        password_file: file with the password; read at each login, so that a new password needs no restart.
+    """
+
+    def __init__(self, user: str, password_file: str) -> None:
+        self.user = user
+        self._password_file = password_file
+        self._metadata: Metadata | None = None
+        self._login = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"EtcdLogin({self.user!r})"
+
+    async def send(
+        self, auth: Any, send: Callable[[Metadata, float], Awaitable[AnswerT]], try_s: float, timeout_s: float
+    ) -> AnswerT:
+        """Send a call with the token; again, with a new one if necessary, while etcd refuses the token.
+
+        Args:
+            auth: stub of the Auth service of the member.
+            send: called with the metadata and the timeout of one attempt, at most `try_s`.
+            timeout_s: timeout of all attempts and logins together.
+
+        Raises:
+            EtcdRefusedError: If etcd does not accept the user or the password.
+            NotAuthenticatedError: If the member did not answer the login.
+            grpc.aio.AioRpcError: Of the call itself.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        for sent in range(1, MAX_SENDS + 1):
+            metadata = await self.metadata(auth, deadline - loop.time())
+            try:
+                return await send(metadata, min(try_s, deadline - loop.time()))
+            except grpc.aio.AioRpcError as error:
+                refusal = token_refusal(error.details())
+                if refusal is None or sent == MAX_SENDS:
+                    raise
+            if refusal is not TokenRefusal.CHANGED or sent >= _SENDS_BEFORE_RENEWAL:
+                self.forget(metadata)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def metadata(self, auth: Any, timeout_s: float) -> Metadata:
+        """Return the metadata with the token, after a login if there is none; empty while etcd has no authentication.
+
+        Raises as `send`.
+        """
+        if self._metadata is None:
+            async with self._login:
+                if self._metadata is None:
+                    self._metadata = await self._authenticate(auth, timeout_s)
+        return self._metadata
+
+    def forget(self, metadata: Metadata) -> None:
+        """Log in again at the next call, unless that has happened since `metadata` was returned."""
+        if self._metadata is metadata:
+            self._metadata = None
+
+    async def _authenticate(self, auth: Any, timeout_s: float) -> Metadata:
+        request = stubs.rpc_pb2.AuthenticateRequest(name=self.user, password=self._read_password())
+        try:
+            answer = await auth.Authenticate(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            details = error.details() or ""
+            if "authentication is not enabled" in details:
+                return ()
+            if "authentication failed" in details:
+                raise EtcdRefusedError(
+                    f"etcd does not accept the password in {self._password_file} for its user {self.user}",
+                    action="Name the right file, or set this password in etcd.",
+                ) from None
+            raise NotAuthenticatedError(f"{error.code().name} {details}".strip()) from error
+        return (("token", answer.token),)
+
+    def _read_password(self) -> str:
+        return read_password(self._password_file)
+
+
+def read_password(path: str) -> str:
+    """Return the password in a file, without a newline at its end.
+
+    Raises:
+        EtcdRefusedError: If the file cannot be read or is empty.
+    """
+    try:
+        password = Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise EtcdRefusedError(
+            f"cannot read the password file {path}: {reason}", action="Name a readable file with the password."
+        ) from None
+    if not password:
+        raise EtcdRefusedError(
+            f"the password file {path} is empty", action="Write the password of etcd's user into it."
+        )
+    return password
