@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,7 @@ from headrace_devcluster.certificates import ClusterCertificates
 from headrace_devcluster.directory import ClusterDirectory
 from headrace_devcluster.errors import ClusterNotHealthyError
 from headrace_devcluster.etcd import Etcd, make_members
+from headrace_devcluster.etcd_user import EtcdUser, keep_secret
 from headrace_devcluster.service import POLL_SECONDS, LocalService, ServiceSpec, check_port_is_free
 from headrace_devcluster.session_check import find_refusal, open_channel
 
@@ -72,7 +72,8 @@ class LocalClusterSpec:
     tls: bool = False
     """Use TLS everywhere, with client certificates; `LocalCluster.client_settings` has the settings of clients."""
     identity: bool = False
-    """Require an identity of every caller; `LocalCluster.client_settings` has the API key of an administrator."""
+    """Require an identity of every caller, and in etcd; `LocalCluster.client_settings` has the API key of an
+    administrator."""
     racks: tuple[str, ...] = ()
     """Racks of the brokers 1, 2, ..., repeated if there are more brokers; empty means that no broker has a rack."""
 
@@ -194,9 +195,8 @@ class LocalCluster:
             self._check_fixed_ports()
             if self.spec.tls:
                 self._certificates = ClusterCertificates(self.directory / "tls")
-            if self.spec.identity and not self._api_key_file.exists():
-                with open(self._api_key_file, "x", opener=partial(os.open, mode=0o600)) as file:
-                    file.write(make_api_key())
+            if self.spec.identity:
+                keep_secret(self._api_key_file, make_api_key)
             self._start_etcd()
             self._make_parts()
             for part in self.parts:
@@ -326,6 +326,13 @@ class LocalCluster:
             self._spawn(member.launch)
         for member in self.etcd_members:
             member.wait_until_healthy()
+        if self.spec.identity:
+            self._spawn(partial(EtcdUser(self.directory).require, self._etcd_settings("local")))
+
+    def _etcd_settings(self, name: str) -> dict[str, object]:
+        """Return the settings by which a process reaches etcd, and those of TLS."""
+        tls = {} if self._certificates is None else self._certificates.settings(name)
+        return {"etcd_endpoints": self.etcd_endpoints, **tls, **EtcdUser(self.directory).settings}
 
     def _make_parts(self) -> None:
         self.coordinators = [self._make_coordinator(index) for index in range(self.spec.coordinators)]
@@ -349,9 +356,8 @@ class LocalCluster:
         return self._make_part(f"broker-{broker_id}", "headrace_broker", BROKER_PORT + broker_id - 1, own)
 
     def _make_part(self, name: str, module: str, fixed_port: int, own: Mapping[str, object]) -> LocalService:
-        tls = {} if self._certificates is None else self._certificates.settings(name)
         posture = {"posture": "required"} if self.spec.identity else {}
-        common = {"etcd_endpoints": self.etcd_endpoints, "log_format": "console", **tls, **posture}
+        common = {**self._etcd_settings(name), "log_format": "console", **posture}
         settings = {**common, **self._metrics(fixed_port), **own}
         return LocalService(ServiceSpec(name, module, self.directory, self._port(fixed_port), settings))
 
