@@ -22,7 +22,8 @@ import headrace
 import typer
 from headrace.v1 import broker_pb2, broker_pb2_grpc, cluster_pb2, cluster_pb2_grpc, topics_pb2
 from headrace.wire.zero_copy import SplicedMessage, parse_fetch_response
-from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe_cluster
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_devcluster.cluster_health import describe_cluster
 from headrace_devcluster.service import LocalService
 
 from bench.stage import POLL_SECONDS, processor_seconds, wait_until

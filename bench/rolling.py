@@ -27,7 +27,8 @@ from typing import Annotated, Any
 
 import headrace
 import typer
-from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe_cluster
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_devcluster.cluster_health import describe_cluster
 from headrace_devcluster.service import LocalService
 
 from bench.children import guarded

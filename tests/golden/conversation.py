@@ -29,7 +29,8 @@ from headrace.v1 import (
 )
 from headrace.wire.errors import from_rpc_error
 from headrace.wire.releases import RELEASE
-from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe_cluster
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_devcluster.cluster_health import describe_cluster
 
 from tests.golden.requests import CLUSTER_ID, TOPIC, TOPIC_ID, all_requests
 

@@ -6,12 +6,13 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from headrace_server.metastore.etcd import EtcdMetastore
+from headrace_server.metastore.etcd_login import EtcdLogin
 
 
 @contextlib.asynccontextmanager
-async def connected(*endpoints: str) -> AsyncIterator[EtcdMetastore]:
+async def connected(*endpoints: str, login: EtcdLogin | None = None) -> AsyncIterator[EtcdMetastore]:
     """A metastore that is closed in the end."""
-    metastore = EtcdMetastore(endpoints)
+    metastore = EtcdMetastore(endpoints, login=login)
     try:
         yield metastore
     finally:

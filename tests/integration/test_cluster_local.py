@@ -15,7 +15,8 @@ import psutil
 import pytest
 from headrace import testing
 from headrace_devcluster.background import process_state
-from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec, describe_cluster
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_devcluster.cluster_health import describe_cluster
 from headrace_devcluster.errors import PartStartError
 from headrace_devcluster.etcd import FIRST_SAFE_VERSION_TO_KILL
 

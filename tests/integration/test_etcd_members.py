@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
-from headrace_devcluster.cluster import LocalCluster, describe_cluster
+from headrace_devcluster.cluster import LocalCluster
+from headrace_devcluster.cluster_health import describe_cluster
 from headrace_devcluster.etcd import Etcd
 from headrace_devcluster.service import LocalService
 from headrace_server.keys import ROOT

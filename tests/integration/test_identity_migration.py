@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import secrets
 import threading
 import time
@@ -20,6 +21,7 @@ from headrace_server.identity.identity_view import SIGNS_AFTER_MS
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import Delete, Operation, Put
+from headrace_server.metastore.etcd_login import EtcdLogin
 
 from tests.integration.etcd_backups import command
 from tests.integration.metastore import connected
@@ -145,6 +147,8 @@ def test_an_open_cluster_is_closed_while_its_programs_work(transport: str, tmp_p
             options = cluster.coordinators[0].spec.settings
             made = command("headrace_coordinator", "bootstrap-admin", "--out", key_file, **options)
             assert made.returncode == 0, made.stderr
+            for part in cluster.parts:
+                part.spec = dataclasses.replace(part.spec, api_key_file=key_file)  # So that it may read their metrics.
             admin = ends.enter_context(Admin(bootstrap_servers=cluster.bootstrap_servers, api_key_file=str(key_file)))
             admin.set_posture("observe")
             until(lambda: {'method="Produce"', 'method="Heartbeat"'} <= methods(cluster, "anonymous"), "it is counted")
@@ -227,13 +231,19 @@ def test_signing_keys_are_replaced_under_load(transport: str) -> None:
 KEYS = Keyspace("headrace", 1)
 
 
+def etcd_login(cluster: LocalCluster) -> EtcdLogin:
+    """Return the user by which the cluster's services use etcd."""
+    settings = cluster.coordinators[0].spec.settings
+    return EtcdLogin(str(settings["etcd_user"]), str(settings["etcd_password_file"]))
+
+
 async def write(cluster: LocalCluster, *operations: Operation) -> None:
-    async with connected(cluster.etcd.endpoint) as metastore:
+    async with connected(cluster.etcd.endpoint, login=etcd_login(cluster)) as metastore:
         assert (await metastore.txn([], operations)).succeeded
 
 
 async def signing_keys(cluster: LocalCluster) -> list[str]:
-    async with connected(cluster.etcd.endpoint) as metastore:
+    async with connected(cluster.etcd.endpoint, login=etcd_login(cluster)) as metastore:
         found = await metastore.range(KEYS.signing_key("0").removesuffix("0"))
     assert found.key_values
     return [metadata_pb2.SigningKey.FromString(each.value).key_id for each in found.key_values]

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -85,8 +84,7 @@ def session_of(secured: Witness) -> str:
 def metrics_page(secured: Witness, listener: str) -> str:
     """The metrics of the coordinator or the broker."""
     part = secured.cluster.coordinators[0] if listener == "coordinator" else secured.cluster.brokers[0]
-    with urllib.request.urlopen(f"http://{part.metrics_address}/metrics", timeout=60) as answer:
-        return str(answer.read(), "utf-8")
+    return str(part.page("/metrics"))
 
 
 def unauthenticated(secured: Witness, listener: str) -> float:

@@ -25,10 +25,12 @@ from headrace.cli.main import run
 from headrace.v1 import auth_pb2, auth_pb2_grpc, cluster_pb2, cluster_pb2_grpc
 from headrace.wire.errors import HeadraceError, UnknownTopicError, from_rpc_error
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_devcluster.etcd_user import USER
 from headrace_devcluster.session_check import find_refusal
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.identity.api_keys import make_api_key
 from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.metastore.etcd_login import EtcdLogin
 
 from tests.integration.metastore import connected
 from tests.security.conftest import Witness
@@ -105,8 +107,12 @@ def planted() -> Iterator[Planted]:
 
 
 async def plant_of_etcd(planted: Planted) -> None:
-    """Plant the cluster's secret and the keys that sign sessions."""
-    async with connected(planted.witness.cluster.etcd.endpoint) as metastore:
+    """Plant the cluster's secret, the keys that sign sessions, and the passwords of etcd's users."""
+    cluster = planted.witness.cluster
+    password_file = cluster.directory / "etcd.password"
+    for file in (password_file, cluster.directory / "etcd-root.password"):
+        planted.plant(file.name, file.read_text())
+    async with connected(cluster.etcd.endpoint, login=EtcdLogin(USER, str(password_file))) as metastore:
         identity = await read_or_create(metastore, "headrace", "unused")
         planted.plant_bytes("the cluster's secret", identity.secret)
         keys = await metastore.range(identity.keyspace.signing_key_prefix())
@@ -231,8 +237,7 @@ def test_no_planted_secret_is_printed(
     for part in witness.cluster.parts:
         for path in PAGES:
             with contextlib.suppress(urllib.error.HTTPError):
-                with urllib.request.urlopen(f"http://{part.metrics_address}{path}", timeout=SECONDS) as answer:
-                    planted.texts[f"{part.name} {path}"] = answer.read()
+                planted.texts[f"{part.name} {path}"] = part.page(path).encode()
         planted.texts[f"the log of {part.name}"] = part.log_file.read_bytes()
     planted.texts["the audit log"] = read_audit_log(witness)
     planted.texts["the log of the clients"] = caplog.text.encode()

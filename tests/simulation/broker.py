@@ -46,6 +46,7 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.view import PrefixView
+from headrace_server.metrics_access import MetricsAccess
 from headrace_server.native import outgoing
 from headrace_server.observability import Observability
 from headrace_server.service_process import ServiceProcess
@@ -272,7 +273,9 @@ class SimulatedBroker(app.BrokerServer):
         self.replica_manager: ReplicaManager | None = None
         self.view: ClusterView | None = None
         self.membership: BrokerMembership | None = None
-        observability = Observability(Health(), DetailCollector(), LoopLagSampler(METRICS.common), "")
+        observability = Observability(
+            Health(), DetailCollector(), LoopLagSampler(METRICS.common), MetricsAccess(is_closed=False), ""
+        )
         metastore: Any = life.metastore
         threads: Any = executor
         settings = _settings(node)

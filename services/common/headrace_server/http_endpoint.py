@@ -5,10 +5,10 @@
 process on, also while the service's event loop is blocked. A scrape costs the service only the time for which it holds
 the GIL (docs/decisions/0043-use-own-threads-for-health-and-metrics.md).
 
-The port does not authenticate callers, and supervisors restart the process by its probes. Therefore a connection must
-send its whole request head within `HEAD_SECONDS`; the number of connections without a complete head is limited per
-peer and in total, and a new one replaces the oldest. Health is answered on the loop, pages of metrics by a few
-threads, so that health never waits for them.
+Metrics are served as `MetricsAccess` decides, over TLS if there is a context. Health needs no identity, and
+supervisors restart the process by it. Therefore a connection must send its whole request head within `HEAD_SECONDS`;
+the number of connections without a complete head is limited per peer and in total, and a new one replaces the oldest.
+Health is answered on the loop, pages of metrics by a few threads, so that health never waits for them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from headrace_server.health import HEALTH_NAMES, Health, HealthCause
+from headrace_server.metrics_access import MetricsAccess, PageRefusal
 from headrace_server.places import caller
 from headrace_server.rpc import AddressInUseError, split_address
 
@@ -49,6 +51,7 @@ PAGE_THREADS = 2
 SEND_SECONDS = 10.0
 """Timeout of a whole response."""
 
+MakeContext = Callable[[], ssl.SSLContext] | None
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
@@ -93,7 +96,7 @@ def _read_head(head: bytes) -> dict[str, Any]:
     environ: dict[str, Any] = {"REQUEST_METHOD": method, "PATH_INFO": path, "QUERY_STRING": query}
     for line in lines:
         name, colon, value = line.partition(":")
-        if colon and name.lower() in ("accept", "accept-encoding"):
+        if colon and name.lower() in ("accept", "accept-encoding", "authorization"):
             environ["HTTP_" + name.upper().replace("-", "_")] = value.strip()
     return environ
 
@@ -101,8 +104,10 @@ def _read_head(head: bytes) -> dict[str, Any]:
 class _Server:
     """Connections of the endpoint. Belongs to the endpoint's event loop."""
 
-    def __init__(self, pages: dict[str, WsgiApp], health: Health) -> None:
+    def __init__(self, pages: dict[str, WsgiApp], health: Health, access: MetricsAccess, context: MakeContext) -> None:
         self._pages = pages
+        self._access = access
+        self._context = context
         self._health = {f"/health/{name}": name for name in HEALTH_NAMES}
         self._causes = health.causes
         self._heads: dict[asyncio.StreamWriter, str] = {}  # by age
@@ -129,7 +134,7 @@ class _Server:
         try:
             environ = await self._read(reader, writer, peer)
             async with asyncio.timeout(SEND_SECONDS):
-                answer = await self._answer(environ, peer)
+                answer = await self._answer(environ, peer, _certified_names(writer))
                 writer.write(answer.head())
                 if environ["REQUEST_METHOD"] != "HEAD":
                     writer.write(answer.body)
@@ -153,6 +158,8 @@ class _Server:
         self._heads_of[peer] += 1
         try:
             async with asyncio.timeout(HEAD_SECONDS):
+                if self._context is not None:
+                    await writer.start_tls(self._context())
                 return _read_head(await reader.readuntil(b"\r\n\r\n"))
         finally:
             self._forget_head(writer)
@@ -169,7 +176,7 @@ class _Server:
             if not self._heads_of[peer]:
                 del self._heads_of[peer]
 
-    async def _answer(self, environ: dict[str, Any], peer: str) -> _Answer:
+    async def _answer(self, environ: dict[str, Any], peer: str, names: Sequence[str]) -> _Answer:
         path = environ["PATH_INFO"].rstrip("/")
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return _text("405 Method Not Allowed", "GET or HEAD\n")
@@ -182,6 +189,9 @@ class _Server:
             return _text("503 Service Unavailable", "too many pages of metrics are asked for at once\n")
         self._pages_of[peer] += 1
         try:
+            refused = await self._access.refusal(_bearer_token(environ), names, peer)
+            if refused is not None:
+                return _refuse(refused)
             return await asyncio.get_running_loop().run_in_executor(self._threads, _run, app, environ)
         finally:
             self._pages_of[peer] -= 1
@@ -205,8 +215,20 @@ class HttpEndpoint:
         self._thread.join()
 
 
-def serve_http(listen: str, *, registry: CollectorRegistry, detail: Collector, health: Health) -> HttpEndpoint:
+def serve_http(
+    listen: str,
+    *,
+    registry: CollectorRegistry,
+    detail: Collector,
+    health: Health,
+    access: MetricsAccess,
+    context: MakeContext = None,
+) -> HttpEndpoint:
     """Serve HTTP on `host:port` (port 0: the kernel chooses); see the module.
+
+    Args:
+        access: decides about each page of metrics.
+        context: returns the TLS context of a new connection, from the endpoint's thread; `None` means plain text.
 
     Raises:
         AddressInUseError: If the address is in use, not local, or malformed.
@@ -230,7 +252,10 @@ def serve_http(listen: str, *, registry: CollectorRegistry, detail: Collector, h
     bound = listener.getsockname()[1]
     loop, stopping = asyncio.new_event_loop(), asyncio.Event()
     thread = threading.Thread(
-        target=_run_loop, args=(loop, stopping, listener, pages, health), name="http", daemon=True
+        target=_run_loop,
+        args=(loop, stopping, listener, lambda: _Server(pages, health, access, context)),
+        name="http",
+        daemon=True,
     )
     thread.start()
     return HttpEndpoint(f"{host}:{bound}", loop, stopping, thread)
@@ -240,11 +265,10 @@ def _run_loop(
     loop: asyncio.AbstractEventLoop,
     stopping: asyncio.Event,
     listener: socket.socket,
-    pages: dict[str, WsgiApp],
-    health: Health,
+    make_server: Callable[[], _Server],
 ) -> None:
     async def run() -> None:
-        endpoint = _Server(pages, health)
+        endpoint = make_server()
         server = await asyncio.start_server(endpoint.connect, sock=listener, limit=HEAD_BYTES)
         await stopping.wait()
         server.close()
@@ -261,6 +285,26 @@ def _run(app: WsgiApp, environ: dict[str, Any]) -> _Answer:
         answer.status, answer.headers = status, headers
 
     answer.body = b"".join(app(environ, start_response))
+    return answer
+
+
+def _bearer_token(environ: dict[str, Any]) -> str:
+    """Return the token in a request's `Authorization` (RFC 6750); empty if it has none."""
+    scheme, _, token = str(environ.get("HTTP_AUTHORIZATION", "")).partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _certified_names(writer: asyncio.StreamWriter) -> list[str]:
+    """Return the names in the verified certificate of a connection; the common name is first."""
+    certificate = writer.get_extra_info("peercert") or {}
+    common = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    return [*common, *(value for _, value in certificate.get("subjectAltName", ()))]
+
+
+def _refuse(refused: PageRefusal) -> _Answer:
+    answer = _text(refused.status, f"{refused.reason}\n")
+    if refused.status.startswith("401"):
+        answer.headers.append(("WWW-Authenticate", 'Bearer realm="headrace"'))
     return answer
 
 

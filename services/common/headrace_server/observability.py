@@ -17,8 +17,9 @@ from prometheus_client import CollectorRegistry
 
 from headrace_server.event_loop_watchdog import EventLoopWatchdog, LoopLagSampler
 from headrace_server.health import HEALTH_NAMES, Health
-from headrace_server.http_endpoint import DetailCollector, serve_http
+from headrace_server.http_endpoint import DetailCollector, MakeContext, serve_http
 from headrace_server.instruments import CommonMetrics, add_process_metrics
+from headrace_server.metrics_access import MetricsAccess
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +31,7 @@ class Observability:
     health: Health
     detail: DetailCollector
     sampler: LoopLagSampler
+    access: MetricsAccess
     metrics_address: str
     """host:port of the HTTP endpoint; empty if there is none."""
 
@@ -40,9 +42,18 @@ def _is_well(health: Health, name: str) -> float:
 
 @contextlib.asynccontextmanager
 async def serve_observability(
-    metrics: CommonMetrics, registry: CollectorRegistry, *, listen: str, loop_stall_ms: int
+    metrics: CommonMetrics,
+    registry: CollectorRegistry,
+    *,
+    listen: str,
+    loop_stall_ms: int,
+    access: MetricsAccess,
+    context: MakeContext = None,
 ) -> AsyncIterator[Observability]:
     """Serve HTTP on `listen` (empty disables it) and watch the running event loop until the block ends.
+
+    Args:
+        access: as of `serve_http`, and `context`.
 
     Raises:
         AddressInUseError: See `serve_http`.
@@ -51,15 +62,16 @@ async def serve_observability(
     health, detail = Health(), DetailCollector()
     for name in HEALTH_NAMES:
         metrics.health.labels(name).set_function(partial(_is_well, health, name))
-    endpoint = serve_http(listen, registry=registry, detail=detail, health=health) if listen else None
-    if endpoint is not None:
+    endpoint = None
+    if listen:
+        endpoint = serve_http(listen, registry=registry, detail=detail, health=health, access=access, context=context)
         log.info("http_serves", metrics_address=endpoint.address)
     sampler = LoopLagSampler(metrics)
     watchdog = EventLoopWatchdog(sampler, health, metrics, stall_ms=loop_stall_ms)
     sampling = asyncio.create_task(sampler.run())
     watchdog.start()
     try:
-        yield Observability(health, detail, sampler, endpoint.address if endpoint else "")
+        yield Observability(health, detail, sampler, access, endpoint.address if endpoint else "")
     finally:
         watchdog.stop()
         sampling.cancel()

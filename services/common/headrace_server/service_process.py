@@ -1,6 +1,6 @@
 """Common components of a service process, and the order in which they start and stop.
 
-Start: logging, observability, TLS, the client of etcd, then the service's own components. Stop: the reverse. Probes
+Start: logging, TLS, observability, the client of etcd, then the service's own components. Stop: the reverse. Probes
 are answered and certificates reloaded from before etcd is reached until the last component has stopped.
 """
 
@@ -11,6 +11,7 @@ import contextlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,6 +40,7 @@ from headrace_server.metastore.etcd_lease import EtcdLeaseRenewer
 from headrace_server.metastore.etcd_login import EtcdRefusedError
 from headrace_server.metastore.etcd_releases import check_etcd
 from headrace_server.metastore.view import PrefixView
+from headrace_server.metrics_access import MetricsAccess
 from headrace_server.observability import Observability, serve_observability
 from headrace_server.process_service import ProcessParts, add_process_service
 from headrace_server.rpc import RpcServer
@@ -142,7 +144,7 @@ class ServiceProcess:
         """
         source = PrefixView(self.metastore, identity.keyspace.identity_prefix, self.clock)
         metrics = self.metrics
-        return source, IdentityGate(
+        gate = self.observability.access.gate = IdentityGate(
             IdentityView(identity.keyspace, source),
             identity,
             self.clock,
@@ -151,6 +153,7 @@ class ServiceProcess:
             metrics.audit_events_lost,
             least_posture=self._least_posture(is_new=False),
         )
+        return source, gate
 
     def make_audit_writer(self, gate: IdentityGate, view: ClusterView) -> AuditWriter:
         """Return the writer of the audit log. The caller runs it."""
@@ -230,10 +233,15 @@ async def run_process(
         count=lambda level: metrics.log_lines.labels(level).inc(),
     )
     async with (
-        serve_observability(
-            metrics, registry, listen=settings.metrics_listen, loop_stall_ms=settings.loop_stall_ms
-        ) as observability,
         watched_tls(settings, metrics) as tls,
+        serve_observability(
+            metrics,
+            registry,
+            listen=settings.metrics_listen,
+            loop_stall_ms=settings.loop_stall_ms,
+            access=MetricsAccess(is_closed=settings.posture == "required"),
+            context=partial(tls.clients.server_context, "none") if settings.metrics_tls and tls.clients else None,
+        ) as observability,
     ):
         metastore = EtcdMetastore(
             settings.etcd_endpoints, observe=observe_etcd, identity=tls.etcd, login=settings.etcd_login

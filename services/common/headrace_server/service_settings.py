@@ -49,8 +49,14 @@ class ServiceSettings(TlsSettings):
     ] = False
     metrics_listen: Annotated[
         str,
-        Field(description="Listen address for metrics and health over HTTP, host:port. If empty, they are not served."),
+        Field(
+            description="Listen address for metrics and health over HTTP, host:port. If empty, they are not served. "
+            "With `posture = required` metrics need an identity with the role `monitor` on the cluster."
+        ),
     ] = ""
+    metrics_tls: Annotated[
+        bool, Field(description="Whether `metrics_listen` serves TLS, with the certificate `tls_cert_file`.")
+    ] = False
     log_level: Annotated[LogLevel, Field(description="Minimum level of log lines.")] = "info"
     log_format: Annotated[LogFormat, Field(description="Format of log lines: readable text or JSON.")] = "console"
     loop_stall_ms: Annotated[
@@ -70,6 +76,8 @@ class ServiceSettings(TlsSettings):
         self.check_tls()
         if bool(self.etcd_user) != bool(self.etcd_password_file):
             raise ValueError("etcd_user and etcd_password_file must be set together")
+        if self.metrics_tls and not self.tls_cert_file:
+            raise ValueError("metrics_tls needs tls_cert_file")
 
     @property
     def etcd_login(self) -> EtcdLogin | None:

@@ -7,7 +7,7 @@ the old certificates stay active, the metric `certificate_refused` is set, and t
 connections are not affected; every new one uses the active certificates. gRPC accepts TLS 1.2 and later, without a
 fallback to plain text.
 
-Belongs to the event loop, except callbacks that gRPC runs in its own threads for new connections: these read
+Belongs to the event loop, except what other threads call for new connections, gRPC's and that of HTTP: it reads
 `current`.
 """
 
@@ -63,7 +63,7 @@ class TlsIdentity:
         self._apart_from: TlsIdentity | None = None
         self._stamps = stamps_of(files.paths)
         self.current = read_certificates(files, mutual=mutual)
-        self._context: tuple[Certificates, ssl.SSLContext] | None = None
+        self._contexts: dict[ClientAuth, tuple[Certificates, ssl.SSLContext]] = {}
         self._client_context: tuple[Certificates, ssl.SSLContext] | None = None
         self.refused = False
         """Whether the files have since changed and are now invalid."""
@@ -115,10 +115,16 @@ class TlsIdentity:
         return grpc.dynamic_ssl_server_credentials(_server_configuration(given), fetch, required)  # type: ignore[arg-type]
 
     def server_context(self, client_auth: ClientAuth) -> ssl.SSLContext:
-        """Return the context of a new connection of the native protocol: TLS 1.2 and later, active certificates."""
-        if self._context is None or self._context[0] is not self.current:
-            self._context = self.current, _server_context(self.current, client_auth)
-        return self._context[1]
+        """Return the context of a new connection that gRPC does not serve: TLS 1.2 and later, active certificates.
+
+        Any thread may call it.
+        """
+        given, context = self._contexts.get(client_auth, (None, None))
+        if context is None or given is not self.current:
+            given = self.current
+            context = _server_context(given, client_auth)
+            self._contexts[client_auth] = given, context
+        return context
 
     def client_context(self) -> ssl.SSLContext:
         """Return the context of one new connection to a peer: TLS 1.2 and later, with what is in force now."""

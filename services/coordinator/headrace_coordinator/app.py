@@ -46,7 +46,7 @@ from headrace_coordinator.runtime.ambiguous_writes import AmbiguousWriteResolver
 from headrace_coordinator.runtime.audit_topic import AuditTopic
 from headrace_coordinator.runtime.broker_store import BrokerStore
 from headrace_coordinator.runtime.controller import Controller
-from headrace_coordinator.runtime.first_administrator import keep_api_key
+from headrace_coordinator.runtime.first_administrator import ADMIN, MONITOR, keep_api_key
 from headrace_coordinator.runtime.group_lag import BrokerChannels, GroupLag
 from headrace_coordinator.runtime.group_maintenance import AssignableTopics, GroupMaintenance
 from headrace_coordinator.runtime.group_offsets import GroupOffsets
@@ -311,8 +311,9 @@ class _Coordinator:
             self._clock,
             accepts_certificates=settings.tls_client_auth == "required",
         )
-        if settings.admin_api_key_file:
-            await keep_api_key(writes, settings.admin_api_key_file)
+        for path, user in ((settings.admin_api_key_file, ADMIN), (settings.monitor_api_key_file, MONITOR)):
+            if path:
+                await keep_api_key(writes, path, user)
         servicer = AuthServicer(
             gate,
             store=IdentityStore(writes, self._limits),

@@ -122,6 +122,13 @@ class CoordinatorSettings(ServiceSettings):
             "cluster: `hrk_`, 12 letters and digits, `_`, at least 43 random letters and digits. Default: none."
         ),
     ] = ""
+    monitor_api_key_file: Annotated[
+        str,
+        Field(
+            description="File with an API key that user `monitor` has from the start on, together with `monitor` on "
+            "the cluster: Prometheus reads metrics with it. Default: none."
+        ),
+    ] = ""
     max_connections: MaxConnections = 0
     max_concurrent_calls: Annotated[
         int,

@@ -23,16 +23,15 @@ from pathlib import Path
 from typing import TypeVar
 
 import grpc
-from headrace.v1 import cluster_pb2, cluster_pb2_grpc
 from headrace_server.identity.api_keys import make_api_key
 
 from headrace_devcluster.certificates import ClusterCertificates
+from headrace_devcluster.cluster_health import Metadata, what_is_missing
 from headrace_devcluster.directory import ClusterDirectory
 from headrace_devcluster.errors import ClusterNotHealthyError
 from headrace_devcluster.etcd import Etcd, make_members
 from headrace_devcluster.etcd_user import EtcdUser, keep_secret
 from headrace_devcluster.service import POLL_SECONDS, LocalService, ServiceSpec, check_port_is_free
-from headrace_devcluster.session_check import find_refusal, open_channel
 
 Answer = TypeVar("Answer")
 
@@ -45,9 +44,6 @@ METRICS_PORT_STEP = 100
 MAX_BROKERS = 9
 MAX_ETCD_MEMBERS = 5
 HEALTHY_TIMEOUT_SECONDS = 30.0
-RPC_TIMEOUT_SECONDS = 5.0
-
-Metadata = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +274,7 @@ class LocalCluster:
             if coordinator.pid is None:
                 continue
             while (
-                missing := _what_is_missing(coordinator.address, wanted, self._credentials(), self._metadata())
+                missing := what_is_missing(coordinator.address, wanted, self._credentials(), self._metadata())
             ) and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS * 5)
             if missing:
@@ -359,44 +355,13 @@ class LocalCluster:
         posture = {"posture": "required"} if self.spec.identity else {}
         common = {**self._etcd_settings(name), "log_format": "console", **posture}
         settings = {**common, **self._metrics(fixed_port), **own}
-        return LocalService(ServiceSpec(name, module, self.directory, self._port(fixed_port), settings))
+        key_file = self._api_key_file if self.spec.identity else None
+        return LocalService(
+            ServiceSpec(name, module, self.directory, self._port(fixed_port), settings, api_key_file=key_file)
+        )
 
     def _port(self, fixed: int) -> int:
         return fixed if self.spec.fixed_ports else 0
 
     def _metrics(self, port: int) -> dict[str, object]:
         return {"metrics_listen": f"127.0.0.1:{port + METRICS_PORT_STEP}"} if self.spec.fixed_ports else {}
-
-
-def describe_cluster(
-    address: str, credentials: grpc.ChannelCredentials | None = None, metadata: Metadata = ()
-) -> cluster_pb2.DescribeClusterResponse:
-    """Return the description of the cluster from one coordinator.
-
-    Raises:
-        grpc.RpcError: If it does not respond.
-    """
-    with open_channel(address, credentials) as channel:
-        stub = cluster_pb2_grpc.ClusterServiceStub(channel)
-        request = cluster_pb2.DescribeClusterRequest(client_id="devcluster")
-        answer: cluster_pb2.DescribeClusterResponse = stub.DescribeCluster(
-            request, timeout=RPC_TIMEOUT_SECONDS, wait_for_ready=True, metadata=metadata
-        )
-        return answer
-
-
-def _what_is_missing(
-    address: str, wanted: set[int], credentials: grpc.ChannelCredentials | None, metadata: Metadata
-) -> str:
-    """Return a clause about parts that the coordinator at `address` does not see yet; empty if it sees all."""
-    try:
-        answer = describe_cluster(address, credentials, metadata)
-    except grpc.RpcError as error:
-        return f"the coordinator at {address} does not answer ({error.code().name})"
-    absent = sorted(wanted - {broker.broker_id for broker in answer.brokers})
-    if absent:
-        return f"brokers {', '.join(map(str, absent))} are not registered"
-    if not answer.controller_id:
-        return "no controller is elected"
-    api_key = "".join(bearer.removeprefix("Bearer ") for _, bearer in metadata)
-    return find_refusal([address, *(each.address for each in answer.brokers)], credentials, api_key) if api_key else ""

@@ -47,6 +47,8 @@ class ServiceSpec:
     """Settings in addition to `listen` and `ready_file`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables in addition to those of this process."""
+    api_key_file: Path | None = None
+    """File with the API key by which its metrics are read; `None` means that they are open."""
 
 
 class Child(subprocess.Popen[bytes]):
@@ -196,10 +198,17 @@ class LocalService:
 
     def metrics(self, path: str = "/metrics") -> dict[str, float]:
         """Return the samples of a page of its Prometheus endpoint, by name with labels."""
-        url = f"http://{self.metrics_address}{path}"
-        with urllib.request.urlopen(url, timeout=METRICS_TIMEOUT_SECONDS) as answer:
-            text = answer.read().decode()
+        text = self.page(path)
         return {name: float(value) for name, value in re.findall(r"^(?!#)(\S.*) (\S+)$", text, re.MULTILINE)}
+
+    def page(self, path: str) -> str:
+        """Return a page of its HTTP endpoint."""
+        key_file = self.spec.api_key_file
+        headers = {} if key_file is None else {"Authorization": f"Bearer {key_file.read_text().strip()}"}
+        request = urllib.request.Request(f"http://{self.metrics_address}{path}", headers=headers)
+        with urllib.request.urlopen(request, timeout=METRICS_TIMEOUT_SECONDS) as answer:
+            text: str = answer.read().decode()
+            return text
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
         """Return the last lines of its log."""

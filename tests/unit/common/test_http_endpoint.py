@@ -2,17 +2,29 @@
 
 import json
 import socket
+import ssl
 import threading
 import urllib.error
 import urllib.request
 from contextlib import closing, suppress
 
 import pytest
+from headrace_devcluster.certificates import Authority
 from headrace_server.health import Health, HealthCause
 from headrace_server.http_endpoint import MAX_HEADS_OF_PEER, MAX_PAGES_OF_PEER, DetailCollector, serve_http
+from headrace_server.metrics_access import PageRefusal
 from headrace_server.rpc import AddressInUseError
+from headrace_server.tls import TlsIdentity
+from headrace_server.tls_settings import TlsFiles
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import GaugeMetricFamily
+
+
+class OpenAccess:
+    """Serves metrics to every caller."""
+
+    async def refusal(self, token, names, address):
+        return None
 
 
 @pytest.fixture
@@ -21,7 +33,7 @@ def parts():
     registry = CollectorRegistry()
     Counter("headrace_x_things", "Things", registry=registry).inc(3)
     health, detail = Health(), DetailCollector()
-    endpoint = serve_http("127.0.0.1:0", registry=registry, detail=detail, health=health)
+    endpoint = serve_http("127.0.0.1:0", registry=registry, detail=detail, health=health, access=OpenAccess())
     yield endpoint, health, detail
     endpoint.stop()
 
@@ -141,4 +153,93 @@ def test_a_taken_address_is_one_clear_error(parts):
     """It names the setting."""
     endpoint, health, detail = parts
     with pytest.raises(AddressInUseError, match="metrics_listen"):
-        serve_http(endpoint.address, registry=CollectorRegistry(), detail=detail, health=health)
+        serve_http(endpoint.address, registry=CollectorRegistry(), detail=detail, health=health, access=OpenAccess())
+
+
+class SecretAccess:
+    """Serves metrics to who has a token or a certificate; notes what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def refusal(self, token, names, address):
+        self.asked.append((token, list(names), address))
+        return None if token == "right" or "monitor" in names else PageRefusal("401 Unauthorized", "no identity")
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/detail"])
+def test_pages_of_metrics_need_an_identity_and_health_does_not(path):
+    """The token of `Authorization` decides; a refusal says how to authenticate (RFC 6750) and has no metrics."""
+    registry, access = CollectorRegistry(), SecretAccess()
+    Counter("headrace_x_things", "Things", registry=registry)
+    endpoint = serve_http("127.0.0.1:0", registry=registry, detail=DetailCollector(), health=Health(), access=access)
+    try:
+        for header, status in (
+            (None, 401),
+            ("Bearer wrong", 401),
+            ("Basic right", 401),
+            ("Bearer", 401),
+            ("bearer  right", 200),
+            ("Bearer right", 200),
+        ):
+            request = urllib.request.Request(f"http://{endpoint.address}{path}")
+            if header is not None:
+                request.add_header("Authorization", header)
+            if status == 200:
+                with urllib.request.urlopen(request, timeout=10) as answer:
+                    assert answer.status == status
+            else:
+                with pytest.raises(urllib.error.HTTPError) as refused:
+                    urllib.request.urlopen(request, timeout=10)
+                with refused.value as answer:
+                    assert answer.code == status, header
+                    assert answer.headers["WWW-Authenticate"] == 'Bearer realm="headrace"'
+                    assert "headrace_x" not in answer.read().decode()
+        assert ask(endpoint, "/health/liveness")[0] == 200
+        assert len(access.asked) == 6
+    finally:
+        endpoint.stop()
+
+
+def test_metrics_are_served_over_tls_by_the_certificate_in_force(tmp_path):
+    """A renewed certificate counts for the next connection, a client's one identifies it, and plain text ends."""
+    authority = Authority(tmp_path, "services")
+    own = authority.issue("broker")
+    identity = TlsIdentity("clients", TlsFiles(str(own.cert_file), str(own.key_file), str(own.ca_file)))
+    endpoint = serve_http(
+        "127.0.0.1:0",
+        registry=CollectorRegistry(),
+        detail=DetailCollector(),
+        health=Health(),
+        access=SecretAccess(),
+        context=lambda: identity.server_context("none"),
+    )
+    client = ssl.create_default_context(cafile=str(own.ca_file))
+
+    def ask_tls(path):
+        with urllib.request.urlopen(f"https://{endpoint.address}{path}", timeout=10, context=client) as answer:
+            return answer.status
+
+    def serial():
+        host, _, port = endpoint.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=10) as plain:
+            with client.wrap_socket(plain, server_hostname="127.0.0.1") as wrapped:
+                return wrapped.getpeercert()["serialNumber"]
+
+    try:
+        assert ask_tls("/health/liveness") == 200
+        with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+            ask_tls("/metrics")
+        refused.value.close()
+        before = serial()
+        authority.issue("broker")
+        identity.look()
+        assert serial() != before
+        monitor = authority.issue("monitor")
+        client.load_cert_chain(monitor.cert_file, monitor.key_file)
+        assert ask_tls("/metrics") == 200
+        with closing(connect(endpoint)) as plain, suppress(ConnectionResetError):
+            plain.sendall(b"GET /health/liveness HTTP/1.1\r\n\r\n")
+            assert b"HTTP" not in plain.recv(100)
+    finally:
+        endpoint.stop()

@@ -7,7 +7,7 @@ import stat
 import pytest
 from headrace.wire.errors import ConflictError, InvalidConfigError, InvalidRequestError
 from headrace_coordinator.bootstrap_admin import bootstrap_in
-from headrace_coordinator.runtime.first_administrator import ensure_api_key, read_api_key
+from headrace_coordinator.runtime.first_administrator import MONITOR, ensure_api_key, read_api_key
 from headrace_coordinator.settings import CoordinatorSettings
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.identity.api_keys import make_api_key, parse_api_key
@@ -147,3 +147,17 @@ async def test_the_command_prints_the_key_or_writes_it_to_a_file_of_its_own(tmp_
     (text,) = await bootstrap_in(memory, SETTINGS, "admin", None, recover=True)
     async with identity_parts(memory) as parts:
         assert key_ids(parts) == [parse_api_key(text).key_id]
+
+
+async def test_the_monitor_of_a_file_reads_and_no_more(parts):
+    """`monitor` on the cluster, one key; no administrator comes of it, and `bootstrap-admin` still works."""
+    api_key = parse_api_key(make_api_key())
+    for _ in range(2):
+        await ensure_api_key(parts.writes, api_key, parts.deadline, MONITOR)
+        await parts.source.load()
+    assert key_ids(parts, "monitor") == [api_key.key_id]
+    (grant,) = parts.view.all_grants
+    assert (grant.principal, grant.role, grant.resource) == ("monitor", "monitor", "cluster")
+    assert not parts.writes.has_administrator
+    with pytest.raises(SettingsError, match="cannot read monitor_api_key_file"):
+        read_api_key("/nowhere", MONITOR.setting)

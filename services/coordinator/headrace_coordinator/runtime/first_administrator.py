@@ -1,14 +1,15 @@
 """The first administrator, and one that is made anew: by who can reach etcd, without any call.
 
-`bootstrap` is the command `headrace-coordinator bootstrap-admin`, `ensure_api_key` what a coordinator does at its
-start with the file of `admin_api_key_file`. Both write the user and its grant in one transaction. Belongs to the event
-loop; deadlines are in loop time, seconds.
+`bootstrap` is the command `headrace-coordinator bootstrap-admin`. `ensure_api_key` is what a coordinator does at its
+start with the file of `admin_api_key_file`, and with that of `monitor_api_key_file`, whose user reads metrics. Both
+write the user and its grant. Belongs to the event loop; deadlines are in loop time, seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 from headrace.v1 import auth_pb2
@@ -29,11 +30,24 @@ log = structlog.get_logger(__name__)
 ADMINISTRATOR = "admin"
 ROLE = "admin"
 MAX_FILE_BYTES = 1_024
+
+
+class StartUser(NamedTuple):
+    """User that has the API key in the file of a setting from the start on."""
+
+    setting: str
+    name: str
+    role: str
+    """Its role on the cluster."""
+
+
+ADMIN = StartUser("admin_api_key_file", ADMINISTRATOR, ROLE)
+MONITOR = StartUser("monitor_api_key_file", "monitor", "monitor")
 TIMEOUT_SECONDS = 10.0
 RETRY_SECONDS = 0.5
 
 
-def read_api_key(path: str) -> ApiKey:
+def read_api_key(path: str, setting: str = ADMIN.setting) -> ApiKey:
     """Return the id and the hash of the API key in a file.
 
     Raises:
@@ -44,7 +58,7 @@ def read_api_key(path: str) -> ApiKey:
             content = file.read(MAX_FILE_BYTES).decode("ascii", "replace").strip()
     except OSError as error:
         raise SettingsError(
-            f"cannot read admin_api_key_file {path}: {error.strerror}",
+            f"cannot read {setting} {path}: {error.strerror}",
             action="Put the file there, readable for this process.",
         ) from error
     found = api_keys.parse_api_key(content)
@@ -95,25 +109,27 @@ async def bootstrap(writes: IdentityWrites, user: str, api_key: ApiKey, deadline
         log.info("administrator_created", user=user, key_id=api_key.key_id)
 
 
-async def keep_api_key(writes: IdentityWrites, path: str) -> None:
+async def keep_api_key(writes: IdentityWrites, path: str, user: StartUser) -> None:
     """Do `ensure_api_key` with the key in a file; wait for etcd without a limit.
 
     Raises:
         SettingsError: As `read_api_key`.
     """
-    api_key = read_api_key(path)
+    api_key = read_api_key(path, user.setting)
     while True:
         try:
-            return await ensure_api_key(writes, api_key, asyncio.get_running_loop().time() + TIMEOUT_SECONDS)
+            return await ensure_api_key(writes, api_key, asyncio.get_running_loop().time() + TIMEOUT_SECONDS, user)
         except MetastoreRolledBackError:
             raise
         except (MetastoreUnavailableError, TimedOutError) as error:
-            log.warning("administrator_not_written", cause=error.message)
+            log.warning("start_user_not_written", user=user.name, cause=error.message)
             await asyncio.sleep(RETRY_SECONDS)
 
 
-async def ensure_api_key(writes: IdentityWrites, api_key: ApiKey, deadline: float) -> None:
-    """Let the user `admin` have this API key, at most one other, and administer the cluster; it is not enabled.
+async def ensure_api_key(
+    writes: IdentityWrites, api_key: ApiKey, deadline: float, start_user: StartUser = ADMIN
+) -> None:
+    """Let a user have this API key, at most one other, and its role on the cluster; it is not enabled.
 
     Raises:
         MetastoreUnavailableError, TimedOutError: If etcd does not respond in time; repeat it.
@@ -121,31 +137,35 @@ async def ensure_api_key(writes: IdentityWrites, api_key: ApiKey, deadline: floa
     now_ms = writes.clock.now_ms()
 
     async def decide(before: metadata_pb2.StoredUser | None) -> Change[metadata_pb2.StoredUser] | None:
-        user = before or metadata_pb2.StoredUser(name=ADMINISTRATOR, created_ms=now_ms)
+        user = before or metadata_pb2.StoredUser(name=start_user.name, created_ms=now_ms)
         if any(found.sha256 == api_key.sha256 and not found.expires_ms for found in user.api_keys):
             return None
         others = [found for found in user.api_keys if found.key_id != api_key.key_id]
         others.sort(key=lambda found: found.created_ms)
         newest = others[-(MAX_API_KEYS - 1) :]
-        return Change(with_api_keys(user, [*newest, _api_key(api_key, "admin_api_key_file", now_ms)]))
+        return Change(with_api_keys(user, [*newest, _api_key(api_key, start_user.setting, now_ms)]))
 
     async def decide_grant(before: auth_pb2.Grant | None) -> Change[auth_pb2.Grant] | None:
         if before is not None and not before.expires_ms:
             return None
-        return Change(_grant(ADMINISTRATOR, "admin_api_key_file", now_ms))
+        return Change(_grant(start_user.name, start_user.setting, now_ms, start_user.role))
 
     user, _ = await writes.rewrite(
-        writes.keyspace.user(ADMINISTRATOR), metadata_pb2.StoredUser, decide, deadline, "writing user admin"
+        writes.keyspace.user(start_user.name),
+        metadata_pb2.StoredUser,
+        decide,
+        deadline,
+        f"writing user {start_user.name}",
     )
     await writes.rewrite(
-        writes.keyspace.grant(ADMINISTRATOR, ROLE, ResourceKind.CLUSTER.value),
+        writes.keyspace.grant(start_user.name, start_user.role, ResourceKind.CLUSTER.value),
         auth_pb2.Grant,
         decide_grant,
         deadline,
-        "granting admin on the cluster to user admin",
+        f"granting {start_user.role} on the cluster to user {start_user.name}",
     )
     if user is not None and user.disabled:
-        log.warning("administrator_disabled", user=ADMINISTRATOR, action="Enable the user, or remove the setting.")
+        log.warning("start_user_disabled", user=start_user.name, action="Enable the user, or remove the setting.")
 
 
 def _api_key(api_key: ApiKey, description: str, now_ms: int) -> metadata_pb2.StoredApiKey:
@@ -154,9 +174,9 @@ def _api_key(api_key: ApiKey, description: str, now_ms: int) -> metadata_pb2.Sto
     )
 
 
-def _grant(user: str, granted_by: str, now_ms: int) -> auth_pb2.Grant:
+def _grant(user: str, granted_by: str, now_ms: int, role: str = ROLE) -> auth_pb2.Grant:
     return auth_pb2.Grant(
-        principal=user, role=ROLE, resource=ResourceKind.CLUSTER.value, granted_by=granted_by, granted_ms=now_ms
+        principal=user, role=role, resource=ResourceKind.CLUSTER.value, granted_by=granted_by, granted_ms=now_ms
     )
 
 
