@@ -99,10 +99,33 @@ EGRESS: dict[str, Any] = {
     },
 }
 
+OPEN: dict[str, Any] = {
+    "identity": {"posture": "open"},
+    "tls": {"enabled": False},
+    "etcd": {"auth": {"enabled": False}},
+}
+"""What a release before the closed defaults had, and what an upgrade of it keeps."""
+
 OPEN_BROKERS: dict[str, Any] = {"external": {"enabled": True, "addressTemplate": "broker-{id}.example.org:7181"}}
 
 MATRIX: dict[str, dict[str, Any]] = {
     "defaults": {},
+    "open": OPEN,
+    "users of etcd alone": {"identity": {"posture": "open"}, "tls": {"enabled": False}},
+    "TLS of the chart, outside": {
+        "broker": OPEN_BROKERS,
+        "coordinator": {"service": {"type": "LoadBalancer"}, "advertisedAddress": "192.0.2.10:7170"},
+        "monitoring": {"serviceMonitor": {"enabled": True, "detail": True}},
+        "backup": {"enabled": True, "claimName": "snapshots"},
+    },
+    "TLS by cert-manager alone": {"tls": {"certManager": {"enabled": True}}},
+    "etcd elsewhere, with a user": {
+        "etcd": {
+            "endpoints": ["etcd.db:2379"],
+            "bundled": {"enabled": False},
+            "auth": {"user": "log", "secretName": "log-etcd-user"},
+        }
+    },
     "everything": EVERYTHING,
     "small": yaml.safe_load((CHART.parent / "small.yaml").read_text("utf-8")),
     "one of each": {"broker": {"replicas": 1}, "coordinator": {"replicas": 1}},
@@ -122,18 +145,28 @@ MATRIX: dict[str, dict[str, Any]] = {
         },
         "topics": [{"name": "plain"}],
     },
-    "identities required": {"identity": {"posture": "required"}, "topics": [{"name": "plain"}]},
+    "identities required": {
+        "identity": {"posture": "required"},
+        "tls": {"enabled": False},
+        "topics": [{"name": "plain"}],
+    },
     "identities required, TLS": {
-        "identity": {"posture": "required", "adminSecretName": "log-admin"},
+        "identity": {"posture": "required", "adminSecretName": "log-admin", "monitorSecretName": "log-monitor"},
         "tls": {"enabled": True, "secretName": "log-tls"},
+        "etcd": {"auth": {"secretName": "log-etcd"}, "bundled": {"tls": True}},
         "broker": OPEN_BROKERS,
         "coordinator": {"service": {"type": "LoadBalancer"}, "advertisedAddress": "log.example.org:7170"},
         "topics": [{"name": "plain"}],
     },
-    "identities observed": {"identity": {"posture": "observe"}, "topics": [{"name": "plain"}]},
-    "identities optional": {"identity": {"adminSecretName": "log-admin"}, "topics": [{"name": "plain"}]},
+    "identities observed": {**OPEN, "identity": {"posture": "observe"}, "topics": [{"name": "plain"}]},
+    "identities optional": {
+        **OPEN,
+        "identity": {"posture": "open", "adminSecretName": "log-admin"},
+        "topics": [{"name": "plain"}],
+    },
     "identities in plain text": {
         "identity": {"posture": "required", "adminSecretName": "log-admin"},
+        "tls": {"enabled": False},
         "insecure": True,
         "broker": OPEN_BROKERS,
     },
@@ -163,10 +196,11 @@ MATRIX: dict[str, dict[str, Any]] = {
         "broker": {"external": NODE_PORTS},
     },
     "node ports": {
+        **OPEN,
         "insecure": True,
         "broker": {"external": NODE_PORTS, "native": {"nodePorts": [30281, 30282, 30283]}},
     },
-    "node ports, gRPC alone": {"insecure": True, "broker": {"external": NODE_PORTS}},
+    "node ports, gRPC alone": {**OPEN, "insecure": True, "broker": {"external": NODE_PORTS}},
     "one host for all": {
         "insecure": True,
         "broker": {"external": {"enabled": True, "addressTemplate": "log.example.org:900{id}"}},
@@ -206,25 +240,28 @@ MATRIX: dict[str, dict[str, Any]] = {
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     # A cluster that everybody may administer, published without a word that this is intended.
-    ({"broker": OPEN_BROKERS}, "broker.external.enabled is true, and the cluster requires no client certificate"),
     (
-        {"broker": OPEN_BROKERS, "tls": {"enabled": True, "secretName": "log-tls"}},
+        {**OPEN, "broker": OPEN_BROKERS},
+        "broker.external.enabled is true, and the cluster requires no client certificate",
+    ),
+    (
+        {**OPEN, "broker": OPEN_BROKERS, "tls": {"enabled": True, "secretName": "log-tls"}},
         "(tls.enabled is true, tls.clientAuth is none): every client that reaches those addresses can read, write",
     ),
     (
-        {"coordinator": {"service": {"type": "LoadBalancer"}}},
+        {**OPEN, "coordinator": {"service": {"type": "LoadBalancer"}}},
         "coordinator.service.type is LoadBalancer, and the cluster requires no client certificate",
     ),
     # One whose keys everybody on the way may read.
     *(
         (
-            {"broker": OPEN_BROKERS, "identity": identity},
+            {**OPEN, "broker": OPEN_BROKERS, "identity": identity},
             f"identity.posture is {posture} and tls.enabled is false: API keys",
         )
         for posture, identity in (
             ("required", {"posture": "required"}),
             ("observe", {"posture": "observe"}),
-            ("open", {"adminSecretName": "log-admin"}),
+            ("open", {"posture": "open", "adminSecretName": "log-admin"}),
         )
     ),
     (
@@ -235,7 +272,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "Set tls.enabled=true and identity.posture=required or tls.clientAuth=required, or insecure=true",
     ),
-    ({"identity": {"posture": "closed"}}, "value must be one of 'open', 'observe', 'required'"),
+    ({"identity": {"posture": "closed"}}, "value must be one of '', 'open', 'observe', 'required'"),
     ({"identity": {"adminKey": "hrk_"}}, "additional properties 'adminKey' not allowed"),
     ({"broker": {"settings": {"posture": "required"}}}, "additional properties 'posture' not allowed"),
     ({"broker": {"replcas": 3}}, "additional properties 'replcas' not allowed"),
@@ -257,13 +294,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"etcd": {"endpoints": ["etcd:2379"]}},
         "etcd.endpoints are given and etcd.bundled.enabled is true: set etcd.bundled.enabled=false",
     ),
-    ({"tls": {"enabled": True}}, "tls.enabled needs certificates: give tls.secretName"),
-    ({"tls": {"secretName": "s"}}, "certificates are given under tls and tls.enabled is false"),
+    ({"tls": {"enabled": False, "secretName": "s"}}, "certificates are given under tls and tls.enabled is false"),
+    ({"tls": {"enabled": "yes"}}, "value must be one of true, false, 'auto'"),
+    ({"etcd": {"bundled": {"tls": True}}, "tls": {"enabled": False}}, "etcd.bundled.tls is true and tls.enabled is"),
+    (
+        {"etcd": {"endpoints": ["etcd:2379"], "bundled": {"enabled": False}, "auth": {"enabled": True}}},
+        "etcd.auth.enabled is true for an etcd of yours: name the secret",
+    ),
     (
         {"tls": {"enabled": True, "secretName": "s", "certManager": {"enabled": True}}},
         "tls.secretName and tls.certManager.enabled exclude each other",
     ),
-    ({"tls": {"enabled": True, "certManager": {"enabled": True}}}, "tls.certManager.issuerRef.name says who signs"),
     (
         {"tls": CERT_MANAGER, "broker": {"external": NODE_PORTS}},
         "broker.external.addressTemplate has {nodeIP}, and no certificate can name nodes that are not known yet",
@@ -272,7 +313,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"tls": CERT_MANAGER, "broker": {"external": {"enabled": True, "addresses": ["a:1"]}}},
         "broker.external.addresses has 1 entries for 3 brokers",
     ),
-    ({"etcd": {"tls": {"secretName": "s"}}}, "the bundled one speaks no TLS"),
+    ({"etcd": {"tls": {"secretName": "s"}}}, "etcd.tls is for an etcd of yours"),
     ({"etcd": {"bundled": {"enabled": False}}}, "no etcd: give etcd.endpoints, or set etcd.bundled.enabled=true"),
     (
         {"broker": {"replicas": 2}, "coordinator": {"settings": {"default_replication_factor": 3}}},

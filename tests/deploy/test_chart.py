@@ -24,13 +24,14 @@ from pydantic import TypeAdapter
 from tests.deploy.conftest import CHART, ROOT, Render, containers, one, pod_templates, select
 from tests.deploy.matrix import EVERYTHING, MATRIX, REFUSED
 
-CUSTOM = {"ServiceMonitor", "PrometheusRule", "Certificate"}
+CUSTOM = {"ServiceMonitor", "PrometheusRule", "Certificate", "Issuer"}
 SET_BY_CHART = {
     "broker_id", "data_dir", "cluster", "etcd_endpoints", "listen", "metrics_listen", "advertised_address",
     "internal_advertised_address", "internal_listen", "native_listen", "replication_advertised_address",
     "replication_listen",
     "native_advertised_address", "internal_tls_allowed_names", "rack", "host", "instance", "log_level",
-    "log_format", "ready_file", "coordinator_id", "posture", "insecure", "admin_api_key_file",
+    "log_format", "ready_file", "coordinator_id", "posture", "insecure", "admin_api_key_file", "monitor_api_key_file",
+    "metrics_tls", "etcd_user", "etcd_password_file",
     *(field.name for field in dataclasses.fields(TlsSettings)),
 }  # fmt: skip
 
@@ -125,7 +126,9 @@ def test_services_have_three_probes_of_their_own(render: Render, values: dict[st
     for kind, component in (("StatefulSet", "-broker"), ("Deployment", "-coordinator")):
         (container,) = one(objects, kind, component)["spec"]["template"]["spec"]["containers"]
         for name in ("startup", "liveness", "readiness"):
-            asked = {"httpGet": {"path": f"/health/{name}", "port": "metrics"}}
+            has_tls = any(each["name"].endswith("_METRICS_TLS") for each in container["env"])
+            scheme = {"scheme": "HTTPS"} if has_tls else {}
+            asked = {"httpGet": {"path": f"/health/{name}", "port": "metrics", **scheme}}
             assert asked.items() <= container[f"{name}Probe"].items()
         startup = container["startupProbe"]
         assert (
@@ -137,13 +140,20 @@ def test_services_have_three_probes_of_their_own(render: Render, values: dict[st
 
 @every_set
 def test_rendering_twice_gives_the_same(chart: Any, values: dict[str, Any]) -> None:
-    """Nothing random, no time: GitOps sees no drift. Except for an API key, which a named secret avoids."""
-    first, second = (chart.render(values, name="demo", namespace="prod") for _ in range(2))
-    has_random_key = values.get("identity", {}).get("posture", "open") != "open" and not values["identity"].get(
-        "adminSecretName"
-    )
-    drift = {path for path in first.keys() | second.keys() if first.get(path) != second.get(path)}
-    assert drift == ({"headrace/templates/admin-secret.yaml"} if has_random_key else set())
+    """Nothing random, no time: GitOps sees no drift. Except for secrets of the chart, which named ones avoid."""
+    first, second = (_without_secrets(chart.render(values, name="demo", namespace="prod")) for _ in range(2))
+    assert first == second
+    named = MATRIX["identities required, TLS"]
+    assert chart.render(named, name="demo") == chart.render(named, name="demo")
+
+
+def _without_secrets(files: dict[str, str]) -> dict[str, Any]:
+    loaded = {path: list(yaml.safe_load_all(text)) if path.endswith(".yaml") else text for path, text in files.items()}
+    for objects in loaded.values():
+        for each in objects:
+            if isinstance(each, dict) and each["kind"] == "Secret":
+                del each["data"]
+    return loaded
 
 
 @pytest.mark.parametrize(("values", "sentence"), REFUSED, ids=[sentence[:60] for _, sentence in REFUSED])
@@ -292,7 +302,7 @@ SERVICES = (("StatefulSet", "-broker"), ("Deployment", "-coordinator"))
 
 def test_etcd_is_always_three_members_with_each_others_addresses(render: Render) -> None:
     """Whatever the number of brokers; and brokers and coordinators are told the same three."""
-    for values in ({}, {"broker": {"replicas": 9}}):
+    for values, scheme in ((MATRIX["open"], "http"), ({}, "https"), ({"broker": {"replicas": 9}}, "https")):
         objects = render(values)
         etcd = one(objects, "StatefulSet", "-etcd")["spec"]
         assert etcd["replicas"] == 3
@@ -300,7 +310,7 @@ def test_etcd_is_always_three_members_with_each_others_addresses(render: Render)
         environment = {each["name"]: each.get("value") for each in container["env"]}
         domain = "demo-headrace-etcd-headless.prod.svc.cluster.local"
         assert environment["ETCD_INITIAL_CLUSTER"] == ",".join(
-            f"demo-headrace-etcd-{number}=http://demo-headrace-etcd-{number}.{domain}:2380" for number in range(3)
+            f"demo-headrace-etcd-{number}={scheme}://demo-headrace-etcd-{number}.{domain}:2380" for number in range(3)
         )
         endpoints = ",".join(f"demo-headrace-etcd-{number}.{domain}:2379" for number in range(3))
         for kind, name in SERVICES:
@@ -327,7 +337,8 @@ def test_tls_reaches_services_and_jobs(render: Render) -> None:
         assert taken.etcd_files.cert_file == "/etc/headrace-etcd-tls/tls.crt"
         assert taken.tls_client_auth == "required"
         secrets = {volume["secret"]["secretName"] for volume in spec["volumes"] if "secret" in volume}
-        assert secrets == {"log-tls", "log-internal-tls", "etcd-tls"}
+        own = {"demo-headrace-admin", "demo-headrace-monitor"} if component == "coordinator" else set()
+        assert secrets == {"log-tls", "log-internal-tls", "etcd-tls"} | own
     for pod in (one(objects, "Job", "-topics")["spec"]["template"], one(objects, "Pod", "-test")):
         environment = {each["name"]: each["value"] for each in containers(pod)[0]["env"]}
         assert environment["HEADRACE_SECURITY_PROTOCOL"] == "SSL"
@@ -349,7 +360,8 @@ def test_tls_reaches_services_and_jobs(render: Render) -> None:
 @pytest.mark.parametrize(
     ("name", "posture", "secret"),
     [
-        ("defaults", "open", ""),
+        ("defaults", "required", "demo-headrace-admin"),
+        ("open", "open", ""),
         ("identities required", "required", "demo-headrace-admin"),
         ("identities required, TLS", "required", "log-admin"),
         ("identities observed", "observe", "demo-headrace-admin"),
@@ -378,7 +390,7 @@ def test_the_posture_reaches_services_and_the_administrators_key_those_who_need_
     for template in (test, topics, guard):
         environment = _environment(template)
         assert environment.get("HEADRACE_API_KEY_FILE") == file
-        is_plain = secret and "tls" not in values
+        is_plain = secret and "HEADRACE_BROKER_TLS_CERT_FILE" not in _environment(broker)
         assert environment.get("HEADRACE_ALLOW_PLAINTEXT_CREDENTIALS") == ("true" if is_plain else None)
     for template, is_optional in ((coordinator, None), (test, None), (topics, None), (guard, True)):
         mounts = {mount["name"]: mount["mountPath"] for mount in containers(template)[0]["volumeMounts"]}
@@ -387,20 +399,23 @@ def test_the_posture_reaches_services_and_the_administrators_key_those_who_need_
         wanted = {"secretName": secret, "defaultMode": 0o440} | ({"optional": True} if is_optional else {})
         assert volumes.get("admin") == (wanted if secret else None)
     assert "admin" not in json.dumps([broker, one(objects, "StatefulSet", "-etcd")])
+    assert ("/etc/headrace-monitor/api-key" in json.dumps(coordinator)) == bool(secret)
 
 
 def test_the_charts_own_secret_has_an_api_key_and_outlives_the_release(render: Render) -> None:
     """Another one for each release; a named secret is not made."""
     keys = set()
     for release in ("demo", "other"):
-        (secret,) = select(render(MATRIX["identities required"], name=release), "Secret")
-        assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-        key = base64.b64decode(secret["data"]["api-key"]).decode()
-        assert parse_api_key(key) is not None
-        keys.add(key)
-    assert len(keys) == 2
+        objects = render(MATRIX["identities required"], name=release)
+        for name in ("-admin", "-monitor"):
+            secret = one(objects, "Secret", name)
+            assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+            key = base64.b64decode(secret["data"]["api-key"]).decode()
+            assert parse_api_key(key) is not None
+            keys.add(key)
+    assert len(keys) == 4
     assert not select(render(MATRIX["identities required, TLS"]), "Secret")
-    assert not select(render(), "Secret")
+    assert not select(render(MATRIX["open"]), "Secret")
 
 
 def _environment(template: dict[str, Any]) -> dict[str, Any]:
@@ -423,6 +438,8 @@ def test_a_certificate_is_valid_for_every_advertised_address(
     certificate = one(render(MATRIX[name]), "Certificate")["spec"]
     inside = {
         "demo-headrace", "demo-headrace.prod", "demo-headrace.prod.svc", "demo-headrace.prod.svc.cluster.local",
+        "demo-headrace-etcd-headless.prod.svc.cluster.local",
+        *(f"demo-headrace-etcd-{each}.demo-headrace-etcd-headless.prod.svc.cluster.local" for each in range(3)),
         *(f"*.demo-headrace-{each}-headless.prod.svc.cluster.local" for each in ("broker", "coordinator")),
     }  # fmt: skip
     assert set(certificate["dnsNames"]) == inside | names
@@ -433,7 +450,8 @@ def test_coordinators_have_distinct_ids(render: Render) -> None:
     """Each by its own address, with TLS by a name that certificates can bear; the same for all only where asked."""
     own = "{podIP}.demo-headrace-coordinator-headless.prod.svc.cluster.local:7170"
     for name, told in (
-        ("defaults", "$(HEADRACE_POD_IP):7170"),
+        ("open", "$(HEADRACE_POD_IP):7170"),
+        ("defaults", own),
         ("TLS by a secret", own),
         ("TLS by cert-manager, listed", own),
         ("TLS by cert-manager", "log.example.org:7170"),
@@ -601,8 +619,8 @@ def test_the_guard_starts_before_there_is_anything(render: Render) -> None:
         (one(objects, "Job", "-topics")["spec"]["template"], None),
         (one(objects, "Pod", "-test"), None),
     ):
-        (secret,) = (volume["secret"] for volume in pod["spec"]["volumes"] if "secret" in volume)
-        assert secret.get("optional") is optional
+        secrets = [volume["secret"] for volume in pod["spec"]["volumes"] if "secret" in volume]
+        assert [secret.get("optional") for secret in secrets] == [optional] * 2
 
 
 @pytest.mark.parametrize("name", ["defaults", "small"])
@@ -669,11 +687,12 @@ def test_notes_lead_on(chart: Any) -> None:
         "helm --namespace prod test demo",
         "networkPolicy.enabled",
     ):
-        assert words in notes({})
+        assert words in notes(MATRIX["open"])
     assert "networkPolicy.internal is false" not in notes({})
     assert "networkPolicy.internal is false: every pod that reaches the bundled etcd can change" in notes(
-        MATRIX["no policies"]
+        MATRIX["open"] | MATRIX["no policies"]
     )
+    assert "the bundled etcd can change" not in notes(MATRIX["no policies"])
     assert "clientsFrom is empty" in notes({"networkPolicy": {"enabled": True}})
     assert "Prometheus cannot reach the metrics" in notes({"networkPolicy": {"enabled": True}})
     assert "is empty: " not in notes(EVERYTHING)
@@ -682,8 +701,10 @@ def test_notes_lead_on(chart: Any) -> None:
         "The API key of the administrator:",
         "API keys cross the network",
     )
+    assert "Clients check certificates by the authority in ca.crt of the secret demo-headrace-tls" in notes({})
     for values, said in (
-        ({}, {everybody}),
+        ({}, {key}),
+        (MATRIX["open"], {everybody}),
         (MATRIX["identities required"], {key, plain}),
         (MATRIX["identities required, TLS"], {key}),
         (MATRIX["identities observed"], {everybody, key, plain}),
@@ -691,7 +712,7 @@ def test_notes_lead_on(chart: Any) -> None:
     ):
         text = notes(values)
         assert {each for each in (everybody, key, plain, "insecure is true") if each in text} == said
-    assert "insecure is true" in notes(EVERYTHING)
+    assert "insecure is true" in notes(MATRIX["node ports"])
     assert "get secret log-admin -o" in notes(MATRIX["identities required, TLS"])
     empty = "The dashboard Topics is empty"
     monitoring = {"dashboards": {"enabled": True}, "serviceMonitor": {"enabled": True}}

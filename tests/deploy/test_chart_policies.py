@@ -28,7 +28,7 @@ def test_what_is_between_the_releases_pods_is_closed_by_default(render: Render) 
     services, all_ = {"broker", "coordinator"}, {"all"}
     assert policies == {
         "demo-headrace-broker": {7181: all_, 7183: all_, 7381: services, 7383: services, 9464: all_},
-        "demo-headrace-etcd": {2379: services | {"etcd"}, 2380: {"etcd"}, 2381: all_},
+        "demo-headrace-etcd": {2379: services | {"etcd", "etcd-auth"}, 2380: {"etcd"}, 2381: all_},
     }
     for component in ("broker", "etcd"):
         (container,) = one(objects, "StatefulSet", f"-{component}")["spec"]["template"]["spec"]["containers"]
@@ -39,7 +39,7 @@ def test_what_is_between_the_releases_pods_is_closed_by_default(render: Render) 
     assert named == {
         "broker": {7181: {"others"}, 7183: {"others"}, 7381: services, 7383: services, 9464: {"others"}},
         "coordinator": {7170: {"others"}, 9464: {"others"}},
-        "etcd": {2379: services | {"etcd"}, 2380: {"etcd"}, 2381: {"others"}},
+        "etcd": {2379: services | {"etcd", "etcd-auth"}, 2380: {"etcd"}, 2381: {"others"}},
     }
     assert not select(render(MATRIX["no policies"]), "NetworkPolicy")
     alone = {
@@ -52,7 +52,8 @@ def test_what_is_between_the_releases_pods_is_closed_by_default(render: Render) 
     (own, metrics) = (alone["demo-headrace-broker"][port] for port in (7181, 9464))
     assert own == metrics == {"others"}, "enabled without peers must close the ports to all but the release"
     backups = one(render(MATRIX["backups"]), "NetworkPolicy", "-etcd")
-    assert _open_to(backups)[2379] == services | {"etcd", "backup"}
+    assert _open_to(backups)[2379] == services | {"etcd", "etcd-auth", "backup"}
+    assert _open_to(one(render(MATRIX["open"]), "NetworkPolicy", "-etcd"))[2379] == services | {"etcd"}
 
 
 def test_pods_of_hooks_are_among_those_who_may_come(render: Render) -> None:

@@ -73,7 +73,17 @@ def test_backups_are_counted_and_kept(render: Render, tmp_path: Path) -> None:
     objects = render(MATRIX["backups"])
     template = one(objects, "CronJob")["spec"]["jobTemplate"]["spec"]["template"]
     take, keep = containers(template)
-    assert take["command"][1] == "--endpoints=demo-headrace-etcd-headless.prod.svc.cluster.local:2379"
+    assert take["command"][1] == "--endpoints=https://demo-headrace-etcd-headless.prod.svc.cluster.local:2379"
+    environment = {each["name"]: each for each in take["env"]}
+    assert environment["ETCDCTL_USER"]["value"] == "root"
+    assert environment["ETCDCTL_PASSWORD"]["valueFrom"]["secretKeyRef"]["key"] == "root-password"
+    assert environment["ETCDCTL_CACERT"]["value"] == "/etc/headrace-tls/ca.crt"
+    assert "tls" in {mount["name"] for mount in take["volumeMounts"]}
+    plain = containers(
+        one(render(MATRIX["open"] | MATRIX["backups"]), "CronJob")["spec"]["jobTemplate"]["spec"]["template"]
+    )
+    assert plain[0]["command"][1] == "--endpoints=http://demo-headrace-etcd-headless.prod.svc.cluster.local:2379"
+    assert "env" not in plain[0]
     assert template["metadata"]["labels"]["app.kubernetes.io/component"] == "backup"
     for day in range(1, 5):
         (tmp_path / f"headrace-2026-11-0{day}T00-17-00.db").write_text("")

@@ -35,7 +35,10 @@ DEFINITIONS = {
         "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",
         "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
     ),
-    "github.com/cert-manager/cert-manager@v1.21.2": ("deploy/crds/cert-manager.io_certificates.yaml",),
+    "github.com/cert-manager/cert-manager@v1.21.2": (
+        "deploy/crds/cert-manager.io_certificates.yaml",
+        "deploy/crds/cert-manager.io_issuers.yaml",
+    ),
 }
 SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
 # Parts of Kubernetes' repository that are modules of their own, which its go.mod names by a folder.

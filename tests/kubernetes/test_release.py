@@ -20,6 +20,7 @@ import headrace
 import pytest
 
 from tests.containers.records import in_sync, until, values
+from tests.deploy.matrix import OPEN
 from tests.kubernetes.conftest import Figure
 from tests.kubernetes.inside import CHART, image_names
 from tests.kubernetes.machines import DOMAIN, NODES, Machines, address_of
@@ -31,6 +32,7 @@ TIMEOUT = "--timeout=10m"
 NODE_PORTS = (31181, 31182, 31183, 31184)
 SERVERS = f"{address_of('node-1')}:31170"
 OUTSIDE = {
+    **OPEN,
     "insecure": True,
     "broker": {
         "external": {
@@ -53,10 +55,10 @@ LOADED = "loaded"
 
 @pytest.fixture(scope="module")
 def release(machines: Machines, figure: Figure) -> Iterator[Release]:
-    """`helm install` with the chart's own values."""
+    """`helm install` of an open release, whose life does not depend on what it is closed with: test_closed.py."""
     release = Release("log", "log")
     begun = time.monotonic()
-    release.helm("install", "--wait", TIMEOUT)
+    release.helm("install", "--wait", TIMEOUT, values=OPEN)
     figure("helm install --wait, volumes made", f"{time.monotonic() - begun:.0f} s")
     yield release
     release.helm("uninstall")

@@ -38,7 +38,7 @@ def release(machines: Machines) -> Iterator[Release]:
     for path in definitions:
         run("kubectl", "create", "--filename", str(path))
     kinds = [yaml.safe_load(path.read_text("utf-8"))["spec"]["names"]["plural"] for path in definitions]
-    assert len(kinds) == 3
+    assert len(kinds) == 4
     for kind in kinds:
         until(lambda kind=kind: _is_served(kind), f"{kind} are served")
     yield release

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.timeout(600)
 
 NAMESPACE = "safe"
 VALUES = {
+    "identity": {"posture": "open"},
     "tls": {"enabled": True, "secretName": "safe-tls", "clientAuth": "required"},
     "networkPolicy": {"enabled": True, "clientsFrom": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]},  # This machine, too.
 }

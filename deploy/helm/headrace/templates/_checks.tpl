@@ -18,23 +18,23 @@ Included by the broker's StatefulSet, and by the certificate, which Helm renders
 {{- fail "backup.enabled needs backup.claimName: a claim that you have made, for the volume that the snapshots go to (docs/guides/disaster-recovery.md)" -}}
 {{- end -}}
 {{- $tls := .Values.tls -}}
-{{- if and $tls.enabled (not $tls.certManager.enabled) (not $tls.secretName) -}}
-{{- fail "tls.enabled needs certificates: give tls.secretName (a secret with tls.crt, tls.key and ca.crt), or set tls.certManager.enabled=true" -}}
-{{- end -}}
+{{- $isTls := eq (include "headrace.tls" .) "true" -}}
+{{- $posture := include "headrace.posture" . -}}
+{{- $made := has (include "headrace.certificates" .) (list "chart" "cert-manager") -}}
 {{- if and $tls.secretName $tls.certManager.enabled -}}
 {{- fail "tls.secretName and tls.certManager.enabled exclude each other: with cert-manager the secret is made" -}}
 {{- end -}}
-{{- if and (not $tls.enabled) (or $tls.secretName $tls.certManager.enabled $tls.internalSecretName) -}}
+{{- if and (not $isTls) (or $tls.secretName $tls.certManager.enabled $tls.internalSecretName) -}}
 {{- fail "certificates are given under tls and tls.enabled is false: set tls.enabled=true, or take them out" -}}
 {{- end -}}
-{{- if and $tls.certManager.enabled (not $tls.certManager.issuerRef.name) -}}
-{{- fail "tls.certManager.issuerRef.name says who signs the certificates, and is not given" -}}
-{{- end -}}
-{{- if and $tls.certManager.enabled (not $tls.certManager.ipAddresses) $broker.external.enabled (contains "{nodeIP}" $broker.external.addressTemplate) -}}
-{{- fail "broker.external.addressTemplate has {nodeIP}, and no certificate can name nodes that are not known yet: list the nodes' addresses in tls.certManager.ipAddresses, or give names in broker.external.addresses" -}}
-{{- end -}}
 {{- if and $etcd.bundled.enabled $etcd.tls.secretName -}}
-{{- fail "etcd.tls is for an etcd of yours (etcd.endpoints): the bundled one speaks no TLS; networkPolicy.internal=true keeps others away from it" -}}
+{{- fail "etcd.tls is for an etcd of yours (etcd.endpoints); the bundled one has the certificates of tls (etcd.bundled.tls)" -}}
+{{- end -}}
+{{- if and (eq (toString $etcd.bundled.tls) "true") (not $isTls) -}}
+{{- fail "etcd.bundled.tls is true and tls.enabled is false: the bundled etcd has the certificates of tls" -}}
+{{- end -}}
+{{- if and (not $etcd.bundled.enabled) (eq (toString $etcd.auth.enabled) "true") (not $etcd.auth.secretName) -}}
+{{- fail "etcd.auth.enabled is true for an etcd of yours: name the secret with the password of etcd.auth.user in etcd.auth.secretName" -}}
 {{- end -}}
 {{- if lookup "v1" "ServiceAccount" .Release.Namespace "default" -}}
 {{- range $name := list $tls.secretName $tls.internalSecretName $etcd.tls.secretName -}}
@@ -43,9 +43,16 @@ Included by the broker's StatefulSet, and by the certificate, which Helm renders
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $admin := .Values.identity.adminSecretName -}}
-{{- if and $admin (lookup "v1" "ServiceAccount" .Release.Namespace "default") (not (lookup "v1" "Secret" .Release.Namespace $admin)) -}}
-{{- fail (printf "there is no secret %s in namespace %s: make it first, with an API key under api-key (docs/guides/installing.md)" $admin .Release.Namespace) -}}
+{{- if lookup "v1" "ServiceAccount" .Release.Namespace "default" -}}
+{{- range $name := list .Values.identity.adminSecretName .Values.identity.monitorSecretName -}}
+{{- if and $name (not (lookup "v1" "Secret" $.Release.Namespace $name)) -}}
+{{- fail (printf "there is no secret %s in namespace %s: make it first, with an API key under api-key (docs/guides/installing.md)" $name $.Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- $password := .Values.etcd.auth.secretName -}}
+{{- if and $password (not (lookup "v1" "Secret" .Release.Namespace $password)) -}}
+{{- fail (printf "there is no secret %s in namespace %s: make it first, with password, and root-password for the bundled etcd" $password .Release.Namespace) -}}
+{{- end -}}
 {{- end -}}
 {{- $factor := .Values.coordinator.settings.default_replication_factor -}}
 {{- if and $factor (gt (int $factor) (int $broker.replicas)) -}}
@@ -118,13 +125,16 @@ Included by the broker's StatefulSet, and by the certificate, which Helm renders
 {{- fail (printf "port %d is in broker.external.nodePorts and in broker.native.nodePorts: a node port serves one Service" (int .)) -}}
 {{- end -}}
 {{- end -}}
+{{- if and $made (not $tls.certManager.ipAddresses) $broker.external.enabled (contains "{nodeIP}" $broker.external.addressTemplate) -}}
+{{- fail "broker.external.addressTemplate has {nodeIP}, and no certificate can name nodes that are not known yet: list the nodes' addresses in tls.certManager.ipAddresses, or give names in broker.external.addresses" -}}
+{{- end -}}
 {{- $outside := list -}}
 {{- if $external.enabled }}{{ $outside = append $outside "broker.external.enabled is true" }}{{ end -}}
 {{- if ne .Values.coordinator.service.type "ClusterIP" }}{{ $outside = append $outside (printf "coordinator.service.type is %s" .Values.coordinator.service.type) }}{{ end -}}
-{{- if and $outside (include "headrace.hasAdmin" .) (not $tls.enabled) (not .Values.insecure) -}}
-{{- fail (printf "%s, identity.posture is %s and tls.enabled is false: API keys would cross the network in plain text. Set tls.enabled=true, or insecure=true if that is intended" (join " and " $outside) .Values.identity.posture) -}}
+{{- if and $outside (include "headrace.hasAdmin" .) (not $isTls) (not .Values.insecure) -}}
+{{- fail (printf "%s, identity.posture is %s and tls.enabled is false: API keys would cross the network in plain text. Set tls.enabled=true, or insecure=true if that is intended" (join " and " $outside) $posture) -}}
 {{- end -}}
-{{- if and $outside (not .Values.insecure) (ne .Values.identity.posture "required") (not (and $tls.enabled (eq $tls.clientAuth "required"))) -}}
-{{- fail (printf "%s, and the cluster requires no client certificate (tls.enabled is %t, tls.clientAuth is %s): every client that reaches those addresses can read, write and delete everything. Set tls.enabled=true and identity.posture=required or tls.clientAuth=required, or insecure=true if that is intended" (join " and " $outside) $tls.enabled $tls.clientAuth) -}}
+{{- if and $outside (not .Values.insecure) (ne $posture "required") (not (and $isTls (eq $tls.clientAuth "required"))) -}}
+{{- fail (printf "%s, and the cluster requires no client certificate (tls.enabled is %t, tls.clientAuth is %s): every client that reaches those addresses can read, write and delete everything. Set tls.enabled=true and identity.posture=required or tls.clientAuth=required, or insecure=true if that is intended" (join " and " $outside) $isTls $tls.clientAuth) -}}
 {{- end -}}
 {{- end -}}

@@ -49,12 +49,13 @@ spec:
         - {name: HEADRACE_COORDINATOR_LOG_FORMAT, value: {{ $root.Values.logs.format }}}
         - {name: HEADRACE_COORDINATOR_LOG_LEVEL, value: {{ $root.Values.logs.level }}}
         {{- /* Certificates bear no addresses of pods: with TLS each has the name that DNS gives it below its Service. */}}
-        {{- $own := ternary (printf "{podIP}.%s:7170" (include "headrace.podDomain" .)) "$(HEADRACE_POD_IP):7170" $root.Values.tls.enabled }}
+        {{- $own := ternary (printf "{podIP}.%s:7170" (include "headrace.podDomain" .)) "$(HEADRACE_POD_IP):7170" (eq (include "headrace.tls" $root) "true") }}
         - {name: HEADRACE_COORDINATOR_ADVERTISED_ADDRESS, value: {{ $coordinator.advertisedAddress | default $own | quote }}}
         {{- with include "headrace.tlsEnvironment" (dict "root" $root "prefix" "HEADRACE_COORDINATOR_") }}{{ nindent 8 (trim .) }}{{ end }}
         {{- include "headrace.identityEnvironment" (dict "root" $root "prefix" "HEADRACE_COORDINATOR_") | nindent 8 }}
         {{- if include "headrace.hasAdmin" $root }}
         - {name: HEADRACE_COORDINATOR_ADMIN_API_KEY_FILE, value: /etc/headrace-admin/api-key}
+        - {name: HEADRACE_COORDINATOR_MONITOR_API_KEY_FILE, value: /etc/headrace-monitor/api-key}
         {{- end }}
         {{- with $coordinator.extraEnv }}
         {{- toYaml . | nindent 8 }}
@@ -75,6 +76,7 @@ spec:
         {{- with include "headrace.tlsMounts" $root }}{{ nindent 8 (trim .) }}{{ end }}
         {{- if include "headrace.hasAdmin" $root }}
         - {name: admin, mountPath: /etc/headrace-admin, readOnly: true}
+        - {name: monitor, mountPath: /etc/headrace-monitor, readOnly: true}
         {{- end }}
         {{- with $coordinator.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
@@ -92,6 +94,8 @@ spec:
     {{- if include "headrace.hasAdmin" $root }}
     - name: admin
       secret: {secretName: {{ include "headrace.adminSecret" $root }}, defaultMode: 0440}
+    - name: monitor
+      secret: {secretName: {{ include "headrace.monitorSecret" $root }}, defaultMode: 0440}
     {{- end }}
     {{- with $coordinator.extraVolumes }}
     {{- toYaml . | nindent 4 }}

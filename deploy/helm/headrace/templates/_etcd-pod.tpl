@@ -3,6 +3,7 @@
 {{- $root := .root -}}
 {{- $etcd := .root.Values.etcd.bundled -}}
 {{- $domain := include "headrace.podDomain" . -}}
+{{- $scheme := include "headrace.etcdScheme" .root -}}
 metadata:
   labels:
     {{- include "headrace.podLabels" . | nindent 4 }}
@@ -39,15 +40,26 @@ spec:
         - {name: ETCD_INITIAL_CLUSTER, value: {{ include "headrace.etcdInitialCluster" $root | quote }}}
         - {name: ETCD_INITIAL_CLUSTER_STATE, value: {{ $etcd.initialClusterState }}}
         - {name: ETCD_INITIAL_CLUSTER_TOKEN, value: {{ include "headrace.etcdToken" $root | quote }}}
-        - {name: ETCD_LISTEN_PEER_URLS, value: {{ printf "http://%s:2380" $root.Values.listenHost | quote }}}
-        - {name: ETCD_INITIAL_ADVERTISE_PEER_URLS, value: {{ printf "http://$(ETCD_NAME).%s:2380" $domain | quote }}}
-        - {name: ETCD_LISTEN_CLIENT_URLS, value: {{ printf "http://%s:2379" $root.Values.listenHost | quote }}}
-        - {name: ETCD_ADVERTISE_CLIENT_URLS, value: {{ printf "http://$(ETCD_NAME).%s:2379" $domain | quote }}}
+        - {name: ETCD_LISTEN_PEER_URLS, value: {{ printf "%s://%s:2380" $scheme $root.Values.listenHost | quote }}}
+        - {name: ETCD_INITIAL_ADVERTISE_PEER_URLS, value: {{ printf "%s://$(ETCD_NAME).%s:2380" $scheme $domain | quote }}}
+        - {name: ETCD_LISTEN_CLIENT_URLS, value: {{ printf "%s://%s:2379" $scheme $root.Values.listenHost | quote }}}
+        - {name: ETCD_ADVERTISE_CLIENT_URLS, value: {{ printf "%s://$(ETCD_NAME).%s:2379" $scheme $domain | quote }}}
         - {name: ETCD_LISTEN_METRICS_URLS, value: {{ printf "http://%s:2381" $root.Values.listenHost | quote }}}
         - {name: ETCD_AUTO_COMPACTION_MODE, value: periodic}
         - {name: ETCD_AUTO_COMPACTION_RETENTION, value: 10m}
         - {name: ETCD_QUOTA_BACKEND_BYTES, value: {{ int64 $etcd.quotaBytes | quote }}}
         - {name: ETCD_LOG_LEVEL, value: warn}
+        {{- if include "headrace.etcdTls" $root }}
+        {{- range $use := list "" "PEER_" }}
+        - {name: ETCD_{{ $use }}CERT_FILE, value: /etc/headrace-tls/tls.crt}
+        - {name: ETCD_{{ $use }}KEY_FILE, value: /etc/headrace-tls/tls.key}
+        {{- end }}
+        {{- /* Of peers alone: with it the client port would require certificates. */}}
+        - {name: ETCD_PEER_TRUSTED_CA_FILE, value: /etc/headrace-tls/ca.crt}
+        - {name: ETCD_PEER_CLIENT_CERT_AUTH, value: "true"}
+        - {name: ETCDCTL_ENDPOINTS, value: {{ printf "https://$(ETCD_NAME).%s:2379" $domain | quote }}}
+        {{- end }}
+        {{- with include "headrace.etcdctlEnvironment" $root }}{{ nindent 8 (trim .) }}{{ end }}
         {{- with $etcd.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -76,4 +88,12 @@ spec:
         {{- include "headrace.containerSecurity" $root | nindent 8 }}
       volumeMounts:
         - {name: data, mountPath: /var/lib/etcd}
+        {{- if include "headrace.etcdTls" $root }}
+        - {name: tls, mountPath: /etc/headrace-tls, readOnly: true}
+        {{- end }}
+  {{- if include "headrace.etcdTls" $root }}
+  volumes:
+    - name: tls
+      secret: {secretName: {{ include "headrace.tlsSecret" $root }}, defaultMode: 0440}
+  {{- end }}
 {{- end -}}

@@ -94,7 +94,7 @@ Names by which brokers know each other's certificates and the coordinators', joi
 have the same authority there must be one, and the services' own certificate is good for this name.
 */}}
 {{- define "headrace.internalAllowedNames" -}}
-{{- if .Values.tls.enabled -}}
+{{- if include "headrace.tls" . -}}
 {{- if .Values.tls.internalAllowedNames -}}
 {{- join "," .Values.tls.internalAllowedNames -}}
 {{- else if not .Values.tls.internalSecretName -}}
@@ -166,7 +166,7 @@ true
 {{- $domain := include "headrace.podDomain" (dict "root" . "component" "etcd") -}}
 {{- $members := list -}}
 {{- range $index := until 3 -}}
-{{- $members = append $members (printf "%s-%d=http://%s-%d.%s:2380" $name $index $name $index $domain) -}}
+{{- $members = append $members (printf "%s-%d=%s://%s-%d.%s:2380" $name $index (include "headrace.etcdScheme" $) $name $index $domain) -}}
 {{- end -}}
 {{- join "," $members -}}
 {{- end -}}
@@ -265,16 +265,13 @@ topologySpreadConstraints:
 
 {{/* The secret of the services' certificates, and that of those among themselves. */}}
 {{- define "headrace.tlsSecret" -}}
-{{- if .Values.tls.certManager.enabled -}}
-{{- printf "%s-tls" (include "headrace.fullname" .) -}}
-{{- else -}}
-{{- .Values.tls.secretName -}}
-{{- end -}}
+{{- .Values.tls.secretName | default (printf "%s-tls" (include "headrace.fullname" .)) -}}
 {{- end -}}
 
 {{/* A service's settings of TLS: (dict "root" $ "prefix" "HEADRACE_BROKER_"). */}}
 {{- define "headrace.tlsEnvironment" -}}
-{{- if .root.Values.tls.enabled }}
+{{- if include "headrace.tls" .root }}
+- {name: {{ .prefix }}METRICS_TLS, value: "true"}
 - {name: {{ .prefix }}TLS_CERT_FILE, value: /etc/headrace-tls/tls.crt}
 - {name: {{ .prefix }}TLS_KEY_FILE, value: /etc/headrace-tls/tls.key}
 - {name: {{ .prefix }}TLS_CA_FILE, value: /etc/headrace-tls/ca.crt}
@@ -285,19 +282,14 @@ topologySpreadConstraints:
 - {name: {{ .prefix }}INTERNAL_TLS_CA_FILE, value: /etc/headrace-internal-tls/ca.crt}
 {{- end }}
 {{- end }}
-{{- if .root.Values.etcd.tls.secretName }}
-- {name: {{ .prefix }}ETCD_TLS_CA_FILE, value: /etc/headrace-etcd-tls/ca.crt}
-{{- if .root.Values.etcd.tls.clientCertificate }}
-- {name: {{ .prefix }}ETCD_TLS_CERT_FILE, value: /etc/headrace-etcd-tls/tls.crt}
-- {name: {{ .prefix }}ETCD_TLS_KEY_FILE, value: /etc/headrace-etcd-tls/tls.key}
-{{- end }}
-{{- end }}
+{{- include "headrace.etcdEnvironment" . }}
 {{- end -}}
 
 {{/* Who is served, and where the API key of the first administrator is: (dict "root" $ "prefix" "HEADRACE_BROKER_"). */}}
 {{- define "headrace.identityEnvironment" -}}
-- {name: {{ .prefix }}POSTURE, value: {{ .root.Values.identity.posture }}}
-{{- if ne .root.Values.identity.posture "required" }}
+{{- $posture := include "headrace.posture" .root -}}
+- {name: {{ .prefix }}POSTURE, value: {{ $posture }}}
+{{- if ne $posture "required" }}
 - {name: {{ .prefix }}INSECURE, value: "true"}
 {{- end }}
 {{- end -}}
@@ -308,24 +300,26 @@ topologySpreadConstraints:
 
 {{/* Whether there is an administrator; empty if not. */}}
 {{- define "headrace.hasAdmin" -}}
-{{- if or .Values.identity.adminSecretName (ne .Values.identity.posture "open") }}true{{ end -}}
+{{- if or .Values.identity.adminSecretName (ne (include "headrace.posture" .) "open") }}true{{ end -}}
+{{- end -}}
+
+{{- define "headrace.monitorSecret" -}}
+{{- .Values.identity.monitorSecretName | default (printf "%s-monitor" (include "headrace.fullname" .)) -}}
 {{- end -}}
 
 {{/* Whole directories, so that a changed secret reaches the files. */}}
 {{- define "headrace.tlsMounts" -}}
-{{- if .Values.tls.enabled }}
+{{- if or (include "headrace.tls" .) (include "headrace.etcdTls" .) }}
 - {name: tls, mountPath: /etc/headrace-tls, readOnly: true}
 {{- if .Values.tls.internalSecretName }}
 - {name: internal-tls, mountPath: /etc/headrace-internal-tls, readOnly: true}
 {{- end }}
 {{- end }}
-{{- if .Values.etcd.tls.secretName }}
-- {name: etcd-tls, mountPath: /etc/headrace-etcd-tls, readOnly: true}
-{{- end }}
+{{- include "headrace.etcdMounts" . }}
 {{- end -}}
 
 {{- define "headrace.tlsVolumes" -}}
-{{- if .Values.tls.enabled }}
+{{- if or (include "headrace.tls" .) (include "headrace.etcdTls" .) }}
 - name: tls
   secret: {secretName: {{ include "headrace.tlsSecret" . }}, defaultMode: 0440}
 {{- with .Values.tls.internalSecretName }}
@@ -333,15 +327,12 @@ topologySpreadConstraints:
   secret: {secretName: {{ . }}, defaultMode: 0440}
 {{- end }}
 {{- end }}
-{{- with .Values.etcd.tls.secretName }}
-- name: etcd-tls
-  secret: {secretName: {{ . }}, defaultMode: 0440}
-{{- end }}
+{{- include "headrace.etcdVolumes" . }}
 {{- end -}}
 
 {{/* Where a probe asks: over HTTP, whose port has an event loop of its own, so that no flood of calls ends a pod. */}}
 {{- define "headrace.probe" -}}
-httpGet: {path: /health/{{ .name }}, port: metrics}
+httpGet: {path: /health/{{ .name }}, port: metrics{{ if include "headrace.tls" .root }}, scheme: HTTPS{{ end }}}
 {{- end -}}
 
 {{/* Startup, liveness and readiness, from the service's own health: (dict "root" $ "values" .Values.broker). */}}

@@ -43,7 +43,7 @@ containers:
     env:
       - {name: HEADRACE_BOOTSTRAP_SERVERS, value: {{ include "headrace.bootstrap" .root | quote }}}
       - {name: HOME, value: /tmp}
-      {{- if .root.Values.tls.enabled }}
+      {{- if include "headrace.tls" .root }}
       - {name: HEADRACE_SECURITY_PROTOCOL, value: SSL}
       - {name: HEADRACE_SSL_CAFILE, value: /etc/headrace-tls/ca.crt}
       {{- if eq .root.Values.tls.clientAuth "required" }}
@@ -53,7 +53,7 @@ containers:
       {{- end }}
       {{- if $hasKey }}
       - {name: HEADRACE_API_KEY_FILE, value: /etc/headrace-admin/api-key}
-      {{- if not .root.Values.tls.enabled }}
+      {{- if not (include "headrace.tls" .root) }}
       - {name: HEADRACE_ALLOW_PLAINTEXT_CREDENTIALS, value: "true"}
       {{- end }}
       {{- end }}
@@ -66,7 +66,7 @@ containers:
       {{- if $hasKey }}
       - {name: admin, mountPath: /etc/headrace-admin, readOnly: true}
       {{- end }}
-      {{- if .root.Values.tls.enabled }}
+      {{- if include "headrace.tls" .root }}
       - {name: tls, mountPath: /etc/headrace-tls, readOnly: true}
       {{- end }}
 volumes:
@@ -76,7 +76,7 @@ volumes:
   - name: admin
     secret: {secretName: {{ include "headrace.adminSecret" .root }}, defaultMode: 0440{{ if .secretOptional }}, optional: true{{ end }}}
   {{- end }}
-  {{- if .root.Values.tls.enabled }}
+  {{- if include "headrace.tls" .root }}
   - name: tls
     secret: {secretName: {{ include "headrace.tlsSecret" .root }}, defaultMode: 0440{{ if .secretOptional }}, optional: true{{ end }}}
   {{- end }}
@@ -88,6 +88,10 @@ volumes:
 volumes:
   - name: backup
     persistentVolumeClaim: {claimName: {{ .root.Values.backup.claimName }}}
+  {{- if include "headrace.etcdTls" .root }}
+  - name: tls
+    secret: {secretName: {{ include "headrace.tlsSecret" .root }}, defaultMode: 0440}
+  {{- end }}
 {{- end -}}
 
 {{/* What all containers of backups have in common. */}}

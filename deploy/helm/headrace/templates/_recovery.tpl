@@ -44,7 +44,7 @@ pod that is restarted meanwhile restores nothing twice, and what a former recove
     - --name=$(ETCD_NAME)
     - --initial-cluster={{ include "headrace.etcdInitialCluster" . }}
     - --initial-cluster-token={{ include "headrace.etcdToken" . }}
-    - --initial-advertise-peer-urls=http://$(ETCD_NAME).{{ $domain }}:2380
+    - --initial-advertise-peer-urls={{ include "headrace.etcdScheme" . }}://$(ETCD_NAME).{{ $domain }}:2380
     {{- if not (regexMatch "^v?3\\.5\\." $etcd.image.tag) }}
     # So that no watch takes a revision from before for a new one. etcd 3.5 has no such option.
     - --bump-revision=1000000000
