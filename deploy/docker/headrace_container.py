@@ -4,6 +4,7 @@
     broker, coordinator   the service with these options, by exec: it receives the signals itself
     drain                 hand over the leaderships of this container's broker (before it is stopped)
     health [NAME]         exit code 0 if startup, liveness or readiness (the default) succeeds
+    secrets               make the API keys and passwords of docker-compose.yml that are missing in its volumes
     node-label            write a label of this Kubernetes node into a file: a broker's rack, from its node's zone
     anything else         the command line `headrace`
 
@@ -20,6 +21,7 @@ import argparse
 import http.client
 import json
 import os
+import secrets
 import ssl
 import string
 import sys
@@ -31,6 +33,9 @@ PREFIXES = ("HEADRACE_BROKER_", "HEADRACE_COORDINATOR_")
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 API_SCHEME = "https"
 HEALTH_NAMES = ("startup", "liveness", "readiness")
+API_KEYS = ("headrace-admin/api-key", "headrace-monitor/api-key")
+PASSWORDS = ("headrace-admin/etcd-root-password", "headrace-etcd-auth/password")
+LETTERS = string.ascii_letters + string.digits
 
 
 class ContainerError(Exception):
@@ -77,6 +82,9 @@ def health(arguments: list[str]) -> int:
         raise ContainerError("health needs HEADRACE_BROKER_METRICS_LISTEN or HEADRACE_COORDINATOR_METRICS_LISTEN")
     host = {"0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]"))
     connection = http.client.HTTPConnection(host, int(port), timeout=parsed.timeout)
+    if any(os.environ.get(prefix + "METRICS_TLS", "").lower() in ("true", "1") for prefix in PREFIXES):
+        context = ssl._create_unverified_context()  # Of this container's own port.
+        connection = http.client.HTTPSConnection(host, int(port), timeout=parsed.timeout, context=context)
     try:
         connection.request("GET", f"/health/{parsed.name}")
         answer = connection.getresponse()
@@ -87,6 +95,28 @@ def health(arguments: list[str]) -> int:
     finally:
         connection.close()
     return 0 if answer.status == 200 else 1
+
+
+def make_secrets(arguments: list[str]) -> int:
+    """Write each key and password that is missing, readable for this user and group."""
+    parser = argparse.ArgumentParser(prog="secrets")
+    parser.add_argument("--directory", type=Path, default=Path("/etc"), help="where the volumes are mounted")
+    directory = parser.parse_args(arguments).directory
+    for name in (*API_KEYS, *PASSWORDS):
+        path, secret = directory / name, _random_text(43)
+        if not path.exists():
+            part = path.with_name(f".{path.name}.part")
+            part.unlink(missing_ok=True)
+            text = f"hrk_{_random_text(12)}_{secret}" if name in API_KEYS else secret
+            with open(part, "x", opener=lambda file, flags: os.open(file, flags, 0o440)) as file:
+                file.write(text)
+            part.rename(path)
+            print(f"made {path}")
+    return 0
+
+
+def _random_text(characters: int) -> str:
+    return "".join(secrets.choice(LETTERS) for _ in range(characters))
 
 
 def node_label(arguments: list[str]) -> int:
@@ -128,6 +158,8 @@ def main() -> None:
             sys.exit(health(rest))
         case "node-label":
             sys.exit(node_label(rest))
+        case "secrets":
+            sys.exit(make_secrets(rest))
         case _:
             command = command_for(word, rest)
             environ = {**os.environ, **environment_from_files(dict(os.environ))}

