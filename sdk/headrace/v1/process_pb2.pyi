@@ -1,9 +1,27 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class OpenAccess(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OPEN_ACCESS_UNSPECIFIED: _ClassVar[OpenAccess]
+    OPEN_ACCESS_CLIENTS_WITHOUT_TLS: _ClassVar[OpenAccess]
+    OPEN_ACCESS_SERVERS_WITHOUT_TLS: _ClassVar[OpenAccess]
+    OPEN_ACCESS_ETCD_WITHOUT_TLS: _ClassVar[OpenAccess]
+    OPEN_ACCESS_ETCD_WITHOUT_USERS: _ClassVar[OpenAccess]
+    OPEN_ACCESS_METRICS_WITHOUT_IDENTITY: _ClassVar[OpenAccess]
+    OPEN_ACCESS_METRICS_WITHOUT_TLS: _ClassVar[OpenAccess]
+OPEN_ACCESS_UNSPECIFIED: OpenAccess
+OPEN_ACCESS_CLIENTS_WITHOUT_TLS: OpenAccess
+OPEN_ACCESS_SERVERS_WITHOUT_TLS: OpenAccess
+OPEN_ACCESS_ETCD_WITHOUT_TLS: OpenAccess
+OPEN_ACCESS_ETCD_WITHOUT_USERS: OpenAccess
+OPEN_ACCESS_METRICS_WITHOUT_IDENTITY: OpenAccess
+OPEN_ACCESS_METRICS_WITHOUT_TLS: OpenAccess
 
 class DescribeProcessRequest(_message.Message):
     __slots__ = ("client_id", "measure_disk")
@@ -14,7 +32,7 @@ class DescribeProcessRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., measure_disk: bool = ...) -> None: ...
 
 class DescribeProcessResponse(_message.Message):
-    __slots__ = ("name", "version", "python_version", "host", "pid", "started_ms", "now_ms", "log_level", "log_level_until_ms", "open_files", "max_open_files", "health", "disk", "etcd", "certificates")
+    __slots__ = ("name", "version", "python_version", "host", "pid", "started_ms", "now_ms", "log_level", "log_level_until_ms", "open_files", "max_open_files", "health", "disk", "etcd", "certificates", "open_access")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PYTHON_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +48,7 @@ class DescribeProcessResponse(_message.Message):
     DISK_FIELD_NUMBER: _ClassVar[int]
     ETCD_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
+    OPEN_ACCESS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     python_version: str
@@ -45,7 +64,8 @@ class DescribeProcessResponse(_message.Message):
     disk: DiskDescription
     etcd: _containers.RepeatedCompositeFieldContainer[EtcdMemberDescription]
     certificates: _containers.RepeatedCompositeFieldContainer[CertificateDescription]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., python_version: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., started_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., log_level: _Optional[str] = ..., log_level_until_ms: _Optional[int] = ..., open_files: _Optional[int] = ..., max_open_files: _Optional[int] = ..., health: _Optional[_Iterable[_Union[HealthDescription, _Mapping]]] = ..., disk: _Optional[_Union[DiskDescription, _Mapping]] = ..., etcd: _Optional[_Iterable[_Union[EtcdMemberDescription, _Mapping]]] = ..., certificates: _Optional[_Iterable[_Union[CertificateDescription, _Mapping]]] = ...) -> None: ...
+    open_access: _containers.RepeatedScalarFieldContainer[OpenAccess]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., python_version: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., started_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., log_level: _Optional[str] = ..., log_level_until_ms: _Optional[int] = ..., open_files: _Optional[int] = ..., max_open_files: _Optional[int] = ..., health: _Optional[_Iterable[_Union[HealthDescription, _Mapping]]] = ..., disk: _Optional[_Union[DiskDescription, _Mapping]] = ..., etcd: _Optional[_Iterable[_Union[EtcdMemberDescription, _Mapping]]] = ..., certificates: _Optional[_Iterable[_Union[CertificateDescription, _Mapping]]] = ..., open_access: _Optional[_Iterable[_Union[OpenAccess, str]]] = ...) -> None: ...
 
 class HealthDescription(_message.Message):
     __slots__ = ("name", "causes")

@@ -258,6 +258,12 @@ class BrokerSettings(ServiceSettings):
         return not self.internal_tls_allowed_names
 
     @property
+    def internal_listens(self) -> tuple[str, ...]:
+        """See `ServiceSettings`."""
+        internal = self.internal_listen or self.listen
+        return (internal, self.replication_listen or internal)
+
+    @property
     def client_listens(self) -> tuple[str, ...]:
         """See `ServiceSettings`."""
         native = () if self.native_listen in ("", "off") else (self.native_listen,)

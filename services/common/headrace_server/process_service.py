@@ -10,7 +10,7 @@ import os
 import platform
 import resource
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class ProcessParts:
     describe_etcd: Callable[[], Awaitable[Sequence[MemberStatus]]]
     describe_disk: Callable[[bool], Awaitable[process_pb2.DiskDescription]] | None = None
     """Describes the disk of a process that has one; the argument requests a measurement."""
+    describe_open_access: Callable[[], Iterable[process_pb2.OpenAccess]] = tuple
+    """Describes what the process leaves open."""
     tls: ServiceTls = field(default_factory=ServiceTls)
     """Identities whose certificates are described."""
 
@@ -85,6 +87,7 @@ class ProcessServicer(process_pb2_grpc.ProcessServiceServicer):
             health=[_health(name, parts.health) for name in HEALTH_NAMES],
             etcd=[_etcd_member(found) for found in await parts.describe_etcd()],
             certificates=[_certificate(found) for found in parts.tls.describe()],
+            open_access=parts.describe_open_access(),
         )
         if parts.describe_disk is not None:
             response.disk.CopyFrom(await self._describe_disk(parts.describe_disk, request.measure_disk))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ from headrace_server.metastore.etcd_releases import check_etcd
 from headrace_server.metastore.view import PrefixView
 from headrace_server.metrics_access import MetricsAccess
 from headrace_server.observability import Observability, serve_observability
+from headrace_server.open_access import open_access
 from headrace_server.process_service import ProcessParts, add_process_service
 from headrace_server.rpc import RpcServer
 from headrace_server.service_settings import ServiceSettings
@@ -184,9 +185,15 @@ class ServiceProcess:
                 call_errors=self.metrics.call_errors,
                 describe_etcd=self.metastore.describe_members,
                 describe_disk=describe_disk,
+                describe_open_access=self._describe_open_access,
                 tls=self.tls,
             ),
         )
+
+    def _describe_open_access(self) -> Iterator[process_pb2.OpenAccess]:
+        gate = self.observability.access.gate
+        posture = self._least_posture(is_new=False) if gate is None else gate.posture
+        return open_access(self.settings, posture, etcd_requires_user=self.metastore.has_user)
 
     def client_credentials(self) -> grpc.ServerCredentials | None:
         """Return the credentials of the client listener; `None` means plain text."""

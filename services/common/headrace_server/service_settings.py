@@ -85,6 +85,11 @@ class ServiceSettings(TlsSettings):
         return EtcdLogin(self.etcd_user, self.etcd_password_file) if self.etcd_user else None
 
     @property
+    def internal_listens(self) -> tuple[str, ...]:
+        """Listen addresses for brokers and coordinators, host:port."""
+        return ()
+
+    @property
     def client_listens(self) -> tuple[str, ...]:
         """Listen addresses for clients, host:port."""
         raise NotImplementedError

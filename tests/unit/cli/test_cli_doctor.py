@@ -9,7 +9,7 @@ from headrace.cli.common.findings import Status
 from headrace.cli.doctor import host as doctor_host
 from headrace.cli.doctor.checks import check_processes
 from headrace.cli.doctor.host_checks import HostFacts, UnreadableCertificate, check_host
-from headrace.cli.doctor.identity_checks import check_credential, check_postures
+from headrace.cli.doctor.identity_checks import check_credential, check_open_access, check_postures
 from headrace.client.admin.identity import CallerDescription
 from headrace.client.admin.processes import (
     CertificateDescription,
@@ -374,3 +374,23 @@ def test_the_log_level_is_set_for_ten_minutes_or_as_told(headrace, held):
     assert "broker-2: UNAVAILABLE" in ended.out
     headrace("cluster", "log-level", "info", "--server", "broker-1", "--for", "0")
     assert held.changes == [("log level", ("debug", None, 600_000)), ("log level", ("info", ["broker-1"], 0))]
+
+
+def test_what_is_open_is_a_warning_with_the_next_step():
+    """One for each process and access; a name of a newer server is shown as it is."""
+    processes = [
+        ProcessDescription("broker-1", "10.0.0.1:7181", open_access=("clients_without_tls", "etcd_without_users")),
+        ProcessDescription("broker-2", "10.0.0.2:7181", open_access=("of_tomorrow",)),
+        ProcessDescription("broker-3", "10.0.0.3:7181"),
+    ]
+    found = list(check_open_access(processes))
+    assert {(each.where, each.status) for each in found} == {
+        ("broker-1", Status.WARNING),
+        ("broker-2", Status.WARNING),
+    }
+    assert [each.found for each in found] == [
+        "clients connect without TLS",
+        "etcd serves everyone who reaches it",
+        "of_tomorrow",
+    ]
+    assert all(each.action for each in found)

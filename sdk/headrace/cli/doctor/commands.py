@@ -35,9 +35,9 @@ def doctor(
     """Check a running cluster and this host, and print what to do.
 
     It checks each broker and coordinator (reachability, clock, open files, disk and fsync time, certificates, who may
-    call), etcd (version, leader, alarms, quota), the credential, and this host (limits of files, threads, memory and
-    file size, its clock, and the certificates named). Brokers write and fsync a few KiB. Exit code 5 if a check fails,
-    3 if no coordinator answers, 8 if the caller is refused.
+    call, what is open to others on the network), etcd (version, leader, alarms, quota), the credential, and this host
+    (limits of files, threads, memory and file size, its clock, and the certificates named). Brokers write and fsync a
+    few KiB. Exit code 5 if a check fails, 3 if no coordinator answers, 8 if the caller is refused.
 
     \b
     Examples:
@@ -48,7 +48,7 @@ def doctor(
     from headrace.cli.doctor.checks import check_processes
     from headrace.cli.doctor.host import look_at_host
     from headrace.cli.doctor.host_checks import check_host
-    from headrace.cli.doctor.identity_checks import check_credential, check_postures, check_refusal
+    from headrace.cli.doctor.identity_checks import check_credential, check_open_access, check_postures, check_refusal
     from headrace.client.base.errors import NoBrokersAvailableError
     from headrace.wire.errors import NotAuthorizedError, UnauthenticatedError
 
@@ -71,6 +71,7 @@ def doctor(
         else:
             findings += check_processes(processes, now_ms)
             findings += check_postures(processes)
+            findings += check_open_access(processes)
             findings.append(check_credential(credential, caller))
     counts = Counter(finding.status for finding in findings)
     findings.sort(key=lambda finding: list(Status).index(finding.status))

@@ -19,6 +19,23 @@ _ACTIONS = {
     "observe": "When no refusal is counted any more, run `headrace auth posture required`.",
 }
 CALLER = "this machine"
+_OPEN = {
+    "clients_without_tls": ("clients connect without TLS", "Set tls_cert_file and tls_key_file."),
+    "servers_without_tls": (
+        "brokers and coordinators connect without TLS",
+        "Set internal_tls_cert_file, internal_tls_key_file and internal_tls_ca_file.",
+    ),
+    "etcd_without_tls": ("it connects to etcd without TLS", "Use an etcd with TLS, and set etcd_tls_ca_file."),
+    "etcd_without_users": (
+        "etcd serves everyone who reaches it",
+        "Set etcd_user and etcd_password_file, then run `headrace-coordinator etcd-auth --enable --apply`.",
+    ),
+    "metrics_without_identity": (
+        "metrics are served to everyone who reaches them",
+        "Set posture = required, or metrics_listen to a loopback address.",
+    ),
+    "metrics_without_tls": ("metrics and the keys of their readers are sent without TLS", "Set metrics_tls = true."),
+}
 
 
 def check_postures(processes: Sequence[ProcessDescription]) -> Iterator[Finding]:
@@ -31,6 +48,14 @@ def check_postures(processes: Sequence[ProcessDescription]) -> Iterator[Finding]
         where = "; its address is on loopback" if process.posture in _ACTIONS and not action else ""
         status = Status.WARNING if action else Status.OK
         yield Finding("posture", process.name, status, f"{process.posture}: {served}{where}", action)
+
+
+def check_open_access(processes: Sequence[ProcessDescription]) -> Iterator[Finding]:
+    """Yield a warning for each process and what it leaves open beyond loopback."""
+    for process in processes:
+        for name in process.open_access:
+            shown, action = _OPEN.get(name, (name, "Upgrade the command line, which does not know this."))
+            yield Finding("access", process.name, Status.WARNING, shown, action)
 
 
 def check_credential(credential: str | None, caller: CallerDescription) -> Finding:

@@ -104,6 +104,9 @@ class ProcessDescription:
     certificates: tuple[CertificateDescription, ...] = ()
     posture: str = ""
     """What it does with calls that lack an identity or a right: `open`, `observe` or `required`. Empty if unknown."""
+    open_access: tuple[str, ...] = ()
+    """What is open beyond loopback addresses: `clients_without_tls`, `servers_without_tls`, `etcd_without_tls`,
+    `etcd_without_users`, `metrics_without_identity`, `metrics_without_tls`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,4 +247,9 @@ def _read(answer: process_pb2.DescribeProcessResponse, address: str, now_ms: int
             CertificateDescription(each.use, each.path, each.subject, each.not_after_ms) for each in answer.certificates
         ),
         posture=posture,
+        open_access=tuple(
+            process_pb2.OpenAccess.Name(each).removeprefix("OPEN_ACCESS_").lower()
+            for each in answer.open_access
+            if each in process_pb2.OpenAccess.values()  # A newer server may report more.
+        ),
     )

@@ -232,6 +232,13 @@ class EtcdMetastore:
         answer = await self._read("status", lambda endpoint: endpoint.maintenance.Status, request)
         return MetastoreStatus(answer.version, answer.header.revision, answer.header.cluster_id, answer.dbSize)
 
+    @property
+    def has_user(self) -> bool:
+        """Whether etcd knows this process as a user: by a login that it requires, or perhaps by its certificate."""
+        if self._login is not None:
+            return self._login.is_needed
+        return self._identity is not None and self._identity.current.chain is not None
+
     async def describe_members(self) -> list[MemberStatus]:
         """Return the status of each endpoint, in the order of the settings; an unreachable one has an `error`."""
         return await asyncio.gather(

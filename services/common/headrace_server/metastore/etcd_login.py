@@ -124,6 +124,11 @@ class EtcdLogin:
                     self._metadata = await self._authenticate(auth, timeout_s)
         return self._metadata
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether etcd required the user at the last login, as it is assumed before the first one."""
+        return self._metadata != ()
+
     def forget(self, metadata: Metadata) -> None:
         """Log in again at the next call, unless that has happened since `metadata` was returned."""
         if self._metadata is metadata:
