@@ -25,10 +25,10 @@ class Counts:
         self.received = [0, 0]
 
 
-def produce(servers: str, rate: float, stop: threading.Event, counts: Counts) -> None:
+def produce(client: dict[str, str], rate: float, stop: threading.Event, counts: Counts) -> None:
     """Send `rate` records per second of recurring users until `stop` is set."""
     draw = random.Random(1)
-    with headrace.Producer(bootstrap_servers=servers, client_id="demo-producer", return_futures=False) as producer:
+    with headrace.Producer(**client, client_id="demo-producer", return_futures=False) as producer:
         begun = time.monotonic()
         while not stop.wait(ROUND_SECONDS):
             for _ in range(round((time.monotonic() - begun) * rate) - counts.sent):
@@ -39,10 +39,10 @@ def produce(servers: str, rate: float, stop: threading.Event, counts: Counts) ->
                 counts.sent += 1
 
 
-def consume(servers: str, number: int, stop: threading.Event, counts: Counts) -> None:
+def consume(client: dict[str, str], number: int, stop: threading.Event, counts: Counts) -> None:
     """Consume as a member of the group until `stop` is set."""
     settings = {"group_id": GROUP, "client_id": f"demo-consumer-{number}", "auto_offset_reset": "earliest"}
-    with headrace.Consumer(TOPIC, bootstrap_servers=servers, **settings) as consumer:
+    with headrace.Consumer(TOPIC, **client, **settings) as consumer:
         while not stop.is_set():
             counts.received[number] += len(consumer.poll(timeout=0.5))
 
@@ -51,15 +51,17 @@ def main() -> None:
     """Run until a signal arrives."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap-servers", default="localhost:7170")
+    parser.add_argument("--api-key-file", default="", help="file with the API key of a user that may create topics")
     parser.add_argument("--records-per-second", type=float, default=2_000)
     arguments = parser.parse_args()
-    servers, stop, counts = arguments.bootstrap_servers, threading.Event(), Counts()
+    client = {"bootstrap_servers": arguments.bootstrap_servers, "api_key_file": arguments.api_key_file}
+    stop, counts = threading.Event(), Counts()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with headrace.Admin(bootstrap_servers=servers) as admin:
+    with headrace.Admin(**client) as admin:
         admin.create_topic(TOPIC, partitions=PARTITIONS, exist_ok=True)
-    threads = [threading.Thread(target=produce, args=(servers, arguments.records_per_second, stop, counts))]
-    threads += [threading.Thread(target=consume, args=(servers, number, stop, counts)) for number in (0, 1)]
+    threads = [threading.Thread(target=produce, args=(client, arguments.records_per_second, stop, counts))]
+    threads += [threading.Thread(target=consume, args=(client, number, stop, counts)) for number in (0, 1)]
     for thread in threads:
         thread.start()
     while not stop.wait(REPORT_SECONDS) and all(thread.is_alive() for thread in threads):

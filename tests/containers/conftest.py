@@ -12,6 +12,7 @@ import pytest
 from tests.containers.engine import Engine
 from tests.containers.images import STAND_INS
 from tests.containers.inside import STATE
+from tests.containers.records import API_KEY_FILE
 
 if STATE not in os.environ:
     collect_ignore_glob = ["test_*.py"]
@@ -46,7 +47,7 @@ def cluster(engine: Engine, figure: Figure) -> Engine:
     figure("docker compose up -d --wait", f"{time.monotonic() - begun:.1f} s")
     key_file = Path(os.environ[STATE]) / "admin.key"
     key_file.write_text(engine.compose("exec", "-T", "coordinator-1", "cat", "/etc/headrace-admin/api-key"))
-    os.environ["HEADRACE_API_KEY_FILE"] = str(key_file)  # As the head of the file says.
+    os.environ[API_KEY_FILE] = str(key_file)  # As the head of the file says.
     return engine
 
 

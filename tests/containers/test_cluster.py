@@ -15,7 +15,7 @@ import pytest
 from tests.containers.conftest import Figure
 from tests.containers.engine import PROJECT, Engine
 from tests.containers.images import HEADRACE
-from tests.containers.records import in_sync, until, values
+from tests.containers.records import clients, in_sync, until, values
 
 SERVERS = "localhost:7170,localhost:7171"
 BROKERS = ("broker-1", "broker-2", "broker-3")
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def create(topic: str) -> None:
     """A topic of three partitions on all three brokers, of which two must have a record."""
-    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
+    with headrace.Admin(**clients(SERVERS)) as admin:
         admin.create_topic(topic, partitions=3, replication_factor=3)
 
 
@@ -59,9 +59,8 @@ def test_the_quickstart_is_healthy(cluster: Engine) -> None:
         assert cluster.container(name)["State"]["ExitCode"] == 0
 
 
-def test_strangers_are_refused(cluster: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_are_refused(cluster: Engine) -> None:
     """Without the key that the first start made, by the cluster and by etcd."""
-    monkeypatch.delenv("HEADRACE_API_KEY_FILE")
     with headrace.Admin(bootstrap_servers=SERVERS) as admin, pytest.raises(headrace.UnauthenticatedError):
         admin.create_topic("of-a-stranger")
     program = (
@@ -77,7 +76,7 @@ def test_what_a_client_here_writes_it_reads(cluster: Engine, figure: Figure) -> 
     """By the addresses that clients are told, which are published on this machine's loopback alone."""
     create("written-here")
     begun = time.monotonic()
-    with headrace.Producer(bootstrap_servers=SERVERS, acks="all") as producer:
+    with headrace.Producer(**clients(SERVERS), acks="all") as producer:
         for number in range(20_000):
             producer.send("written-here", b"%d" % number, key=b"%d" % number)
     figure("20,000 records with acks=all from outside", f"{time.monotonic() - begun:.2f} s")
@@ -127,7 +126,7 @@ def test_a_client_in_another_container_reaches_the_cluster(cluster: Engine) -> N
 def test_fetches_come_from_the_page_cache(cluster: Engine) -> None:
     """By the native addresses that clients are told: the kernel sends more than the values."""
     create("from-the-page-cache")
-    with headrace.Producer(bootstrap_servers=SERVERS, acks="all") as producer:
+    with headrace.Producer(**clients(SERVERS), acks="all") as producer:
         for number in range(2_000):
             producer.send("from-the-page-cache", bytes(1_000), key=b"%d" % number)
     before = sent_by_kernel(cluster)
@@ -143,7 +142,7 @@ def test_a_killed_broker_loses_nothing(cluster: Engine, figure: Figure) -> None:
     stop = threading.Event()
 
     def write() -> None:
-        with headrace.Producer(bootstrap_servers=SERVERS, acks="all") as producer:
+        with headrace.Producer(**clients(SERVERS), acks="all") as producer:
             for begin in itertools.count(step=20):
                 if stop.wait(0.01):
                     return
@@ -179,16 +178,16 @@ def test_volumes_survive_down_and_up(cluster: Engine, figure: Figure) -> None:
     """After `down` and `up` with other containers: records, groups and the cluster's id are what they were."""
     topic, group = "kept", "keepers"
     create(topic)
-    with headrace.Producer(bootstrap_servers=SERVERS, acks="all") as producer:
+    with headrace.Producer(**clients(SERVERS), acks="all") as producer:
         for number in range(5_000):
             producer.send(topic, b"%d" % number, key=b"%d" % number)
     settings = {"group_id": group, "auto_offset_reset": "earliest"}
-    with headrace.Consumer(topic, bootstrap_servers=SERVERS, **settings) as consumer:
+    with headrace.Consumer(topic, **clients(SERVERS), **settings) as consumer:
         read = 0
         while read < 5_000:
             read += len(consumer.poll(timeout=5.0))
         consumer.commit()
-    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
+    with headrace.Admin(**clients(SERVERS)) as admin:
         identity, offsets = admin.describe_cluster().cluster_id, admin.group_offsets(group)
     containers = {name: cluster.container(name)["Id"] for name in RUNNING}
     cluster.compose("stop")
@@ -199,7 +198,7 @@ def test_volumes_survive_down_and_up(cluster: Engine, figure: Figure) -> None:
     cluster.compose("up", "-d", "--wait")
     figure("up -d --wait with data", f"{time.monotonic() - begun:.1f} s")
     assert not {name for name, each in containers.items() if cluster.container(name)["Id"] == each}
-    with headrace.Admin(bootstrap_servers=SERVERS) as admin:
+    with headrace.Admin(**clients(SERVERS)) as admin:
         assert admin.describe_cluster().cluster_id == identity
         assert admin.group_offsets(group) == offsets
     assert sorted(map(int, values(SERVERS, topic))) == list(range(5_000))
