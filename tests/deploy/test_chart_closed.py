@@ -105,14 +105,14 @@ def test_services_log_in_at_etcd_and_only_the_job_is_its_administrator(render: R
 
 async def test_three_members_take_the_certificate_and_the_users_of_the_chart(render: Render, tmp_path: Path) -> None:
     """etcd itself, with the variables of the pods, as server and as peer; the job's command closes it, and a service
-    logs in by its settings."""
-    objects = render({"tls": {"certManager": {"dnsNames": ["localhost"], "ipAddresses": ["127.0.0.1"]}}})
+    logs in by its settings. Members check each other by what the names in the certificate resolve to."""
+    objects = render({"tls": {"certManager": {"dnsNames": ["localhost"]}}})
     for name in ("-tls", "-etcd"):
         for file, data in one(objects, "Secret", name)["data"].items():
             (tmp_path / file).write_bytes(base64.b64decode(data))
     given = _environment(one(objects, "StatefulSet", "-etcd")["spec"]["template"])
     ports = [[ReservedPort() for _ in range(3)] for _ in range(3)]
-    cluster = ",".join(f"etcd-{number}=https://127.0.0.1:{peer}" for number, (_, peer, _) in enumerate(ports))
+    cluster = ",".join(f"etcd-{number}=https://localhost:{peer}" for number, (_, peer, _) in enumerate(ports))
     variables = {name: value for name, value in given.items() if name.startswith("ETCD_") and value}
     members = []
     try:
@@ -122,8 +122,10 @@ async def test_three_members_take_the_certificate_and_the_users_of_the_chart(ren
                 "ETCD_DATA_DIR": str(tmp_path / f"data-{number}"),
                 "ETCD_INITIAL_CLUSTER": cluster,
                 "ETCD_LISTEN_METRICS_URLS": f"http://127.0.0.1:{metrics}",
-                **{name: f"https://127.0.0.1:{client}" for name in variables if name.endswith("CLIENT_URLS")},
-                **{name: f"https://127.0.0.1:{peer}" for name in variables if name.endswith("PEER_URLS")},
+                "ETCD_LISTEN_CLIENT_URLS": f"https://127.0.0.1:{client}",
+                "ETCD_LISTEN_PEER_URLS": f"https://127.0.0.1:{peer}",
+                "ETCD_ADVERTISE_CLIENT_URLS": f"https://localhost:{client}",
+                "ETCD_INITIAL_ADVERTISE_PEER_URLS": f"https://localhost:{peer}",
             }
             environ = {
                 name: value.replace("/etc/headrace-tls", str(tmp_path)) for name, value in (variables | own).items()
@@ -133,7 +135,7 @@ async def test_three_members_take_the_certificate_and_the_users_of_the_chart(ren
                 members.append(await asyncio.create_subprocess_exec(*command, env=environ, stdout=log, stderr=log))
         settings = CoordinatorSettings(
             coordinator_id="a",
-            etcd_endpoints=tuple(f"127.0.0.1:{client}" for client, _, _ in ports),
+            etcd_endpoints=tuple(f"localhost:{client}" for client, _, _ in ports),
             etcd_user="headrace",
             etcd_password_file=str(tmp_path / "password"),
             etcd_tls_ca_file=str(tmp_path / "ca.crt"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +19,6 @@ pytestmark = pytest.mark.timeout(900)
 
 TIMEOUT = "--timeout=10m"
 NAMESPACE = "closed"
-DOCTOR = "exec headrace doctor --output json"
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,6 @@ def test_a_closed_release_passes_its_own_test(release: Release, figure: Figure) 
     assert set(release.restarts().values()) == {0}
     etcd = ("exec", f"{release.fullname}-etcd-0", "--", "etcdctl")
     assert release.kubectl(*etcd, "user", "list").split() == ["headrace", "root"]
-    assert "permission" not in release.kubectl(*etcd, "endpoint", "health")
     with pytest.raises(CommandError, match="user name is empty"):
         release.kubectl("exec", f"{release.fullname}-etcd-0", "--", "env", "-u", "ETCDCTL_USER", "etcdctl", "get", "x")
 
@@ -64,10 +63,8 @@ def test_an_upgrade_of_an_open_release_keeps_it_open(machines: Machines) -> None
         each["metadata"]["labels"] |= labels
     run("kubectl", "apply", "--filename=-", stdin=yaml.safe_dump_all(kept))
     rendered = was_open.helm("install", "--dry-run=server")
-    assert "{name: HEADRACE_BROKER_POSTURE, value: open}" in rendered.replace(
-        "name: HEADRACE_BROKER_POSTURE\n", ""
-    ) or ("HEADRACE_COORDINATOR_POSTURE, value: open" in rendered)
-    for closed in ("TLS_CERT_FILE", "ETCD_USER", "https://", "etcd-auth"):
+    assert re.search(r"HEADRACE_BROKER_POSTURE\s+value: open", rendered)
+    for closed in ("TLS_CERT_FILE", "ETCD_USER", "https://0.0.0.0", "etcd-auth"):
         assert closed not in rendered
     run("kubectl", "delete", "namespace", namespace, "--wait=false")
 

@@ -2,7 +2,8 @@
 
 There is one channel per endpoint. Calls go to the current endpoint; after a failure or timeout the next call, and the
 next attempt of a read, goes to the next endpoint. A write is sent once (PROTOCOL H79): gRPC's own retries are off, and
-an error after sending is an unknown outcome. Reads are linearizable, which is etcd's default (H82).
+an error after sending is an unknown outcome. Only a call that etcd refused because of its token is sent again, which
+`etcd_login` does. Reads are linearizable, which is etcd's default (H82).
 """
 
 from __future__ import annotations
