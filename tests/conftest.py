@@ -32,6 +32,7 @@ GRACE_S = 60.0
 """A test that runs for twice its timeout, and this much longer, ends its worker."""
 _GROUPS = {"headrace_cluster": "headrace_cluster", "spark_session": "spark_session", "spark_cluster": "spark_session"}
 """The worker of pytest in which a fixture's tests run."""
+OPEN_ACCESS = open_access()
 
 
 def pytest_configure() -> None:
@@ -40,10 +41,7 @@ def pytest_configure() -> None:
     Every Java starts as the jobs' own does, and does not verify the classes of Spark: a fifth of what a start costs.
     Where `PYTHONDONTWRITEBYTECODE` is set, as in many images, each would compile all that it imports: a broker for a
     second. Workers of pytest inherit the variables.
-
-    Handlers that a test calls without a server serve everybody.
     """
-    set_access(open_access())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell's background job ignores Ctrl-C, and so would all that it starts: the tests send it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -106,7 +104,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_runtest_setup() -> None:
-    """Leave out what `make fast` has no time for."""
+    """Let handlers that a test calls without a server serve everybody; leave out what `make fast` has no time for."""
+    set_access(OPEN_ACCESS)
     if time.time() > float(os.environ.get("HEADRACE_TEST_DEADLINE", "inf")):
         pytest.skip("out of time")
 
