@@ -1,0 +1,141 @@
+"""`python -m bench.compaction`: what compaction costs a broker, and what it saves a reader.
+
+First one log on a disk: updates of keys that are drawn at random, compacted whenever that is due. Then a topic of a
+broker, without compaction and with it, in turn: the rate of a producer, the broker's processor time, and how long a
+reader from the beginning takes afterwards. Prints a line of JSON for each case.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from typing import Annotated
+
+import headrace
+import numpy as np
+import typer
+from headrace.log import DataDirectory, LogSettings
+from headrace.wire.batch import read_header
+from headrace.wire.encoding import encode_batch
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+
+from bench.stage import processor_seconds
+
+BATCH_RECORDS = 1_000
+VALUE_BYTES = 100
+SEGMENT_BYTES = 32 << 20
+COMPACT = {"cleanup_policy": "compact", "segment_bytes": SEGMENT_BYTES, "segment_ms": 1_000}
+SETTINGS = {
+    "compaction_interval_ms": 500,
+    "retention_interval_ms": 500,
+    "producer_retry_window_ms": 0,
+    "metrics_listen": "127.0.0.1:0",
+}
+
+
+def keys_of(updates: int, keys: int) -> list[bytes]:
+    """Return the key of each update, drawn at random."""
+    drawn = np.random.default_rng(1).integers(0, keys, updates)
+    return [b"key-%012d" % number for number in drawn.tolist()]
+
+
+def measure_log(updates: int, keys: int) -> None:
+    """Append the updates to one log, and compact it after each batch that makes it due."""
+    settings = LogSettings(segment_bytes=SEGMENT_BYTES, compacts=True, min_dirty_ratio=0.33)
+    value, names = bytes(VALUE_BYTES), keys_of(updates, keys)
+    with tempfile.TemporaryDirectory() as path:
+        directory = DataDirectory.open(path, cluster_id="bench", generation=1, broker_id=1, new_storage_id=bytes(16))
+        log = directory.open_log(bytes(16), 0, settings)
+        seconds = 0.0
+        compacted_records = written_bytes = appended_bytes = 0
+        ratios = []
+        live_bytes = keys * (VALUE_BYTES + len(names[0]))
+        for start in range(0, updates, BATCH_RECORDS):
+            batch = encode_batch(
+                [value] * BATCH_RECORDS, names[start : start + BATCH_RECORDS], base_timestamp_ms=start + 1
+            )
+            log.append([(batch, read_header(batch))], leader_epoch=0, append_timestamp_ms=start + 1)
+            appended_bytes += len(batch)
+            if log.segment_count > 2:
+                log.flush()
+                before = time.process_time()
+                report = log.compaction.compact(start + 1, log.log_end_offset)
+                seconds += time.process_time() - before
+                if report is not None:
+                    compacted_records += report.records
+                    written_bytes += report.written_bytes
+            if start > updates // 2:
+                ratios.append(log.size_bytes / live_bytes)
+        directory.close(clean=True)
+    figures = {
+        "case": "one log",
+        "updates": updates,
+        "keys": keys,
+        "records compacted a second": round(compacted_records / seconds),
+        "processor us an update": round(seconds / updates * 1e6, 2),
+        "bytes written by compaction a byte appended": round(written_bytes / appended_bytes, 2),
+        "bytes a live byte, mean": round(sum(ratios) / len(ratios), 2),
+    }
+    print(json.dumps(figures), flush=True)
+
+
+def measure_topic(updates: int, keys: int, rounds: int) -> None:
+    """Produce the updates and read them, without and with compaction, in turn."""
+    value, names = bytes(VALUE_BYTES), keys_of(updates, keys)
+    values = [value] * 10_000
+    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, broker_settings=SETTINGS)) as cluster:
+        servers, broker = cluster.bootstrap_servers, cluster.broker(1)
+        for number in range(rounds):
+            for policy in ("delete", "compact"):
+                topic = f"{policy}-{number}"
+                with headrace.Admin(bootstrap_servers=servers) as admin:
+                    config = {**COMPACT, "cleanup_policy": policy, "durability": "async"}
+                    admin.create_topic(topic, partitions=1, replication_factor=1, config=config)
+                assert broker.pid is not None
+                used, started = processor_seconds(broker.pid), time.perf_counter()
+                with headrace.Producer(bootstrap_servers=servers, return_futures=False) as producer:
+                    for start in range(0, updates, len(values)):
+                        producer.send_many(topic, values, keys=names[start : start + len(values)])
+                seconds, used = time.perf_counter() - started, processor_seconds(broker.pid) - used
+                records = _settled(servers, topic)
+                started = time.perf_counter()
+                with headrace.Reader(topic, bootstrap_servers=servers) as reader:
+                    rows = reader.to_arrow().num_rows
+                figures = {
+                    "case": policy,
+                    "updates": updates,
+                    "keys": keys,
+                    "records a second in": round(updates / seconds),
+                    "broker's processor us a record in": round(used / updates * 1e6, 2),
+                    "seconds to read all": round(time.perf_counter() - started, 3),
+                    "records left": rows,
+                }
+                assert rows <= records
+                print(json.dumps(figures), flush=True)
+
+
+def _settled(servers: str, topic: str) -> int:
+    """Wait until compaction removes nothing more; return the number of records that are left."""
+    before = -1
+    while True:
+        with headrace.Reader(topic, bootstrap_servers=servers) as reader:
+            rows = int(reader.to_arrow().num_rows)
+        if rows == before:
+            return rows
+        before = rows
+        time.sleep(2)
+
+
+def main(
+    updates: Annotated[int, typer.Option(help="Updates.")] = 20_000_000,
+    keys: Annotated[int, typer.Option(help="Keys, each updated about as often as the others.")] = 1_000_000,
+    rounds: Annotated[int, typer.Option(help="Rounds of a topic without and with compaction.")] = 3,
+) -> None:
+    """Measure compaction."""
+    measure_log(updates, keys)
+    measure_topic(updates, keys, rounds)
+
+
+if __name__ == "__main__":
+    typer.run(main)
