@@ -102,7 +102,7 @@ COMPACTION = (
         "removed-deletions-not-stored",
         "H151",
         "LogCompaction._compact",
-        drop("self.raise_deletions_end(...)"),
+        drop("self._raise(truncations, deletions=max(part.deletions_end for part in parts))"),
         "A leader removes deletions and does not know.",
         Test(FOLLOWERS + "test_a_follower_that_has_missed_a_deletion_begins_again", NO_NULLS),
     ),

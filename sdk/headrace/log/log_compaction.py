@@ -39,7 +39,7 @@ from headrace.wire.decoded import BinaryColumn, Columns, Int64s
 from headrace.wire.errors import CorruptBatchError, UnsupportedCodecError
 
 DELETIONS_EVERY_MS = 1_800_000
-"""Old deletions are removed together, at most this long after they may be."""
+"""Least time between two compactions for the sake of old deletions: all that are due are removed together."""
 KEY_MEMORY_BYTES = 64 << 20
 """Memory for keys: of more keys, some are compared with all records at a time."""
 MANY_SEGMENTS = 8
@@ -125,6 +125,7 @@ class LogCompaction:
             self._ends = _Ends(max(compacted, default=0), 0)
         else:
             self._ends = _Ends(*map(int, stored.split()))
+        self._compacted_ms = -DELETIONS_EVERY_MS
         # Up to here the segments have been compacted.
         self._compacted_end = min(self._ends.unique, state.end.offset)
 
@@ -142,10 +143,17 @@ class LogCompaction:
 
     def raise_deletions_end(self, offset: int) -> None:
         """Store (fsync) that deletions below `offset` may be missing here, before they are. Raises StorageFullError."""
+        self._raise(self._state.truncations, deletions=offset)
+
+    def _raise(self, truncations: int, *, deletions: int = 0, unique: int = -1) -> None:
+        """Raise these ends. Raises SegmentGoneError if the log has been truncated since there were `truncations`."""
         state = self._state
         with self._durability.round_lock, state.disk():
             state.check_online()
-            self._note(self._ends._replace(deletions=max(self._ends.deletions, offset)))
+            if state.truncations != truncations:
+                raise SegmentGoneError
+            unique = self._ends.unique if unique < 0 else unique
+            self._note(_Ends(max(self._ends.deletions, deletions), unique))
 
     def note_truncated(self, end_offset: int) -> None:
         """Forget what was removed from the log's end, and is copied again. Raises OSError."""
@@ -190,13 +198,15 @@ class LogCompaction:
         try:
             self._select(parts, now_ms, kept)
             found = [group for group in self._groups(parts) if _is_worth(group)]
-            self.raise_deletions_end(max(part.deletions_end for part in parts))
+            self._raise(truncations, deletions=max(part.deletions_end for part in parts))
             written = 0
             if found:
                 with self._durability.round_lock, self._state.disk():  # No slot may name a segment that is replaced.
                     self._durability.write_checkpoint(both=True)
             for group in found:
                 written += self._replace(group, truncations)
+            end_offset = parts[-1].end_offset
+            self._raise(truncations, unique=min(end_offset, *(part.whole_start for part in parts)))
         except (SegmentGoneError, CorruptLogError):
             if (
                 self._stopped
@@ -205,9 +215,7 @@ class LogCompaction:
             ):
                 return None  # A truncation, retention or the end of the log was faster.
             raise
-        self._compacted_end = parts[-1].end_offset
-        with self._durability.round_lock, self._state.disk():
-            self._note(self._ends._replace(unique=min(self._compacted_end, *(part.whole_start for part in parts))))
+        self._compacted_end, self._compacted_ms = end_offset, now_ms
         replaced = [part for group in found for part in group]
         return CompactionReport(
             sum(part.records for part in parts), sum(part.removed for part in parts), len(replaced),
@@ -255,7 +263,9 @@ class LogCompaction:
             return True
         if dirty and self._retention.last_append_ms(dirty[0].segment) <= now_ms - settings.max_compaction_lag_ms:
             return True
-        oldest_ms = now_ms - settings.delete_retention_ms - DELETIONS_EVERY_MS
+        if now_ms - self._compacted_ms < DELETIONS_EVERY_MS:
+            return False
+        oldest_ms = now_ms - settings.delete_retention_ms
         return any(0 <= self._deleted_ms(part.segment) <= oldest_ms for part in parts)
 
     def _deleted_ms(self, segment: Segment) -> int:
