@@ -36,8 +36,8 @@ class _Pending:
     """The last one that has records left."""
     records: int = 0
     payload_bytes: int = 0
-    values: list[ArrowBuffers] = field(default_factory=list)
-    keys: list[ArrowBuffers] = field(default_factory=list)
+    values: list[BinaryColumn] = field(default_factory=list)
+    keys: list[BinaryColumn] = field(default_factory=list)
     times: list[Int64s] = field(default_factory=list)
     offsets: list[Int64s] = field(default_factory=list)
     headers: list[Sequence[Headers]] = field(default_factory=list)
@@ -91,8 +91,8 @@ class CompactedWriter:
         pending.dated = header
         pending.payload_bytes += header.payload_bytes * count // header.record_count
         assert columns.key_column is not None, "a batch without keys is copied"
-        pending.values.append(_kept(columns.value_column, kept))
-        pending.keys.append(_kept(columns.key_column, kept))
+        pending.values.append(columns.value_column.take(kept))
+        pending.keys.append(columns.key_column.take(kept))
         times = columns.timestamps_ms
         pending.times.append(np.full(count, header.base_timestamp_ms, np.int64) if times is None else times[kept])
         pending.offsets.append(columns.offset_array(0, header.record_count)[kept])
@@ -152,27 +152,14 @@ class CompactedWriter:
         self._write_buffered()
 
 
-def _kept(column: BinaryColumn, kept: Mask) -> ArrowBuffers:
-    """Return the entries that `kept` has."""
-    if kept.all():
-        return ArrowBuffers(column.offsets, column.data, column.validity)
-    sizes = np.diff(column.offsets)
-    offsets = np.zeros(int(kept.sum()) + 1, np.int32)
-    np.cumsum(sizes[kept], out=offsets[1:])
-    data = np.frombuffer(column.data, np.uint8)[np.repeat(kept, sizes)]
-    valid = None if column.validity is None else np.packbits(column.valid()[kept], bitorder="little")
-    return ArrowBuffers(offsets, data.data, valid)
-
-
-def _joined(columns: Sequence[ArrowBuffers]) -> ArrowBuffers:
-    """Join columns whose offsets start at 0."""
+def _joined(columns: Sequence[BinaryColumn]) -> ArrowBuffers:
+    """Join columns."""
     offsets, position = [np.zeros(1, np.int64)], 0
     for column in columns:
         offsets.append(column.offsets[1:] + np.int64(position))
         position += int(column.offsets[-1])
     validity = None
     if any(column.validity is not None for column in columns):
-        valid = [BinaryColumn(each.offsets, memoryview(b""), each.validity).valid() for each in columns]
-        validity = np.packbits(np.concatenate(valid), bitorder="little")
-    data = b"".join(memoryview(each.data)[: int(each.offsets[-1])] for each in columns)
+        validity = np.packbits(np.concatenate([column.valid() for column in columns]), bitorder="little")
+    data = b"".join(column.data for column in columns)
     return ArrowBuffers(np.concatenate(offsets).astype(np.int32), data, validity)

@@ -469,16 +469,9 @@ def _undeleted(columns: Columns | None, header: BatchHeader) -> Mask:
 
 def _without_nulls(columns: Columns) -> tuple[BinaryColumn, Int64s]:
     """Return the keys of a batch that are not null, and the offsets of their records."""
-    keys, offsets = columns.key_column, columns.offset_array(0, columns.record_count)
-    assert keys is not None, "the batch has keys"
-    if keys.validity is None:
-        return keys, offsets
-    rows = np.flatnonzero(keys.valid())
-    each = Keys.of([keys]).take(rows)
-    ends = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(each.sizes, out=ends[1:])
-    data = b"".join(keys.data[start : start + size] for start, size in zip(each.starts, each.sizes, strict=True))
-    return BinaryColumn(ends, memoryview(data), None), offsets[rows]
+    assert columns.key_column is not None, "the batch has keys"
+    valid = columns.key_column.valid()
+    return columns.key_column.take(valid), columns.offset_array(0, columns.record_count)[valid]
 
 
 def _unselect(several: Sequence[tuple[Columns, Mask]], newest: KeyOffsets) -> None:

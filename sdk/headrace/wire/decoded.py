@@ -41,6 +41,17 @@ class BinaryColumn:
             validity = np.packbits(bits, bitorder="little")
         return BinaryColumn(self.offsets[start : end + 1] - np.int32(first), self.data[first:last], validity)
 
+    def take(self, kept: npt.NDArray[np.bool_]) -> "BinaryColumn":
+        """Return the entries that `kept` has as a separate column; a copy unless that is all of them."""
+        if kept.all():
+            return self
+        sizes = np.diff(self.offsets)
+        offsets = np.zeros(int(kept.sum()) + 1, np.int32)
+        np.cumsum(sizes[kept], out=offsets[1:])
+        data = np.frombuffer(self.data, np.uint8)[np.repeat(kept, sizes)]
+        validity = None if self.validity is None else np.packbits(self.valid()[kept], bitorder="little")
+        return BinaryColumn(offsets, data.data, validity)
+
     def valid(self) -> npt.NDArray[np.bool_]:
         """Return which entries are not null."""
         count = len(self.offsets) - 1
@@ -56,8 +67,7 @@ class BinaryColumn:
             return entries
         entries = _split(self.offsets, self.data, count)
         if self.validity is not None:
-            valid = np.unpackbits(self.validity, count=count, bitorder="little")
-            for index in np.flatnonzero(valid == 0).tolist():
+            for index in np.flatnonzero(~self.valid()).tolist():
                 entries[index] = None
         return entries
 
