@@ -285,14 +285,12 @@ def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -
     if ahead_offset and (answer.decision is not None or log.log_end_offset != ahead_offset):
         return Refetch()  # The decision is about the log before the batches that have been written since.
     match answer.decision:
-        case Diverged(leader_epoch, end_offset, is_compacted):
+        case Diverged(leader_epoch, end_offset) as decision:
             target = min(log.epoch_end(leader_epoch)[1], end_offset)
-            if not is_compacted:
-                _check_cut(replica, log, answer, target)
+            _check_cut(replica, log, decision, answer.leader_epoch, target)
             return TruncateTo(target) if _truncated_end(log, target) >= log.log_start_offset else ResetLog(target, 0)
-        case Restart(offset, previous_crc, is_compacted):
-            if not is_compacted:
-                _check_cut(replica, log, answer, offset)
+        case Restart(offset, previous_crc) as decision:
+            _check_cut(replica, log, decision, answer.leader_epoch, offset)
             return ResetLog(offset, previous_crc)
         case None:
             return AppendBatches(
@@ -312,10 +310,13 @@ def _truncated_end(log: ReplicaLog, target: int) -> int:
     return log.reader.batch_with(target).base_offset
 
 
-def _check_cut(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer, target: int) -> None:
-    if target < replica.high_watermark and not replica.may_cut_committed(log.last_batch_epoch):
+def _check_cut(
+    replica: PartitionReplica, log: ReplicaLog, decision: FetchDecision, leader_epoch: int, target: int
+) -> None:
+    may_cut = decision.is_compacted or replica.may_cut_committed(log.last_batch_epoch)
+    if target < replica.high_watermark and not may_cut:
         raise StorageOfflineError(
-            f"the response of leader epoch {answer.leader_epoch} would truncate to offset {target}, below the high "
+            f"the response of leader epoch {leader_epoch} would truncate to offset {target}, below the high "
             f"watermark {replica.high_watermark}, and there was no unclean election",
             outcome=Outcome.NOT_APPLIED,
             action="Keep this broker's data and the leader's: one of them lost records.",
