@@ -89,9 +89,14 @@ class DecodedBatch:
     deserializers: Deserializers
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it has no records: it only moves a reader to its end."""
+        return self.start == self.end
+
+    @property
     def base_offset(self) -> int:
-        """Offset of the first record."""
-        return self.columns.offset_after(self.start) if self.start == self.end else self.offsets()[0]
+        """Offset of the first record; of an empty one, its end."""
+        return self.end_offset if self.is_empty else self.offsets()[0]
 
     @property
     def end_offset(self) -> int:

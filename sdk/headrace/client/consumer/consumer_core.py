@@ -88,7 +88,7 @@ class ConsumerCore:
             decoded = yield from self._next_decoded_batch(None, None)
             assert decoded is not None, "a wait without end ends with a decoded batch or an error"
             if self._receive(decoded, decoded.base_offset):
-                if decoded.start < decoded.end:
+                if not decoded.is_empty:
                     break
                 if self.group is not None:
                     self.group.mark_consumed(decoded.source, decoded.end_offset, decoded.leader_epoch)
@@ -128,7 +128,7 @@ class ConsumerCore:
                 continue
             if self.group is not None:
                 self.group.mark_consumed(decoded.source, decoded.end_offset, decoded.leader_epoch)
-            if decoded.start == decoded.end:
+            if decoded.is_empty:
                 continue
             decoded_batches.append(decoded)
             if left is not None:

@@ -111,7 +111,7 @@ class ReaderCore:
                     completed.where, completed.generation, decoded.end_offset, decoded.leader_epoch
                 ):
                     break
-            if decoded.end > decoded.start:
+            if not decoded.is_empty:
                 decoded_batches.append(decoded)
         self._completed = None
 

@@ -62,7 +62,5 @@ class RecordCursor:
     def end(self) -> int:
         """End the loop; return the number of delivered records."""
         self._ended = delivered = self.delivered()  # First, as other threads may read it.
-        self._offsets.__setstate__(
-            self.decoded.end - self.decoded.start
-        )  # Exhausts it: larger indexes are clipped to its end.
+        self._offsets.__setstate__(self.decoded.end)  # Exhausts it: larger indexes are clipped to its end.
         return delivered
