@@ -177,22 +177,18 @@ class LogCompaction:
         with self._running:
             pass
 
-    def compact(
-        self, now_ms: int, high_watermark: int, kept: Kept = NOTHING_KEPT, *, force: bool = False
-    ) -> CompactionReport | None:
-        """Compact the log if that is due at `now_ms`, in ms since 1970; return `None` if it is not.
+    def compact(self, now_ms: int, high_watermark: int, kept: Kept = NOTHING_KEPT) -> CompactionReport | None:
+        """Compact what is closed and committed at `now_ms`, in ms since 1970; return `None` if there is nothing.
 
-        It is due if enough of the closed segments has not been compacted, one of them for long, or deletions are old;
-        `force` compacts whatever is closed. What is `kept` stays besides. Raises CorruptLogError, StorageFullError,
-        StorageOfflineError: the log is as it was, or compacted in part.
+        What is `kept` stays besides the newest records. Raises CorruptLogError, StorageFullError, StorageOfflineError:
+        the log is as it was, or compacted in part.
         """
         with self._running:
-            return self._compact(now_ms, high_watermark, kept, force=force)
+            return self._compact(now_ms, high_watermark, kept)
 
-    def _compact(self, now_ms: int, high_watermark: int, kept: Kept, *, force: bool) -> CompactionReport | None:
-        self._settle_end()
+    def _compact(self, now_ms: int, high_watermark: int, kept: Kept) -> CompactionReport | None:
         parts = self._parts(now_ms, high_watermark)
-        if not parts or not (force or self._is_due(parts, now_ms)):
+        if not parts:
             return None
         truncations = self._state.truncations
         try:
@@ -242,6 +238,7 @@ class LogCompaction:
 
     def _parts(self, now_ms: int, high_watermark: int) -> list[_Part]:
         """Return the segments that may be compacted: closed, fsynced, committed, and not too young."""
+        self._settle_end()
         state, segments = self._state, self._segments
         with segments.lock:
             pairs = list(pairwise(segments.items))
@@ -255,8 +252,12 @@ class LogCompaction:
             parts.append(_Part(segment, following.base_offset))
         return parts
 
-    def _is_due(self, parts: Sequence[_Part], now_ms: int) -> bool:
-        settings = self._state.settings
+    def is_due(self, now_ms: int, high_watermark: int) -> bool:
+        """Return whether to compact the log at `now_ms`, in ms since 1970. May block; raises as `compact`.
+
+        It is if enough of the closed segments has not been compacted, one of them for long, or deletions are old.
+        """
+        settings, parts = self._state.settings, self._parts(now_ms, high_watermark)
         dirty = [part for part in parts if part.end_offset > self._compacted_end]
         total_bytes = sum(part.segment.size_bytes for part in parts)
         if dirty and sum(part.segment.size_bytes for part in dirty) >= settings.min_dirty_ratio * total_bytes:

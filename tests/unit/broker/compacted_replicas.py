@@ -64,9 +64,8 @@ class CompactedNode(Node):
         chance, start = random.Random(self.partition.made), self.log.log_start_offset
         headers = self.log.reader.headers(start) if start < self.log.log_end_offset else ()
         sent_again = frozenset(header.base_offset for header in headers if chance.random() < 0.05)
-        self.log.compaction.compact(
-            START_MS + self.partition.at_ms, self.replica.high_watermark, Kept(sent_again, 20_000), force=True
-        )
+        now_ms = START_MS + self.partition.at_ms
+        self.log.compaction.compact(now_ms, self.replica.high_watermark, Kept(sent_again, 20_000))
 
     def rows(self) -> Sequence[Row]:
         """All records of the log; read again where it has changed."""

@@ -30,7 +30,7 @@ def compact(node: CompactedNode, kept: Kept | None = None) -> None:
         node.log._writer.roll()
     node.flush()
     now_ms = START_MS + node.partition.at_ms
-    node.log.compaction.compact(now_ms, node.replica.high_watermark, kept or Kept(), force=True)
+    node.log.compaction.compact(now_ms, node.replica.high_watermark, kept or Kept())
 
 
 @pytest.fixture

@@ -61,10 +61,10 @@ async def test_a_partition_is_compacted_and_counted(tmp_path: Path) -> None:
             assert partition.appender.append_now([keyed], -1, committed=True) is not None
         partition.on_flushed(partition.flush_blocking())
         partition.open_log._writer.roll()
-        await compact_partition(partition, None, force=True)
+        await compact_partition(partition, None)
         assert partition.open_log.segment_count == 2
         assert len(list(partition.open_log.reader.headers(0))) == 4, "the clock is in doubt"
-        await compact_partition(partition, partition.context.now_ms(), force=True)
+        await compact_partition(partition, partition.context.now_ms())
         (header,) = partition.open_log.reader.headers(0)
         assert (header.is_compacted, header.record_count, header.end_offset) == (True, 1, 4)
         assert partition.context.metrics.compaction_removed_records._value.get() == 3

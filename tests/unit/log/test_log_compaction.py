@@ -52,8 +52,9 @@ class Table:
             self.appended[offset + row] = offset + row, key, value, time, names[row] if names else ()
 
     def compact(self, *, force: bool = True, kept: module.Kept = module.NOTHING_KEPT) -> module.CompactionReport | None:
-        """Compact everything but the active segment."""
-        return self.log.compaction.compact(self.bench.now_ms, self.log.log_end_offset, kept, force=force)
+        """Compact everything but the active segment; without `force` if that is due."""
+        compaction, now_ms, end_offset = self.log.compaction, self.bench.now_ms, self.log.log_end_offset
+        return compaction.compact(now_ms, end_offset, kept) if force or compaction.is_due(now_ms, end_offset) else None
 
     def roll(self) -> None:
         """Close the active segment, if it has records."""

@@ -169,16 +169,17 @@ async def compact(replica_manager: ReplicaManager, context: PartitionContext) ->
             await compact_partition(partition, _believed_ms(context))
 
 
-async def compact_partition(partition: Partition, now_ms: int | None, *, force: bool = False) -> None:
+async def compact_partition(partition: Partition, now_ms: int | None) -> None:
     """Compact the log of one replica if that is due, in a thread, while it serves."""
     partition_log, replica, metrics = _log_at_work(partition), partition.replica, partition.context.metrics
     if partition_log is None or now_ms is None:
         return
-    producers = replica.producers
-    kept = Kept(producers.retried_batches(now_ms), producers.retry_window_ms, _copied_up_to(partition))
-    compact_now = partial(partition_log.compaction.compact, now_ms, replica.high_watermark, kept, force=force)
+    compaction, high_watermark, producers = partition_log.compaction, replica.high_watermark, replica.producers
     try:
-        report = await partition.in_thread(compact_now)
+        if not await partition.in_thread(lambda: compaction.is_due(now_ms, high_watermark)):
+            return
+        kept = Kept(producers.retried_batches(now_ms), producers.retry_window_ms, _copied_up_to(partition))
+        report = await partition.in_thread(lambda: compaction.compact(now_ms, high_watermark, kept))
     except HeadraceError as error:
         if _log_at_work(partition) is partition_log:
             partition.fail_unless_refused(error)
