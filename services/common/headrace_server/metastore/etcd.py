@@ -292,7 +292,7 @@ class EtcdMetastore:
         """Call a method of one endpoint; arguments and errors as of `EtcdLogin.send`."""
         if self._login is None:
             return await method(request, timeout=try_s)
-        return await self._login.send(endpoint.auth, partial(_call_with, method, request), try_s, timeout_s)
+        return await self._login.send(endpoint.auth, method, request, try_s, timeout_s)
 
     async def _read(
         self, what: str, method_of: Callable[[EtcdEndpoint], Any], request: Any, *, has_token: bool = True
@@ -368,7 +368,3 @@ class EtcdMetastore:
                 f"etcd cluster {header.cluster_id:x} answered where {self._cluster_id:x} did before"
             )
         self._cluster_id = header.cluster_id
-
-
-async def _call_with(method: Any, request: Any, metadata: Metadata, timeout_s: float) -> Any:
-    return await method(request, timeout=timeout_s, metadata=metadata)

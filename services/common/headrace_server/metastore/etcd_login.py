@@ -15,10 +15,9 @@ view reads first, which renews an ended token. `etcd.EtcdMetastore` and the comm
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -29,8 +28,10 @@ from headrace_server.metastore import etcd3_stubs as stubs
 MAX_SENDS = 6
 """Sends of one call that etcd refuses because of its token."""
 _SENDS_BEFORE_RENEWAL = 3
+NOT_ENABLED = "authentication is not enabled"
+WRONG_PASSWORD = "authentication failed"
+"""Texts of etcd's errors."""
 
-AnswerT = TypeVar("AnswerT")
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -84,14 +85,14 @@ class EtcdLogin:
     def __repr__(self) -> str:
         return f"EtcdLogin({self.user!r})"
 
-    async def send(
-        self, auth: Any, send: Callable[[Metadata, float], Awaitable[AnswerT]], try_s: float, timeout_s: float
-    ) -> AnswerT:
+    async def send(self, auth: Any, method: Any, request: Any, try_s: float, timeout_s: float) -> Any:
         """Send a call with the token; again, with a new one if necessary, while etcd refuses the token.
 
         Args:
             auth: stub of the Auth service of the member.
-            send: called with the metadata and the timeout of one attempt, at most `try_s`.
+            method: method of a stub of the member.
+            request: its request.
+            try_s: timeout of one attempt.
             timeout_s: timeout of all attempts and logins together.
 
         Raises:
@@ -104,7 +105,8 @@ class EtcdLogin:
         for sent in range(1, MAX_SENDS + 1):
             metadata = await self.metadata(auth, deadline - loop.time())
             try:
-                return await send(metadata, min(try_s, deadline - loop.time()))
+                timeout = min(try_s, deadline - loop.time())
+                return await method(request, timeout=timeout, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 refusal = token_refusal(error.details())
                 if refusal is None or sent == MAX_SENDS:
@@ -135,23 +137,20 @@ class EtcdLogin:
             self._metadata = None
 
     async def _authenticate(self, auth: Any, timeout_s: float) -> Metadata:
-        request = stubs.rpc_pb2.AuthenticateRequest(name=self.user, password=self._read_password())
+        request = stubs.rpc_pb2.AuthenticateRequest(name=self.user, password=read_password(self._password_file))
         try:
             answer = await auth.Authenticate(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             details = error.details() or ""
-            if "authentication is not enabled" in details:
+            if NOT_ENABLED in details:
                 return ()
-            if "authentication failed" in details:
+            if WRONG_PASSWORD in details:
                 raise EtcdRefusedError(
                     f"etcd does not accept the password in {self._password_file} for its user {self.user}",
                     action="Name the right file, or set this password in etcd.",
                 ) from None
             raise NotAuthenticatedError(f"{error.code().name} {details}".strip()) from error
         return (("token", answer.token),)
-
-    def _read_password(self) -> str:
-        return read_password(self._password_file)
 
 
 def read_password(path: str) -> str:

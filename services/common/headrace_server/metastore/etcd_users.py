@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import grpc
@@ -24,9 +23,10 @@ from headrace_server.metastore.etcd_endpoint import (
     raise_definite,
 )
 from headrace_server.metastore.etcd_login import (
+    NOT_ENABLED,
+    WRONG_PASSWORD,
     EtcdLogin,
     EtcdRefusedError,
-    Metadata,
     NotAuthenticatedError,
     TokenRefusal,
     token_refusal,
@@ -66,7 +66,7 @@ class EtcdUsers:
         try:
             await self._call("Authenticate", request, is_public=True)
         except _RefusedError as error:
-            return "authentication is not enabled" not in error.details
+            return NOT_ENABLED not in error.details
         return True  # Not reached: no user has an empty password.
 
     async def enable(self) -> bool:
@@ -118,10 +118,10 @@ class EtcdUsers:
             request = stubs.rpc_pb2.AuthenticateRequest(name=user, password=password)
             await self._call("Authenticate", request, is_public=True)
         except _RefusedError as error:
-            error.expect("authentication failed", "authentication is not enabled")
+            error.expect(WRONG_PASSWORD, NOT_ENABLED)
             change = stubs.rpc_pb2.AuthUserChangePasswordRequest(name=user, password=password)
             await self._call("UserChangePassword", change)
-            return "authentication failed" in error.details
+            return WRONG_PASSWORD in error.details
         return False
 
     async def close(self) -> None:
@@ -139,11 +139,11 @@ class EtcdUsers:
         """
         failures = []
         for endpoint in self._endpoints:
-            send = partial(_send, getattr(endpoint.auth, method), request)
+            send = getattr(endpoint.auth, method)
             try:
                 if self._login is None or is_public:
-                    return await send((), self._timeout_s)
-                return await self._login.send(endpoint.auth, send, self._timeout_s, self._timeout_s)
+                    return await send(request, timeout=self._timeout_s)
+                return await self._login.send(endpoint.auth, send, request, self._timeout_s, self._timeout_s)
             except NotAuthenticatedError as error:
                 failures.append(f"{endpoint.address}: {error}")
             except grpc.aio.AioRpcError as error:
@@ -153,7 +153,7 @@ class EtcdUsers:
                         f"etcd refused {method}, which only its user {ROOT} may call",
                         action="Name the file with its password in --root-password-file.",
                     ) from error
-                if error.code() is grpc.StatusCode.FAILED_PRECONDITION or "authentication failed" in details:
+                if error.code() is grpc.StatusCode.FAILED_PRECONDITION or WRONG_PASSWORD in details:
                     raise _RefusedError(method, details) from error
                 raise_definite(method, endpoint.address, error)
                 failures.append(f"{endpoint.address}: {describe_reason(error)}")
@@ -173,7 +173,3 @@ class _RefusedError(EtcdRefusedError):
         """Raise it again unless it is one of these answers."""
         if not any(text in self.details for text in texts):
             raise self
-
-
-async def _send(method: Any, request: Any, metadata: Metadata, timeout_s: float) -> Any:
-    return await method(request, timeout=timeout_s, metadata=metadata)
