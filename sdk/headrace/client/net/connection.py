@@ -27,7 +27,15 @@ from headrace.client.base.request_ids import operation_metadata
 from headrace.client.net.native import NativeConnections
 from headrace.client.net.native_calls import NATIVE_METHODS, native_request
 from headrace.client.net.security import ChannelSecurity, ClientCertificates, Options, credentials_of
-from headrace.client.net.sessions import AuthorizedStart, AwaitToken, Ended, Sessions, TokenCall, not_open_in_time
+from headrace.client.net.sessions import (
+    AuthorizedStart,
+    AwaitToken,
+    Ended,
+    Sessions,
+    Token,
+    TokenCall,
+    not_open_in_time,
+)
 from headrace.v1 import (
     auth_pb2_grpc,
     broker_pb2,
@@ -269,9 +277,9 @@ class Connections:
                 return self._await_token(step.address, step.seconds)
         raise AssertionError(f"no such step: {step!r}")
 
-    def _await_token(self, address: str, seconds: float) -> str:
+    def _await_token(self, address: str, seconds: float) -> Token:
         assert self.sessions is not None
-        opened: queue.SimpleQueue[tuple[str, Exception | None]] = queue.SimpleQueue()
+        opened: queue.SimpleQueue[tuple[Token, Exception | None]] = queue.SimpleQueue()
         self.sessions.wait(address, seconds, lambda token, error: opened.put((token, error)))
         try:
             token, error = opened.get(timeout=seconds)

@@ -16,7 +16,7 @@ from headrace.client.net.connection import CHANNEL_OPTIONS, FETCH, PRODUCE
 from headrace.client.net.native_async import AsyncNativeConnections
 from headrace.client.net.native_calls import NATIVE_METHODS, native_request
 from headrace.client.net.security import ChannelSecurity, ClientCertificates, Options, credentials_of
-from headrace.client.net.sessions import AwaitToken, Sessions, TokenCall, not_open_in_time
+from headrace.client.net.sessions import AwaitToken, Sessions, Token, TokenCall, not_open_in_time
 from headrace.v1 import (
     auth_pb2_grpc,
     broker_pb2,
@@ -178,11 +178,11 @@ class AsyncConnections:
                 return await self._await_token(step.address, step.seconds)
         raise AssertionError(f"no such step: {step!r}")
 
-    async def _await_token(self, address: str, seconds: float) -> str:
+    async def _await_token(self, address: str, seconds: float) -> Token:
         assert self.sessions is not None
-        opened: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        opened: asyncio.Future[Token] = asyncio.get_running_loop().create_future()
 
-        def ready(token: str, error: Exception | None) -> None:
+        def ready(token: Token, error: Exception | None) -> None:
             if opened.done():  # Cancelled.
                 return
             if error is None:

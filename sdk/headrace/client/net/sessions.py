@@ -3,7 +3,8 @@
     first call                    opens a session at its own address (`OpenSession`) and waits for it; a broker that
                                   does not take the proof names coordinators that do
     two thirds of its lifetime    the next call renews it, and does not wait
-    refused (UNAUTHENTICATED)     the call had no effect: it opens a session and is made once more
+    refused (UNAUTHENTICATED)     the call had no effect: it opens a session, or takes one that another call has opened,
+                                  and is made again; final for a session that was opened after the first refusal
 
 One exchange is in progress at a time. Calls that wait for it begin in their order, as producers number their batches.
 `Connections` and `AsyncConnections` own a `Sessions`, or none without a credential, and run its operations.
@@ -52,8 +53,31 @@ RENEW_RETRY_S = 10.0
 NEW_SESSION = "Open a new session."
 """Action of servers for a caller whose session has ended, which is of no use to one that has just tried it."""
 
-Ready: TypeAlias = Callable[[str, Exception | None], None]
-"""Called once with a token, or with the error for which there is none."""
+
+class Token(str):
+    """Session token with its times on the monotonic clock, in seconds. Its `repr` does not show it."""
+
+    __slots__ = ("ends_at", "opened_at", "renew_at")
+    opened_at: float
+    renew_at: float
+    ends_at: float
+
+    def __new__(cls, text: str, opened_at: float, lifetime_s: float) -> "Token":
+        """`opened_at` is when the exchange was sent."""
+        token = super().__new__(cls, text)
+        token.opened_at = opened_at
+        token.renew_at = opened_at + lifetime_s * 2 / 3
+        token.ends_at = opened_at + lifetime_s
+        return token
+
+    def __repr__(self) -> str:
+        return "<Token>"
+
+
+NO_TOKEN = Token("", 0.0, 0.0)
+
+Ready: TypeAlias = Callable[[Token, Exception | None], None]
+"""Called once with a token, or with `NO_TOKEN` and the error for which there is none."""
 Ended: TypeAlias = Callable[[Any, Exception | None], None]
 """Called once with a response, or with the error of the call."""
 Attempt: TypeAlias = Callable[[str, Ended], None]
@@ -96,17 +120,6 @@ class AwaitToken(NamedTuple):
     seconds: float
 
 
-class _Token:
-    """Session token with its times on the monotonic clock, in seconds."""
-
-    __slots__ = ("ends_at", "renew_at", "text")
-
-    def __init__(self, text: str, sent_at: float, lifetime_s: float) -> None:
-        self.text = text
-        self.renew_at = sent_at + lifetime_s * 2 / 3
-        self.ends_at = sent_at + lifetime_s
-
-
 class _Waiter(NamedTuple):
     address: str
     timeout: float
@@ -127,7 +140,7 @@ class Sessions:
         self._config = config
         self._spawn = spawn
         self._lock = threading.Lock()
-        self._token: _Token | None = None
+        self._token: Token | None = None
         self._refused = ""
         """Token that a server has refused since the exchange in progress began."""
         self._waiting: list[_Waiter] = []
@@ -141,7 +154,7 @@ class Sessions:
         """Addresses to which a token may be sent."""
         self._random = random.Random()
 
-    def current(self, address: str) -> str | None:
+    def current(self, address: str) -> Token | None:
         """Return the token for a call to `address`; `None` means that the call must `wait` for it.
 
         Raises:
@@ -156,7 +169,7 @@ class Sessions:
             if now >= token.ends_at:
                 return None
             self._renew(token, address, now)
-        return token.text
+        return token
 
     def wait(self, address: str, timeout: float, ready: Ready) -> None:
         """Call `ready` when the session is open: on any thread, or before this returns.
@@ -168,14 +181,14 @@ class Sessions:
         """
         is_first = False
         with self._lock:
-            text = self._valid_token()
-            if not self._is_closed and not text:
+            token = self._valid_token()
+            if not self._is_closed and token is None:
                 self._waiting.append(_Waiter(address, timeout, ready))
                 is_first, self._is_opening = not self._is_opening, True
-        if text:
-            ready(text, None)
+        if token is not None:
+            ready(token, None)
         elif self._is_closed:
-            ready("", ClosedError(self._what))
+            ready(NO_TOKEN, ClosedError(self._what))
         elif is_first:
             self._begin()
 
@@ -183,7 +196,7 @@ class Sessions:
         """Drop the session after a server has refused its token; does nothing if there is another one by now."""
         with self._lock:
             self._refused = token
-            if self._token is not None and self._token.text == token:
+            if self._token == token:
                 self._token = None
 
     def close(self) -> None:
@@ -193,11 +206,12 @@ class Sessions:
             self._token = None
             waiting, self._waiting = self._waiting, []
         for waiter in waiting:
-            waiter.ready("", ClosedError(self._what))
+            waiter.ready(NO_TOKEN, ClosedError(self._what))
 
     def authorized(self, call: Call) -> Operation[Any]:
-        """Make a call with the session's token, and once more with a new one if its server refuses that."""
-        for is_repeat in (False, True):
+        """Make a call with the session's token, and again with another if its server refuses that."""
+        refused_at: float | None = None
+        while True:
             token = self.current(call.address)
             if token is None:
                 started = time.monotonic()
@@ -206,10 +220,10 @@ class Sessions:
             try:
                 return (yield TokenCall(call, token))
             except (grpc.RpcError, UnauthenticatedError) as error:
-                if is_repeat or not is_refusal(error):
+                if not is_refusal(error) or is_final(token, refused_at):
                     raise
+                refused_at = time.monotonic() if refused_at is None else refused_at
                 self.refused(token)
-        raise AssertionError("unreachable: the second attempt returns or raises")
 
     def _check(self, address: str) -> None:
         if address not in self._checked:
@@ -218,12 +232,12 @@ class Sessions:
 
     # --- the exchange ---
 
-    def _valid_token(self) -> str:
-        """Return the token, or an empty string if a call must wait. Called under the lock."""
+    def _valid_token(self) -> Token | None:
+        """Return the token, or `None` if a call must wait. Called under the lock."""
         token = self._token
-        return token.text if token is not None and time.monotonic() < token.ends_at else ""
+        return token if token is not None and time.monotonic() < token.ends_at else None
 
-    def _renew(self, token: _Token, address: str, now: float) -> None:
+    def _renew(self, token: Token, address: str, now: float) -> None:
         with self._lock:
             if self._is_opening or self._token is not token or now < token.renew_at:
                 return
@@ -240,7 +254,7 @@ class Sessions:
                 self._is_opening = False
                 waiting, self._waiting = self._waiting, []
             for waiter in waiting:
-                _release(waiter, "", failure)
+                _release(waiter, NO_TOKEN, failure)
 
     def _exchanges(self) -> Operation[None]:
         """Open sessions until no call waits for one."""
@@ -262,7 +276,7 @@ class Sessions:
             self._is_opening = bool(renewal) and not self._is_closed
             return (renewal, OPEN_TIMEOUT_S) if self._is_opening else None
 
-    def _open(self, address: str, timeout: float) -> Operation[_Token]:
+    def _open(self, address: str, timeout: float) -> Operation[Token]:
         """Exchange the credential at `address`, or at a coordinator that it names.
 
         Raises:
@@ -288,7 +302,7 @@ class Sessions:
                 continue
             if response.token:
                 log.debug("session of user %s opened at %s", response.user, at)
-                return _Token(response.token, sent_at, response.lifetime_ms / 1000)
+                return Token(response.token, sent_at, response.lifetime_ms / 1000)
             self._coordinators = self._shuffled(response.coordinators)
             left += [coordinator for coordinator in self._coordinators if coordinator not in tried]
             if not left:
@@ -334,18 +348,18 @@ class Sessions:
         typed.outcome = Outcome.NOT_APPLIED
         return typed
 
-    def _opened(self, token: _Token) -> None:
+    def _opened(self, token: Token) -> None:
         """Start the calls that wait, in their order, then publish the token: no later call overtakes them."""
         while True:
             with self._lock:
-                if token.text == self._refused or self._is_closed:
+                if token == self._refused or self._is_closed:
                     return
                 waiting, self._waiting = self._waiting, []
                 if not waiting:
                     self._token = token
                     return
             for waiter in waiting:
-                _release(waiter, token.text, None)
+                _release(waiter, token, None)
 
     def _failed(self, address: str, error: Exception) -> None:
         with self._lock:
@@ -356,7 +370,7 @@ class Sessions:
             left_s = max(0.0, token.ends_at - time.monotonic())
             log.warning("the session is not renewed and ends in %.0f s: %s", left_s, error)
         for waiter in waiting:
-            _release(waiter, "", _own_copy(error))
+            _release(waiter, NO_TOKEN, _own_copy(error))
 
 
 def _own_copy(error: Exception) -> Exception:
@@ -368,7 +382,7 @@ def _own_copy(error: Exception) -> Exception:
     return again
 
 
-def _release(waiter: _Waiter, token: str, error: Exception | None) -> None:
+def _release(waiter: _Waiter, token: Token, error: Exception | None) -> None:
     try:
         waiter.ready(token, error)
     except Exception:
@@ -376,9 +390,9 @@ def _release(waiter: _Waiter, token: str, error: Exception | None) -> None:
 
 
 class AuthorizedStart:
-    """Start of a call without a wait: with the session's token, and once more if its server refuses that."""
+    """Start of a call without a wait: with the session's token, and again with another if its server refuses that."""
 
-    __slots__ = ("_address", "_attempt", "_ended", "_is_repeat", "_sessions", "_timeout", "_token")
+    __slots__ = ("_address", "_attempt", "_ended", "_refused_at", "_sessions", "_timeout", "_token")
 
     def __init__(self, sessions: Sessions, address: str, timeout: float, attempt: Attempt, ended: Ended) -> None:
         """`timeout` of the call is in seconds."""
@@ -387,8 +401,8 @@ class AuthorizedStart:
         self._timeout = timeout
         self._attempt = attempt
         self._ended = ended
-        self._token = ""
-        self._is_repeat = False
+        self._token = NO_TOKEN
+        self._refused_at: float | None = None
 
     def start(self) -> None:
         """Start the call, now or when the session is open; raise as `Sessions.current` and the attempt."""
@@ -398,11 +412,11 @@ class AuthorizedStart:
         else:
             self._begin(token)
 
-    def _begin(self, token: str) -> None:
+    def _begin(self, token: Token) -> None:
         self._token = token
         self._attempt(token, self._answered)
 
-    def _ready(self, token: str, error: Exception | None) -> None:
+    def _ready(self, token: Token, error: Exception | None) -> None:
         if error is None:
             try:
                 self._begin(token)
@@ -412,10 +426,11 @@ class AuthorizedStart:
         self._ended(None, error)
 
     def _answered(self, answer: Any, error: Exception | None) -> None:
-        if error is None or self._is_repeat or not is_refusal(error):
+        if error is None or not is_refusal(error) or is_final(self._token, self._refused_at):
             self._ended(answer, error)
             return
-        self._is_repeat = True
+        if self._refused_at is None:
+            self._refused_at = time.monotonic()
         self._sessions.refused(self._token)
         self._sessions.wait(self._address, self._timeout, self._ready)
 
@@ -425,6 +440,14 @@ def is_refusal(error: BaseException) -> bool:
     if isinstance(error, HeadraceError):
         return error.code == ErrorCode.UNAUTHENTICATED and error.outcome == Outcome.NOT_APPLIED
     return not isinstance(error, UnsentCallError) and status_of(error)[0] is grpc.StatusCode.UNAUTHENTICATED
+
+
+def is_final(token: Token, refused_at: float | None) -> bool:
+    """Return whether a refusal of `token` ends a call that was first refused at `refused_at`, in monotonic seconds.
+
+    A session that another call had opened before may be as invalid as the one that was refused first.
+    """
+    return refused_at is not None and token.opened_at >= refused_at
 
 
 def not_open_in_time(address: str) -> UnsentCallError:

@@ -14,6 +14,7 @@ from headrace.client.net.sessions import (
     AuthorizedStart,
     AwaitToken,
     Sessions,
+    Token,
     TokenCall,
     UnsentCallError,
     is_refusal,
@@ -404,17 +405,38 @@ def test_a_refused_call_is_made_once_more_with_a_new_session(script):
     """The second refusal is raised; other errors are raised at once."""
     at = script()
     at.open()
-    taken, result = steps(at.sessions.authorized(CALL), REFUSED, "hr1.k.2", "answer")
+    taken, result = steps(at.sessions.authorized(CALL), REFUSED, Token("hr1.k.2", at.now, 900), "answer")
     assert taken == [TokenCall(CALL, "hr1.k.1"), AwaitToken(A, 10.0), TokenCall(CALL, "hr1.k.2")]
     assert result == "answer"
     at = script()
     at.open()
-    taken, result = steps(at.sessions.authorized(CALL), REFUSED, "hr1.k.2", REFUSED)
+    taken, result = steps(at.sessions.authorized(CALL), REFUSED, Token("hr1.k.2", at.now, 900), REFUSED)
     assert (len(taken), result) == (3, REFUSED)
     other = FailedCallError(grpc.StatusCode.UNAVAILABLE, "gone")
     at = script()
     at.open()
     assert steps(at.sessions.authorized(CALL), other) == ([TokenCall(CALL, "hr1.k.1")], other)
+
+
+def test_a_call_is_made_again_until_a_session_opened_after_its_refusal_is_refused(script):
+    """Two keys are removed: the session that another call opened after the first is as invalid when the first refusal
+    of a long poll arrives. The attempt after it has a session of its own time.
+    """
+    at = script()
+    at.open()
+    operation = at.sessions.authorized(CALL)
+    assert next(operation) == TokenCall(CALL, "hr1.k.1")
+    at.sessions.refused("hr1.k.1")
+    at.now += 1
+    at.wait("another call")
+    at.answer(opened("hr1.k.2"))
+    at.now += 1
+    assert operation.throw(REFUSED) == TokenCall(CALL, "hr1.k.2")
+    at.now += 1
+    assert operation.throw(REFUSED) == AwaitToken(A, 10.0)
+    assert operation.send(Token("hr1.k.3", at.now, 900)) == TokenCall(CALL, "hr1.k.3")
+    with pytest.raises(type(REFUSED)):
+        operation.throw(REFUSED)
 
 
 def test_the_wait_for_a_session_counts_against_the_time_of_the_call(script):
@@ -477,6 +499,25 @@ def test_a_started_call_waits_for_the_session_and_is_repeated_once(script):
         assert token == "hr1.k.2"
         ended(*last)
         assert (call.ends, len(call.attempts)) == ([last], 2)
+
+
+def test_a_started_call_is_made_again_until_a_session_opened_after_its_refusal_is_refused(script):
+    at = script()
+    at.open()
+    call = Started(at)
+    call.start()
+    at.sessions.refused("hr1.k.1")
+    at.now += 1
+    at.wait("another call")
+    at.answer(opened("hr1.k.2"))
+    at.now += 1
+    for _ in range(3):
+        call.attempts[-1][1](None, UnauthenticatedError("expired"))
+        if at.step is not None:
+            at.answer(opened("hr1.k.3"))
+    assert [token for token, _ in call.attempts] == ["hr1.k.1", "hr1.k.2", "hr1.k.3"]
+    [(_, error)] = call.ends
+    assert isinstance(error, UnauthenticatedError)
 
 
 def test_a_started_call_ends_with_the_error_of_its_session(script):
