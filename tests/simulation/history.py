@@ -44,6 +44,8 @@ class Poll(NamedTuple):
     records: tuple[tuple[int, str], ...]
     moved: bool = False
     """The consumer changed its position on purpose since its last poll: told to, by retention or a truncation."""
+    end: int | None = None
+    """Offset at which it was told that it has everything; `None`: it was not."""
 
 
 class Final(NamedTuple):
@@ -288,4 +290,6 @@ class _Partition:
                     self._add(
                         "inconsistent-offset", f"{poll.process} read {value} at {offset}; in the end: {log.get(offset)}"
                     )
+            if poll.end is not None and not self._may_skip(expected, poll.end):
+                self._add("poll-skip", f"{poll.process} ended at {expected}, before {poll.end}")
             end[poll.process] = expected

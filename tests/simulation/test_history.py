@@ -143,6 +143,16 @@ def test_what_only_readers_saw_is_judged():
     assert names([*LATER, send("z", offset=1, at=5)], [poll(0, "a", "z")], [final(*COMMITTED)], lost=lost) == []
 
 
+def test_a_reader_has_everything_up_to_its_end_but_what_was_replaced():
+    """Compaction may have removed the last records before its end since it asked for that."""
+    values = ("a", "~1", "~2")
+    sends = [send(*values, offset=0)]
+    ended = Poll("r0", 0, 1, (), end=2)
+    assert names(sends, [poll(0, "a"), ended], [final(*values)]) == []
+    assert names(sends, [poll(0, "a"), ended._replace(end=3)], [final(*values)]) == ["poll-skip"]
+    assert names(sends, [ended._replace(start=0, end=1)], [final(*values)]) == ["poll-skip"]
+
+
 def test_what_an_administrator_gave_up_is_not_lost():
     """Records in the range of an unclean election may be gone or replaced."""
     sends = [*SENDS, send("e", offset=2, at=4)]
