@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from spark_jobs.trace_analysis.fits import CONFIDENCE
 from spark_jobs.trace_analysis.histogram import BINS, EDGES, Floats
@@ -49,7 +49,7 @@ def cache_curve(summary: Summary, name: str) -> tuple[Floats, Floats, Floats]:
     held = np.array(rates)
     error = np.zeros(len(ends))
     if len(held) > 1:
-        error = stats.t.ppf((1 + CONFIDENCE) / 2, len(held) - 1) * held.std(axis=0, ddof=1) / math.sqrt(len(held))
+        error = special.stdtrit(len(held) - 1, (1 + CONFIDENCE) / 2) * held.std(axis=0, ddof=1) / math.sqrt(len(held))
     return EDGES[ends + 1], np.maximum.accumulate(held.mean(axis=0)), error
 
 

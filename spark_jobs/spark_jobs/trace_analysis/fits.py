@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 from headrace.cli.bench.distributions import Tail
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 from spark_jobs.trace_analysis.histogram import EDGES, EXACT, GROUPS, MIDDLES, Counts, Floats
 from spark_jobs.trace_analysis.summary import Summary
@@ -187,7 +187,7 @@ def fit_zipf(counts: Counts, fraction: float, requests: int) -> Fit | None:
     # A simplex may shrink in a narrow valley; a new one continues.
     best = _minimum(spectrum.loss, list(best))
     errors = spectrum.errors(best)
-    z = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
+    z = float(special.ndtri((1 + CONFIDENCE) / 2))
     exponent, log_keys = float(best[1]), float(best[2])
     new_key_rate = spectrum.new_keys(best) / fraction / requests
     # Keys that are requested once are Poisson: those that the law explains and the others.
@@ -296,7 +296,7 @@ def _interval(values: list[float], at: float) -> tuple[float, float]:
     count = len(values)
     if count < 2:
         return (float("nan"), float("nan"))
-    error = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * np.std(values, ddof=1) / math.sqrt(count))
+    error = float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2) * np.std(values, ddof=1) / math.sqrt(count))
     return (at - error, at + error)
 
 
