@@ -9,7 +9,6 @@ import re
 import tomllib
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from headrace.cli.common.exit_codes import ExitCode
@@ -44,6 +43,8 @@ VALIDATED = [*((values, "1.32.0") for values in MATRIX.values()), (EVERYTHING, "
 @pytest.mark.parametrize(("values", "version"), VALIDATED, ids=[*MATRIX, "everything, oldest", "everything, newest"])
 def test_kubernetes_accepts_every_field(render: Render, values: dict[str, Any], version: str) -> None:
     """Strictly, against the schemas of Kubernetes; of the oldest release supported and the newest, too."""
+    import kubernetes_validate  # Seconds, which the workers of all other tests do not spend.
+
     for each in render(values):
         if each["kind"] not in CUSTOM:
             kubernetes_validate.validate(each, version, strict=True)
