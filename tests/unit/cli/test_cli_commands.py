@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from headrace import __version__
 from headrace.cli import local
 from headrace.cli.common.exit_codes import MEANINGS, ExitCode
-from headrace.cli.main import app
+from headrace.cli.main import command_tree
 from headrace.client.base.errors import ConfigError, NoBrokersAvailableError
 from headrace.wire.errors import StorageFullError, TimedOutError
 
@@ -26,7 +25,7 @@ def command_paths() -> list[tuple[str, ...]]:
             found.append((*path, name))
             walk(child, (*path, name))
 
-    walk(typer.main.get_command(app), ())
+    walk(command_tree(), ())
     return found
 
 
@@ -60,7 +59,7 @@ def test_reads_take_output_and_changes_take_dry_run() -> None:
     changes |= {("partition", "elect"), ("group", "delete")}
     changes |= {("partition", "reassign"), ("group", "reset"), ("group", "seek")}
     for path in command_paths():
-        command: Any = typer.main.get_command(app)
+        command: Any = command_tree()
         for name in path:
             command = command.commands[name]
         options = {name for parameter in command.params for name in parameter.opts}

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from headrace.cli.common.exit_codes import MEANINGS
-from headrace.cli.main import app
+from headrace.cli.main import command_tree
 from headrace.cli.partition import problems as partition_problems
 from headrace.cli.records import offsets, record_format
 from headrace.cli.records.record_json import parse_json_line
@@ -49,7 +48,7 @@ def help_examples() -> dict[str, list[str]]:
             examples = (command.help or "").partition("Examples:")[2]
             found[" ".join(("headrace", *path))] = [line.strip() for line in examples.splitlines() if line.strip()]
 
-    walk(typer.main.get_command(app), ())
+    walk(command_tree(), ())
     return found
 
 
@@ -69,7 +68,7 @@ def test_every_command_has_examples_of_itself(command: str) -> None:
 def test_every_command_line_parses(line: str) -> None:
     """Commands and options exist, and offsets and formats are well formed."""
     words = shlex.split(line)[1:]
-    command: Any = typer.main.get_command(app)
+    command: Any = command_tree()
     while hasattr(command, "commands"):
         command = command.commands[words.pop(0)]
     with command.make_context(command.name, words) as context:
