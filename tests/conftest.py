@@ -30,7 +30,12 @@ settings.load_profile("headrace")
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 GRACE_S = 60.0
 """A test that runs for twice its timeout, and this much longer, ends its worker."""
-_GROUPS = {"headrace_cluster": "headrace_cluster", "spark_session": "spark_session", "spark_cluster": "spark_session"}
+_GROUPS = {
+    "headrace_cluster": "headrace_cluster",
+    "spark_session": "spark_session",
+    "spark_cluster": "spark_session",
+    "chart": "chart",
+}
 """The worker of pytest in which a fixture's tests run."""
 OPEN_ACCESS = open_access()
 
@@ -69,8 +74,9 @@ def _serve_grpc_alone() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers (`-n 2 --dist loadgroup`) all tests of the shared cluster run in one: it is started once.
 
-    So do all tests of the Spark session and of its cluster, and those of a module that share what a fixture makes. The
-    group is said at the end of the id, where pytest-xdist looks: what its mark writes pytest 9.2 does not read.
+    So do all tests of the Spark session and of its cluster, those of the chart, which is rendered and checked once for
+    each set of values, and those of a module that share what a fixture makes. The group is said at the end of the id,
+    where pytest-xdist looks: what its mark writes pytest 9.2 does not read.
     """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
