@@ -5,7 +5,7 @@
     drain                 hand over the leaderships of this container's broker (before it is stopped)
     health [NAME]         exit code 0 if startup, liveness or readiness (the default) succeeds
     secrets               make the API keys and passwords of docker-compose.yml that are missing in its volumes
-    node-label            write a label of this Kubernetes node into a file: a broker's rack, from its node's zone
+    node-label            write a label of this Kubernetes node into a file: a broker's data center or rack
     anything else         the command line `headrace`
 
 Three variables set values that are known only when the container runs:
@@ -145,7 +145,7 @@ def node_label(arguments: list[str]) -> int:
         raise ContainerError(f"node {node} cannot be read at {url}: {error}") from error
     value = labels.get(parsed.label, "")
     if not value:
-        print(f"warning: node {node} has no label {parsed.label}: the broker has no rack", file=sys.stderr)
+        print(f"warning: node {node} has no label {parsed.label}: no {parsed.output.name} is set", file=sys.stderr)
     parsed.output.write_text(value + "\n", "utf-8")
     return 0
 

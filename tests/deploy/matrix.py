@@ -19,6 +19,7 @@ EVERYTHING: dict[str, Any] = {
         "replicas": 5,
         "settings": {"stop_timeout_ms": 30_000, "max_fetch_bytes": 8 << 20, "phi_threshold": 6.5},
         "persistence": {"size": "1Ti", "storageClassName": "fast", "annotations": {"backup": "no"}},
+        "dataCenter": {"fromNodeLabel": "topology.kubernetes.io/region"},
         "rack": {"fromNodeLabel": "topology.kubernetes.io/zone"},
         "external": {
             "enabled": True,

@@ -29,7 +29,8 @@ SET_BY_CHART = {
     "broker_id", "data_dir", "cluster", "etcd_endpoints", "listen", "metrics_listen", "advertised_address",
     "internal_advertised_address", "internal_listen", "native_listen", "replication_advertised_address",
     "replication_listen",
-    "native_advertised_address", "internal_tls_allowed_names", "rack", "host", "instance", "log_level",
+    "native_advertised_address", "internal_tls_allowed_names", "data_center", "rack", "host", "instance",
+    "log_level",
     "log_format", "ready_file", "coordinator_id", "posture", "insecure", "admin_api_key_file", "monitor_api_key_file",
     "metrics_tls", "etcd_user", "etcd_password_file",
     *(field.name for field in dataclasses.fields(TlsSettings)),
@@ -215,7 +216,8 @@ def test_services_take_the_environment(render: Render) -> None:
             prefix = f"HEADRACE_{component.upper()}_"
             environ = {each["name"]: each.get("value", "7") for each in container["env"]}
             for entry in environ.get("HEADRACE_FROM_FILES", "").split(","):
-                environ[entry.partition("=")[0]] = "host:1"
+                name = entry.partition("=")[0]
+                environ[name] = "host:1" if name.endswith("_ADDRESS") else "zone-1"
             taken = load_settings(settings, environ=environ, environ_prefix=prefix)
             least_posture(taken.posture, insecure=taken.insecure, listens=taken.client_listens, is_new=True)
 
@@ -572,10 +574,16 @@ def _of_broker(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict
     return {each["name"]: each.get("value") for each in container["env"]}, container["ports"]
 
 
-def test_nodes_are_readable_only_for_racks(render: Render) -> None:
-    """No role without a rack; with one, the token is in the init container alone."""
+@pytest.mark.parametrize(
+    ("names", "containers_with_token"),
+    [(["rack"], ["rack"]), (["dataCenter"], ["data-center"]), (["dataCenter", "rack"], ["data-center", "rack"])],
+)
+def test_nodes_are_readable_only_for_failure_domains(
+    render: Render, names: list[str], containers_with_token: list[str]
+) -> None:
+    """No role without a failure domain; with one, the token is in the init containers that read the labels alone."""
     assert not select(render(), "ClusterRole")
-    objects = render({"broker": {"rack": {"fromNodeLabel": "topology.kubernetes.io/zone"}}})
+    objects = render({"broker": {name: {"fromNodeLabel": f"label/{name}"} for name in names}})
     assert one(objects, "ClusterRole")["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
     template = one(objects, "StatefulSet", "-broker")["spec"]["template"]
     holders = [
@@ -583,7 +591,11 @@ def test_nodes_are_readable_only_for_racks(render: Render) -> None:
         for container in containers(template)
         if any(mount["name"] == "token" for mount in container["volumeMounts"])
     ]
-    assert holders == ["rack"]
+    assert holders == containers_with_token
+    environ, _ = _of_broker(objects)
+    assert environ["HEADRACE_FROM_FILES"] == ",".join(
+        f"HEADRACE_BROKER_{name.upper().replace('-', '_')}=/run/headrace/{name}" for name in containers_with_token
+    )
 
 
 def test_pod_template_is_merged_over_all(render: Render) -> None:

@@ -131,6 +131,7 @@ def test_settings_are_taken_by_the_services(compose: dict[str, Any]) -> None:
             assert told.coordinator_id == name
     assert [each.broker_id for each in brokers] == [1, 2, 3]
     assert len({each.rack for each in brokers}) == 3
+    assert len({each.data_center for each in brokers}) == 1
     for settings in brokers:
         ports = compose["services"][f"broker-{settings.broker_id}"]["ports"]
         published = {port["target"]: f"localhost:{port['published']}" for port in ports}

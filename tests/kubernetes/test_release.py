@@ -318,10 +318,12 @@ def test_a_lost_volume_is_filled_again(outside: Release, figure: Figure) -> None
 
 
 def test_racks_come_from_the_nodes(outside: Release) -> None:
-    """Each broker's rack is its node's zone, which its pod may read."""
-    upgrade(outside, "--set=broker.rack.fromNodeLabel=topology.kubernetes.io/zone")
+    """Each broker's rack is its node's zone, which its pod may read; so is its data center."""
+    labels = ("rack", "dataCenter")
+    upgrade(outside, *(f"--set=broker.{name}.fromNodeLabel=topology.kubernetes.io/zone" for name in labels))
     found = json.loads(outside.headrace("broker", "list", "--output", "json"))
     assert sorted(each["rack"] for each in found) == ["zone-1", "zone-2", "zone-3"]
+    assert all(each["data_center"] == each["rack"] for each in found)
 
 
 def test_a_member_of_etcd_is_replaced_under_load(outside: Release, figure: Figure) -> None:

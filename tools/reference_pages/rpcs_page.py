@@ -53,6 +53,7 @@ _COMMON = {
     "in_sync_replicas": "Brokers whose copy is complete up to the high watermark.",
     "in_sync": "Replicas that count for the high watermark.",
     "eligible_leaders": "Not in sync, but known to have all committed records.",
+    "data_center": "The failure domain above the rack.",
     "rack": "The failure domain over which replicas are spread.",
     "host": "The machine, a failure domain below the rack.",
     "producer_id": "Id of an idempotent producer.",

@@ -64,7 +64,7 @@ class GetMetadataResponse(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., revision: _Optional[int] = ..., age_ms: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerMetadata, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicMetadata, _Mapping]]] = ..., coordinators: _Optional[_Iterable[str]] = ..., max_batch_bytes: _Optional[int] = ..., answered_by: _Optional[str] = ..., handshake: _Optional[_Union[_handshake_pb2.Handshake, _Mapping]] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class BrokerMetadata(_message.Message):
-    __slots__ = ("broker_id", "address", "rack", "host", "broker_epoch", "draining", "version", "native_address")
+    __slots__ = ("broker_id", "address", "rack", "host", "broker_epoch", "draining", "version", "native_address", "data_center")
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class BrokerMetadata(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NATIVE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DATA_CENTER_FIELD_NUMBER: _ClassVar[int]
     broker_id: int
     address: str
     rack: str
@@ -81,7 +82,8 @@ class BrokerMetadata(_message.Message):
     draining: bool
     version: str
     native_address: str
-    def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., host: _Optional[str] = ..., broker_epoch: _Optional[int] = ..., draining: bool = ..., version: _Optional[str] = ..., native_address: _Optional[str] = ...) -> None: ...
+    data_center: str
+    def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., host: _Optional[str] = ..., broker_epoch: _Optional[int] = ..., draining: bool = ..., version: _Optional[str] = ..., native_address: _Optional[str] = ..., data_center: _Optional[str] = ...) -> None: ...
 
 class TopicMetadata(_message.Message):
     __slots__ = ("name", "topic_id", "partitions", "max_batch_bytes", "error")

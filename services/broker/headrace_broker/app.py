@@ -284,6 +284,7 @@ class BrokerServer:
         settings = self._settings
         live = metadata_pb2.BrokerLive(
             broker_id=settings.broker_id,
+            data_center=settings.data_center,
             rack=settings.rack,
             host=settings.host,
             instance=settings.instance,

@@ -86,6 +86,14 @@ class BrokerSettings(ServiceSettings):
             "accepted."
         ),
     ] = ()
+    data_center: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z0-9._-]{0,63}$",
+            description="Failure domain above the rack, at most 63 letters, digits, '.', '_' or '-'; racks of the same "
+            "name in two data centers are two racks. Default: none.",
+        ),
+    ] = ""
     rack: Annotated[str, Field(description="Failure domain across which replicas are spread. Default: none.")] = ""
     host: Annotated[str, Field(description="Machine, a failure domain below the rack. Default: none.")] = ""
     instance: Annotated[

@@ -264,6 +264,7 @@ class ClusterView:
                 broker_id=broker_id,
                 address=broker.live.address,
                 native_address=broker.live.native_address,
+                data_center=broker.live.data_center,
                 rack=broker.live.rack,
                 host=broker.live.host,
                 broker_epoch=broker.broker_epoch,

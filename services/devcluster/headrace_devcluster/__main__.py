@@ -43,7 +43,9 @@ app = typer.Typer(
 DataDir = Annotated[Path, typer.Option(help="Directory of data, logs and the state file.")]
 Brokers = Annotated[int, typer.Option(min=1, max=9, help="Number of brokers.")]
 Coordinators = Annotated[int, typer.Option(min=1, max=8, help="Number of coordinators.")]
-Racks = Annotated[str, typer.Option(help="Racks of the brokers, such as a,b,c; assigned to them in turn.")]
+Racks = Annotated[
+    str, typer.Option(help="Racks of the brokers in turn, such as a,b,c, or with data centers x/a,x/b,y/a.")
+]
 AnyPort = Annotated[bool, typer.Option("--any-port", help="Use free ports instead of 7170.., 7181.. and 7190.")]
 
 Tls = Annotated[bool, typer.Option("--tls", help="Use TLS on all connections, with a generated client certificate.")]

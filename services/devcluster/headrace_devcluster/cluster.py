@@ -71,7 +71,8 @@ class LocalClusterSpec:
     """Require an identity of every caller, and in etcd; `LocalCluster.client_settings` has the API key of an
     administrator."""
     racks: tuple[str, ...] = ()
-    """Racks of the brokers 1, 2, ..., repeated if there are more brokers; empty means that no broker has a rack."""
+    """Racks of the brokers 1, 2, ..., repeated if there are more brokers; empty means that no broker has a rack.
+    `DATA_CENTER/RACK` names the data center, too."""
 
     def __post_init__(self) -> None:
         """Check the composition."""
@@ -82,9 +83,12 @@ class LocalClusterSpec:
         if self.etcd_members > 1 and self.directory is not None and not self.fixed_ports:
             raise ValueError("several members of etcd in a directory that is kept need fixed ports")
 
-    def rack(self, broker_id: int) -> str:
-        """Return the rack of a broker (1, 2, ...); empty if it has none."""
-        return self.racks[(broker_id - 1) % len(self.racks)] if self.racks else ""
+    def location(self, broker_id: int) -> tuple[str, str]:
+        """Return the data center and the rack of a broker (1, 2, ...); empty if it has none."""
+        if not self.racks:
+            return "", ""
+        data_center, _, rack = self.racks[(broker_id - 1) % len(self.racks)].rpartition("/")
+        return data_center, rack
 
 
 class LocalCluster:
@@ -341,10 +345,11 @@ class LocalCluster:
         return self._make_part(f"coordinator-{identity}", "headrace_coordinator", COORDINATOR_PORT + index, own)
 
     def _make_broker(self, broker_id: int, settings: Mapping[str, object]) -> LocalService:
-        rack = self.spec.rack(broker_id)
+        data_center, rack = self.spec.location(broker_id)
         own = {
             "broker_id": broker_id,
             "data_dir": self.directory / f"broker-{broker_id}",
+            **({"data_center": data_center} if data_center else {}),
             **({"rack": rack} if rack else {}),
             **self.spec.broker_settings,
             **settings,

@@ -62,5 +62,7 @@ def test_a_spec_that_cannot_run_is_refused() -> None:
 def test_racks_go_round() -> None:
     """The racks of a spec are those of its brokers in order, a fourth broker's the first one's; none is no rack."""
     spec = LocalClusterSpec(racks=("a", "b", "c"))
-    assert [spec.rack(broker_id) for broker_id in (1, 2, 3, 4)] == ["a", "b", "c", "a"]
-    assert LocalClusterSpec().rack(1) == ""
+    assert [spec.location(broker_id) for broker_id in (1, 2, 3, 4)] == [("", rack) for rack in "abca"]
+    assert LocalClusterSpec().location(1) == ("", "")
+    assert LocalClusterSpec(racks=("x/a", "y/")).location(2) == ("y", "")
+    assert LocalClusterSpec(racks=("x/a", "y/")).location(1) == ("x", "a")

@@ -1,9 +1,20 @@
+{{/* The failure domains of a broker that are labels of its node: name, label, and variable of the setting. */}}
+{{- define "headrace.nodeLabels" -}}
+{{- with .Values.broker.dataCenter.fromNodeLabel }}
+- {name: data-center, label: {{ . | quote }}, variable: HEADRACE_BROKER_DATA_CENTER}
+{{- end }}
+{{- with .Values.broker.rack.fromNodeLabel }}
+- {name: rack, label: {{ . | quote }}, variable: HEADRACE_BROKER_RACK}
+{{- end }}
+{{- end -}}
+
 {{/* The pod template of a broker, before podTemplate is merged over it. */}}
 {{- define "headrace.brokerPod" -}}
 {{- $root := .root -}}
 {{- $broker := .root.Values.broker -}}
 {{- $native := include "headrace.native" $root -}}
 {{- $name := include "headrace.componentName" . -}}
+{{- $domains := include "headrace.nodeLabels" $root | fromYamlArray -}}
 {{- $image := include "headrace.image" (dict "image" $root.Values.image "tag" $root.Chart.AppVersion) -}}
 metadata:
   labels:
@@ -25,13 +36,13 @@ spec:
   securityContext:
     {{- include "headrace.podSecurity" $root | nindent 4 }}
   {{- include "headrace.scheduling" . | nindent 2 }}
-  {{- if or $broker.rack.fromNodeLabel $broker.extraInitContainers }}
+  {{- if or $domains $broker.extraInitContainers }}
   initContainers:
-    {{- if $broker.rack.fromNodeLabel }}
-    - name: rack
+    {{- range $domains }}
+    - name: {{ .name }}
       image: {{ $image }}
       imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-      args: [node-label, --label, {{ $broker.rack.fromNodeLabel | quote }}, --output, /run/headrace/rack]
+      args: [node-label, --label, {{ .label | quote }}, --output, /run/headrace/{{ .name }}]
       env:
         - name: HEADRACE_NODE_NAME
           valueFrom:
@@ -102,8 +113,8 @@ spec:
         {{- $files = append $files "HEADRACE_BROKER_NATIVE_ADVERTISED_ADDRESS=/etc/headrace-addresses/native-$(HEADRACE_BROKER_BROKER_ID)" }}
         {{- end }}
         {{- end }}
-        {{- if $broker.rack.fromNodeLabel }}
-        {{- $files = append $files "HEADRACE_BROKER_RACK=/run/headrace/rack" }}
+        {{- range $domains }}
+        {{- $files = append $files (printf "%s=/run/headrace/%s" .variable .name) }}
         {{- end }}
         {{- with $files }}
         - {name: HEADRACE_FROM_FILES, value: {{ join "," . | quote }}}
@@ -144,7 +155,7 @@ spec:
         {{- if $broker.external.enabled }}
         - {name: addresses, mountPath: /etc/headrace-addresses, readOnly: true}
         {{- end }}
-        {{- if $broker.rack.fromNodeLabel }}
+        {{- if $domains }}
         - {name: run, mountPath: /run/headrace, readOnly: true}
         {{- end }}
         {{- with include "headrace.tlsMounts" $root }}{{ nindent 8 (trim .) }}{{ end }}
@@ -165,7 +176,7 @@ spec:
       configMap:
         name: {{ $name }}-addresses
     {{- end }}
-    {{- if $broker.rack.fromNodeLabel }}
+    {{- if $domains }}
     - name: run
       emptyDir: {sizeLimit: 1Mi}
     - name: token

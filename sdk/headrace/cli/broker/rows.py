@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 BROKER_COLUMNS = (
     Column("BROKER", "broker_id"),
     Column("ADDRESS", "address"),
+    Column("DATA CENTER", "data_center"),
     Column("RACK", "rack"),
     Column("HOST", "host"),
     Column("DRAINING", "draining"),
@@ -23,6 +24,7 @@ def broker_row(broker: "BrokerDescription") -> dict[str, JsonValue]:
     return {
         "broker_id": broker.broker_id,
         "address": broker.address,
+        "data_center": broker.data_center,
         "rack": broker.rack,
         "host": broker.host,
         "draining": broker.draining,

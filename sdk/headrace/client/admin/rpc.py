@@ -90,6 +90,7 @@ class BrokerDescription:
     broker_epoch: int
     draining: bool
     version: str
+    data_center: str = ""
 
 
 class CoordinatorDescription(NamedTuple):
@@ -290,7 +291,9 @@ def cluster_description(response: cluster_pb2.DescribeClusterResponse) -> Cluste
         response.controller_id,
         response.controller_epoch,
         tuple(
-            BrokerDescription(b.broker_id, b.address, b.rack, b.host, b.broker_epoch, b.draining, b.version)
+            BrokerDescription(
+                b.broker_id, b.address, b.rack, b.host, b.broker_epoch, b.draining, b.version, b.data_center
+            )
             for b in response.brokers
         ),
         tuple(CoordinatorDescription(c.coordinator_id, c.address, c.version) for c in response.coordinators),

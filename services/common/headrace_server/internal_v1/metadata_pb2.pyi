@@ -18,7 +18,7 @@ class ClusterMeta(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., generation: _Optional[int] = ..., format_version: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class BrokerLive(_message.Message):
-    __slots__ = ("broker_id", "address", "internal_address", "rack", "host", "boot_id", "draining", "resumes", "clean", "version", "max_batch_bytes", "suspected_brokers", "storage_since", "capabilities", "native_address", "instance", "takes_no_replicas", "replication_address")
+    __slots__ = ("broker_id", "address", "internal_address", "rack", "host", "boot_id", "draining", "resumes", "clean", "version", "max_batch_bytes", "suspected_brokers", "storage_since", "capabilities", "native_address", "instance", "takes_no_replicas", "replication_address", "data_center")
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INTERNAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class BrokerLive(_message.Message):
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     TAKES_NO_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     REPLICATION_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DATA_CENTER_FIELD_NUMBER: _ClassVar[int]
     broker_id: int
     address: str
     internal_address: str
@@ -55,7 +56,8 @@ class BrokerLive(_message.Message):
     instance: str
     takes_no_replicas: str
     replication_address: str
-    def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., internal_address: _Optional[str] = ..., rack: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., draining: bool = ..., resumes: _Optional[int] = ..., clean: bool = ..., version: _Optional[str] = ..., max_batch_bytes: _Optional[int] = ..., suspected_brokers: _Optional[_Iterable[int]] = ..., storage_since: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., native_address: _Optional[str] = ..., instance: _Optional[str] = ..., takes_no_replicas: _Optional[str] = ..., replication_address: _Optional[str] = ...) -> None: ...
+    data_center: str
+    def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., internal_address: _Optional[str] = ..., rack: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., draining: bool = ..., resumes: _Optional[int] = ..., clean: bool = ..., version: _Optional[str] = ..., max_batch_bytes: _Optional[int] = ..., suspected_brokers: _Optional[_Iterable[int]] = ..., storage_since: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., native_address: _Optional[str] = ..., instance: _Optional[str] = ..., takes_no_replicas: _Optional[str] = ..., replication_address: _Optional[str] = ..., data_center: _Optional[str] = ...) -> None: ...
 
 class BrokerSession(_message.Message):
     __slots__ = ("boot_id", "storage_id", "continuous_since", "storage_since", "storage_incarnation")
