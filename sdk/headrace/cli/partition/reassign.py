@@ -23,10 +23,10 @@ from headrace.cli.common.rendering import (
 )
 from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, Yes, command, confirm
 from headrace.cli.common.watching import Interval, Screen, WaitTimeout, rounds
-from headrace.cli.partition.reassign_plan import PlannedMove
 from headrace.cli.partition.reassign_progress import MoveProgress
 from headrace.cli.partition.reassign_sources import SOURCES, ClusterLayout, choose_planner, cluster_layout
 from headrace.cli.partition.replica_logs import gather_logs
+from headrace.placement.moves import PlannedMove
 from headrace.wire.ids import TopicPartition
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Sources of a move's targets: named replicas, a file, or a plan (`reassign_plan.py`) for some brokers."""
+"""Sources of a move's targets: named replicas, a file, or a plan (`headrace.placement.moves`) for some brokers."""
 
 import json
 from collections.abc import Callable, Collection, Sequence
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.common.arguments import broker_list, parse_broker_ids, parse_partition
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.session import CommandFailed, UsageProblem
-from headrace.cli.partition.reassign_plan import (
+from headrace.placement.moves import (
     PlanBroker,
     PlanImpossibleError,
     PlannedMove,

@@ -1,4 +1,4 @@
-"""Planner of `headrace partition reassign`: partitions and brokers in, moves out.
+"""Planner of moves for even numbers of replicas: partitions and brokers in, moves out.
 
 Pure and deterministic: the same cluster gives the same plan, and the plan of a cluster after its plan is empty. A plan
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from headrace.cli.partition.reassign_plan import (
+from headrace.placement.moves import (
     PlanBroker,
     PlanImpossibleError,
     PlannedMove,
