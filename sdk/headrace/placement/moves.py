@@ -2,11 +2,12 @@
 
 Pure and deterministic: the same cluster gives the same plan, and the plan of a cluster after its plan is empty. A plan
 
-1. moves every replica off brokers that must hold none: each goes to a broker of the rack, then of the host, with the
-   fewest replicas of that partition, there to the one with the fewest replicas in total, then of that topic;
+1. gives every partition the replicas of its placement policy, on brokers that may hold some: a data center with too few
+   gets more, one with too many loses the last ones. Each new replica goes to a broker of the rack, then of the host,
+   with the fewest replicas of that partition, there to the one with the fewest replicas in total, then of that topic;
 2. then moves replicas to brokers with at least two fewer than the fullest, unless that leaves a partition on fewer
-   racks; among a broker's replicas one that adds a rack to its partition moves first, then one of a topic of
-   which the receiver has few replicas, then the smallest;
+   racks, or changes its data centers against the policy; among a broker's replicas one that adds a rack to its
+   partition moves first, then one of a topic of which the receiver has few replicas, then the smallest;
 3. in the partitions that it moves anyway, makes that replica the preferred leader whose broker is preferred in the
    fewest partitions; the current preferred leader stays if its broker has at most one more.
 
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from headrace.placement.policy import RACK, PlacementPolicy
 from headrace.wire.ids import TopicPartition
 
 
@@ -35,6 +37,7 @@ class PlanBroker:
     host: str = ""
     # False for a drained or dead broker, which keeps its replicas and gets no others.
     receives: bool = True
+    data_center: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class PlanPartition:
     replicas: tuple[int, ...]
     # Size of one replica on disk.
     size_bytes: int = 0
+    policy: PlacementPolicy = RACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ def plan_moves(
     """
     layout = _Layout(partitions, brokers)
     for where in layout.order:
-        layout.evacuate(where)
+        layout.settle(where)
     wanted = layout.receivers if receivers is None else [each for each in layout.receivers if each in set(receivers)]
     while any(layout.fill(broker_id) for broker_id in layout.emptiest_first(wanted)):
         pass
@@ -103,24 +107,36 @@ class _Layout:
     def __init__(self, partitions: Sequence[PlanPartition], brokers: Sequence[PlanBroker]) -> None:
         self._before = {each.where: each for each in partitions}
         self._now = {each.where: list(each.replicas) for each in partitions}
-        self._racks = {each.broker_id: each.rack for each in brokers}
-        # A broker that names no host counts as a host of its own.
-        self._hosts = {each.broker_id: (each.rack, each.host or f"broker {each.broker_id}") for each in brokers}
+        self._brokers = {each.broker_id: each for each in brokers}
+        self._data_centers = {each.broker_id: each.data_center for each in brokers}
         self.order = sorted(self._before)
         self.receivers = sorted(each.broker_id for each in brokers if each.receives)
-        self._held: dict[int, set[TopicPartition]] = {broker_id: set() for broker_id in sorted(self._racks)}
+        self._held: dict[int, set[TopicPartition]] = {broker_id: set() for broker_id in sorted(self._brokers)}
         self._of_topic: Counter[tuple[int, str]] = Counter()
         for where in self.order:
             for broker_id in self._now[where]:
-                if broker_id in self._racks:
+                if broker_id in self._brokers:
                     self._held[broker_id].add(where)
                     self._of_topic[broker_id, where.topic] += 1
 
-    def evacuate(self, where: TopicPartition) -> None:
-        """Move a partition's replicas off brokers that must not have any."""
-        for broker_id in self._before[where].replicas:
-            if broker_id not in self._racks:
-                self._move(where, broker_id, self._best_home(where, broker_id))
+    def settle(self, where: TopicPartition) -> None:
+        """Put a partition on the brokers that its policy requires, all of them brokers that may have replicas."""
+        now, policy = self._now[where], self._before[where].policy
+        leaving = [broker_id for broker_id in now if broker_id not in self._brokers]
+        wanted: list[str | None] = [None] * len(leaving)
+        if policy.counts:
+            missing = policy.missing(self._data_centers, now)
+            for broker_id in reversed(now):
+                data_center = self._data_centers.get(broker_id)
+                if data_center is not None and missing[data_center] < 0:
+                    leaving.append(broker_id)
+                    missing[data_center] += 1
+            wanted = [name for name, count in sorted(missing.items()) for _ in range(count)]
+        for data_center in wanted:
+            home = self._best_home(where, leaving, data_center)
+            self._move(where, leaving.pop(0) if leaving else None, home)
+        for broker_id in leaving:
+            self._move(where, broker_id, None)
 
     def emptiest_first(self, brokers: Sequence[int]) -> list[int]:
         """Return brokers by ascending replica count, so that each is filled once."""
@@ -154,52 +170,68 @@ class _Layout:
             found.append(PlannedMove(where, before.replicas, after, before.size_bytes))
         return found
 
-    def _best_home(self, where: TopicPartition, leaving: int) -> int:
-        stay = [each for each in self._now[where] if each != leaving and each in self._racks]
-        racks = Counter(self._racks[each] for each in stay)
-        hosts = Counter(self._hosts[each] for each in stay)
-        free = [each for each in self.receivers if each not in self._now[where]]
+    def _best_home(self, where: TopicPartition, leaving: Collection[int], data_center: str | None) -> int:
+        policy, now = self._before[where].policy, self._now[where]
+        stay = [self._brokers[each] for each in now if each not in leaving and each in self._brokers]
+        racks, hosts = Counter(map(policy.rack_of, stay)), Counter(map(policy.host_of, stay))
+        free = [
+            self._brokers[each]
+            for each in self.receivers
+            if each not in now and data_center in (None, self._data_centers[each])
+        ]
         if not free:
             raise PlanImpossibleError(
-                f"{where.topic}-{where.partition} has {len(self._now[where])} replicas "
-                f"and no other broker that could take the one of broker {leaving}"
+                f"{where.topic}-{where.partition} has {len(now)} replicas and no other broker "
+                f"{f'of data center {data_center} ' if data_center else ''}that could take one"
             )
-        return min(
+        best = min(
             free,
             key=lambda each: (
-                racks[self._racks[each]],
-                hosts[self._hosts[each]],
-                len(self._held[each]),
-                self._of_topic[each, where.topic],
-                each,
+                racks[policy.rack_of(each)],
+                hosts[policy.host_of(each)],
+                len(self._held[each.broker_id]),
+                self._of_topic[each.broker_id, where.topic],
+                each.broker_id,
             ),
         )
+        return best.broker_id
 
     def _may_move(self, where: TopicPartition, donor: int, receiver: int) -> bool:
-        return receiver not in self._now[where] and self._gained_domains(where, donor, receiver) >= (0, 0)
+        may_replace = self._before[where].policy.may_replace(self._brokers[donor], self._brokers[receiver])
+        return may_replace and receiver not in self._now[where] and self._gained(where, donor, receiver) >= (0, 0)
 
     def _rank(self, where: TopicPartition, donor: int, receiver: int) -> tuple[object, ...]:
-        racks, hosts = self._gained_domains(where, donor, receiver)
+        racks, hosts = self._gained(where, donor, receiver)
         uneven = self._of_topic[donor, where.topic] - self._of_topic[receiver, where.topic]
         return (-racks, -hosts, -uneven, self._before[where].size_bytes, where)
 
-    def _gained_domains(self, where: TopicPartition, donor: int, receiver: int) -> tuple[int, int]:
-        """Return how many racks, and then hosts, the partition gains if the receiver replaces the donor."""
-        gained = []
-        for domain_of in (self._racks, self._hosts):
-            leaves, comes = domain_of[donor], domain_of[receiver]
-            held = [domain_of[each] for each in self._now[where]]
-            gained.append(0 if leaves == comes else (comes not in held) - (held.count(leaves) == 1))
-        return gained[0], gained[1]
+    def _gained(self, where: TopicPartition, donor: int, receiver: int) -> tuple[int, int]:
+        now = [self._brokers[each] for each in self._now[where]]
+        return gained_domains(self._before[where].policy, now, self._brokers[donor], self._brokers[receiver])
 
-    def _move(self, where: TopicPartition, donor: int, receiver: int) -> None:
+    def _move(self, where: TopicPartition, donor: int | None, receiver: int | None) -> None:
+        """Replace `donor` by `receiver`; without one of them, add or remove a replica."""
         now = self._now[where]
-        now[now.index(donor)] = receiver
-        if donor in self._racks:
+        at = len(now) if donor is None else now.index(donor)
+        now[at : at + 1] = [] if receiver is None else [receiver]
+        if donor in self._brokers:
             self._held[donor].remove(where)
             self._of_topic[donor, where.topic] -= 1
-        self._held[receiver].add(where)
-        self._of_topic[receiver, where.topic] += 1
+        if receiver is not None:
+            self._held[receiver].add(where)
+            self._of_topic[receiver, where.topic] += 1
+
+
+def gained_domains(
+    policy: PlacementPolicy, holders: Sequence[PlanBroker], donor: PlanBroker, receiver: PlanBroker
+) -> tuple[int, int]:
+    """Return how many racks, and then hosts, a partition on `holders` gains if the receiver replaces the donor."""
+    gained = []
+    for domain_of in (policy.rack_of, policy.host_of):
+        leaves, comes = domain_of(donor), domain_of(receiver)
+        held = [domain_of(each) for each in holders]
+        gained.append(0 if leaves == comes else (comes not in held) - (held.count(leaves) == 1))
+    return gained[0], gained[1]
 
 
 def with_targets(

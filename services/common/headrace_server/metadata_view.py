@@ -291,6 +291,7 @@ class ClusterView:
                 name=topic.name,
                 topic_id=topic.topic_id,
                 max_batch_bytes=topic.config.max_batch_bytes,
+                placement=topic.overrides.get("placement", ""),
                 partitions=[_partition_metadata(partition) for partition in self.partitions(topic.topic_id)],
             )
         return described

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from headrace.placement.policy import PLACEMENT_VALUES, RACK, PlacementPolicy, parse_placement
 from headrace.wire.compression import Codec
 from headrace.wire.errors import InvalidConfigError
 
@@ -54,7 +55,7 @@ class ConfigDefinition:
 
     name: str
     kind: str
-    """`integer`, `choice`, or `choices` (several, separated by commas)."""
+    """`integer`, `choice`, `choices` (several, separated by commas), or `placement`."""
     default: int | str
     minimum: int = 0
     maximum: int = INT64_MAX
@@ -76,6 +77,8 @@ class ConfigDefinition:
             if not given <= set(self.choices):
                 raise self._error(text, f"is not a list of some of {', '.join(self.choices)}")
             return ",".join(each for each in self.choices if each in given)
+        if self.kind == "placement":
+            return parse_placement(text).text
         try:
             value = int(text)
         except ValueError:
@@ -90,6 +93,8 @@ class ConfigDefinition:
             return ", ".join(self.choices)
         if self.kind == "choices":
             return f"some of {', '.join(self.choices)}"
+        if self.kind == "placement":
+            return PLACEMENT_VALUES
         return f"{self.minimum} .. {'2^63 - 1' if self.maximum == INT64_MAX else self.maximum}"
 
     def _error(self, text: str, problem: str) -> InvalidConfigError:
@@ -148,6 +153,13 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
         "min_insync_replicas", "integer", 0, 0, 32_767,
         documentation="In-sync replicas below which acks=all is rejected. At most the topic's replication "
 "factor. 0 means 2 if the topic has at least 3 replicas, else 1.",
+    ),
+    ConfigDefinition(
+        "placement", "placement", RACK.text,
+        documentation="Failure domains over which the replicas of a partition are spread. unaware: hosts. rack: racks, "
+"then hosts. A number for each data center, such as east:2,west:1: that many replicas there, spread over its racks, "
+"then hosts; the numbers are the replication factor. A change counts for further partitions; headrace cluster balance "
+"moves the others.",
     ),
     ConfigDefinition(
         "max_batch_bytes", "integer", (1 << 20) + (1 << 16), 1_024, 16 << 20,
@@ -225,6 +237,7 @@ class TopicConfig:
     flush_messages: int = INT64_MAX
     flush_ms: int = INT64_MAX
     min_insync_replicas: int = 0
+    placement: str = RACK.text
     max_batch_bytes: int = (1 << 20) + (1 << 16)
     timestamp_before_max_ms: int = CENTURY_MS
     timestamp_after_max_ms: int = 3_600_000
@@ -236,6 +249,11 @@ class TopicConfig:
     validate: Validation = Validation.COLUMNS
     allowed_codecs: str = ",".join(CODECS)
     audit: AuditedCalls = AuditedCalls.NONE
+
+    @property
+    def placement_policy(self) -> PlacementPolicy:
+        """`placement`, parsed."""
+        return parse_placement(self.placement)
 
     @property
     def compacts(self) -> bool:

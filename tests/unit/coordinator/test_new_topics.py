@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from headrace.wire.errors import InvalidConfigError, InvalidReplicationFactorError, NotEnoughBrokersError
+from headrace.wire.errors import (
+    InvalidConfigError,
+    InvalidReplicationFactorError,
+    InvalidRequestError,
+    NotEnoughBrokersError,
+)
 from headrace_coordinator.core.placement import BrokerLoad
 from headrace_coordinator.core.topics import (
     Candidate,
@@ -66,3 +71,47 @@ def test_numbers_that_cannot_be_are_refused():
         check_new_topic(TopicSpec("t", 1, 10), TopicDefaults(), 20)
     with pytest.raises(InvalidConfigError, match="replication factor 2"):
         check_new_topic(TopicSpec("t", configs={"min_insync_replicas": "3"}), TopicDefaults(), 2)
+
+
+CENTERS = {
+    broker_id: Candidate(10 * broker_id, BrokerLoad(broker_id, data_center=center))
+    for broker_id, center in enumerate("aabb", 1)
+}
+
+
+def test_the_placement_sets_the_replication_factor():
+    """Three replicas, two of them in `a`; the default of two, and a number that differs, do not count."""
+    spec = TopicSpec("t", 4, configs={"placement": "b:1,a:2"})
+    topic = check_new_topic(spec, TopicDefaults(replication_factor=2), 4)
+    assert (topic.replication_factor, topic.configs, topic.warnings) == (3, {"placement": "a:2,b:1"}, ())
+    for assignment in place_new_topic(topic, CENTERS).assignments:
+        assert sum(broker_id <= 2 for broker_id in assignment) == 2
+    assert check_new_topic(TopicSpec("t", 4, 3, spec.configs), TopicDefaults(), 4) == topic
+    with pytest.raises(InvalidReplicationFactorError, match="2 replicas are asked for, placement = a:2,b:1 has 3"):
+        check_new_topic(TopicSpec("t", 4, 2, spec.configs), TopicDefaults(), 4)
+    with pytest.raises(InvalidConfigError, match="replication factor 3"):
+        check_new_topic(TopicSpec("t", configs=spec.configs | {"min_insync_replicas": "4"}), TopicDefaults(), 4)
+
+
+def test_a_data_center_with_too_few_brokers_is_named():
+    """With the data centers that there are; a retry may help."""
+    topic = check_new_topic(TopicSpec("t", configs={"placement": "a:1,west:2"}), TopicDefaults(), 4)
+    with pytest.raises(
+        NotEnoughBrokersError, match=r"0 brokers of data center west .*; 2 are .* brokers: a, b"
+    ) as found:
+        place_new_topic(topic, CENTERS)
+    assert found.value.retriable
+
+
+def test_explicit_assignments_keep_the_placement():
+    """As many in each data center as it says, else the request is refused."""
+    for assignments, accepted in [(((1, 2, 3),), True), (((4, 2, 1),), True), (((1, 2, 3), (1, 3, 4)), False)]:
+        spec = TopicSpec("t", configs={"placement": "a:2,b:1"}, assignments=assignments)
+        topic = check_new_topic(spec, TopicDefaults(), 4)
+        if accepted:
+            assert place_new_topic(topic, CENTERS).assignments == assignments
+        else:
+            with pytest.raises(InvalidRequestError, match=r"\[1, 3, 4\] are a:1,b:2 by data center"):
+                place_new_topic(topic, CENTERS)
+    with pytest.raises(InvalidReplicationFactorError, match="3 replicas are asked for and 2 are assigned"):
+        check_new_topic(TopicSpec("t", configs={"placement": "a:2,b:1"}, assignments=((1, 3),)), TopicDefaults(), 4)

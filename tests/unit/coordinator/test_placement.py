@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from headrace_coordinator.core.placement import BrokerLoad, place
+from headrace.placement.policy import UNAWARE, parse_placement
+from headrace_coordinator.core.placement import BrokerLoad, lacking_brokers, place
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -201,3 +202,71 @@ def test_second_replicas_are_spread_too():
 def test_it_reports_what_it_cannot_spread(cluster, n, warnings):
     """A warning for each kind of failure domain that replicas share, none where they share none."""
     assert list(place(cluster, partitions=2, replication_factor=n).warnings) == warnings
+
+
+located = st.lists(
+    st.tuples(st.sampled_from("ab"), st.sampled_from(["", "r1", "r2", "r3"]), st.sampled_from(["", "h1", "h2"])),
+    min_size=2,
+    max_size=10,
+)
+
+
+@given(located, st.integers(1, 30), st.data())
+def test_each_data_center_has_its_number_over_its_racks_and_hosts(places, partitions, data):
+    """No rack of a data center holds more replicas of a partition than it must; the first replicas differ in it."""
+    cluster = [BrokerLoad(n, rack, host, data_center=center) for n, (center, rack, host) in enumerate(places)]
+    sizes = Counter(center for center, _, _ in places)
+    counts = {center: data.draw(st.integers(1, min(size, 3))) for center, size in sizes.items()}
+    policy = parse_placement(",".join(f"{center}:{count}" for center, count in counts.items()))
+    placed = place(cluster, partitions=partitions, replication_factor=policy.replication_factor, policy=policy)
+    for replicas in placed.assignments:
+        assert Counter(places[broker_id][0] for broker_id in replicas) == counts
+        for center, count in counts.items():
+            racks = Counter(rack for name, rack, _ in places if name == center)
+            per_rack = next(n for n in range(1, 11) if sum(min(size, n) for size in racks.values()) >= count)
+            held = Counter(places[each][1] for each in replicas if places[each][0] == center)
+            assert max(held.values()) <= per_rack
+
+
+@given(st.integers(1, 4), st.integers(1, 60), st.sampled_from(["a:2,b:1", "a:1,b:1", "a:2,b:2"]))
+def test_leaders_are_balanced_over_data_centers(per_center, partitions, text):
+    """With data centers of equal size preferred leaders differ by at most one, although one has more replicas."""
+    policy = parse_placement(text)
+    cluster = [BrokerLoad(n, data_center="ab"[n % 2]) for n in range(2 * max(2, per_center))]
+    placed = place(cluster, partitions=partitions, replication_factor=policy.replication_factor, policy=policy)
+    assert spread(leader_counts(placed, cluster)) <= 1
+
+
+def test_unaware_ignores_racks_and_spreads_over_hosts():
+    """Two racks of one broker and one of three: all brokers get equally many; with `rack` the single ones get more."""
+    cluster = [BrokerLoad(1, rack="a"), *(BrokerLoad(number, rack="b") for number in (2, 3, 4))]
+    unaware = place(cluster, partitions=8, replication_factor=2, policy=UNAWARE)
+    assert spread(replica_counts(unaware, cluster)) == 0
+    assert unaware.warnings == ()
+    assert replica_counts(place(cluster, partitions=8, replication_factor=2), cluster)[1] == 8
+    shared = [BrokerLoad(1, host="h"), BrokerLoad(2, host="h"), BrokerLoad(3, host="i")]
+    assert all(3 in each for each in place(shared, partitions=9, replication_factor=2, policy=UNAWARE).assignments)
+
+
+def test_what_is_lacking_is_said_of_each_data_center():
+    """Also that nothing is."""
+    cluster = [BrokerLoad(1, data_center="a"), BrokerLoad(2, data_center="a"), BrokerLoad(3)]
+    words = "live, are not draining and take replicas"
+    policy = parse_placement("a:3,b:1,c:2")
+    assert lacking_brokers(cluster, 6, policy) == (
+        f"2 brokers of data center a {words}; 3 are needed, 0 brokers of data center b {words}; 1 are needed, "
+        f"0 brokers of data center c {words}; 2 are needed"
+    )
+    assert lacking_brokers(cluster, 2, parse_placement("a:2")) == ""
+    assert lacking_brokers(cluster, 4, UNAWARE) == f"3 brokers {words}; 4 are needed"
+
+
+def test_racks_of_the_used_data_centers_alone_are_warned_of():
+    """A broker without a rack elsewhere does not count."""
+    cluster = [
+        BrokerLoad(1, "r1", data_center="a"),
+        BrokerLoad(2, "r2", data_center="a"),
+        BrokerLoad(3, data_center="b"),
+    ]
+    assert place(cluster, partitions=2, replication_factor=2, policy=parse_placement("a:2")).warnings == ()
+    assert place(cluster, partitions=2, replication_factor=3, policy=parse_placement("a:2,b:1")).warnings != ()

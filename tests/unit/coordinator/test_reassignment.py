@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from headrace.placement.policy import RACK, parse_placement
 from headrace.wire.errors import InvalidReplicationFactorError, InvalidRequestError, UnknownBrokerError
 from headrace_coordinator.core.control import change_partition
 from headrace_coordinator.core.election import RegisteredBroker
@@ -100,12 +101,26 @@ LIVE = {
 def test_bad_targets_are_refused(target, error, words):
     """Typed, and the message says what would be right."""
     with pytest.raises(error, match=words):
-        check_target(state(), target, LIVE)
+        check_target(state(), target, LIVE, RACK)
 
 
 def test_who_holds_the_partition_already_need_not_live():
     """Broker 2 is dead and stays a replica; broker 4 is new and lives."""
-    check_target(state(), (4, 2, 1), LIVE)
+    check_target(state(), (4, 2, 1), LIVE, RACK)
+
+
+def test_a_target_keeps_the_numbers_of_the_placement():
+    """Other numbers are refused; a dead broker may be anywhere; the present replicas, in any order, always may be."""
+    live = {1: RegisteredBroker(10, data_center="a"), 3: RegisteredBroker(30, data_center="b")}
+    live |= {4: RegisteredBroker(40, data_center="a"), 7: RegisteredBroker(70, data_center="b")}
+    policy = parse_placement("a:2,b:1")
+    check_target(state(), (4, 1, 7), live, policy)
+    check_target(state(), (2, 1, 7), live, policy)
+    check_target(state(), (3, 2, 1), live, parse_placement("a:3"))
+    check_target(state(removing=(3,), adding=(4,), replicas=(4, 2, 1, 3)), (1, 2, 4), live, parse_placement("b:3"))
+    for target, found in [((1, 3, 7), "a:1,b:2"), ((1, 7), "a:1,b:1"), ((1, 2, 4, 7), "a:2,b:1,unknown:1")]:
+        with pytest.raises(InvalidRequestError, match=f"are {found} by data center, and the topic has placement = a:2"):
+            check_target(state(), target, live, policy)
 
 
 @given(st.permutations(range(1, 7)), st.data())

@@ -11,6 +11,7 @@ from headrace.wire.errors import (
     InvalidPartitionsError,
     InvalidReplicationFactorError,
     InvalidRequestError,
+    NotEnoughBrokersError,
     UnknownBrokerError,
 )
 from headrace_coordinator.core.placement import BrokerLoad
@@ -101,11 +102,29 @@ def test_what_was_placed_counts_for_the_next_topic_of_a_request() -> None:
 def test_settings_change_by_name_and_as_a_whole_stay_sound() -> None:
     """What is set and what is unset are applied together; a request for nothing, or for too much, is refused."""
     topic = metadata_pb2.Topic(name="t", replication_factor=2, configs={"min_insync_replicas": "2"})
-    assert altered_configs(topic, {"retention_ms": "5000"}, ["min_insync_replicas"]) == {"retention_ms": "5000"}
+    assert altered_configs(topic, {"retention_ms": "5000"}, ["min_insync_replicas"], {}) == {"retention_ms": "5000"}
     for changes, unset, error, reason in [
         ({}, [], InvalidRequestError, "changes no setting"),
         ({"min_insync_replicas": "3"}, [], InvalidConfigError, "more than the replication factor 2"),
         ({}, ["retention_ms"] * (MAX_CONFIGS + 1), InvalidConfigError, "101 settings in one request"),
     ]:
         with pytest.raises(error, match=re.escape(reason)):
-            altered_configs(topic, changes, unset)
+            altered_configs(topic, changes, unset, {})
+
+
+def test_a_placement_is_altered_where_its_data_centers_have_brokers() -> None:
+    """Its numbers count for min_insync_replicas and for further partitions; one that stays is not checked again."""
+    centers = {n: Candidate(n, BrokerLoad(n, data_center="ab"[n % 2])) for n in range(4)}
+    topic = metadata_pb2.Topic(name="t", replication_factor=2, partitions=1)
+    assert altered_configs(topic, {"placement": "b:1,a:2"}, [], centers) == {"placement": "a:2,b:1"}
+    changes = {"placement": "a:2,b:1", "min_insync_replicas": "3"}
+    assert altered_configs(topic, changes, [], centers) == changes
+    with pytest.raises(NotEnoughBrokersError, match=r"2 brokers of data center a .* 3 are needed"):
+        altered_configs(topic, {"placement": "a:3"}, [], centers)
+    topic.configs["placement"] = "a:3,b:2"
+    assert altered_configs(topic, {"retention_ms": "5"}, [], centers)["placement"] == "a:3,b:2"
+    assert altered_configs(topic, {}, ["placement"], centers) == {}
+    topic.configs["placement"] = "a:2,b:1"
+    assert check_more_partitions(topic, 2, ((0, 2, 1),), 10) == 1
+    (assignment,) = place_more_partitions(topic, 1, (), centers, []).assignments
+    assert sorted(broker_id % 2 for broker_id in assignment) == [0, 0, 1]

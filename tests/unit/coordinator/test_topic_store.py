@@ -215,7 +215,7 @@ async def test_two_changes_of_settings_do_not_undo_each_other(parts, faults):
         for changes in ({"retention_bytes": "7"}, {"segment_ms": "9000"}):
             tasks.create_task(
                 parts.store.configure(
-                    by_name("t"), lambda topic, changes=changes: altered_configs(topic, changes, []), parts.deadline
+                    by_name("t"), lambda topic, changes=changes: altered_configs(topic, changes, [], {}), parts.deadline
                 )
             )
     found = await parts.store.find(by_name("t"), parts.deadline)

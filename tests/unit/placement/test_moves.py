@@ -15,6 +15,7 @@ from headrace.placement.moves import (
     plan_moves,
     with_targets,
 )
+from headrace.placement.policy import RACK, UNAWARE, PlacementPolicy, parse_placement
 from headrace.wire.ids import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
@@ -217,7 +218,68 @@ def test_targets_that_a_person_named() -> None:
 
 def test_too_few_brokers_are_named() -> None:
     """The message has partition and numbers."""
-    with pytest.raises(
-        PlanImpossibleError, match="t-0 has 3 replicas and no other broker that could take the one of broker 3"
-    ):
+    with pytest.raises(PlanImpossibleError, match="t-0 has 3 replicas and no other broker that could take one"):
         plan_moves(even(1, 3), [PlanBroker(1), PlanBroker(2)])
+
+
+POLICIES = ("a:1", "a:2", "a:1,b:1", "a:2,b:1", "a:1,b:1,c:1")
+
+
+@st.composite
+def data_centers(draw: Any) -> tuple[list[PlanPartition], list[PlanBroker]]:
+    """Up to 12 partitions with policies by data center, placed at random, against the policies too."""
+    count = draw(st.integers(3, 9))
+    brokers = [
+        PlanBroker(n, draw(st.sampled_from(("", "r1", "r2"))), data_center=draw(st.sampled_from("abc")))
+        for n in range(1, count + 1)
+    ]
+    partitions = []
+    for number in range(draw(st.integers(1, 12))):
+        replicas = draw(st.permutations(range(1, count + 1)))[: draw(st.integers(1, 3))]
+        policy = parse_placement(draw(st.sampled_from(POLICIES)))
+        partitions.append(PlanPartition(TopicPartition("xyz"[number % 3], number), tuple(replicas), 1, policy))
+    return partitions, brokers
+
+
+@given(data_centers())
+def test_a_plan_gives_each_data_center_its_number(cluster: tuple[list[PlanPartition], list[PlanBroker]]) -> None:
+    """By the fewest copies, unless one is too small; racks are shared only if there are too few; then it is stable."""
+    partitions, brokers = cluster
+    center_of = {each.broker_id: each.data_center for each in brokers}
+    sizes = Counter(center_of.values())
+    if any(sizes[name] < count for each in partitions for name, count in each.policy.counts):
+        with pytest.raises(PlanImpossibleError, match=r"no other broker of data center [abc] that could take one"):
+            plan_moves(partitions, brokers)
+        return
+    settled = applied(partitions, plan_moves(partitions, brokers, receivers=()))
+    even = applied(partitions, plan_moves(partitions, brokers))
+    for old, first, last in zip(partitions, settled, even, strict=True):
+        assert Counter(center_of[each] for each in first.replicas) == dict(old.policy.counts)
+        assert Counter(center_of[each] for each in last.replicas) == dict(old.policy.counts)
+        missing = old.policy.missing(center_of, old.replicas)
+        assert len(set(first.replicas) - set(old.replicas)) == sum(count for count in missing.values() if count > 0)
+    assert plan_moves(even, brokers) == []
+
+
+@given(st.integers(1, 12), st.sampled_from(("a:1,b:1", "a:2,b:1")))
+def test_a_removed_broker_is_replaced_in_its_data_center(count: int, text: str) -> None:
+    """Of two racks in the data center the one that is free takes the replica."""
+    brokers = [PlanBroker(n, f"r{n % 2}", data_center="a" if n <= 4 else "b") for n in range(1, 7)]
+    start = [PlanPartition(TopicPartition("t", n), (1,), 1, parse_placement(text)) for n in range(count)]
+    placed = applied(start, plan_moves(start, brokers, receivers=()))
+    moves = plan_moves(placed, [each for each in brokers if each.broker_id != 1], receivers=())
+    assert all(move.removing == (1,) and set(move.adding) <= {2, 3, 4} for move in moves)
+    for each in applied(placed, moves):
+        racks = [n % 2 for n in each.replicas if n <= 4]
+        assert len(racks) == dict(each.policy.counts)["a"] == len(set(racks))
+
+
+def test_unaware_replicas_move_without_a_look_at_racks() -> None:
+    """With `rack` the replica on the second rack stays."""
+    brokers = [PlanBroker(1, "r1"), PlanBroker(2, "r1"), PlanBroker(3, "r2")]
+
+    def moved(policy: PlacementPolicy) -> int:
+        partitions = [PlanPartition(TopicPartition("t", n), (1, 3), 1, policy) for n in range(4)]
+        return sum(2 in move.adding and 3 in move.removing for move in plan_moves(partitions, brokers, receivers=(2,)))
+
+    assert (moved(RACK), moved(UNAWARE)) == (0, 1)

@@ -17,6 +17,7 @@ from headrace.placement.moves import (
     plan_moves,
     with_targets,
 )
+from headrace.placement.policy import parse_placement
 from headrace.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
@@ -54,7 +55,11 @@ class ClusterLayout:
         found = {broker_id: PlanBroker(broker_id, receives=False) for broker_id in holders}
         for broker in self.brokers:
             found[broker.broker_id] = PlanBroker(
-                broker.broker_id, broker.rack, broker.host, receives=not broker.draining
+                broker.broker_id,
+                broker.rack,
+                broker.host,
+                receives=not broker.draining,
+                data_center=broker.data_center,
             )
         return [found[broker_id] for broker_id in sorted(found) if broker_id not in without]
 
@@ -69,9 +74,10 @@ def cluster_layout(
         sizes[where] = max(log.size_bytes, sizes.get(where, 0))
     partitions = []
     for topic in topics:
+        policy = parse_placement(topic.placement)
         for each in topic.partitions:
             where = TopicPartition(topic.name, each.partition)
-            partitions.append(PlanPartition(where, each.target_replicas, sizes.get(where, 0)))
+            partitions.append(PlanPartition(where, each.target_replicas, sizes.get(where, 0), policy))
     return ClusterLayout(brokers, partitions)
 
 

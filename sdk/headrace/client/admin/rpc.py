@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from headrace.client.base.errors import ConfigError
 from headrace.client.net.cluster_metadata import ClusterMetadata
+from headrace.placement.policy import RACK
 from headrace.v1 import broker_pb2, cluster_pb2, topics_pb2
 from headrace.wire.errors import (
     HeadraceError,
@@ -57,6 +58,8 @@ class TopicDescription:
     max_batch_bytes: int
     warnings: tuple[str, ...] = field(default=())
     """Warnings of its creation, for example about a placement that could not be spread."""
+    placement: str = "rack"
+    """The topic config `placement`."""
 
     @property
     def replication_factor(self) -> int:
@@ -261,7 +264,9 @@ def topic_descriptions(
             )
             for partition in sorted(topic.partitions, key=lambda partition: partition.partition)
         )
-        found[topic.name] = TopicDescription(topic.name, topic.topic_id, partitions, topic.max_batch_bytes)
+        found[topic.name] = TopicDescription(
+            topic.name, topic.topic_id, partitions, topic.max_batch_bytes, placement=topic.placement or RACK.text
+        )
     if names is None:
         return [found[name] for name in sorted(found)]
     missing = [name for name in names if name not in found]

@@ -31,6 +31,8 @@ class RegisteredBroker:
     """The broker is shutting down: it is the last candidate for leadership and leaves in-sync sets (KIP-841)."""
     drained: bool = False
     """An administrator drained the broker: it is among the last candidates for leadership but stays in sync."""
+    data_center: str = ""
+    """Data center that it names; empty if none."""
     suspected_by: int = 0
     """Number of registered brokers that miss its replica fetches; used only to choose among equal candidates."""
 
@@ -54,6 +56,7 @@ def sessions_of(
             live.resumes,
             live.clean,
             live.storage_since,
+            data_center=live.data_center,
             stopping=live.draining,
             drained=broker_id in out_of_service,
             suspected_by=suspected_by.get(broker_id, 0),

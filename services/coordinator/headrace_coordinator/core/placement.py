@@ -1,12 +1,12 @@
-"""Placement of replicas of new partitions: spread over racks, then hosts, then brokers, and balanced over brokers.
+"""Placement of replicas of new partitions: by the topic's policy, spread over racks, hosts and brokers, and balanced.
 
 Called when a topic is created or gets more partitions. Deterministic: the same brokers, loads and numbers give the same
 placement on every coordinator, so that a dry run shows what the real one would do. The paper leaves placement open;
 spreading over failure domains first is the rule of KIP-36.
 
-1. Replica sets, partition by partition: each replica goes to a broker whose rack, then whose host, has the fewest
-   replicas of this partition; among those to the one with the fewest replicas of this topic, then with the fewest
-   replicas in total, then to the rack with the fewest replicas of this topic.
+1. Replica sets, partition by partition: each replica goes to a broker, of the data center that the policy names, whose
+   rack, then whose host, has the fewest replicas of this partition; among those to the one with the fewest replicas of
+   this topic, then with the fewest replicas in total, then to the rack with the fewest replicas of this topic.
 2. Leaders: each partition is led by the member with the fewest leaders of this topic; then leadership moves along
    chains of partitions from a broker with too many to one with too few, until no two differ by more than one, if the
    sets allow it.
@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from headrace.placement.policy import RACK, UNAWARE, PlacementPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class BrokerLoad:
     """Number of its replicas of the topic that gets partitions; `0` for a new topic."""
     topic_leaders: int = 0
     """Number of partitions that it leads of the topic that gets partitions; `0` for a new topic."""
+    data_center: str = ""
+    """Failure domain above the rack; empty if none is configured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,35 +55,55 @@ class Placement:
     """Sentences about replicas that could not be spread, for the operator."""
 
 
-def place(brokers: Sequence[BrokerLoad], *, partitions: int, replication_factor: int) -> Placement:
+def place(
+    brokers: Sequence[BrokerLoad], *, partitions: int, replication_factor: int, policy: PlacementPolicy = RACK
+) -> Placement:
     """Place `partitions` >= 1 new partitions of one topic on `replication_factor` >= 1 distinct brokers each.
 
-    The order of `brokers` does not matter; their ids are distinct and there are at least `replication_factor`.
+    The order of `brokers` does not matter; their ids are distinct, and there are as many as the policy needs, in each
+    data center too (`lacking_brokers`).
     """
     ranked = sorted(brokers, key=lambda broker: broker.broker_id)
     assert len({broker.broker_id for broker in ranked}) == len(ranked), "broker ids are distinct"
-    assert 1 <= replication_factor <= len(ranked), "the caller checks that there are enough brokers"
+    assert replication_factor >= 1, "the caller checks the number of replicas"
+    assert not lacking_brokers(ranked, replication_factor, policy), "the caller checks that there are enough brokers"
     assert partitions >= 1, "the caller checks the number of partitions"
-    replica_sets = _choose_replica_sets(ranked, partitions, replication_factor)
+    replica_sets = _choose_replica_sets(ranked, partitions, replication_factor, policy)
     leaders = _choose_leaders(ranked, replica_sets)
     assignments = _order_followers(replica_sets, leaders)
-    return Placement(assignments, spread_warnings(ranked, assignments))
+    return Placement(assignments, spread_warnings(ranked, assignments, policy))
 
 
-def spread_warnings(brokers: Sequence[BrokerLoad], assignments: Sequence[Sequence[int]]) -> tuple[str, ...]:
+def lacking_brokers(brokers: Sequence[BrokerLoad], replication_factor: int, policy: PlacementPolicy) -> str:
+    """Return a clause about the brokers that `place` lacks; empty if there are enough."""
+    found = Counter(broker.data_center for broker in brokers)
+    needs = [(f" of data center {name}", found[name], count) for name, count in policy.counts]
+    return ", ".join(
+        f"{present} brokers{of} live, are not draining and take replicas; {needed} are needed"
+        for of, present, needed in needs or [("", len(brokers), replication_factor)]
+        if present < needed
+    )
+
+
+def spread_warnings(
+    brokers: Sequence[BrokerLoad], assignments: Sequence[Sequence[int]], policy: PlacementPolicy = RACK
+) -> tuple[str, ...]:
     """Return sentences about failure domains that `assignments` share; empty if partitions have one replica."""
     if not assignments or max(len(replicas) for replicas in assignments) == 1:
         return ()
+    if policy.counts:
+        used = {broker_id for replicas in assignments for broker_id in replicas}
+        brokers = [broker for broker in brokers if broker.broker_id in used]
     warnings: list[str] = []
     without_rack = [broker.broker_id for broker in brokers if not broker.rack]
-    racks_are_named = len(without_rack) < len(brokers)
+    racks_are_named = len(without_rack) < len(brokers) and policy != UNAWARE
     if racks_are_named and without_rack:
         named = ", ".join(map(str, sorted(without_rack)))
         warnings.append(f"brokers {named} name no rack, others do: those without count as one rack")
-    domains: list[tuple[str, dict[int, object]]] = []
+    domains: list[tuple[str, dict[int, tuple[str, ...]]]] = []
     if racks_are_named:
-        domains.append(("rack", {broker.broker_id: broker.rack for broker in brokers}))
-    domains.append(("host", {broker.broker_id: _host(broker) for broker in brokers}))
+        domains.append(("rack", {broker.broker_id: policy.rack_of(broker) for broker in brokers}))
+    domains.append(("host", {broker.broker_id: policy.host_of(broker) for broker in brokers}))
     for domain, domain_of in domains:
         shared = sum(len({domain_of[broker_id] for broker_id in replicas}) < len(replicas) for replicas in assignments)
         if shared:
@@ -87,23 +111,28 @@ def spread_warnings(brokers: Sequence[BrokerLoad], assignments: Sequence[Sequenc
     return tuple(warnings)
 
 
-def _choose_replica_sets(brokers: Sequence[BrokerLoad], partitions: int, replication_factor: int) -> list[list[int]]:
+def _choose_replica_sets(
+    brokers: Sequence[BrokerLoad], partitions: int, replication_factor: int, policy: PlacementPolicy
+) -> list[list[int]]:
     """Return the replicas of each partition, in the order in which they were chosen."""
-    rack_of = {broker.broker_id: broker.rack for broker in brokers}
-    host_of = {broker.broker_id: _host(broker) for broker in brokers}
+    rack_of = {broker.broker_id: policy.rack_of(broker) for broker in brokers}
+    host_of = {broker.broker_id: policy.host_of(broker) for broker in brokers}
+    allowed: dict[str | None, list[int]] = {None: [broker.broker_id for broker in brokers]}
+    for broker in brokers:
+        allowed.setdefault(broker.data_center, []).append(broker.broker_id)
     total = {broker.broker_id: broker.replicas for broker in brokers}
     of_topic = {broker.broker_id: broker.topic_replicas for broker in brokers}
-    rack_of_topic: Counter[str] = Counter()
+    rack_of_topic: Counter[tuple[str, str]] = Counter()
     for broker in brokers:
-        rack_of_topic[broker.rack] += broker.topic_replicas
+        rack_of_topic[rack_of[broker.broker_id]] += broker.topic_replicas
     sets: list[list[int]] = []
     for _ in range(partitions):
         chosen: list[int] = []
-        racks: Counter[str] = Counter()
-        hosts: Counter[tuple[str, str]] = Counter()
-        for _ in range(replication_factor):
+        racks: Counter[tuple[str, str]] = Counter()
+        hosts: Counter[tuple[str, str, str]] = Counter()
+        for data_center in policy.slots(replication_factor):
             best = min(
-                (broker_id for broker_id in total if broker_id not in chosen),
+                (broker_id for broker_id in allowed[data_center] if broker_id not in chosen),
                 key=lambda b: (
                     racks[rack_of[b]],
                     hosts[host_of[b]],
@@ -197,8 +226,3 @@ def _order_followers(replica_sets: Sequence[Sequence[int]], leaders: Sequence[in
             replicas.append(following)
         ordered.append(tuple(replicas))
     return tuple(ordered)
-
-
-def _host(broker: BrokerLoad) -> tuple[str, str]:
-    """Return rack and host of a broker; a broker without a host is a host of its own."""
-    return (broker.rack, broker.host or f"broker {broker.broker_id}")

@@ -10,20 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from headrace.placement.policy import MAX_REPLICATION_FACTOR, PlacementPolicy
 from headrace.wire.errors import InvalidReplicationFactorError, InvalidRequestError, UnknownBrokerError
 from headrace_server.partition_state import Move, PartitionState, change
 
 from headrace_coordinator.core.election import RegisteredBroker, reluctance
-from headrace_coordinator.core.topics import MAX_REPLICATION_FACTOR
+from headrace_coordinator.core.topics import check_policy
 
 
-def check_target(state: PartitionState, target: Sequence[int], live: Mapping[int, RegisteredBroker]) -> None:
+def check_target(
+    state: PartitionState, target: Sequence[int], live: Mapping[int, RegisteredBroker], policy: PlacementPolicy
+) -> None:
     """Check the target brokers of a move.
 
-    Brokers that already have a replica need not be live: a dead broker is one reason to move.
+    Brokers that already have a replica need not be live: a dead broker is one reason to move. Another order, or another
+    throttle, of the current target is not checked against the policy, which may have changed since.
 
     Raises:
-        InvalidRequestError: If `target` is empty or names a broker twice.
+        InvalidRequestError: If `target` is empty, names a broker twice, or differs from the topic's placement policy.
         InvalidReplicationFactorError: If `target` has too many brokers.
         UnknownBrokerError: If a new broker is not registered or accepts no new replicas.
     """
@@ -43,6 +47,8 @@ def check_target(state: PartitionState, target: Sequence[int], live: Mapping[int
                 f"broker {broker_id} is not registered, or is draining",
                 action=f"Move to brokers that live: {', '.join(map(str, usable)) or 'there are none'}.",
             )
+    if set(target) != set(state.replicas) - set(state.removing):
+        check_policy(policy, {broker_id: session.data_center for broker_id, session in live.items()}, target)
 
 
 def plan_move(state: PartitionState, target: Sequence[int], copy_bytes_per_second: int) -> PartitionState | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from headrace.placement.policy import MAX_REPLICATION_FACTOR, RACK, PlacementPolicy
 from headrace.wire.errors import (
     InvalidConfigError,
     InvalidPartitionsError,
@@ -25,12 +26,11 @@ from headrace_server.topic_configs import (
     effective_min_insync_replicas,
     normalise_topic_configs,
     parse_topic_config,
+    read_stored_topic_config,
 )
 
-from headrace_coordinator.core.placement import BrokerLoad, Placement, place, spread_warnings
+from headrace_coordinator.core.placement import BrokerLoad, Placement, lacking_brokers, place, spread_warnings
 
-MAX_REPLICATION_FACTOR = 9
-"""More replicas slow down every write without a practical gain in durability."""
 MAX_CONFIGS = 100
 """Maximum number of settings in one request for one topic."""
 
@@ -67,6 +67,7 @@ class CheckedTopic:
     """Canonical values of the settings that differ from the defaults."""
     min_insync_replicas: int
     """The setting; `0` means the default for the number of replicas."""
+    policy: PlacementPolicy = RACK
     assignments: tuple[tuple[int, ...], ...] = ()
     """Explicit broker ids per partition; empty means that `placement` chooses."""
     warnings: tuple[str, ...] = ()
@@ -91,14 +92,21 @@ def check_new_topic(spec: TopicSpec, defaults: TopicDefaults, brokers: int) -> C
         InvalidRequestError: If the request is invalid; a retry cannot succeed.
     """
     check_new_topic_name(spec.name)
+    if len(spec.configs) > MAX_CONFIGS:
+        raise InvalidConfigError(f"{len(spec.configs)} settings for one topic, more than {MAX_CONFIGS}")
+    policy = parse_topic_config(spec.configs).placement_policy
+    _check_policy(policy, spec.replication_factor)
     warnings: tuple[str, ...] = ()
     if spec.assignments:
         partitions, replication_factor = _check_assignments(
-            spec.assignments, spec.partitions, spec.replication_factor, defaults.max_partitions
+            spec.assignments,
+            spec.partitions,
+            spec.replication_factor or policy.replication_factor,
+            defaults.max_partitions,
         )
     else:
         partitions = spec.partitions or defaults.partitions
-        replication_factor = spec.replication_factor
+        replication_factor = spec.replication_factor or policy.replication_factor
         if not replication_factor:
             replication_factor = max(1, min(defaults.replication_factor, brokers))
             if replication_factor < defaults.replication_factor:
@@ -112,6 +120,7 @@ def check_new_topic(spec: TopicSpec, defaults: TopicDefaults, brokers: int) -> C
         replication_factor,
         configs,
         min_insync_replicas,
+        policy,
         assignments=spec.assignments,
         warnings=warnings,
     )
@@ -121,10 +130,12 @@ def place_new_topic(topic: CheckedTopic, candidates: Mapping[int, Candidate]) ->
     """Choose brokers for all partitions of a checked topic.
 
     Raises:
-        NotEnoughBrokersError: If there are fewer live brokers than replicas; retry when there are more.
+        NotEnoughBrokersError: If there are fewer live brokers than replicas, or in a data center; retry when there are
+            more.
         UnknownBrokerError: If an explicit assignment names a broker that is not registered or is draining.
+        InvalidRequestError: If an explicit assignment differs from the placement policy.
     """
-    return _place(candidates, topic.partitions, topic.replication_factor, topic.assignments)
+    return _place(candidates, topic.partitions, topic.replication_factor, topic.policy, topic.assignments)
 
 
 def check_more_partitions(
@@ -144,7 +155,7 @@ def check_more_partitions(
     _check_partitions(total, limit)
     added = total - topic.partitions
     if assignments:
-        _check_assignments(assignments, added, topic.replication_factor, limit)
+        _check_assignments(assignments, added, _replication_factor(topic), limit)
     return added
 
 
@@ -171,7 +182,16 @@ def place_more_partitions(
         )
         for broker_id, candidate in candidates.items()
     }
-    return _place(with_topic, added, topic.replication_factor, assignments)
+    return _place(with_topic, added, _replication_factor(topic), stored_policy(topic), assignments)
+
+
+def stored_policy(topic: metadata_pb2.Topic) -> PlacementPolicy:
+    """Return the placement policy of a topic in etcd; the default if this release cannot read it."""
+    return read_stored_topic_config(topic.configs)[0].placement_policy
+
+
+def _replication_factor(topic: metadata_pb2.Topic) -> int:
+    return stored_policy(topic).replication_factor or topic.replication_factor
 
 
 def initial_state(
@@ -210,11 +230,17 @@ def add_load(candidates: Mapping[int, Candidate], assignments: Iterable[Sequence
     }
 
 
-def altered_configs(topic: metadata_pb2.Topic, changes: Mapping[str, str], unset: Sequence[str]) -> dict[str, str]:
-    """Return the settings to store after `changes` and `unset`.
+def altered_configs(
+    topic: metadata_pb2.Topic,
+    changes: Mapping[str, str],
+    unset: Sequence[str],
+    candidates: Mapping[int, Candidate],
+) -> dict[str, str]:
+    """Return the settings to store after `changes` and `unset`; `candidates` are the brokers that accept replicas.
 
     Raises:
         InvalidConfigError: If a name is unknown, a value or a relation is invalid, or there are no or too many changes.
+        NotEnoughBrokersError: If a data center of a new placement has fewer brokers than replicas.
     """
     if not changes and not unset:
         raise InvalidRequestError("the request changes no setting", action="Name at least one setting to set or unset.")
@@ -223,12 +249,19 @@ def altered_configs(topic: metadata_pb2.Topic, changes: Mapping[str, str], unset
             f"{len(changes) + len(unset)} settings in one request, more than {MAX_CONFIGS}", action="Name each once."
         )
     configs = alter_topic_configs(topic.configs, changes, unset)
-    _check_configs(configs, topic.replication_factor)
+    policy = parse_topic_config(configs).placement_policy
+    _check_configs(configs, policy.replication_factor or topic.replication_factor)
+    if policy.counts and policy != stored_policy(topic):
+        _check_enough(candidates, policy.replication_factor, policy)
     return configs
 
 
 def _place(
-    candidates: Mapping[int, Candidate], partitions: int, replication_factor: int, assignments: Sequence[Sequence[int]]
+    candidates: Mapping[int, Candidate],
+    partitions: int,
+    replication_factor: int,
+    policy: PlacementPolicy,
+    assignments: Sequence[Sequence[int]],
 ) -> Placement:
     loads = [candidates[broker_id].load for broker_id in sorted(candidates)]
     if assignments:
@@ -240,13 +273,37 @@ def _place(
                     action=f"Assign to brokers that live: {known}.",
                 )
         explicit = tuple(tuple(replicas) for replicas in assignments)
-        return Placement(explicit, spread_warnings(loads, explicit))
-    if len(candidates) < replication_factor:
+        data_centers = {load.broker_id: load.data_center for load in loads}
+        for replicas in explicit:
+            check_policy(policy, data_centers, replicas)
+        return Placement(explicit, spread_warnings(loads, explicit, policy))
+    _check_enough(candidates, replication_factor, policy)
+    return place(loads, partitions=partitions, replication_factor=replication_factor, policy=policy)
+
+
+def check_policy(policy: PlacementPolicy, data_centers: Mapping[int, str], replicas: Sequence[int]) -> None:
+    """Check explicit replicas of a partition; `data_centers` are those of the registered brokers.
+
+    Raises:
+        InvalidRequestError: If they differ from the numbers of the policy.
+    """
+    if found := policy.mismatch(data_centers, replicas):
+        raise InvalidRequestError(
+            f"the brokers {list(replicas)} are {found} by data center, and the topic has placement = {policy.text}",
+            action="Name brokers as the placement says, or change the topic's placement first.",
+        )
+
+
+def _check_enough(candidates: Mapping[int, Candidate], replication_factor: int, policy: PlacementPolicy) -> None:
+    loads = [candidate.load for candidate in candidates.values()]
+    if lacking := lacking_brokers(loads, replication_factor, policy):
+        names = ", ".join(sorted({load.data_center for load in loads if load.data_center})) or "there are none"
         raise NotEnoughBrokersError(
-            f"{len(candidates)} brokers live, are not draining and take replicas; {replication_factor} are needed",
+            f"{lacking} by placement = {policy.text}; data centers of these brokers: {names}"
+            if policy.counts
+            else lacking,
             retry_after_ms=1_000,
         )
-    return place(loads, partitions=partitions, replication_factor=replication_factor)
 
 
 def _few_brokers(replication_factor: int, default: int) -> str:
@@ -273,10 +330,16 @@ def _check_replication_factor(replication_factor: int) -> None:
         )
 
 
+def _check_policy(policy: PlacementPolicy, replication_factor: int) -> None:
+    if policy.counts and replication_factor not in (0, policy.replication_factor):
+        raise InvalidReplicationFactorError(
+            f"{replication_factor} replicas are asked for, placement = {policy.text} has {policy.replication_factor}",
+            action="Leave the replication factor out: the placement sets it.",
+        )
+
+
 def _check_configs(configs: Mapping[str, str], replication_factor: int) -> tuple[dict[str, str], int]:
     """Return the settings to store, and min_insync_replicas (`0` means the default)."""
-    if len(configs) > MAX_CONFIGS:
-        raise InvalidConfigError(f"{len(configs)} settings for one topic, more than {MAX_CONFIGS}")
     min_insync_replicas = parse_topic_config(configs).min_insync_replicas
     if min_insync_replicas > replication_factor:
         raise InvalidConfigError(

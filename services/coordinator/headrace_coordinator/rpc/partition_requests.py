@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import structlog
+from headrace.placement.policy import RACK, PlacementPolicy
 from headrace.v1 import cluster_pb2, topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError
 from headrace_server.internal_v1 import metadata_pb2
@@ -21,6 +22,7 @@ from headrace_server.rpc import let_others_run
 from headrace_coordinator.core.election import RegisteredBroker
 from headrace_coordinator.core.leader_requests import elect_preferred, elect_unclean, nobody_returned
 from headrace_coordinator.core.reassignment import check_target, plan_cancel, plan_move
+from headrace_coordinator.core.topics import stored_policy
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.partition_changes import AskedPartition, FoundTopic, PartitionChanges, topic_key
@@ -69,13 +71,15 @@ class PartitionRequests:
         if request.copy_bytes_per_second < 0:
             raise InvalidRequestError(f"copy_bytes_per_second = {request.copy_bytes_per_second} is negative")
         response = cluster_pb2.ReassignPartitionsResponse()
+        found = await self._changes.find((wanted.topic for wanted in request.partitions), deadline)
         asked = []
         for index, wanted in enumerate(request.partitions):
             await let_others_run(index)
             answer = response.partitions.add(**_named(wanted.topic), partition=wanted.partition)
-            decide = _reassign(wanted, request.copy_bytes_per_second)
+            topic = found[topic_key(wanted.topic)]
+            policy = RACK if isinstance(topic, HeadraceError) else stored_policy(topic.message)
+            decide = _reassign(wanted, policy, request.copy_bytes_per_second)
             asked.append(AskedPartition(wanted.topic, wanted.partition, answer, decide, self._added_live))
-        found = await self._changes.find((one.reference for one in asked), deadline)
         changed = await self._changes.change_all(asked, found, deadline, validate_only=request.validate_only)
         if not request.validate_only:
             await self._record_replication_factors(found, changed, deadline)
@@ -214,7 +218,7 @@ class PartitionRequests:
         return nobody_returned(self._view.keyspace, before, live)
 
 
-def _reassign(wanted: cluster_pb2.PartitionReassignment, copy_bytes_per_second: int) -> Decide:
+def _reassign(wanted: cluster_pb2.PartitionReassignment, policy: PlacementPolicy, copy_bytes_per_second: int) -> Decide:
     def decide(state: PartitionState, live: Mapping[int, RegisteredBroker]) -> PartitionState | None:
         if wanted.cancel:
             if wanted.replicas:
@@ -222,7 +226,7 @@ def _reassign(wanted: cluster_pb2.PartitionReassignment, copy_bytes_per_second: 
                     "a cancelled reassignment restores the previous replicas, so the request must not name replicas"
                 )
             return plan_cancel(state)
-        check_target(state, wanted.replicas, live)
+        check_target(state, wanted.replicas, live, policy)
         return plan_move(state, tuple(wanted.replicas), copy_bytes_per_second)
 
     return decide

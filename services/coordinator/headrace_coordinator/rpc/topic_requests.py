@@ -162,10 +162,12 @@ class TopicRequests:
             await self._store.check_reachable(deadline)
             if request.validate_only:
                 message, revision = (await self._store.find(request.topic, deadline)).message, 0
-                altered_configs(message, changes, unset)
+                altered_configs(message, changes, unset, self._store.candidates())
             else:
                 message, revision = await self._store.configure(
-                    request.topic, lambda topic: altered_configs(topic, changes, unset), deadline
+                    request.topic,
+                    lambda topic: altered_configs(topic, changes, unset, self._store.candidates()),
+                    deadline,
                 )
             answer.result.name, answer.result.topic_id = message.name, message.topic_id
             await self._answers.see(revision, deadline)

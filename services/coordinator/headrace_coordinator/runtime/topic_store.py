@@ -99,6 +99,7 @@ class TopicStore:
                     broker.live.host,
                     replicas=replicas.get(broker_id, 0),
                     leaders=leaders.get(broker_id, 0),
+                    data_center=broker.live.data_center,
                 ),
             )
             for broker_id, broker in sorted(self._view.brokers.items())

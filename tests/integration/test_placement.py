@@ -1,0 +1,78 @@
+"""Placement by data center on real processes: where replicas are, and the loss of a whole data center under load."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import headrace
+import pytest
+from headrace.wire.errors import InvalidRequestError, NotEnoughBrokersError
+from headrace_devcluster.cluster import LocalCluster
+
+from tests.integration.replicated import BROKER_SETTINGS, Replicated, Writer, until
+
+PARTITIONS = 4
+CENTERS = {1: "east", 2: "east", 3: "west", 4: "west"}
+
+
+@pytest.fixture
+def two_centers(own_cluster: Callable[..., LocalCluster]) -> Iterator[Replicated]:
+    """Two brokers in each of two data centers, in racks of the same names."""
+    cluster = own_cluster(
+        brokers=4,
+        coordinators=1,
+        broker_settings=BROKER_SETTINGS,
+        racks=("east/r1", "east/r2", "west/r1", "west/r2"),
+    )
+    replicated = Replicated(cluster)
+    yield replicated
+    replicated.close()
+
+
+def test_loss_of_a_data_center_under_load_loses_nothing_acknowledged(two_centers: Replicated) -> None:
+    """I1, I15, I20, I21: kill -9 of all its brokers at once; the others lead and take writes, and are copied back."""
+    admin = two_centers.admin
+    config = {"placement": "east:2,west:2", "min_insync_replicas": 2}
+    admin.create_topic("both", partitions=PARTITIONS, config=config)
+    two_centers.wait_in_sync("both")
+    assert admin.describe_topic("both").placement == "east:2,west:2"
+    leaders = Counter(each.leader_id for each in admin.describe_topic("both").partitions)
+    assert leaders == dict.fromkeys(CENTERS, 1)
+    with Writer(two_centers.servers, "both", PARTITIONS) as writer:
+        writer.wait_for(1_000)
+        killed_at = time.monotonic()
+        for broker_id in (1, 2):
+            two_centers.broker(broker_id).kill()
+        for number in range(PARTITIONS):
+            two_centers.wait_for("both", lambda part: part.leader_id in (3, 4), "a leader in the other one", number)
+        writer.wait_for(1_000)
+        print(f"longest time without an acknowledgement: {writer.longest_gap(killed_at - 1):.2f} s")
+        for broker_id in (1, 2):
+            two_centers.cluster.restart(two_centers.broker(broker_id))
+        two_centers.wait_in_sync("both", CENTERS)
+        writer.wait_for(1_000)
+    writer.check(two_centers)
+    two_centers.check_replicas_equal("both", PARTITIONS)
+
+
+def test_moves_and_new_partitions_keep_the_numbers_of_the_placement(two_centers: Replicated) -> None:
+    """Requests against it are refused, with the numbers; a data center without brokers is named."""
+    admin = two_centers.admin
+    assert {each.broker_id: each.data_center for each in admin.describe_cluster().brokers} == CENTERS
+    admin.create_topic("kept", partitions=2, config={"placement": "east:1,west:2"})
+    admin.create_partitions("kept", 5)
+    for each in admin.describe_topic("kept").partitions:
+        assert Counter(CENTERS[broker_id] for broker_id in each.replicas) == {"east": 1, "west": 2}
+    kept = headrace.TopicPartition("kept", 0)
+    (refused,) = admin.reassign_partitions({kept: [1, 2, 3]})
+    assert isinstance(refused.error, InvalidRequestError)
+    assert "are east:2,west:1 by data center, and the topic has placement = east:1,west:2" in str(refused.error)
+    present = admin.describe_topic("kept").partitions[0].replicas
+    other = 3 - next(each for each in present if each < 3)
+    (accepted,) = admin.reassign_partitions({kept: [other, 4, 3]})
+    assert accepted.error is None
+    until(lambda: admin.describe_topic("kept").partitions[0].replicas == (other, 4, 3), "the end of the move")
+    with pytest.raises(NotEnoughBrokersError, match=r"0 brokers of data center north .*: east, west"):
+        admin.create_topic("far", config={"placement": "north:1,east:1"}, timeout=1)
+    with pytest.raises(NotEnoughBrokersError, match="2 brokers of data center east"):
+        admin.alter_config("kept", {"placement": "east:3"})
