@@ -50,7 +50,7 @@ from headrace_broker.runtime.directory_version import keep_version
 from headrace_broker.runtime.failure_detector import PeerFailureDetector
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.inflation import Inflation
-from headrace_broker.runtime.maintenance import compact, keep_high_watermarks, maintain, retain, scrub
+from headrace_broker.runtime.maintenance import compact, keep_high_watermarks, maintain, measure_loads, retain, scrub
 from headrace_broker.runtime.membership import BrokerMembership
 from headrace_broker.runtime.partition import PartitionContext
 from headrace_broker.runtime.partition_samples import describe_sample
@@ -371,6 +371,7 @@ class BrokerServer:
                 maintain(replica_manager, self._directory, parts.context),
                 keep_high_watermarks(parts.context),
                 retain(replica_manager, parts.context),
+                measure_loads(replica_manager, parts.context),
                 compact(replica_manager, parts.context),
                 scrub(replica_manager, parts.context),
                 self._process.make_audit_writer(self._gate, parts.view).run(),

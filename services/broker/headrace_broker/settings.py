@@ -260,6 +260,15 @@ class BrokerSettings(ServiceSettings):
         ),
     ] = 1_000
 
+    load_window_ms: Annotated[
+        int,
+        Field(
+            ge=100,
+            description="Milliseconds over which the measured load of a replica is averaged, by which "
+            "`headrace cluster balance --by load` plans.",
+        ),
+    ] = 300_000
+
     @property
     def trusts_internal_authority(self) -> bool:
         """See `ServiceSettings`. With configured names only certificates with these names are accepted."""

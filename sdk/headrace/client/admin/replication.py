@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from headrace.client.admin.rpc import error_of
 from headrace.client.base.errors import ConfigError
+from headrace.placement.load import ReplicaLoad
 from headrace.v1 import broker_pb2, cluster_pb2, topics_pb2
 from headrace.wire.errors import HeadraceError, from_detail
 from headrace.wire.ids import TopicPartition
@@ -104,6 +105,8 @@ class LogInfo:
     """Whether it copies from the leader."""
     followers: tuple[FollowerInfo, ...] = field(default=())
     """On the leader: the other replicas."""
+    load: ReplicaLoad = field(default=ReplicaLoad())
+    """Moving averages of bytes and requests at this replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +257,7 @@ def log_infos(response: broker_pb2.DescribeLogsResponse) -> list[LogInfo]:
                 )
                 for each in sorted(log.followers, key=lambda each: each.broker_id)
             ),
+            ReplicaLoad(log.bytes_in_per_second, log.bytes_out_per_second, log.requests_per_second),
         )
         for log in response.logs
     ]

@@ -363,6 +363,7 @@ class FetchHandler:
     def _count(self, partition: Partition, size_bytes: int) -> None:
         self._context.metrics.fetched_bytes.inc(size_bytes)
         partition.fetched_bytes += size_bytes
+        partition.meter.note_read(size_bytes)
 
     def _fill_error(self, each: _Wanted) -> None:
         if each.error is None:

@@ -336,7 +336,7 @@ def _raise(error: HeadraceError | None) -> NoReturn:
 
 
 def _describe(partition: Partition, failure_detector: PeerFailureDetector) -> broker_pb2.LogDescription:
-    replica, partition_log = partition.replica, partition.log
+    replica, partition_log, load = partition.replica, partition.log, partition.meter.load
     description = broker_pb2.LogDescription(
         name=partition.topic,
         topic_id=partition.topic_id,
@@ -351,6 +351,9 @@ def _describe(partition: Partition, failure_detector: PeerFailureDetector) -> br
         is_leader=replica.role is Role.LEADING,
         is_follower=replica.role is Role.FOLLOWING,
         offline_reason=replica.offline_reason,
+        bytes_in_per_second=load.bytes_in,
+        bytes_out_per_second=load.bytes_out,
+        requests_per_second=load.requests,
     )
     if replica.leadership is not None:
         description.followers.extend(_describe_followers(partition, replica.leadership, failure_detector))

@@ -250,7 +250,9 @@ class FollowerFetchSession:
         result.log_start_offset = leadership.wanted_log_start
         if next_offset is not None:
             result.more, result.next_offset = True, next_offset
-        self._context.metrics.replicated_out_bytes.inc(result.batches_size)
+        if result.batches_size:
+            self._context.metrics.replicated_out_bytes.inc(result.batches_size)
+            partition.meter.note_read(result.batches_size)
         return int(result.batches_size)
 
 

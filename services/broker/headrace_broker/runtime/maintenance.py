@@ -30,6 +30,9 @@ COPYING_MS = 60_000
 """A follower that has fetched within this time is copying the log, or has all of it."""
 SCRUB_BYTES = 1 << 20
 """Bytes that are read and verified at a time."""
+LOAD_SAMPLES = 30
+"""Samples in one window of measured loads: with the default, every ten seconds, a thousandth of the loop's time for ten
+thousand partitions."""
 SNAPSHOTS_A_ROUND = 20
 """Maximum producer snapshots per maintenance round, each an fsync: a thousand partitions take a minute."""
 
@@ -89,6 +92,16 @@ async def checkpoint_idle(before: dict[Checkpointed, None], context: PartitionCo
         if partition not in advanced:
             await partition.checkpoint(force=True)
     return advanced
+
+
+async def measure_loads(replica_manager: ReplicaManager, context: PartitionContext) -> None:
+    """Sample the load of every replica, LOAD_SAMPLES times in a window of the averages, until cancelled."""
+    window_ms = context.settings.load_window_ms
+    while True:
+        await asyncio.sleep(window_ms / 1000 / LOAD_SAMPLES)
+        for index, partition in enumerate(replica_manager.partitions):
+            await let_others_run(index, LIGHT_ITEMS_PER_TURN)
+            partition.meter.sample(context.clock.monotonic_ms(), window_ms)
 
 
 async def retain(replica_manager: ReplicaManager, context: PartitionContext) -> None:

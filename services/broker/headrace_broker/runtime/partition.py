@@ -57,6 +57,7 @@ from headrace_broker.core.roles import Role
 from headrace_broker.runtime.batch_checks import AppendResult
 from headrace_broker.runtime.corruption import CorruptionCheck
 from headrace_broker.runtime.flush_policy import FlushPolicy
+from headrace_broker.runtime.load_meter import LoadMeter
 from headrace_broker.runtime.log_start import LogStart
 from headrace_broker.runtime.partition_appender import AcknowledgementWaits, PartitionAppender
 from headrace_broker.runtime.partition_context import PartitionContext
@@ -99,6 +100,7 @@ class Partition:
         self.failure: BaseException | None = None
         self.left_revision: int | None = None  # result of `IsrUpdater.leave` after the replica failed
         self.fetched_bytes = 0  # since the start, for `/metrics/detail`
+        self.meter = LoadMeter(context.clock.monotonic_ms())
         self.replica = PartitionReplica(
             context.broker_id,
             log_start_offset=Offset(0) if partition_log is None else partition_log.log_start_offset,

@@ -172,6 +172,7 @@ class PartitionAppender:
         metrics.produced_bytes.inc(size_bytes)
         self.records += end - base
         self.size_bytes += size_bytes
+        self._partition.meter.note_written(size_bytes)
         self._partition.flush_policy.note_appended(end - base, CALLER.get())
         self._partition.perform(actions)
         if self._partition.delayed_fetches:

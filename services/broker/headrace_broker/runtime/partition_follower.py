@@ -177,6 +177,7 @@ class PartitionFollower:
                 raise
             self._partition.handle(BatchesReplicated(headers))
             self._context.metrics.replicated_in_bytes.inc(len(step.batches))
+            self._partition.meter.note_written(len(step.batches))
             self._partition.flush_policy.note_appended(
                 sum(header.record_count for header in headers), self._partition.topic
             )
