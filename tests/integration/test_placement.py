@@ -9,7 +9,7 @@ import pytest
 from headrace.wire.errors import InvalidRequestError, NotEnoughBrokersError
 from headrace_devcluster.cluster import LocalCluster
 
-from tests.integration.replicated import BROKER_SETTINGS, Replicated, Writer, until
+from tests.integration.replicated import BROKER_SETTINGS, Follower, Replicated, Writer, until
 
 PARTITIONS = 4
 CENTERS = {1: "east", 2: "east", 3: "west", 4: "west"}
@@ -76,3 +76,36 @@ def test_moves_and_new_partitions_keep_the_numbers_of_the_placement(two_centers:
         admin.create_topic("far", config={"placement": "north:1,east:1"}, timeout=1)
     with pytest.raises(NotEnoughBrokersError, match="2 brokers of data center east"):
         admin.alter_config("kept", {"placement": "east:3"})
+    admin.alter_config("kept", {"placement": "east:1,west:1"})
+    plan = admin.plan_balance()
+    assert all(each.error is None for each in admin.reassign_partitions(plan.targets))
+    until(lambda: not admin.list_reassignments(), "the end of the moves")
+    described = admin.describe_topic("kept")
+    assert described.replication_factor == 2
+    for each in described.partitions:
+        assert sorted(CENTERS[broker_id] for broker_id in each.replicas) == ["east", "west"]
+    assert admin.plan_balance().moves == ()
+
+
+def test_one_plan_by_measured_load_evens_the_brokers_under_it(own_cluster: Callable[..., LocalCluster]) -> None:
+    """Of three brokers one leads all, under a producer and a consumer; the loads then measured are within the limit."""
+    cluster = own_cluster(coordinators=1, broker_settings=BROKER_SETTINGS | {"load_window_ms": 1_000})
+    replicated = Replicated(cluster)
+    admin = replicated.admin
+    replicated.create("busy", [[1, 2, 3]] * 6)
+    with Follower(replicated.servers, "busy", 6) as follower:
+        with Writer(replicated.servers, "busy", 6) as writer:
+            plan = until(lambda: (found := admin.plan_balance("load")).ratio_before > 1.4 and found, "a measured load")
+            leader = next(log for log in admin.describe_logs("busy") if log.is_leader)
+            assert min(leader.load.bytes_in, leader.load.bytes_out, leader.load.requests) > 0
+            print(f"{plan.ratio_before:.2f} -> {plan.ratio_after:.2f} by {len(plan.moves)} moves")
+            assert plan.ratio_after <= 1.2
+            assert all(each.error is None for each in admin.reassign_partitions(plan.targets))
+            until(lambda: not admin.list_reassignments(), "the end of the moves")
+            admin.elect_leaders()
+            until(lambda: admin.plan_balance("load", max_ratio=1.3).moves == (), "an even load")
+            writer.wait_for(200)
+        follower.wait_for(len(writer.futures))
+    writer.check(replicated)
+    follower.check(writer)
+    replicated.close()

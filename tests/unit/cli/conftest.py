@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from headrace.cli.common import watching
 from headrace.cli.main import run
+from headrace.client.admin.balance import BalanceBy, BalancePlan, check_balance, plan_balance
 from headrace.client.admin.processes import LogLevelResult, ProcessDescription
 from headrace.client.admin.replication import (
     DiskInfo,
@@ -35,6 +36,7 @@ from headrace.client.base.call_counts import CallStats
 from headrace.client.base.errors import DeliveryError
 from headrace.client.base.records import Record
 from headrace.client.producer.sender import ProducerStats
+from headrace.placement.load import ReplicaLoad
 from headrace.wire.errors import (
     HeadraceError,
     InvalidConfigError,
@@ -71,6 +73,8 @@ class FakeTopics:
     unclaimed: list[bytes] = field(default_factory=list)
     # Log ends of replicas that lack records: (partition, broker id) -> offset.
     log_ends: dict[tuple[TopicPartition, int], int] = field(default_factory=dict)
+    # Bytes in per second at the leader.
+    loads: dict[TopicPartition, float] = field(default_factory=dict)
     # Why a broker has taken a replica offline.
     offline: dict[tuple[TopicPartition, int], str] = field(default_factory=dict)
     # Topics of which a broker deletes no unclaimed log when it comes to it.
@@ -275,6 +279,16 @@ class FakeAdmin(FakeGroupMethods, FakeUserMethods, FakeContext):
             for each in self.held.brokers
             if brokers is None or each.broker_id in brokers
         ]
+
+    def plan_balance(self, by: BalanceBy = "replicas", *, max_ratio: float = 1.2) -> BalancePlan:
+        check_balance(by, max_ratio)
+        loads = [
+            replace(log, load=ReplicaLoad(self.held.loads.get(TopicPartition(log.topic, log.partition), 0.0)))
+            if log.is_leader
+            else log
+            for log in self.describe_logs()
+        ]
+        return plan_balance(self.describe_cluster().brokers, self.describe_topics(), loads, by, max_ratio)
 
     def reassign_partitions(
         self, moves: Mapping[TopicPartition, Sequence[int]], *, copy_bytes_per_second: int = 0, validate_only: bool

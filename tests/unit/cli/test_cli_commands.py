@@ -56,7 +56,7 @@ def test_reads_take_output_and_changes_take_dry_run() -> None:
     reads |= {("broker", "describe"), ("partition", "list"), ("group", "list"), ("group", "describe")}
     changes = {("topic", name) for name in ("create", "alter", "delete")} | {("produce",), ("bench",)}
     changes |= {("broker", name) for name in ("drain", "undrain", "delete-unclaimed")}
-    changes |= {("partition", "elect"), ("group", "delete")}
+    changes |= {("cluster", "balance"), ("partition", "elect"), ("group", "delete")}
     changes |= {("partition", "reassign"), ("group", "reset"), ("group", "seek")}
     for path in command_paths():
         command: Any = command_tree()

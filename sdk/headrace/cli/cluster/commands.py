@@ -1,4 +1,4 @@
-"""`headrace cluster`: describe, health, log-level, dump."""
+"""`headrace cluster`: describe, health, balance, log-level, dump."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.broker.rows import BROKER_COLUMNS, broker_row
+from headrace.cli.cluster.balance import balance
 from headrace.cli.cluster.cluster_health import health
 from headrace.cli.cluster.log_level import log_level
 from headrace.cli.common.rendering import Column, Facts, JsonValue, Report, Table
@@ -21,9 +22,10 @@ COORDINATOR_COLUMNS = (
     Column("VERSION", "version"),
 )
 
-app = typer.Typer(help="Inspect the whole cluster.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Inspect and balance the whole cluster.", no_args_is_help=True, rich_markup_mode=None)
 
 app.command("health")(health)
+app.command("balance")(balance)
 app.command("log-level")(log_level)
 
 

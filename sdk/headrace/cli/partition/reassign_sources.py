@@ -17,7 +17,6 @@ from headrace.placement.moves import (
     plan_moves,
     with_targets,
 )
-from headrace.placement.policy import parse_placement
 from headrace.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
@@ -51,34 +50,18 @@ class ClusterLayout:
 
     def members(self, without: Collection[int] = ()) -> list[PlanBroker]:
         """Return registered brokers and brokers with replicas except `without`; dead or drained ones do not receive."""
-        holders = {broker_id for each in self.partitions for broker_id in each.replicas}
-        found = {broker_id: PlanBroker(broker_id, receives=False) for broker_id in holders}
-        for broker in self.brokers:
-            found[broker.broker_id] = PlanBroker(
-                broker.broker_id,
-                broker.rack,
-                broker.host,
-                receives=not broker.draining,
-                data_center=broker.data_center,
-            )
-        return [found[broker_id] for broker_id in sorted(found) if broker_id not in without]
+        from headrace.client.admin.balance import plan_brokers
+
+        return plan_brokers(self.brokers, self.partitions, without)
 
 
 def cluster_layout(
     brokers: "Sequence[BrokerDescription]", topics: "Sequence[TopicDescription]", logs: "Sequence[LogInfo]"
 ) -> ClusterLayout:
-    """Return the input of a plan; the size of a replica is the largest known of its partition."""
-    sizes: dict[TopicPartition, int] = {}
-    for log in logs:
-        where = TopicPartition(log.topic, log.partition)
-        sizes[where] = max(log.size_bytes, sizes.get(where, 0))
-    partitions = []
-    for topic in topics:
-        policy = parse_placement(topic.placement)
-        for each in topic.partitions:
-            where = TopicPartition(topic.name, each.partition)
-            partitions.append(PlanPartition(where, each.target_replicas, sizes.get(where, 0), policy))
-    return ClusterLayout(brokers, partitions)
+    """Return the input of a plan."""
+    from headrace.client.admin.balance import plan_partitions
+
+    return ClusterLayout(brokers, plan_partitions(topics, logs))
 
 
 def choose_planner(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, Unpack
 import grpc
 
 from headrace.client.admin import rpc
+from headrace.client.admin.balance import BalanceBy, BalancePlan
 from headrace.client.admin.group_operations import AdminGroupOperations
 from headrace.client.admin.groups import (
     CommittedOffset,
@@ -59,6 +60,7 @@ from headrace.client.base.settings_types import AdminSettings
 from headrace.client.base.unclosed import warn_unclosed
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.connection import Connections
+from headrace.placement.load import MAX_RATIO
 from headrace.v1 import auth_pb2
 from headrace.wire.errors import from_rpc_error
 from headrace.wire.ids import TopicPartition
@@ -338,6 +340,26 @@ class Admin:
                 moves, copy_bytes_per_second, validate_only=validate_only, timeout=timeout
             )
         )
+
+    def plan_balance(
+        self, by: BalanceBy = "replicas", *, max_ratio: float = MAX_RATIO, timeout: float | None = None
+    ) -> BalancePlan:
+        """Return moves after which brokers are balanced; pass their `targets` to `reassign_partitions`.
+
+        The plan keeps the placement of every topic, and moves partitions that differ from it. Drained brokers keep
+        what they have.
+
+        Args:
+            by: `replicas` for even numbers of replicas; `load` for the fewest moves after which no broker has more than
+                `max_ratio` times the mean measured load (`LogInfo.load`), or as near as moves come.
+            max_ratio: above 1; only for `load`.
+            timeout: in seconds, for each server.
+
+        Raises:
+            ConfigError: If `by` is unknown, or `max_ratio` is not above 1.
+            NotEnoughBrokersError: If a partition needs a broker that does not exist.
+        """
+        return self._run(self._operations.plan_balance(by, max_ratio, timeout))
 
     def cancel_reassignment(
         self, partitions: Sequence[TopicPartition], *, validate_only: bool = False, timeout: float | None = None

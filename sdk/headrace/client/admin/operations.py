@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from headrace.client.admin import replication, rpc
+from headrace.client.admin.balance import BalanceBy, BalancePlan, check_balance, plan_balance
 from headrace.client.admin.broker_calls import BrokerCalls
 from headrace.client.admin.replication import DiskInfo, DrainResult, LogInfo, PartitionChange, Reassignment
 from headrace.client.admin.rpc import (
@@ -226,6 +227,14 @@ class AdminOperations:
             return []
         request = replication.reassign_request(moves, copy_bytes_per_second, validate_only=validate_only)
         return replication.partition_changes((yield from self._coordinator("ReassignPartitions", request, timeout)))
+
+    def plan_balance(self, by: BalanceBy, max_ratio: float, timeout: float | None) -> Operation[BalancePlan]:
+        """Plan moves from what brokers report now. Nothing is changed."""
+        check_balance(by, max_ratio)
+        brokers = (yield from self.describe_cluster(timeout)).brokers
+        topics = yield from self.describe_topics(None, timeout)
+        logs = yield from self.describe_logs(None, None, timeout)
+        return plan_balance(brokers, topics, logs, by, max_ratio)
 
     def cancel_reassignment(
         self, partitions: Sequence[TopicPartition], *, validate_only: bool, timeout: float | None
