@@ -109,3 +109,26 @@ def test_one_plan_by_measured_load_evens_the_brokers_under_it(own_cluster: Calla
     writer.check(replicated)
     follower.check(writer)
     replicated.close()
+
+
+def test_a_new_broker_takes_its_share_by_itself_under_load(own_cluster: Callable[..., LocalCluster]) -> None:
+    """With `fill_bytes_per_second`: a third of the replicas moves to the third broker, and nothing is lost."""
+    settings = {"fill_bytes_per_second": 100 << 20}
+    cluster = own_cluster(brokers=2, coordinators=1, broker_settings=BROKER_SETTINGS, coordinator_settings=settings)
+    replicated = Replicated(cluster)
+    admin = replicated.admin
+    admin.create_topic("grown", partitions=12, replication_factor=2)
+
+    def held() -> Counter[int]:
+        parts = admin.describe_topic("grown").partitions
+        return Counter(broker_id for each in parts for broker_id in each.replicas)
+
+    assert held() == {1: 12, 2: 12}
+    with Writer(replicated.servers, "grown", 12) as writer:
+        writer.wait_for(200)
+        cluster.add_broker()
+        until(lambda: held() == dict.fromkeys((1, 2, 3), 8), "an even number of replicas")
+        writer.wait_for(200)
+    writer.check(replicated)
+    replicated.check_replicas_equal("grown", 12)
+    replicated.close()

@@ -50,6 +50,8 @@ class PlanPartition:
     # Size of one replica on disk.
     size_bytes: int = 0
     policy: PlacementPolicy = RACK
+    # True while it is moving: it counts where it will be, and `plan_fill` does not move it again.
+    is_moving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,20 @@ def plan_moves(
     wanted = layout.receivers if receivers is None else [each for each in layout.receivers if each in set(receivers)]
     while any(layout.fill(broker_id) for broker_id in layout.emptiest_first(wanted)):
         pass
+    return layout.moves()
+
+
+def plan_fill(
+    partitions: Sequence[PlanPartition], brokers: Sequence[PlanBroker], receivers: Collection[int], limit: int
+) -> list[PlannedMove]:
+    """Return the first moves, at most `limit`, by which `plan_moves` makes the count even; no other partition moves.
+
+    Every broker with replicas must be among `brokers`.
+    """
+    layout = _Layout(partitions, brokers)
+    for _ in range(limit):
+        if not any(layout.fill(broker_id) for broker_id in layout.emptiest_first(sorted(receivers))):
+            break
     return layout.moves()
 
 
@@ -197,8 +213,11 @@ class _Layout:
         return best.broker_id
 
     def _may_move(self, where: TopicPartition, donor: int, receiver: int) -> bool:
-        may_replace = self._before[where].policy.may_replace(self._brokers[donor], self._brokers[receiver])
-        return may_replace and receiver not in self._now[where] and self._gained(where, donor, receiver) >= (0, 0)
+        planned = self._before[where]
+        if planned.is_moving or receiver in self._now[where]:
+            return False
+        may_replace = planned.policy.may_replace(self._brokers[donor], self._brokers[receiver])
+        return may_replace and self._gained(where, donor, receiver) >= (0, 0)
 
     def _rank(self, where: TopicPartition, donor: int, receiver: int) -> tuple[object, ...]:
         racks, hosts = self._gained(where, donor, receiver)

@@ -230,6 +230,7 @@ class _Coordinator:
             orphan_grace_ms=self._settings.orphan_grace_ms,
             deleted_topics_retention_ms=self._settings.deleted_topics_retention_ms,
             leader_rebalance_interval_ms=self._settings.leader_rebalance_interval_ms,
+            fill_bytes_per_second=self._settings.fill_bytes_per_second,
             identity=IdentityMaintenance(
                 self._metastore,
                 self._identity_source,

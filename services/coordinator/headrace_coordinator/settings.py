@@ -100,6 +100,14 @@ class CoordinatorSettings(ServiceSettings):
             "disables them.",
         ),
     ] = 300_000
+    fill_bytes_per_second: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Bytes per second, of all copies together, at which the controller moves replicas to brokers "
+            "that have less than 90 % of the mean number, such as a new one; `0` disables these moves.",
+        ),
+    ] = 0
     lag_interval_ms: Annotated[
         int,
         Field(

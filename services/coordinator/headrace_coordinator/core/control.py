@@ -49,6 +49,8 @@ class Step(Enum):
     """Remove the old replicas of a move once all added ones are in sync (H25)."""
     PREFER = "prefer"
     """Request a hand-over to the first replica."""
+    FILL = "fill"
+    """Start a move to a broker that has less than its share of replicas; not tried by `change_partition`."""
 
 
 @dataclass(frozen=True, slots=True)

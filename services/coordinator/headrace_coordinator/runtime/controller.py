@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 from headrace.wire.errors import MetastoreUnavailableError
 from headrace_server.clock import Clock
-from headrace_server.key_table import ControllerKey, TopicIdKey
+from headrace_server.key_table import BrokerKey, ControllerKey, DrainedBrokerKey, TopicIdKey, TopicKey
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import (
     Compare,
@@ -35,6 +35,7 @@ from headrace_server.rpc import let_others_run
 from headrace_coordinator.core.control import PlannedChange, Step
 from headrace_coordinator.core.orphans import Orphan
 from headrace_coordinator.metrics import CoordinatorMetrics
+from headrace_coordinator.runtime.broker_filler import BrokerFiller
 from headrace_coordinator.runtime.deleted_topics import DeletedTopics
 from headrace_coordinator.runtime.identity_maintenance import IdentityMaintenance
 from headrace_coordinator.runtime.orphan_cleaner import OrphanCleaner
@@ -62,6 +63,7 @@ class Controller:
         orphan_grace_ms: int,
         deleted_topics_retention_ms: int,
         leader_rebalance_interval_ms: int,
+        fill_bytes_per_second: int = 0,
         identity: IdentityMaintenance | None = None,
     ) -> None:
         """`identity` is maintained while elected; `None` in a simulation without users."""
@@ -76,6 +78,7 @@ class Controller:
         self._orphans = OrphanCleaner(metastore, view, metrics, clock, grace_ms=orphan_grace_ms)
         self._deleted = DeletedTopics(metastore, view, clock, retention_ms=deleted_topics_retention_ms)
         self._rebalance_interval_ms = leader_rebalance_interval_ms
+        self._filler = BrokerFiller(view, clock, bytes_per_second=fill_bytes_per_second)
         self._identity = identity
         self._rebalance_ms = 0
         self._wake = asyncio.Event()
@@ -95,6 +98,8 @@ class Controller:
 
     def _on_change(self, revision: int, keys: Sequence[str]) -> None:
         """Wake the loop for relevant keys; offsets and groups change far more often and are ignored."""
+        if self._keyspace.has_any(keys, BrokerKey, DrainedBrokerKey, TopicKey):
+            self._filler.note_brokers()
         if self._partitions.note(keys) or self._keyspace.has_any(keys, TopicIdKey, ControllerKey):
             self._wake.set()
 
@@ -144,7 +149,8 @@ class Controller:
                     working["identity"] = tasks.create_task(self._identity.run(epoch))
                 while self._is_elected(lease_id, epoch):
                     await self._wait_for_work()
-                    for index, (key, change) in enumerate(await self._partitions.changes()):
+                    changes = await self._partitions.changes()
+                    for index, (key, change) in enumerate([*changes, *self._filler.changes()]):
                         await let_others_run(index)
                         if key not in working:
                             working[key] = tasks.create_task(self._write_partition(key, change, epoch, working))
@@ -171,8 +177,10 @@ class Controller:
         return self._view.controller is not None and self._view.controller.create_revision == epoch
 
     async def _wait_for_work(self) -> None:
-        """Wait for a change, or until the next search for orphans or rebalance of leaders is due."""
+        """Wait for a change, or until the next search for orphans or moves, or rebalance of leaders is due."""
         wait_ms = self._orphans.interval_ms
+        if (fill_ms := self._filler.wait_ms()) is not None:
+            wait_ms = min(wait_ms, fill_ms)
         if self._rebalance_interval_ms:
             wait_ms = min(wait_ms, max(0, self._rebalance_ms - self._clock.monotonic_ms()))
         try:
@@ -278,6 +286,8 @@ class Controller:
                 if len(after.in_sync) < len(before.in_sync):
                     self._metrics.in_sync_shrinks.inc()
                 bound.info("in_sync_changed", step=change.step.value, in_sync=[e.broker_id for e in after.in_sync])
+            case Step.FILL:
+                bound.info("move_started", replicas=after.replicas, added=after.adding, removed=after.removing)
             case Step.FINISH_MOVE:
                 bound.info("move_finished", replicas=after.replicas, removed=before.removing)
             case Step.CONFIGURE:
