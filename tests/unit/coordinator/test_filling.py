@@ -65,6 +65,8 @@ def test_moves_in_progress_count_and_are_not_moved_again():
     brokers = [PlanBroker(1), PlanBroker(2)]
     partitions = [PlanPartition(TopicPartition("t", n), (2 if n < 6 else 1,), is_moving=n < 6) for n in range(12)]
     assert next_fill(partitions, brokers) == []
+    one = [PlanPartition(TopicPartition("t", n), (1,), is_moving=n == 0) for n in range(4)]
+    assert [move.where.partition for move in next_fill(one, brokers)] == [1, 2]
     some = [PlanPartition(TopicPartition("t", n), (2 if n < 3 else 1,), is_moving=n < 3) for n in range(12)]
     assert [move.where.partition for move in next_fill(some, brokers)] == [3, 4, 5]
     full = [PlanPartition(TopicPartition("t", n), (2 if n < 10 else 1,), is_moving=n < 10) for n in range(50)]

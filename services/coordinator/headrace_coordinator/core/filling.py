@@ -32,6 +32,4 @@ def next_fill(partitions: Sequence[PlanPartition], brokers: Sequence[PlanBroker]
     moving = sum(each.is_moving for each in partitions)
     held = Counter(broker_id for each in partitions for broker_id in each.replicas)
     receivers = brokers_below_share(held, [each.broker_id for each in brokers if each.receives])
-    if not receivers or moving >= MAX_FILL_MOVES:
-        return []
-    return plan_fill(partitions, brokers, receivers, MAX_FILL_MOVES - moving)
+    return plan_fill(partitions, brokers, receivers, MAX_FILL_MOVES - moving) if receivers else []
