@@ -139,6 +139,15 @@ def test_another_leader_is_enough_where_only_leaders_are_uneven() -> None:
     assert plan_load(applied(partitions, plan.moves), loads, brokers).moves == ()
 
 
+def test_a_move_that_later_ones_made_needless_is_taken_back() -> None:
+    """Greedy steps move three partitions, of which one alone comes as near to the limit."""
+    replicas, loads = [(4, 0, 1), (0,), (2, 0, 1)], [(6.0, 5.33), (10.0, 9.81), (11.87, 7.44)]
+    partitions = [PlanPartition(TopicPartition("t", n), each, 1) for n, each in enumerate(replicas)]
+    measured = {TopicPartition("t", n): PartitionLoad(*each) for n, each in enumerate(loads)}
+    plan = plan_load(partitions, measured, [PlanBroker(n) for n in range(6)])
+    assert [move.where.partition for move in plan.moves] == [1]
+
+
 def test_a_partition_that_is_too_large_for_the_limit_stays_alone() -> None:
     """The plan comes as near as it can, by one move: the others are no longer on its broker."""
     partitions = [PlanPartition(TopicPartition("t", n), (1,), 1) for n in range(5)]
