@@ -15,7 +15,7 @@ PROTOC = ROOT / ".venv-proto" / "bin" / "python"
 PUBLIC = "sdk/headrace/v1"
 INTERNAL = "services/common/headrace_server/internal_v1"
 # Only files that declare a service have stubs; the compiler writes an empty module for the others.
-WITH_SERVICE = ("auth", "broker", "cluster", "groups", "process")
+WITH_SERVICE = ("auth", "broker", "cluster", "groups", "process", "tables")
 
 
 def protoc(*arguments: str) -> None:

@@ -33,7 +33,10 @@ SOURCES = (
     Source(
         "headrace.client.base.config",
         "headrace.client.base.settings_types",
-        {f"{name}Config": f"{name}Settings" for name in ("Client", "Admin", "Producer", "Fetch", "Consumer", "Reader")},
+        {
+            f"{name}Config": f"{name}Settings"
+            for name in ("Client", "Admin", "Table", "Producer", "Fetch", "Consumer", "Reader")
+        },
     ),
     Source(
         "headrace.client.handlers.handler_pool",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from headrace.client.base.settings_types import ConsumerSettings as ConsumerSettings
     from headrace.client.base.settings_types import ProducerSettings as ProducerSettings
     from headrace.client.base.settings_types import ReaderSettings as ReaderSettings
+    from headrace.client.base.settings_types import TableSettings as TableSettings
     from headrace.client.consumer.consumer import Consumer as Consumer
     from headrace.client.consumer.reader import Reader as Reader
     from headrace.client.group.offsets import OffsetAndMetadata as OffsetAndMetadata
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from headrace.client.producer.futures import BatchFuture as BatchFuture
     from headrace.client.producer.futures import RecordFuture as RecordFuture
     from headrace.client.producer.producer import Producer as Producer
+    from headrace.client.table.rows import ABSENT as ABSENT
+    from headrace.client.table.rows import Row as Row
+    from headrace.client.table.rows import VersionConflictError as VersionConflictError
+    from headrace.client.table.table import Table as Table
     from headrace.wire.allocator import keep_large_buffers as keep_large_buffers
     from headrace.wire.errors import BatchTooLargeError as BatchTooLargeError
     from headrace.wire.errors import ConflictError as ConflictError
@@ -122,6 +127,7 @@ _NAMES = {
         "ConsumerSettings",
         "ProducerSettings",
         "ReaderSettings",
+        "TableSettings",
     ),
     "headrace.client.consumer.consumer": ("Consumer",),
     "headrace.client.consumer.reader": ("Reader",),
@@ -137,6 +143,8 @@ _NAMES = {
         "RecordFuture",
     ),
     "headrace.client.producer.producer": ("Producer",),
+    "headrace.client.table.rows": ("ABSENT", "Row", "VersionConflictError"),
+    "headrace.client.table.table": ("Table",),
     "headrace.wire.allocator": ("keep_large_buffers",),
     "headrace.wire.errors": (
         "BatchTooLargeError",

@@ -8,5 +8,6 @@ from headrace.client.admin.admin_async import AsyncAdmin as Admin
 from headrace.client.consumer.consumer_async import AsyncConsumer as Consumer
 from headrace.client.consumer.reader_async import AsyncReader as Reader
 from headrace.client.producer.producer_async import BatchFuture, Producer, RecordFuture
+from headrace.client.table.table_async import AsyncTable as Table
 
-__all__ = ["Admin", "BatchFuture", "Consumer", "Producer", "Reader", "RecordFuture"]
+__all__ = ["Admin", "BatchFuture", "Consumer", "Producer", "Reader", "RecordFuture", "Table"]

@@ -9,6 +9,7 @@ from headrace.v1 import broker_pb2 as broker
 from headrace.v1 import cluster_pb2 as cluster
 from headrace.v1 import groups_pb2 as groups
 from headrace.v1 import process_pb2 as process
+from headrace.v1 import tables_pb2 as tables
 from headrace.wire.errors import from_rpc_error
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_server.identity.rights import ROLES, Operation
@@ -16,11 +17,12 @@ from headrace_server.methods import METHODS
 
 SERVICES = {
     service.full_name: service
-    for module in (auth_pb2, broker, cluster, groups, process)
+    for module in (auth_pb2, broker, cluster, groups, process, tables)
     for service in module.DESCRIPTOR.services_by_name.values()
 }
 REFUSED = {errors_pb2.ERROR_CODE_NOT_AUTHORIZED, errors_pb2.ERROR_CODE_UNAUTHENTICATED}
 TOPIC = topics_pb2.TopicRef(name="matrix")
+READ = tables.TableRead(table=TOPIC, timeout_ms=1_000)
 GROUP = "matrix"
 OPEN = {
     "/grpc.health.v1.Health/Check",
@@ -34,8 +36,8 @@ OWN = {"/headrace.v1.AuthService/CreateApiKey", "/headrace.v1.AuthService/Delete
 """Served to those who ask for themselves, and to administrators."""
 RIGHTS = {
     "describe topic": "ListOffsets GetMetadata DescribeConfigs",
-    "read topic": "Fetch",
-    "write topic": "Produce",
+    "read topic": "Fetch GetRows ScanRows CountRows",
+    "write topic": "Produce WriteRow",
     "create topic": "CreateTopics",
     "delete topic": "DeleteRecords DeleteTopics",
     "alter topic": "CreatePartitions AlterConfigs",
@@ -51,7 +53,8 @@ RIGHTS = {
 its own test expects.
 """
 NO_ACTS = (
-    "List Describe Get Fetch Produce InitProducerId Heartbeat LeaveGroup CommitOffsets OpenSession WhoAmI CheckAccess"
+    "List Describe Get Fetch Produce ScanRows CountRows WriteRow InitProducerId Heartbeat LeaveGroup"
+    " CommitOffsets OpenSession WhoAmI CheckAccess"
 )
 """Beginnings of the names of methods that change nothing which an administrator set."""
 REQUESTS = {
@@ -63,6 +66,10 @@ REQUESTS = {
     "DeleteRecords": broker.DeleteRecordsRequest(
         timeout_ms=1_000, topics=[broker.TopicDeleteRecords(topic=TOPIC, partitions=[{}])]
     ),
+    "GetRows": tables.GetRowsRequest(read=READ, keys=[b"k"]),
+    "ScanRows": tables.ScanRowsRequest(read=READ),
+    "CountRows": tables.CountRowsRequest(read=READ),
+    "WriteRow": tables.WriteRowRequest(table=TOPIC, key=b"k", delete_row=True, timeout_ms=1_000),
     "GetMetadata": cluster.GetMetadataRequest(topics=[TOPIC]),
     "CreateTopics": cluster.CreateTopicsRequest(topics=[cluster.NewTopic(name="matrix")], validate_only=True),
     "DeleteTopics": cluster.DeleteTopicsRequest(topics=[TOPIC], validate_only=True),

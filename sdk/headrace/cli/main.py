@@ -33,6 +33,7 @@ from headrace.cli.partition import commands as partition
 from headrace.cli.quota import commands as quota
 from headrace.cli.records import consume, produce
 from headrace.cli.role import commands as role
+from headrace.cli.table import commands as table
 from headrace.cli.topic import commands as topic
 from headrace.cli.user import commands as user
 
@@ -59,6 +60,7 @@ app.add_typer(topic.app, name="topic")
 app.add_typer(partition.app, name="partition")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.add_typer(table.app, name="table")
 app.add_typer(group.app, name="group")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(broker.app, name="broker")

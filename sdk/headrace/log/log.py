@@ -156,6 +156,11 @@ class PartitionLog:
         return ChainPoint(end.offset, end.crc, end.epoch)
 
     @property
+    def truncations(self) -> int:
+        """Number of truncations since it was opened: what was read before one may not be in the log any more."""
+        return self._state.truncations
+
+    @property
     def deletions_end(self) -> int:
         """See `LogCompaction.deletions_end`."""
         return self.compaction.deletions_end

@@ -46,11 +46,21 @@ from headrace_broker.rpc.disk import describe_disk
 from headrace_broker.rpc.listeners import Listeners
 from headrace_broker.rpc.replica_service import ReplicaService
 from headrace_broker.rpc.service import BrokerService
+from headrace_broker.rpc.tables import TableService
+from headrace_broker.runtime.batch_cache import BatchCache
 from headrace_broker.runtime.directory_version import keep_version
 from headrace_broker.runtime.failure_detector import PeerFailureDetector
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.inflation import Inflation
-from headrace_broker.runtime.maintenance import compact, keep_high_watermarks, maintain, measure_loads, retain, scrub
+from headrace_broker.runtime.maintenance import (
+    compact,
+    keep_high_watermarks,
+    keep_tables_up,
+    maintain,
+    measure_loads,
+    retain,
+    scrub,
+)
 from headrace_broker.runtime.membership import BrokerMembership
 from headrace_broker.runtime.partition import PartitionContext
 from headrace_broker.runtime.partition_samples import describe_sample
@@ -255,7 +265,11 @@ class BrokerServer:
             partition_context=context,
             tasks=tasks,
         )
-        self._listeners.serve(service, ReplicaService(replication, replica_manager, service.check_serving))
+        self._listeners.serve(
+            service,
+            TableService(service, view, replica_manager, context),
+            ReplicaService(replication, replica_manager, service.check_serving),
+        )
         sessions = SessionServicer(self._gate, view, process.clock, self._metrics.common.call_errors)
         self._listeners.clients.add(auth_pb2_grpc.add_SessionServiceServicer_to_server, sessions, SESSION_SERVICE_NAME)
         process.add_process_service(
@@ -275,6 +289,7 @@ class BrokerServer:
             self._executor,
             self._inflation,
             self._records,
+            BatchCache(self._settings.table_cache_bytes),
             clocks.look,
             clocks.watch.now_ms,
             crash=partial(crash, tasks),
@@ -373,6 +388,7 @@ class BrokerServer:
                 retain(replica_manager, parts.context),
                 measure_loads(replica_manager, parts.context),
                 compact(replica_manager, parts.context),
+                keep_tables_up(replica_manager),
                 scrub(replica_manager, parts.context),
                 self._process.make_audit_writer(self._gate, parts.view).run(),
             )

@@ -249,6 +249,14 @@ class BrokerSettings(ServiceSettings):
             ge=0, description="Milliseconds between two background verifications of all stored data; `0` disables them."
         ),
     ] = 7 * 86_400_000
+    table_cache_bytes: Annotated[
+        int,
+        Field(
+            ge=1 << 20,
+            description="Maximum memory for decoded batches from which rows of tables are read; a row in it is read "
+            "without a read of the log. The keys of all tables are in memory besides.",
+        ),
+    ] = 64 << 20
     scrub_bytes_per_second: Annotated[
         int, Field(ge=1 << 16, description="Read rate of that verification in bytes per second.")
     ] = 16 << 20

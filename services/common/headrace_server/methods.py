@@ -124,6 +124,10 @@ METHODS: dict[str, Method] = {
         _cluster(_ADMINISTER, Method(1 * MIB, 20_000, Pool.ADMINISTRATORS, answer_bytes_per_second=256 * KIB))
     ),
     "/headrace.v1.BrokerService/GetMetadata": _topics(_DESCRIBE, _DATA),
+    "/headrace.v1.TableService/GetRows": _topics(_READ, _DATA),
+    "/headrace.v1.TableService/ScanRows": _topics(_READ, _SMALL),
+    "/headrace.v1.TableService/CountRows": _topics(_READ, _SMALL),
+    "/headrace.v1.TableService/WriteRow": _topics(_WRITE, Method(2 * MIB, 20_000)),
     "/headrace.v1.ClusterService/GetMetadata": _topics(_DESCRIBE, _DATA),
     "/headrace.v1.ClusterService/CreateTopics": _act(_topics(_CREATE, Method(2 * MIB, 64_000))),
     "/headrace.v1.ClusterService/DeleteTopics": _act(_topics(_DELETE, _DATA)),

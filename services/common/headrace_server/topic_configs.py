@@ -197,6 +197,16 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
 "the last compaction for the next one. A lower one needs less disk and more work.",
     ),
     ConfigDefinition(
+        "table", "choice", "no", choices=("no", "yes"),
+        documentation="With cleanup_policy=compact: yes lets the brokers answer reads of rows by their keys, which "
+        "they keep in memory, and compare a row's version before a write. Every record is then a column of a row.",
+    ),
+    ConfigDefinition(
+        "table_ttl_ms", "integer", 0, 0,
+        documentation="With table=yes: milliseconds after which a column that is written without a time to live of its "
+        "own is deleted. 0 means never.",
+    ),
+    ConfigDefinition(
         "file_delete_delay_ms", "integer", 60_000, 0,
         documentation="Milliseconds between a segment's removal from the log and the deletion of its files.",
     ),
@@ -245,6 +255,8 @@ class TopicConfig:
     min_compaction_lag_ms: int = 0
     max_compaction_lag_ms: int = DAY_MS
     min_dirty_percent: int = 33
+    table: str = "no"
+    table_ttl_ms: int = 0
     file_delete_delay_ms: int = 60_000
     validate: Validation = Validation.COLUMNS
     allowed_codecs: str = ",".join(CODECS)
@@ -259,6 +271,11 @@ class TopicConfig:
     def compacts(self) -> bool:
         """Whether only the newest record of each key is kept."""
         return "compact" in self.cleanup_policy
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the topic's records are columns of rows that are read by their keys."""
+        return self.table == "yes"
 
     @property
     def counts_flushed(self) -> bool:
@@ -424,6 +441,15 @@ def describe_topic_configs() -> str:
 
 
 def _check_relations(config: TopicConfig) -> None:
+    if config.is_table and not config.compacts:
+        raise InvalidConfigError(
+            f"table = yes with cleanup_policy = {config.cleanup_policy}: a table keeps the newest value of each column",
+            action="Set cleanup_policy=compact.",
+        )
+    if config.table_ttl_ms and not config.is_table:
+        raise InvalidConfigError(
+            "table_ttl_ms has no meaning for a topic that is no table", action="Set table=yes, or leave it out."
+        )
     if config.segment_bytes < config.max_batch_bytes:
         raise InvalidConfigError(
             f"segment_bytes = {config.segment_bytes} is less than max_batch_bytes = {config.max_batch_bytes}",

@@ -59,6 +59,23 @@ def parse_rate(text: str, option: str = "--throttle") -> int:
     return rate
 
 
+def parse_configs(entries: Sequence[str] | None) -> dict[str, str]:
+    """Parse entries of the form `NAME=VALUE`.
+
+    Raises:
+        UsageProblem: If an entry has no equals sign or name, or a name occurs twice.
+    """
+    configs: dict[str, str] = {}
+    for entry in entries or ():
+        name, equals, value = entry.partition("=")
+        if not equals or not name.strip():
+            raise UsageProblem(f"--config {entry!r} is not NAME=VALUE, for example retention_ms=3600000")
+        if name.strip() in configs:
+            raise UsageProblem(f"--config {name.strip()} is given twice; give it once")
+        configs[name.strip()] = value.strip()
+    return configs
+
+
 def where_text(where: TopicPartition) -> str:
     """Return a partition in the form of the command line."""
     return f"{where.topic}:{where.partition}"

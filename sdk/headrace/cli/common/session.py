@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from headrace.client.admin.admin import Admin
     from headrace.client.consumer.consumer import Consumer
     from headrace.client.producer.producer import Producer
+    from headrace.client.table.table import Table
 
 CLIENT_ID = "headrace-cli"
 
@@ -60,6 +61,9 @@ class Clients(Protocol):
     def consumer(self, *topics: str, **settings: Any) -> "Consumer":
         """Return a new Consumer."""
 
+    def table(self, name: str, **settings: Any) -> "Table":
+        """Return a new Table."""
+
 
 class SdkClients:
     """Factory of real clients. The SDK is imported when the first one is created."""
@@ -85,6 +89,12 @@ class SdkClients:
 
         keep_large_buffers()
         return Consumer(*topics, **settings)
+
+    def table(self, name: str, **settings: Any) -> "Table":
+        """Return a new Table."""
+        from headrace.client.table.table import Table
+
+        return Table(name, **settings)
 
 
 class UsageProblem(Exception):
@@ -147,6 +157,10 @@ class Session:
     def admin(self) -> "Admin":
         """Return a new Admin; use it as a context manager."""
         return self.clients.admin(**self.settings())
+
+    def table(self, name: str, **settings: Any) -> "Table":
+        """Return a new Table; use it as a context manager."""
+        return self.clients.table(name, **self.settings(), **settings)
 
     def show(self, report: Report) -> None:
         """Print the result of the command."""

@@ -1,11 +1,10 @@
 """`headrace topic`: create, list, describe, alter, delete."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.common.arguments import counted
+from headrace.cli.common.arguments import counted, parse_configs
 from headrace.cli.common.names import Topic, topic_names
 from headrace.cli.common.rendering import Column, JsonValue, Report, Table
 from headrace.cli.common.session import DryRun, Session, UsageProblem, Yes, command, confirm
@@ -233,23 +232,6 @@ def _topic_id(text: str) -> bytes:
         except ValueError:
             pass
     raise UsageProblem(f"{text!r} is no topic id; give the 32 hexadecimal digits that `headrace doctor` shows")
-
-
-def parse_configs(entries: Sequence[str] | None) -> dict[str, str]:
-    """Parse entries of the form `NAME=VALUE`.
-
-    Raises:
-        UsageProblem: If an entry has no equals sign or name, or a name occurs twice.
-    """
-    configs: dict[str, str] = {}
-    for entry in entries or ():
-        name, equals, value = entry.partition("=")
-        if not equals or not name.strip():
-            raise UsageProblem(f"--config {entry!r} is not NAME=VALUE, for example retention_ms=3600000")
-        if name.strip() in configs:
-            raise UsageProblem(f"--config {name.strip()} is given twice; give it once")
-        configs[name.strip()] = value.strip()
-    return configs
 
 
 def _identity(topic: "TopicDescription") -> dict[str, JsonValue]:

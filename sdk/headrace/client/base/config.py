@@ -163,6 +163,20 @@ class AdminConfig(ClientConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TableConfig(ClientConfig):
+    """Settings of `Table`."""
+
+    value_serializer: str | Serializer | None = _setting("str", "`bytes`, `str`, `json` or a callable for values.")
+    value_deserializer: str | Deserializer | None = _setting("str", "`bytes`, `str`, `json` or a callable for values.")
+
+    def check(self) -> None:
+        """Raise ConfigError for unknown serializers, and as `ClientConfig.check`."""
+        ClientConfig.check(self)
+        resolve_serializer(self.value_serializer, "value_serializer")
+        resolve_deserializer(self.value_deserializer, "value_deserializer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerConfig(ClientConfig):
     """Settings of `Producer`."""
 

@@ -72,6 +72,16 @@ class AdminSettings(ClientSettings, total=False):
     """Settings of `Admin`."""
 
 
+class TableSettings(ClientSettings, total=False):
+    """Settings of `Table`."""
+
+    value_serializer: str | Serializer | None
+    """`bytes`, `str`, `json` or a callable for values."""
+
+    value_deserializer: str | Deserializer | None
+    """`bytes`, `str`, `json` or a callable for values."""
+
+
 class ProducerSettings(ClientSettings, total=False):
     """Settings of `Producer`."""
 

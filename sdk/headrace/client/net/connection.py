@@ -43,6 +43,7 @@ from headrace.v1 import (
     cluster_pb2_grpc,
     groups_pb2_grpc,
     process_pb2_grpc,
+    tables_pb2_grpc,
 )
 from headrace.wire.errors import HeadraceError
 from headrace.wire.frames import Frame
@@ -75,6 +76,7 @@ class Endpoint:
     __slots__ = (
         "_auth",
         "_session",
+        "_tables",
         "address",
         "broker",
         "certificates",
@@ -91,6 +93,7 @@ class Endpoint:
         self.certificates = certificates
         self._auth: auth_pb2_grpc.AuthServiceStub | None = None
         self._session: auth_pb2_grpc.SessionServiceStub | None = None
+        self._tables: tables_pb2_grpc.TableServiceStub | None = None
         if certificates is None:
             self.channel = grpc.insecure_channel(address, options=options)
         else:
@@ -123,6 +126,13 @@ class Endpoint:
         if self._session is None:
             self._session = auth_pb2_grpc.SessionServiceStub(self.channel)
         return self._session
+
+    @property
+    def tables(self) -> tables_pb2_grpc.TableServiceStub:
+        """Stub of tables."""
+        if self._tables is None:
+            self._tables = tables_pb2_grpc.TableServiceStub(self.channel)
+        return self._tables
 
 
 class Connections:

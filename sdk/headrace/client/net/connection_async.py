@@ -24,6 +24,7 @@ from headrace.v1 import (
     cluster_pb2_grpc,
     groups_pb2_grpc,
     process_pb2_grpc,
+    tables_pb2_grpc,
 )
 from headrace.wire.zero_copy import parse_fetch_response
 
@@ -37,6 +38,7 @@ class AsyncEndpoint:
     __slots__ = (
         "_auth",
         "_session",
+        "_tables",
         "address",
         "broker",
         "certificates",
@@ -53,6 +55,7 @@ class AsyncEndpoint:
         self.certificates = certificates
         self._auth: auth_pb2_grpc.AuthServiceStub | None = None
         self._session: auth_pb2_grpc.SessionServiceStub | None = None
+        self._tables: tables_pb2_grpc.TableServiceStub | None = None
         if certificates is None:
             self.channel = grpc.aio.insecure_channel(address, options=options)
         else:
@@ -83,6 +86,13 @@ class AsyncEndpoint:
         if self._session is None:
             self._session = auth_pb2_grpc.SessionServiceStub(self.channel)
         return self._session
+
+    @property
+    def tables(self) -> tables_pb2_grpc.TableServiceStub:
+        """Stub of tables."""
+        if self._tables is None:
+            self._tables = tables_pb2_grpc.TableServiceStub(self.channel)
+        return self._tables
 
 
 class AsyncConnections:

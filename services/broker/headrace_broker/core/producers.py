@@ -181,6 +181,13 @@ class ProducerWindows:
         if len(self._producers) > self._max_producers:
             self._forget(next(iter(self._producers)))
 
+    def find(self, producer_id: int, producer_epoch: int, base_sequence: int) -> SequenceRange | None:
+        """Return the remembered batch of a producer that begins with a sequence, or `None`."""
+        producer = self._producers.get(producer_id)
+        if producer is None or producer.epoch != producer_epoch:
+            return None
+        return next((each for each in producer.ranges if each.base_sequence == base_sequence), None)
+
     def retried_batches(self, at_ms: int) -> frozenset[int]:
         """Return the base offsets of the known batches of producers that may still retry one at `at_ms`."""
         oldest_ms = at_ms - self._retry_window_ms

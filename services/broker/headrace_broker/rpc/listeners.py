@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
+from headrace.v1 import tables_pb2_grpc
 from headrace.wire.frames import MethodCode
 from headrace_server.calls import check_certificate
 from headrace_server.descriptors import DescriptorShares
@@ -28,6 +29,8 @@ from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.rpc.native import native_methods
 from headrace_broker.rpc.replica_service import ReplicaService
 from headrace_broker.rpc.service import SERVICE_NAME, BrokerService, register
+from headrace_broker.rpc.tables import SERVICE_NAME as TABLE_SERVICE_NAME
+from headrace_broker.rpc.tables import TableService
 from headrace_broker.settings import BrokerSettings
 
 STOP_GRACE_SECONDS = 10.0
@@ -76,10 +79,11 @@ class Listeners:
         """Address for other brokers and coordinators."""
         return self._internal.address
 
-    def serve(self, service: BrokerService, replica_service: ReplicaService) -> None:
+    def serve(self, service: BrokerService, tables: TableService, replica_service: ReplicaService) -> None:
         """Register the services, before `start`."""
         self._internal.add(register, service, SERVICE_NAME)
         self.clients.add(register, service, SERVICE_NAME)
+        self.clients.add(tables_pb2_grpc.add_TableServiceServicer_to_server, tables, TABLE_SERVICE_NAME)
         metrics = self._metrics
         if self._settings.native_listen != NATIVE_OFF:
             calls = NativeService(native_methods(service), metrics.common.call_errors, self.clients.places, self._gate)

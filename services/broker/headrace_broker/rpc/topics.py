@@ -29,18 +29,26 @@ class Results(Protocol[ResultT_co]):
         """Append an element."""
 
 
+def find_topic(view: ClusterView, reference: topics_pb2.TopicRef, operation: Operation) -> Topic:
+    """Return the topic that a request names. Notes a data call for the audit log if its setting `audit` asks for it.
+
+    Raises:
+        HeadraceError: As `resolve_topic`: also the caller's lack of a right to `operation`.
+    """
+    topic = resolve_topic(view, reference, operation)
+    if topic.config.audit is not AuditedCalls.NONE and topic.config.audit in _AUDITED.get(operation, ()):
+        access().note_data(topic.name)
+    return topic
+
+
 def answer_topic(
     view: ClusterView, reference: topics_pb2.TopicRef, results: Results[ResultT_co], operation: Operation
 ) -> tuple[Topic | None, HeadraceError | None, ResultT_co]:
-    """Return the topic, or the error, and the new element of the response, which names the topic if it is known.
-
-    The error is also the caller's lack of a right to `operation`. Notes a data call for the audit log if the topic's
-    setting `audit` asks for it.
+    """Return the topic as `find_topic`, or the error, and the new element of the response, which names the topic if it
+    is known.
     """
     try:
-        topic = resolve_topic(view, reference, operation)
+        topic = find_topic(view, reference, operation)
     except HeadraceError as error:
         return None, error, results.add(name=reference.name, topic_id=reference.topic_id)
-    if topic.config.audit is not AuditedCalls.NONE and topic.config.audit in _AUDITED.get(operation, ()):
-        access().note_data(topic.name)
     return topic, None, results.add(name=topic.name, topic_id=topic.topic_id)

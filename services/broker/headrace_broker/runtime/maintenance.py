@@ -25,6 +25,8 @@ from headrace_broker.runtime.replica_manager import ReplicaManager
 log = structlog.get_logger(__name__)
 
 IDLE_SECONDS = 0.2
+TABLES_SECONDS = 0.2
+"""Interval in which the states of tables follow their logs without a read: it limits what a read must catch up with."""
 """A partition is checkpointed when it has committed nothing for this time after its last commit."""
 COPYING_MS = 60_000
 """A follower that has fetched within this time is copying the log, or has all of it."""
@@ -102,6 +104,16 @@ async def measure_loads(replica_manager: ReplicaManager, context: PartitionConte
         for index, partition in enumerate(replica_manager.partitions):
             await let_others_run(index, LIGHT_ITEMS_PER_TURN)
             partition.meter.sample(context.clock.monotonic_ms(), window_ms)
+
+
+async def keep_tables_up(replica_manager: ReplicaManager) -> None:
+    """Let the state of each table follow its log, every TABLES_SECONDS until cancelled."""
+    while True:
+        await asyncio.sleep(TABLES_SECONDS)
+        for partition in replica_manager.partitions:
+            if partition.table is not None and _log_at_work(partition) is not None:
+                with suppress(HeadraceError):  # The next read has it.
+                    await partition.table.keep_up()
 
 
 async def retain(replica_manager: ReplicaManager, context: PartitionContext) -> None:

@@ -65,6 +65,7 @@ from headrace_broker.runtime.partition_follower import PartitionFollower
 from headrace_broker.runtime.partition_host import DelayedFetch, PartitionHost
 from headrace_broker.runtime.partition_reads import PartitionReads
 from headrace_broker.runtime.producer_state import ProducerState, make_windows, rebuild_producers
+from headrace_broker.runtime.table import PartitionTable
 from headrace_broker.runtime.uninterrupted import uninterrupted
 
 log = structlog.get_logger(__name__)
@@ -121,6 +122,9 @@ class Partition:
         self.log_start = LogStart(self, host)
         self.producers = ProducerState(self)
         self.corruption = CorruptionCheck(self)
+        self.table: PartitionTable | None = None
+        """`None` of a topic that is no table."""
+        self._update_table()
 
     @property
     def open_log(self) -> PartitionLog:
@@ -275,11 +279,24 @@ class Partition:
     def update_config(self, config: TopicConfig) -> None:
         """Apply changed topic settings; `update_log_settings` applies those of the log, under its lock."""
         self.config = config
+        self._update_table()
         flushed_only = config.counts_flushed
         if flushed_only != self.replica.flushes:
             self.handle(DurabilityChanged(flushed_only))
             if flushed_only:
                 self.flush_policy.flush_soon()
+
+    def _update_table(self) -> None:
+        if self.config.is_table and self.table is None:
+            self.table = PartitionTable(self, self.context.row_batches)
+        elif not self.config.is_table:
+            self.close_table()
+
+    def close_table(self) -> None:
+        """Release the memory of the table, if it is one."""
+        if self.table is not None:
+            self.table.close()
+            self.table = None
 
     async def update_log_settings(self) -> None:
         """Apply the settings of `config` to the log."""

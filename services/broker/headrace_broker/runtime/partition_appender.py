@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.wire.batch import BatchHeader
@@ -109,17 +109,30 @@ class PartitionAppender:
         result.append_seconds = time.perf_counter() - started
         return result
 
-    async def append(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult:
-        """Append as `append_now`, with the writes in a thread and in the order of the calls."""
+    async def append(
+        self,
+        batches: Sequence[bytes],
+        known_epoch: int,
+        *,
+        committed: bool,
+        guard: Callable[[], None] = lambda: None,
+    ) -> AppendResult:
+        """Append as `append_now`, with the writes in a thread and in the order of the calls.
+
+        `guard` raises what the caller must know instead; no other append comes between it and this one.
+        """
         self._appending += 1  # From here on `append_now` does not overtake, although the lock is not held yet.
         try:
-            return await uninterrupted(self._append(batches, known_epoch, committed=committed))
+            return await uninterrupted(self._append(batches, known_epoch, committed=committed, guard=guard))
         finally:
             self._appending -= 1
 
-    async def _append(self, batches: Sequence[bytes], known_epoch: int, *, committed: bool) -> AppendResult:
+    async def _append(
+        self, batches: Sequence[bytes], known_epoch: int, *, committed: bool, guard: Callable[[], None]
+    ) -> AppendResult:
         result = AppendResult()
         async with self._log_lock:
+            guard()
             try:
                 inflated, config = None, self._partition.config
                 if compressed := find_compressed(batches, config):

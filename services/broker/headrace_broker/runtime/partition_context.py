@@ -12,6 +12,7 @@ from headrace.wire.ids import BrokerId
 from headrace_server.clock import Clock
 
 from headrace_broker.metrics import BrokerMetrics
+from headrace_broker.runtime.batch_cache import BatchCache
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.inflation import Inflation
 from headrace_broker.settings import BrokerSettings
@@ -41,6 +42,7 @@ class PartitionContext:
     executor: Executor  # for appends that became slow, blocking reads and maintenance
     inflation: Inflation = field(default_factory=Inflation)  # for columns of produced batches
     records: Inflation = field(default_factory=Inflation)  # for responses in the simple form
+    row_batches: BatchCache = field(default_factory=lambda: BatchCache(1 << 20))  # for reads of tables
     clock_doubt: Callable[[], str] = lambda: ""
     """Returns why the wall clock is in doubt; empty if it is not (H43)."""
     stamp_clock: Callable[[], int] | None = None

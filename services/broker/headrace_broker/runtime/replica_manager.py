@@ -274,6 +274,7 @@ class ReplicaManager:
         del self._partitions[log_id]
         self._context.metrics.partitions.set(len(self._partitions))
         partition.handle(StateGone(self.view.source.revision))
+        partition.close_table()
         if has_evidence:
             self.deletion.schedule(log_id, partition.log)
         else:
@@ -327,6 +328,7 @@ class ReplicaManager:
                     asyncio.get_running_loop().call_later(RETRY_AFTER_MS / 1000, self._mark, *key)
                 return
         del self._partitions[key]
+        partition.close_table()
         self._context.metrics.offline_logs.dec()
         self._context.metrics.replaced_logs.inc()
         log.error(

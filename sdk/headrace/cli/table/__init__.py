@@ -1,0 +1,1 @@
+"""`headrace table`: tables and their rows."""

@@ -1,0 +1,1 @@
+"""Tables: rows by their keys."""

@@ -1,0 +1,219 @@
+"""Asyncio `Table`: rows by their keys.
+
+async with headrace.aio.Table("users") as users:
+    await users.put("u17", {"name": "Ada", "plan": "pro"})
+    row = await users.get("u17")
+"""
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar, Unpack
+
+from headrace.client.base.config import TableConfig, build, client_repr
+from headrace.client.base.errors import ConfigError, ForkedError
+from headrace.client.base.forking import ForkGuard
+from headrace.client.base.operations import Operation, aexecute
+from headrace.client.base.settings_types import TableSettings
+from headrace.client.base.unclosed import warn_unclosed
+from headrace.client.net.bootstrap_client import BootstrapClient
+from headrace.client.net.connection_async import AsyncConnections
+from headrace.client.table.rows import Row, TableCount, column_slice, key_of
+from headrace.client.table.table_operations import ScanRange, TableOperations
+
+Result = TypeVar("Result")
+
+
+class AsyncTable:
+    """Reads and writes the rows of one table, a topic with `table=yes`.
+
+    A row has a key, text or bytes, and columns with names and values. Values are text unless `value_serializer` and
+    `value_deserializer` say otherwise. Several tasks may use one object; every method raises the typed errors of
+    `headrace`, and accepts `timeout` in seconds for all tries together (default: request_timeout_ms).
+
+    `consistency="leader"`, the default, reads what has been acknowledged before (linearizable). "replica" reads from
+    any in-sync replica what is committed as far as that knows; `min_offset=version` then waits for one's own write.
+    """
+
+    def __init__(self, name: str, **settings: Unpack[TableSettings]) -> None:
+        """Create a client with the settings of `TableConfig`. Connects on first use.
+
+        Raises:
+            ConfigError: For an unknown setting or a value out of range.
+        """
+        self._name = name
+        self._config = config = build(TableConfig, settings)
+        self._connections = AsyncConnections("Table", config)
+        self._operations = TableOperations(name, config, BootstrapClient(config))
+        self._fork = ForkGuard(self._after_fork)
+        self._is_forked = False
+
+    async def __aenter__(self) -> "AsyncTable":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return client_repr("Table", self._config, f"name={self._name}")
+
+    def __del__(self) -> None:
+        connections = getattr(self, "_connections", None)  # Not set after wrong settings.
+        if connections is not None and connections.is_open and not self._is_forked:
+            warn_unclosed(self)
+
+    async def close(self) -> None:
+        """Close the connections; calls in flight fail. Calling it again does nothing."""
+        if not self._is_forked:
+            await self._connections.close()
+
+    # --- reads ---
+
+    async def get(
+        self,
+        key: str | bytes,
+        columns: Sequence[str] | None = None,
+        *,
+        start: str | None = None,
+        end: str | None = None,
+        limit: int | None = None,
+        consistency: str = "leader",
+        min_offset: int = 0,
+        timeout: float | None = None,
+    ) -> Row | None:
+        """Return a row, or `None` if it does not exist; `columns`, or `start`, `end` and `limit` choose its columns.
+
+        Args:
+            key: the row's key.
+            columns: names of columns; those that the row does not have are left out.
+            start: name of the first column.
+            end: name before which the last column is.
+            limit: maximum number of columns; `next_column` of the row says where to continue.
+            consistency: "leader" or "replica", see the class.
+            min_offset: what is committed below this offset is in the answer; a version, plus one.
+            timeout: seconds.
+        """
+        wanted = column_slice(columns, start, end, limit)
+        rows = await self._run(self._operations.get_many([key], wanted, consistency, min_offset, timeout))
+        return rows[0]
+
+    async def get_many(
+        self,
+        keys: Iterable[str | bytes],
+        columns: Sequence[str] | None = None,
+        *,
+        consistency: str = "leader",
+        min_offset: int = 0,
+        timeout: float | None = None,
+    ) -> list[Row | None]:
+        """Return rows in the order of `keys`, `None` for one that does not exist. Each is read by itself."""
+        wanted = column_slice(columns, None, None, None)
+        return await self._run(self._operations.get_many(keys, wanted, consistency, min_offset, timeout))
+
+    async def scan(
+        self,
+        *,
+        prefix: str | bytes = b"",
+        start: str | bytes = b"",
+        end: str | bytes | None = None,
+        columns: Sequence[str] | None = None,
+        partitions: Sequence[int] | None = None,
+        page_rows: int = 500,
+        consistency: str = "leader",
+        timeout: float | None = None,
+    ) -> AsyncIterator[Row]:
+        """Yield rows, partition after partition, in the order of their keys within each.
+
+        A page is read at a time: each has what was committed when it was read, so that rows written meanwhile may be
+        there or not.
+
+        Args:
+            prefix: only rows whose keys begin with it.
+            start: key of the first row.
+            end: key before which the last row is.
+            columns: names of columns; a row without any of them is yielded empty.
+            partitions: partitions to read; `None` means all.
+            page_rows: rows of one page, 1 to 1,000.
+            consistency: "leader" or "replica", see the class.
+            timeout: seconds, for each page.
+        """
+        if not 1 <= page_rows <= 1_000:
+            raise ConfigError(f"page_rows={page_rows} is not 1 to 1,000")
+        wanted = ScanRange(
+            key_of(start), None if end is None else key_of(end), key_of(prefix),
+            column_slice(columns, None, None, None), page_rows,
+        )  # fmt: skip
+        count = await self._run(self._operations.partitions_within(timeout))
+        for partition in range(count) if partitions is None else partitions:
+            place: bytes | None = wanted.start
+            while place is not None:
+                part = wanted._replace(start=place)
+                rows, place = await self._run(self._operations.scan_page(partition, part, consistency, 0, timeout))
+                for row in rows:
+                    yield row
+
+    async def count(self, *, consistency: str = "leader", timeout: float | None = None) -> TableCount:
+        """Return the number of rows and columns."""
+        return await self._run(self._operations.count(consistency, timeout))
+
+    # --- writes ---
+
+    async def put(
+        self,
+        key: str | bytes,
+        columns: Mapping[str, Any],
+        *,
+        if_version: int | None = None,
+        ttl: timedelta | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Set columns of a row, all of them or none; a value of `None` deletes its column, others stay as they are.
+
+        Returns when all in-sync replicas have it. Sent again after a lost response, it is applied once.
+
+        Args:
+            key: the row's key.
+            columns: value by name, at least one.
+            if_version: version that the row must have, `headrace.ABSENT` for a row that must not exist.
+            ttl: time after which these columns are deleted; by default the table's `table_ttl_ms`.
+            timeout: seconds.
+
+        Returns:
+            The version of the row.
+
+        Raises:
+            VersionConflictError: If the row has another version; nothing was written.
+        """
+        if not columns:
+            raise ConfigError("columns is empty", action="Name at least one; delete removes a row.")
+        ttl_ms = 0 if ttl is None else round(ttl / timedelta(milliseconds=1))
+        if ttl is not None and ttl_ms < 1:
+            raise ConfigError(f"ttl={ttl!r} is in the past", action="Use delete.")
+        return await self._run(
+            self._operations.write(key, columns, if_version=if_version, ttl_ms=ttl_ms, timeout=timeout)
+        )
+
+    async def delete(
+        self,
+        key: str | bytes,
+        columns: Sequence[str] | None = None,
+        *,
+        if_version: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Delete a row, or some of its columns; what is not there is no error.
+
+        Raises:
+            VersionConflictError: If the row has another version than `if_version`; nothing was deleted.
+        """
+        gone = None if columns is None else dict.fromkeys(columns)
+        if gone is not None and not gone:
+            raise ConfigError("columns is empty", action="Leave it out to delete the row.")
+        await self._run(self._operations.write(key, gone, if_version=if_version, ttl_ms=0, timeout=timeout))
+
+    async def _run(self, operation: Operation[Result]) -> Result:
+        if self._is_forked:
+            raise ForkedError("Table")
+        return await aexecute(operation, self._connections.run_step)
+
+    def _after_fork(self) -> None:
+        self._is_forked = True

@@ -1,0 +1,301 @@
+"""Operations of `Table`, shared by the blocking and the asyncio class. No I/O."""
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+
+from headrace.client.base.config import TableConfig
+from headrace.client.base.errors import ConfigError
+from headrace.client.base.operations import Call, Operation, Pause
+from headrace.client.base.partitioner import partition_for_key
+from headrace.client.base.retry import Backoff
+from headrace.client.net.bootstrap_client import BootstrapClient
+from headrace.client.net.cluster_metadata import ClusterMetadata
+from headrace.client.table.rows import Row, RowFormat, TableCount, VersionConflictError, key_of
+from headrace.v1 import cluster_pb2, tables_pb2, topics_pb2
+from headrace.wire.batch import sequence_after
+from headrace.wire.errors import (
+    FencedProducerError,
+    HeadraceError,
+    LeaderNotAvailableError,
+    NotLeaderError,
+    Outcome,
+    OutOfOrderSequenceError,
+    TimedOutError,
+    TransportError,
+    UnknownPartitionError,
+    UnknownProducerError,
+    from_rpc_error,
+)
+from headrace.wire.ids import TopicPartition
+
+CONSISTENCIES = {
+    "leader": tables_pb2.CONSISTENCY_LEADER,
+    "replica": tables_pb2.CONSISTENCY_REPLICA,
+}
+MAX_KEYS = 10_000
+"""Keys of one request."""
+_TRY_S = 10.0
+"""Timeout of one try of a call while there is time for another."""
+
+
+class _Lane:
+    """Producer id of one write at a time, with its next sequence in each partition."""
+
+    def __init__(self, producer_id: int, epoch: int) -> None:
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.sequences: dict[int, int] = {}
+
+
+class ScanRange(NamedTuple):
+    """Rows of a scan."""
+
+    start: bytes
+    end: bytes | None
+    prefix: bytes
+    columns: tables_pb2.ColumnSlice
+    page_rows: int
+
+
+class TableOperations:
+    """Operations on one table; any thread. `timeout` is in seconds for all tries; `None` means request_timeout_ms."""
+
+    def __init__(self, name: str, config: TableConfig, calls: BootstrapClient) -> None:
+        self._name = name
+        self._config = config
+        self._calls = calls
+        self._format = RowFormat(config)
+        self._chance = random.Random()
+        self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, self._chance)
+        self._lock = threading.Lock()
+        self._metadata = ClusterMetadata()
+        self._replicas: dict[int, list[str]] = {}
+        """Addresses of the in-sync replicas by partition."""
+        self._idle_lanes: list[_Lane] = []
+
+    # --- reads ---
+
+    def get_many(
+        self,
+        keys: Iterable[str | bytes],
+        columns: tables_pb2.ColumnSlice,
+        consistency: str,
+        min_offset: int,
+        timeout: float | None,
+    ) -> Operation[list[Row | None]]:
+        """Read rows by their keys, in their order."""
+        wanted = [key_of(key) for key in keys]
+        deadline = self._deadline(timeout)
+        found: dict[bytes, Row | None] = {}
+        for partition, group in (yield from self._by_partition(wanted, deadline)).items():
+            left = list(dict.fromkeys(group))
+            while left:
+                request = tables_pb2.GetRowsRequest(
+                    read=self._read(partition, consistency, min_offset), keys=left[:MAX_KEYS], columns=columns
+                )
+                response = yield from self._call(partition, "GetRows", request, deadline, consistency=consistency)
+                for row in response.rows:
+                    found[row.key] = self._format.row(row)
+                left = left[len(response.rows) :]
+        return [found[key] for key in wanted]
+
+    def scan_page(
+        self, partition: int, wanted: ScanRange, consistency: str, min_offset: int, timeout: float | None
+    ) -> Operation[tuple[list[Row], bytes | None]]:
+        """Read the next rows of a partition; return where to continue, `None` at its end."""
+        request = tables_pb2.ScanRowsRequest(
+            read=self._read(partition, consistency, min_offset),
+            start=wanted.start,
+            prefix=wanted.prefix,
+            columns=wanted.columns,
+            limit=wanted.page_rows,
+        )
+        if wanted.end is not None:
+            request.end = wanted.end
+        deadline = self._deadline(timeout)
+        response = yield from self._call(partition, "ScanRows", request, deadline, consistency=consistency)
+        rows = [row for row in map(self._format.row, response.rows) if row is not None]
+        return rows, response.next_key if response.HasField("next_key") else None
+
+    def count(self, consistency: str, timeout: float | None) -> Operation[TableCount]:
+        """Count the rows and columns of all partitions."""
+        deadline = self._deadline(timeout)
+        rows = columns = 0
+        for partition in range((yield from self.partitions(deadline))):
+            request = tables_pb2.CountRowsRequest(read=self._read(partition, consistency, 0))
+            response = yield from self._call(partition, "CountRows", request, deadline, consistency=consistency)
+            rows, columns = rows + response.rows, columns + response.columns
+        return TableCount(rows, columns)
+
+    def _read(self, partition: int, consistency: str, min_offset: int) -> tables_pb2.TableRead:
+        if consistency not in CONSISTENCIES:
+            raise ConfigError(f"consistency={consistency!r} is not one of {', '.join(CONSISTENCIES)}")
+        return tables_pb2.TableRead(
+            partition=partition, consistency=CONSISTENCIES[consistency], min_offset=max(0, min_offset)
+        )
+
+    # --- writes ---
+
+    def write(
+        self,
+        key: str | bytes,
+        columns: Mapping[str, Any] | None,
+        *,
+        if_version: int | None,
+        ttl_ms: int,
+        timeout: float | None,
+    ) -> Operation[int]:
+        """Write columns of a row, or delete it if `columns` is `None`; return the version of the last column."""
+        deadline = self._deadline(timeout)
+        row = key_of(key)
+        request = tables_pb2.WriteRowRequest(key=row, delete_row=columns is None, ttl_ms=ttl_ms)
+        if columns is not None:
+            request.columns.extend(self._format.write_columns(columns))
+        if if_version is not None:
+            request.if_version = if_version
+        request.partition = partition_for_key(row, (yield from self.partitions(deadline)))
+        response = yield from self._write_once(request, deadline)
+        if not response.applied:
+            is_there = f"has version {response.version}" if response.version >= 0 else "does not exist"
+            raise VersionConflictError(f"row {key!r} {is_there}, not {if_version}", response.version)
+        return int(response.version)
+
+    def _write_once(
+        self, request: tables_pb2.WriteRowRequest, deadline: float
+    ) -> Operation[tables_pb2.WriteRowResponse]:
+        while True:
+            lane = yield from self._take_lane(deadline)
+            request.producer.producer_id, request.producer.producer_epoch = lane.producer_id, lane.epoch
+            request.producer.sequence = sequence = lane.sequences.get(request.partition, 0)
+            try:  # A lane whose write may still arrive is not used again.
+                response: tables_pb2.WriteRowResponse = yield from self._call(
+                    request.partition, "WriteRow", request, deadline
+                )
+            except (UnknownProducerError, OutOfOrderSequenceError, FencedProducerError) as error:
+                if error.outcome != Outcome.NOT_APPLIED or time.monotonic() >= deadline:
+                    raise
+                continue  # The leader has forgotten the lane.
+            lane.sequences[request.partition] = sequence_after(sequence, response.records)
+            with self._lock:
+                self._idle_lanes.append(lane)
+            return response
+
+    def _take_lane(self, deadline: float) -> Operation[_Lane]:
+        with self._lock:
+            if self._idle_lanes:
+                return self._idle_lanes.pop()
+        request = cluster_pb2.InitProducerIdRequest()
+        left = max(0.001, deadline - time.monotonic())
+        response = yield from self._calls.coordinator("InitProducerId", request, left)
+        return _Lane(response.producer_id, response.producer_epoch)
+
+    # --- calls ---
+
+    def _deadline(self, timeout: float | None) -> float:
+        return time.monotonic() + (self._config.request_timeout_ms / 1000 if timeout is None else timeout)
+
+    def partitions_within(self, timeout: float | None) -> Operation[int]:
+        """Return the number of the table's partitions; see the class for `timeout`."""
+        return self.partitions(self._deadline(timeout))
+
+    def partitions(self, deadline: float) -> Operation[int]:
+        """Return the number of the table's partitions."""
+        with self._lock:
+            known = self._metadata.topic(self._name)
+        if known is None:
+            yield from self._refresh(deadline)
+            with self._lock:
+                known = self._metadata.require(self._name)
+        return known.partitions
+
+    def _refresh(self, deadline: float) -> Operation[None]:
+        request = cluster_pb2.GetMetadataRequest(topics=[topics_pb2.TopicRef(name=self._name)])
+        response = yield from self._calls.metadata(request, max(0.001, deadline - time.monotonic()))
+        addresses = {broker.broker_id: broker.address for broker in response.brokers}
+        with self._lock:
+            self._metadata.update(response)
+            self._replicas = {
+                partition.partition: [addresses[each] for each in partition.in_sync_replicas if each in addresses]
+                for topic in response.topics
+                for partition in topic.partitions
+            }
+
+    def _by_partition(self, keys: Sequence[bytes], deadline: float) -> Operation[dict[int, list[bytes]]]:
+        count = yield from self.partitions(deadline)
+        groups: dict[int, list[bytes]] = {}
+        for key in keys:
+            groups.setdefault(partition_for_key(key, count), []).append(key)
+        return groups
+
+    def _call(
+        self, partition: int, method: str, request: Any, deadline: float, *, consistency: str = "leader"
+    ) -> Operation[Any]:
+        """Call the leader of a partition, or any replica; repeat what has not been applied, and idempotent writes.
+
+        Raises:
+            HeadraceError: The last error when the time is up, or one that a repetition does not change.
+        """
+        target = self._leader if consistency == "leader" else self._replica
+        problem: HeadraceError | None = None
+        in_doubt = False
+        for attempt in itertools.count(1):
+            left = max(0.001, deadline - time.monotonic())
+            try:
+                address, topic_id = yield from target(partition, deadline)
+                self._address(request, topic_id, left)
+                try:
+                    return (yield Call(address, "tables", method, request, min(left, _TRY_S)))
+                except grpc.RpcError as error:
+                    raise from_rpc_error(error) from error
+            except HeadraceError as error:
+                in_doubt = in_doubt or error.outcome == Outcome.UNKNOWN
+                if in_doubt and method == "WriteRow":
+                    error.outcome = Outcome.UNKNOWN
+                if not _is_repeatable(error):
+                    raise
+                if problem is None or not isinstance(error, TimedOutError):
+                    problem = error  # Otherwise it is the reason for which the time was used up.
+            delay = self._backoff.delay_ms(attempt, problem.retry_after_ms) / 1000
+            if time.monotonic() + delay >= deadline:
+                raise problem
+            yield Pause(delay)
+            yield from self._refresh(deadline)
+        raise AssertionError("unreachable: the count has no end")
+
+    def _address(self, request: Any, topic_id: bytes, left: float) -> None:
+        timeout_ms = max(1, int(min(left, _TRY_S) * 900))
+        if isinstance(request, tables_pb2.WriteRowRequest):
+            request.table.topic_id, request.timeout_ms = topic_id, timeout_ms
+        else:
+            request.read.table.topic_id, request.read.timeout_ms = topic_id, timeout_ms
+
+    def _leader(self, partition: int, deadline: float) -> Operation[tuple[str, bytes]]:
+        if partition >= (yield from self.partitions(deadline)):
+            raise UnknownPartitionError(f"{self._name} has no partition {partition}")
+        with self._lock:
+            leader = self._metadata.leader(TopicPartition(self._name, partition))
+            topic_id = self._metadata.require(self._name).topic_id
+        if leader is None:
+            raise LeaderNotAvailableError(f"{self._name}-{partition} has no leader now")
+        return leader[1], topic_id
+
+    def _replica(self, partition: int, deadline: float) -> Operation[tuple[str, bytes]]:
+        """Return an in-sync replica, by chance."""
+        yield from self.partitions(deadline)
+        with self._lock:
+            topic_id, replicas = self._metadata.require(self._name).topic_id, self._replicas.get(partition)
+        if not replicas:
+            raise LeaderNotAvailableError(f"{self._name}-{partition} has no replica in sync now")
+        return self._chance.choice(replicas), topic_id
+
+
+def _is_repeatable(error: HeadraceError) -> bool:
+    if isinstance(error, NotLeaderError | LeaderNotAvailableError | TransportError):
+        return True
+    return error.retriable and error.outcome in (Outcome.NOT_APPLIED, Outcome.UNKNOWN)

@@ -1,0 +1,103 @@
+"""Keys of the records of a table, and when a record expires.
+
+A table is a compacted topic in which each column of each row is a record: its key is the row's key and the column's
+name, its value is the column's value, a null value deletes the column. The two parts are joined so that keys compare,
+byte by byte, as pairs of row and column compare: all columns of a row are neighbours.
+
+    key := row with each 00 written as 00 FF, then 00 01, then column
+
+The row alone decides the partition: CRC-32 of its key modulo the number of partitions, as for the keys of other topics.
+The order of pairs by an escape byte is that of FoundationDB's tuple layer.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from headrace.wire.errors import InvalidRequestError
+
+MAX_ROW_BYTES = 16 << 10
+"""Maximum bytes of a row's key."""
+MAX_COLUMN_BYTES = 16 << 10
+"""Maximum bytes of a column's name."""
+EXPIRES_HEADER = "headrace.expires_ms"
+"""Header of a record that expires: the time in ms since 1970, in decimal digits."""
+_END = b"\x00\x01"
+
+
+def table_key(row: bytes, column: bytes) -> bytes:
+    """Return the key of a column's record."""
+    return row_start(row) + column
+
+
+def split_key(key: bytes) -> tuple[bytes, bytes] | None:
+    """Return the row and the column of a key; `None` if it is no key of a table."""
+    row, end, column = key.partition(_END)
+    return (row.replace(b"\x00\xff", b"\x00"), column) if end else None
+
+
+def row_start(row: bytes) -> bytes:
+    """Return the first key that a row can have."""
+    return row.replace(b"\x00", b"\x00\xff") + _END
+
+
+def row_end(row: bytes) -> bytes:
+    """Return the key after the last one that a row can have."""
+    return row.replace(b"\x00", b"\x00\xff") + b"\x00\x02"
+
+
+def row_of(key: bytes) -> bytes:
+    """Return the part of a table's key that all keys of its row share: `row_start` of its row."""
+    return key[: key.index(_END) + 2]
+
+
+def rows_start(row: bytes) -> bytes:
+    """Return the first key of the rows from `row` on, or of those that begin with it."""
+    return row.replace(b"\x00", b"\x00\xff")
+
+
+def prefix_end(prefix: bytes) -> bytes | None:
+    """Return the first byte string after all that begin with `prefix`; `None` if there is none."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
+
+
+def check_row(row: bytes) -> bytes:
+    """Return a row's key if it is one.
+
+    Raises:
+        InvalidRequestError: If it is empty or longer than `MAX_ROW_BYTES`.
+    """
+    if not row:
+        raise InvalidRequestError("the row has an empty key", action="Give each row a key of at least one byte.")
+    if len(row) > MAX_ROW_BYTES:
+        raise InvalidRequestError(
+            f"a row's key of {len(row)} bytes is over the limit of {MAX_ROW_BYTES}",
+            action="Shorten it, for example to a hash of it.",
+        )
+    return row
+
+
+def check_column(name: bytes) -> bytes:
+    """Return a column's name if it is one; it may be empty.
+
+    Raises:
+        InvalidRequestError: If it is longer than `MAX_COLUMN_BYTES`.
+    """
+    if len(name) > MAX_COLUMN_BYTES:
+        raise InvalidRequestError(
+            f"a column's name of {len(name)} bytes is over the limit of {MAX_COLUMN_BYTES}", action="Shorten it."
+        )
+    return name
+
+
+def expiry_headers(expires_ms: int) -> tuple[tuple[str, bytes], ...]:
+    """Return the headers of a record that expires at a time in ms since 1970; `0` means never."""
+    return ((EXPIRES_HEADER, b"%d" % expires_ms),) if expires_ms else ()
+
+
+def expiry_of(headers: Iterable[tuple[str, Any]]) -> int:
+    """Return when a record with these headers expires, in ms since 1970; `0` means never."""
+    for name, value in headers:
+        if name == EXPIRES_HEADER and value.isdigit() and len(value) < 20:
+            return int(value)
+    return 0

@@ -1,0 +1,205 @@
+"""Newest version of each column of a table's partition: where it is in the log. Pure.
+
+Every key is in memory, and no value: the log has those, as in Bitcask (Sheehy and Smith, 2010). That a row does not
+exist is known without a read. `TableState` has all records below an offset, `UncommittedRows` what follows them in a
+leader's log, for conditions on a row.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import NamedTuple
+
+from headrace.wire.decoded import Columns
+from headrace.wire.table_keys import expiry_of, prefix_end, row_end, row_of, row_start, rows_start, split_key, table_key
+
+from headrace_broker.core.ordered_keys import OrderedKeys
+
+_END = b"\x00\x01"
+MANY_CHANGES = 10_000
+"""Uncommitted changes above which those that are committed by now are dropped."""
+
+
+class ColumnSlice(NamedTuple):
+    """Columns of a row: those with these names, or those from `start` on, below `end`."""
+
+    names: tuple[bytes, ...] = ()
+    start: bytes = b""
+    end: bytes | None = None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether it has every column."""
+        return not self.names and not self.start and self.end is None
+
+
+ALL_COLUMNS = ColumnSlice()
+
+
+class Change(NamedTuple):
+    """One record of a table."""
+
+    key: bytes
+    offset: int
+    is_deletion: bool
+    expires_ms: int
+
+    @property
+    def row(self) -> bytes:
+        """Start of all keys of its row."""
+        return row_of(self.key)
+
+
+def changes_of(columns: Columns) -> list[Change]:
+    """Return the changes in a batch, without records whose keys are of no table."""
+    validity = columns.value_column.validity
+    deletes = [False] * columns.record_count if validity is None else (~columns.value_column.valid()).tolist()
+    if columns.header_columns is None:
+        expiries = [0] * columns.record_count
+    else:
+        expiries = [expiry_of(headers) for headers in columns.headers()]
+    records = zip(columns.keys(), columns.offsets(), deletes, expiries, strict=True)
+    return [Change(key, *rest) for key, *rest in records if key is not None and _END in key]
+
+
+class TableState:
+    """Offset of the newest record of each column, of the log up to `end_offset`."""
+
+    def __init__(self, changes: Iterable[Change] = ()) -> None:
+        """Take the changes in the order of their offsets. Slow for many: then not on the event loop."""
+        newest: dict[bytes, int] = {}
+        self._expiring: dict[bytes, int] = {}
+        for key, offset, is_deletion, expires_ms in changes:
+            if is_deletion:
+                newest.pop(key, None)
+            else:
+                newest[key] = offset
+            if expires_ms and not is_deletion:
+                self._expiring[key] = expires_ms
+            elif self._expiring:
+                self._expiring.pop(key, None)
+        keys = sorted(newest)
+        self._keys = OrderedKeys(keys, list(map(newest.__getitem__, keys)))
+        self._expiries = [(expires_ms, key) for key, expires_ms in self._expiring.items()]
+        heapq.heapify(self._expiries)
+        self.rows = sum(1 for _ in groupby(keys, row_of))
+        """Number of rows."""
+        self.end_offset = 0
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of all rows."""
+        return len(self._keys)
+
+    def apply(self, change: Change) -> None:
+        """Apply the next change."""
+        key, offset, is_deletion, expires_ms = change
+        if is_deletion:
+            self._remove(key)
+        else:
+            row = row_of(key)
+            had_row = self._keys.any_in(row, row[:-1] + b"\x02")
+            self._keys.set(key, offset)
+            self.rows += not had_row
+        if expires_ms and not is_deletion:
+            self._expiring[key] = expires_ms
+            heapq.heappush(self._expiries, (expires_ms, key))
+        elif self._expiring:
+            self._expiring.pop(key, None)
+
+    def _remove(self, key: bytes) -> None:
+        if self._keys.remove(key):
+            row = row_of(key)
+            if not self._keys.any_in(row, row[:-1] + b"\x02"):
+                self.rows -= 1
+
+    def expire(self, now_ms: int) -> None:
+        """Remove the columns that have expired; `now_ms` is the wall clock."""
+        while self._expiries and self._expiries[0][0] <= now_ms:
+            expires_ms, key = heapq.heappop(self._expiries)
+            if self._expiring.get(key) == expires_ms:
+                del self._expiring[key]
+                self._remove(key)
+
+    def forget_below(self, offset: int, start: bytes, most: int) -> bytes | None:
+        """Remove columns below the log start among `most` keys from `start` on; return where to continue."""
+        doomed, last = [], None
+        for count, (key, at) in enumerate(self._keys.items(start)):
+            if count == most:
+                last = key
+                break
+            if at < offset:
+                doomed.append(key)
+        for key in doomed:
+            self._expiring.pop(key, None)
+            self._remove(key)
+        return last
+
+    def columns_of(self, row: bytes, wanted: ColumnSlice = ALL_COLUMNS) -> Iterator[tuple[bytes, int]]:
+        """Yield name and offset of a row's columns, in order."""
+        if wanted.names:
+            for name in sorted(set(wanted.names)):
+                offset = self._keys.get(table_key(row, name))
+                if offset >= 0:
+                    yield name, offset
+            return
+        prefix = row_start(row)
+        end = row_end(row) if wanted.end is None else prefix + wanted.end
+        for key, offset in self._keys.items(prefix + wanted.start, end):
+            yield key[len(prefix) :], offset
+
+    def rows_from(self, start: bytes, end: bytes | None, prefix: bytes) -> Iterator[bytes]:
+        """Yield the rows from `start` on, below `end`, that begin with `prefix`; a row may be added meanwhile."""
+        first = max(rows_start(start), rows_start(prefix))
+        ends = [each for each in (rows_start(end) if end else None, prefix_end(rows_start(prefix))) if each is not None]
+        last = min(ends, default=None)
+        while (found := next(self._keys.items(first, last), None)) is not None:
+            parts = split_key(found[0])
+            assert parts is not None
+            yield parts[0]
+            first = row_end(parts[0])
+
+    def changed(self, row: bytes, uncommitted: dict[bytes, Change]) -> dict[bytes, int]:
+        """Return the columns of a row, by name, with the uncommitted changes by key."""
+        found = dict(self.columns_of(row))
+        prefix = len(row_start(row))
+        for key, change in uncommitted.items():
+            if change.offset < self.end_offset:
+                continue  # It has this change, or a later one.
+            if change.is_deletion:
+                found.pop(key[prefix:], None)
+            else:
+                found[key[prefix:]] = change.offset
+        return found
+
+
+class UncommittedRows:
+    """Newest change of each key in the log between what a `TableState` has and `end_offset`."""
+
+    def __init__(self) -> None:
+        self._rows: dict[bytes, dict[bytes, Change]] = {}
+        self._count = 0
+        self.end_offset = 0
+
+    def begin(self, offset: int) -> None:
+        """Forget everything, and begin at `offset`."""
+        self._rows.clear()
+        self._count, self.end_offset = 0, offset
+
+    def apply(self, change: Change, committed: int) -> None:
+        """Apply the next change; those below `committed` may go."""
+        self._rows.setdefault(row_of(change.key), {})[change.key] = change
+        self._count += 1
+        if self._count > MANY_CHANGES:
+            kept = {
+                row: left
+                for row, keys in self._rows.items()
+                if (left := {key: each for key, each in keys.items() if each.offset >= committed})
+            }
+            self._rows, self._count = kept, sum(map(len, kept.values()))
+
+    def of(self, row: bytes) -> dict[bytes, Change]:
+        """Return the changes of a row by key; those that are committed by now may be among them."""
+        return self._rows.get(row_start(row), {})

@@ -1,0 +1,270 @@
+"""`headrace.v1.TableService`: reads of rows by their keys, in order, and writes of single rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+from headrace.v1 import tables_pb2, tables_pb2_grpc, topics_pb2
+from headrace.wire.errors import HeadraceError, InvalidRequestError, OffsetNotAvailableError, Outcome
+from headrace.wire.table_keys import check_column, check_row
+from headrace_server.identity.gate import access
+from headrace_server.identity.quotas import Use
+from headrace_server.identity.rights import Operation
+from headrace_server.metadata_view import ClusterView
+from headrace_server.rpc import let_others_run, unary
+
+from headrace_broker.core.table_state import ColumnSlice, TableState
+from headrace_broker.rpc.service import BrokerService
+from headrace_broker.rpc.topics import find_topic
+from headrace_broker.runtime.partition import Partition, PartitionContext
+from headrace_broker.runtime.replica_manager import ReplicaManager
+from headrace_broker.runtime.table import PartitionTable
+from headrace_broker.runtime.table_writes import ABSENT, RowWrite, TableWrites
+
+ResponseT = TypeVar("ResponseT")
+
+SERVICE_NAME = "headrace.v1.TableService"
+
+MAX_KEYS = 10_000
+"""Maximum keys of one GetRows."""
+PAGE_ROWS = 1_000
+"""Maximum rows of a page of ScanRows."""
+MAX_ANSWER_BYTES = 3 << 20
+"""Bytes of keys, names and values after which an answer ends; its first column may exceed them."""
+_COLUMN_BYTES = 24
+_ROW_BYTES = 16
+_GROUP_ROWS = 64
+_TRIES = 10
+
+
+class _Wanted(NamedTuple):
+    """Columns of each row that a read returns."""
+
+    columns: ColumnSlice
+    limit: int | None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all columns."""
+        return self.limit is None and self.columns.is_all
+
+
+class _Row(NamedTuple):
+    """Row as of one moment: its columns with their offsets, and whether more follow."""
+
+    key: bytes
+    version: int
+    columns: list[tuple[bytes, int]]
+    next_column: bytes | None
+
+
+class TableService(tables_pb2_grpc.TableServiceServicer):
+    """Servicer of one broker."""
+
+    def __init__(
+        self, broker: BrokerService, view: ClusterView, replica_manager: ReplicaManager, context: PartitionContext
+    ) -> None:
+        """`broker` checks that the broker serves, and its lease."""
+        self._broker = broker
+        self._view = view
+        self._replica_manager = replica_manager
+        self._context = context
+        self.call_errors = context.metrics.common.call_errors
+
+    @unary
+    async def GetRows(self, request: tables_pb2.GetRowsRequest, context: Any) -> tables_pb2.GetRowsResponse:
+        """See the proto."""
+        if not 0 < len(request.keys) <= MAX_KEYS:
+            raise InvalidRequestError(f"{len(request.keys)} keys are not 1 to {MAX_KEYS}")
+        keys, wanted = [check_row(key) for key in request.keys], _wanted(request.columns)
+        read = await self._begin(request.read)
+        response = tables_pb2.GetRowsResponse(as_of_offset=read.as_of_offset)
+        await read.add_rows(iter(keys), wanted, response.rows)
+        return self._end(read, response)
+
+    @unary
+    async def ScanRows(self, request: tables_pb2.ScanRowsRequest, context: Any) -> tables_pb2.ScanRowsResponse:
+        """See the proto."""
+        limit = request.limit or PAGE_ROWS
+        if not 0 < limit <= PAGE_ROWS:
+            raise InvalidRequestError(f"a limit of {limit} rows is not 1 to {PAGE_ROWS}")
+        wanted = _wanted(request.columns)
+        read = await self._begin(request.read)
+        response = tables_pb2.ScanRowsResponse(as_of_offset=read.as_of_offset)
+        end = request.end if request.HasField("end") else None
+        rows = read.state.rows_from(request.start, end, request.prefix)
+        await read.add_rows(islice(rows, limit), wanted, response.rows)
+        if response.rows:
+            last = response.rows[-1].key + b"\0"
+            if next(read.state.rows_from(last, end, request.prefix), None) is not None:
+                response.next_key = last
+        return self._end(read, response)
+
+    @unary
+    async def CountRows(self, request: tables_pb2.CountRowsRequest, context: Any) -> tables_pb2.CountRowsResponse:
+        """See the proto."""
+        read = await self._begin(request.read)
+        state = read.state
+        response = tables_pb2.CountRowsResponse(rows=state.rows, columns=state.columns, as_of_offset=read.as_of_offset)
+        return self._end(read, response)
+
+    @unary
+    async def WriteRow(self, request: tables_pb2.WriteRowRequest, context: Any) -> tables_pb2.WriteRowResponse:
+        """See the proto."""
+        self._broker.check_serving()
+        seconds = _seconds(request.timeout_ms)
+        partition, table = self._find(request.table, request.partition, Operation.WRITE)
+        quotas, user = access().quotas, access().caller.identity.user
+        quotas.check(user, Use.PRODUCE)
+        quotas.charge(user, Use.PRODUCE, request.ByteSize())
+        write = self._row_write(request, partition)
+        try:
+            written = await TableWrites(partition, table).write(write, seconds)
+        except HeadraceError as error:
+            raise self._with_address(error) from None
+        self._broker.check_lease(Outcome.UNKNOWN)
+        await quotas.hold(user, Use.PRODUCE, seconds / 2)
+        return tables_pb2.WriteRowResponse(applied=written.applied, version=written.version, records=written.records)
+
+    def _row_write(self, request: tables_pb2.WriteRowRequest, partition: Partition) -> RowWrite:
+        """Check and convert a request."""
+        if bool(request.columns) == request.delete_row:
+            raise InvalidRequestError(
+                "a write has either columns or delete_row", action="Name the columns, or set delete_row alone."
+            )
+        columns = {
+            check_column(column.name): column.value if column.HasField("value") else None for column in request.columns
+        }
+        if len(columns) < len(request.columns):
+            raise InvalidRequestError("a column is named twice")
+        if request.ttl_ms < 0:
+            raise InvalidRequestError(f"ttl_ms {request.ttl_ms} is in the past", action="Delete the columns instead.")
+        ttl_ms = request.ttl_ms or partition.config.table_ttl_ms
+        producer = (-1, -1, -1)
+        if request.HasField("producer"):
+            said = request.producer
+            producer = (said.producer_id, said.producer_epoch, said.sequence)
+            if min(producer) < 0:
+                raise InvalidRequestError("producer_id, producer_epoch and sequence must not be negative")
+            access().check_producer(said.producer_id)
+        return RowWrite(
+            check_row(request.key),
+            columns,
+            request.delete_row,
+            request.if_version if request.HasField("if_version") else None,
+            self._context.now_ms() + ttl_ms if ttl_ms else 0,
+            producer,
+        )
+
+    async def _begin(self, asked: tables_pb2.TableRead) -> _Reading:
+        self._broker.check_serving()
+        quotas, user = access().quotas, access().caller.identity.user
+        quotas.check(user, Use.FETCH)
+        await quotas.hold(user, Use.FETCH)
+        partition, table = self._find(asked.table, asked.partition, Operation.READ)
+        replica, seconds = partition.replica, _seconds(asked.timeout_ms)
+        try:
+            if asked.consistency in (tables_pb2.CONSISTENCY_UNSPECIFIED, tables_pb2.CONSISTENCY_LEADER):
+                replica.check_leading(-1).check_latest()
+            elif asked.consistency == tables_pb2.CONSISTENCY_REPLICA:
+                replica.check_serving(-1)
+            else:
+                raise InvalidRequestError(f"consistency {asked.consistency} is unknown")
+            state, as_of_offset = await table.read_state(asked.min_offset, seconds)
+        except HeadraceError as error:
+            raise self._with_address(error) from None
+        return _Reading(table, seconds, state, as_of_offset)
+
+    def _end(self, read: _Reading, response: ResponseT) -> ResponseT:
+        self._broker.check_lease(Outcome.NOT_APPLIED)
+        current = access()
+        current.quotas.charge(current.caller.identity.user, Use.FETCH, read.size_bytes)
+        return response
+
+    def _find(
+        self, reference: topics_pb2.TopicRef, number: int, operation: Operation
+    ) -> tuple[Partition, PartitionTable]:
+        topic = find_topic(self._view, reference, operation)
+        partition = self._replica_manager.find_in(topic, number)
+        if partition.table is None:
+            raise InvalidRequestError(
+                f"topic {topic.name} is no table",
+                action=f"Create it by `headrace table create`, or `headrace topic alter {topic.name} --config "
+                "cleanup_policy=compact --config table=yes`.",
+            )
+        return partition, partition.table
+
+    def _with_address(self, error: HeadraceError) -> HeadraceError:
+        if error.leader is not None:
+            error.leader = self._replica_manager.with_address(error.leader)
+        return error
+
+
+class _Reading:
+    """One read of a table."""
+
+    def __init__(self, table: PartitionTable, seconds: float, state: TableState, as_of_offset: int) -> None:
+        self._table = table
+        self._seconds = seconds
+        self.state = state
+        self.as_of_offset = as_of_offset
+        self.size_bytes = 0
+
+    async def add_rows(self, keys: Iterator[bytes], wanted: _Wanted, rows: Any) -> None:
+        """Add rows to a response until it is full."""
+        while group := list(islice(keys, _GROUP_ROWS)):
+            for tries in range(_TRIES):
+                found = [self._look_up(key, wanted) for key in group]
+                offsets = sorted(offset for row in found for _, offset in row.columns)
+                values = await self._table.read_values(offsets, self.as_of_offset)
+                if len(values) == len(set(offsets)):
+                    break
+                await let_others_run(tries)
+                self.state, self.as_of_offset = await self._table.read_state(0, self._seconds)
+            else:
+                raise OffsetNotAvailableError("the rows were changed again and again while they were read")
+            for row in found:
+                if self.size_bytes >= MAX_ANSWER_BYTES:
+                    return
+                self._add(row, values, rows)
+
+    def _look_up(self, key: bytes, wanted: _Wanted) -> _Row:
+        columns = self.state.columns_of(key, wanted.columns)
+        found = list(columns if wanted.limit is None else islice(columns, wanted.limit + 1))
+        versions = found if wanted.is_whole else self.state.columns_of(key)
+        version = max((offset for _, offset in versions), default=ABSENT)
+        if wanted.limit is None or len(found) <= wanted.limit:
+            return _Row(key, version, found, None)
+        return _Row(key, version, found[: wanted.limit], found[-1][0])
+
+    def _add(self, row: _Row, values: Any, rows: Any) -> None:
+        answer = rows.add(key=row.key, version=row.version)
+        self.size_bytes += len(row.key) + _ROW_BYTES
+        for name, offset in row.columns:
+            value = values[offset]
+            size = len(name) + len(value.value) + _COLUMN_BYTES
+            if answer.columns and self.size_bytes + size > MAX_ANSWER_BYTES:
+                answer.next_column = name
+                return
+            self.size_bytes += size
+            answer.columns.add(name=name, value=value.value, version=offset, timestamp_ms=value.timestamp_ms)
+        if row.next_column is not None:
+            answer.next_column = row.next_column
+
+
+def _wanted(said: tables_pb2.ColumnSlice) -> _Wanted:
+    names: Sequence[bytes] = [check_column(name) for name in said.names]
+    if names and (said.start or said.HasField("end")):
+        raise InvalidRequestError("columns are given by their names or by a range, not by both")
+    if said.limit < 0:
+        raise InvalidRequestError(f"a limit of {said.limit} columns is negative")
+    end = said.end if said.HasField("end") else None
+    return _Wanted(ColumnSlice(tuple(names), said.start, end), said.limit or None)
+
+
+def _seconds(timeout_ms: int) -> float:
+    if timeout_ms <= 0:
+        raise InvalidRequestError("timeout_ms must be positive", action="Set timeout_ms, for example to 30000.")
+    return timeout_ms / 1000

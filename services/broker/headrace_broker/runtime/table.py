@@ -1,0 +1,316 @@
+"""Table of a partition: its state, kept up with the log, and the values of its columns, read from the log.
+
+The state has what is committed; a read first catches up with the high watermark, as of which it is answered. While no
+one reads, `keep_up` does, so that a new leader has little to catch up with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace.log.errors import CorruptLogError, SliceCutError
+from headrace.log.scan import ChainPoint, check_next
+from headrace.log.slices import Slice
+from headrace.wire.batch import iter_batches
+from headrace.wire.columns import Columns, decode_batch
+from headrace.wire.errors import (
+    HeadraceError,
+    OffsetNotAvailableError,
+    OffsetOutOfRangeError,
+    Outcome,
+    TimedOutError,
+)
+from headrace_server.caller_turns import next_turn
+from headrace_server.rpc import let_others_run
+
+from headrace_broker.core.table_state import Change, TableState, UncommittedRows, changes_of
+from headrace_broker.runtime.batch_cache import BatchCache, PartitionBatches
+
+if TYPE_CHECKING:
+    from headrace_broker.runtime.partition import Partition
+
+APPLIED_BYTES = 256 << 10
+"""Bytes of one read whose records are applied on the event loop."""
+BUILT_BYTES = 4 << 20
+"""Bytes of one read of a thread that makes a state."""
+FAR_BYTES = 16 << 20
+"""Size of a log from which an empty state is made in a thread."""
+APPLIED_PER_TURN = 500
+"""Changes that are applied in a millisecond of the event loop."""
+
+
+class ColumnValue(NamedTuple):
+    """Value of a column, from the log."""
+
+    value: bytes
+    timestamp_ms: int
+
+
+class PartitionTable:
+    """Table of one replica. Belongs to the event loop."""
+
+    def __init__(self, partition: Partition, cache: BatchCache) -> None:
+        self._partition = partition
+        self._replica = partition.replica
+        self._context = partition.context
+        self._state = TableState()
+        self._start_offset = 0
+        """Log start below which the state has no column."""
+        self._crc = 0
+        """Chain value at the state's end, by which a log that was truncated is told."""
+        self._truncations = -1
+        """Of the log, when it was last seen to continue the state."""
+        self._catching_up: asyncio.Task[None] | None = None
+        self._uncommitted = UncommittedRows()
+        self._batches = PartitionBatches(cache)
+
+    @property
+    def state(self) -> TableState:
+        """State as of the last read."""
+        return self._state
+
+    def close(self) -> None:
+        """Release the memory."""
+        if self._catching_up is not None:
+            self._catching_up.cancel()
+        self._batches.clear()
+
+    # --- what is committed ---
+
+    async def read_state(self, min_offset: int, seconds: float) -> tuple[TableState, int]:
+        """Return the state, and the offset below which it has all that is committed.
+
+        Raises:
+            OffsetNotAvailableError: If records below `min_offset` are not committed here within `seconds`.
+            TimedOutError: If the state is not made by then; that is continued.
+            CorruptLogError, StorageOfflineError: If the log cannot be read.
+        """
+        deadline = asyncio.get_running_loop().time() + seconds
+        if self._replica.high_watermark < min_offset:
+            await self._await_commit(min_offset, deadline)
+        high_watermark = int(self._replica.high_watermark)
+        while not self._has(high_watermark):
+            await self._wait(high_watermark, deadline)
+        self._state.expire(self._context.clock.now_ms())
+        return self._state, high_watermark
+
+    async def _await_commit(self, offset: int, deadline: float) -> None:
+        advanced = asyncio.Event()
+        self._partition.watchers[advanced] = None
+        try:
+            async with asyncio.timeout_at(deadline):
+                while self._replica.high_watermark < offset:
+                    await advanced.wait()
+                    advanced.clear()
+        except TimeoutError:
+            raise OffsetNotAvailableError(
+                f"records below offset {offset} were not committed here in time",
+                action="Read from the leader, or try again.",
+            ) from None
+        finally:
+            self._partition.watchers.pop(advanced, None)
+
+    def _has(self, end_offset: int) -> bool:
+        log = self._partition.open_log
+        return (
+            self._state.end_offset >= end_offset
+            and self._truncations == log.truncations
+            and self._start_offset >= log.log_start_offset
+        )
+
+    async def _wait(self, end_offset: int, deadline: float) -> None:
+        """Wait until the state has been continued up to an offset, as another caller may have asked for."""
+        if self._catching_up is None:
+            self._catching_up = asyncio.create_task(self._catch_up(end_offset))
+            self._catching_up.add_done_callback(self._caught_up)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await asyncio.shield(self._catching_up)
+        except TimeoutError:
+            raise TimedOutError(
+                "the table's state is not read from the log yet",
+                outcome=Outcome.NOT_APPLIED,
+                retriable=True,
+                action="Try again; it is continued meanwhile.",
+            ) from None
+
+    def _caught_up(self, task: asyncio.Task[None]) -> None:
+        self._catching_up = None
+        if not task.cancelled():
+            task.exception()  # Its callers have it; without any, the next read meets it again.
+
+    async def keep_up(self) -> None:
+        """Continue the state up to what is committed now."""
+        high_watermark = int(self._replica.high_watermark)
+        if not self._has(high_watermark):
+            await self._wait(high_watermark, asyncio.get_running_loop().time() + 3_600)
+
+    async def _catch_up(self, end_offset: int) -> None:
+        try:
+            await self._continue_log()
+            if self._state.end_offset < end_offset and self._is_far():
+                await self._build(end_offset)
+            while self._state.end_offset < end_offset:
+                for columns in await self._read(self._state.end_offset, APPLIED_BYTES, end_offset):
+                    await self._apply(columns)
+        except SliceCutError:
+            pass  # Truncated meanwhile; the caller looks again.
+        except OffsetOutOfRangeError:
+            pass  # The log start has passed the state's end.
+        except HeadraceError as error:
+            self._partition.corruption.note_read_error(error)
+            raise
+
+    async def _apply(self, columns: Columns) -> None:
+        """Apply the next batch. Between two turns of the event loop a row has all columns of a write, or none."""
+        state, count = self._state, 0
+        for _, changes in groupby(changes_of(columns), attrgetter("row")):
+            for change in changes:
+                if change.offset >= state.end_offset:  # A compacted batch may begin before it.
+                    state.apply(change)
+                count += 1
+            if count >= APPLIED_PER_TURN:
+                count = 0
+                await next_turn()
+        state.end_offset, self._crc = columns.header.end_offset, columns.header.chain_crc
+
+    async def _continue_log(self) -> None:
+        """Begin again if the log does not continue the state, and forget what is below its start."""
+        log, state = self._partition.open_log, self._state
+        if self._truncations != log.truncations or state.end_offset < log.log_start_offset:
+            truncations = log.truncations
+            if not await self._is_continued():
+                self._start_offset = int(log.log_start_offset)
+                self._begin(TableState(), self._start_offset, 0)
+            self._truncations = truncations
+        start_offset, place = int(log.log_start_offset), b""
+        while self._start_offset < start_offset:
+            found = self._state.forget_below(start_offset, place, APPLIED_PER_TURN)
+            if found is None:
+                self._start_offset = start_offset
+            else:
+                place = found
+                await next_turn()
+
+    async def _is_continued(self) -> bool:
+        """Return whether the log has what the state was made from: it was not truncated below the state's end."""
+        log, end_offset = self._partition.open_log, self._state.end_offset
+        if self._truncations < 0 or not log.log_start_offset <= end_offset <= log.log_end_offset:
+            return False
+        header = await self._partition.in_thread(lambda: log.reader.batch_before(end_offset))
+        return header is not None and header.chain_crc == self._crc
+
+    def _begin(self, state: TableState, end_offset: int, crc: int) -> None:
+        state.end_offset = end_offset
+        self._state, self._crc = state, crc
+        self._uncommitted.begin(end_offset)
+        self._batches.clear()
+
+    def _is_far(self) -> bool:
+        return not self._state.columns and self._partition.open_log.size_bytes > FAR_BYTES
+
+    async def _build(self, end_offset: int) -> None:
+        """Make the state in a thread, of the whole log."""
+        log = self._partition.open_log
+        start_offset, crc = int(log.log_start_offset), 0
+
+        def changes() -> Iterator[Change]:
+            nonlocal crc
+            offset = start_offset
+            while offset < end_offset:
+                with log.reader.read(offset, BUILT_BYTES, end_offset) as found:
+                    data, position = found.read(), found.position
+                for columns in self._decode(data, position):
+                    yield from changes_of(columns)
+                    offset, crc = columns.header.end_offset, columns.header.chain_crc
+
+        truncations = log.truncations
+        state = await self._partition.in_thread(lambda: TableState(changes()))
+        if log.truncations == truncations:
+            self._begin(state, end_offset, crc)
+
+    # --- the log ---
+
+    async def _read(self, offset: int, max_bytes: int, end_offset: int) -> list[Columns]:
+        """Return the batches from that with `offset` on, decoded, at least one."""
+        reader = self._partition.open_log.reader
+        found: Slice | None = reader.read_nowait(offset, max_bytes, end_offset)
+        if found is None:
+            found = await self._partition.in_thread(lambda: reader.read(offset, max_bytes, end_offset))
+        position = found.position
+        return list(self._decode(await self._partition.reads.read(found), position))
+
+    def _decode(self, data: bytes, position: int) -> Iterator[Columns]:
+        for header, batch in iter_batches(data):
+            wrong = check_next(batch, header, ChainPoint.before(header))
+            if wrong:
+                directory = self._partition.open_log.directory
+                raise CorruptLogError(wrong, file=directory, offset=header.base_offset, position=position)
+            position += header.batch_bytes
+            yield decode_batch(batch, max_payload_bytes=self._context.settings.max_payload_bytes)
+
+    async def read_values(self, offsets: Iterable[int], end_offset: int) -> dict[int, ColumnValue]:
+        """Return the values of records of the state by offset, without those that compaction has removed since.
+
+        Raises:
+            CorruptLogError, StorageOfflineError: If the log cannot be read.
+        """
+        values: dict[int, ColumnValue] = {}
+        for count, offset in enumerate(offsets):
+            columns = self._batches.find(offset)
+            if columns is None:
+                try:
+                    columns = (await self._read(offset, 1, end_offset))[0]
+                except SliceCutError:
+                    continue
+                except OffsetOutOfRangeError:
+                    continue
+                except HeadraceError as error:
+                    self._partition.corruption.note_read_error(error)
+                    raise
+                self._batches.add(columns)
+            row = columns.index_of(offset)
+            if row < columns.record_count and (columns.record_offsets is None or columns.record_offsets[row] == offset):
+                entry, times = columns.value_column, columns.timestamps_ms
+                value = entry.data[entry.offsets[row] : entry.offsets[row + 1]].tobytes()
+                time_ms = columns.header.base_timestamp_ms if times is None else int(times[row])
+                values[offset] = ColumnValue(value, time_ms)
+            await let_others_run(count, APPLIED_PER_TURN)
+        return values
+
+    # --- what a leader has appended ---
+
+    async def read_uncommitted(self, seconds: float) -> None:
+        """Read what this leader has appended, so that `columns_now` can be called."""
+        state, _ = await self.read_state(0, seconds)
+        pending = self._uncommitted
+        if pending.end_offset < state.end_offset:
+            pending.begin(state.end_offset)
+        log_end = int(self._replica.log_end_offset)
+        while pending.end_offset < log_end:
+            try:
+                batches = await self._read(pending.end_offset, APPLIED_BYTES, log_end)
+            except SliceCutError:
+                return
+            for columns in batches:
+                if columns.header.end_offset > pending.end_offset:
+                    for change in changes_of(columns):
+                        pending.apply(change, state.end_offset)
+                    pending.end_offset = columns.header.end_offset
+
+    @property
+    def knows_log_end(self) -> bool:
+        """Whether the state and the uncommitted changes are all that is in the log now."""
+        end_offset = self._replica.log_end_offset
+        return (
+            max(self._uncommitted.end_offset, self._state.end_offset) == end_offset
+            and self._truncations == self._partition.open_log.truncations
+        )
+
+    def columns_now(self, row: bytes) -> dict[bytes, int]:
+        """Return the columns of a row with their versions, uncommitted changes included."""
+        return self._state.changed(row, self._uncommitted.of(row))

@@ -1,0 +1,167 @@
+"""Writes of rows: one batch each, appended by the leader if the row has the version that the caller expects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace.wire.encoding import encode_batch
+from headrace.wire.errors import Outcome
+from headrace.wire.table_keys import expiry_headers, row_start
+
+from headrace_broker.runtime.batch_checks import AppendResult
+from headrace_broker.runtime.table import PartitionTable
+
+if TYPE_CHECKING:
+    from headrace_broker.runtime.partition import Partition
+
+ABSENT = -1
+"""Version of a row that does not exist."""
+
+
+class _LogMovedError(Exception):
+    """The log has records that the decision did not see."""
+
+
+class RowWrite(NamedTuple):
+    """Change of one row."""
+
+    row: bytes
+    columns: Mapping[bytes, bytes | None]
+    """Value by name; `None` deletes the column."""
+    deletes_row: bool
+    if_version: int | None
+    expires_ms: int
+    producer: tuple[int, int, int] = (-1, -1, -1)
+    """Producer id, its epoch, and the sequence of the first record."""
+
+    @property
+    def needs_state(self) -> bool:
+        """Whether what is written depends on what the row has."""
+        return self.deletes_row or self.if_version is not None
+
+
+class RowWritten(NamedTuple):
+    """Result of a `RowWrite`."""
+
+    applied: bool
+    version: int
+    """Offset of the last record; if not applied, version of the row."""
+    records: int
+    end_offset: int
+    """What is committed below it makes the result final, also for what it has seen but not written .."""
+    leader_epoch: int
+    """.. in this epoch."""
+
+
+class TableWrites:
+    """Writes to the table of a partition. Belongs to the event loop."""
+
+    def __init__(self, partition: Partition, table: PartitionTable) -> None:
+        self._partition = partition
+        self._replica = partition.replica
+        self._table = table
+
+    async def write(self, write: RowWrite, seconds: float) -> RowWritten:
+        """Apply a write and wait for its commit.
+
+        Raises:
+            HeadraceError: As a Produce with `acks=all`.
+        """
+        deadline = asyncio.get_running_loop().time() + seconds
+        while True:
+            self._replica.check_leading(-1)
+            written = self._find_repeated(write)
+            if written is None:
+                try:
+                    written = await self._try(write, deadline)
+                except _LogMovedError:
+                    continue
+            await self._await_commit(written, deadline)
+            return written
+
+    def _find_repeated(self, write: RowWrite) -> RowWritten | None:
+        """Return the result of the same write, if it has been applied."""
+        if write.producer[0] < 0:
+            return None
+        found = self._replica.producers.find(*write.producer)
+        if found is None:
+            return None
+        end_offset = found.base_offset + found.record_count
+        return RowWritten(True, end_offset - 1, found.record_count, end_offset, self._replica.leader_epoch)
+
+    async def _try(self, write: RowWrite, deadline: float) -> RowWritten:
+        leadership = self._replica.check_leading(-1)
+        decided_at: tuple[int, int] | None = None
+        if write.needs_state:
+            leadership.check_latest()
+            await self._table.read_uncommitted(deadline - asyncio.get_running_loop().time())
+            repeated = self._find_repeated(write)
+            if repeated is not None:  # Its first copy was appended meanwhile.
+                return repeated
+            if not self._table.knows_log_end:
+                raise _LogMovedError
+            decided_at = self._log_end
+            row = self._table.columns_now(write.row)
+            version = max(row.values(), default=ABSENT)
+            if write.if_version is not None and version != write.if_version:
+                return RowWritten(False, version, 0, *decided_at)
+            if write.deletes_row:
+                if not row:
+                    return RowWritten(True, ABSENT, 0, *decided_at)
+                write = write._replace(columns=dict.fromkeys(row))
+        result = await self._append(self._encode(write), decided_at)
+        if result.error is not None:
+            raise result.error
+        return RowWritten(True, result.end_offset - 1, len(write.columns), result.end_offset, result.leader_epoch)
+
+    @property
+    def _log_end(self) -> tuple[int, int]:
+        return int(self._replica.log_end_offset), self._replica.leader_epoch
+
+    def _encode(self, write: RowWrite) -> bytes:
+        # Values last, so that the last record's offset is the version of the row.
+        names = sorted(write.columns, key=lambda name: write.columns[name] is not None)
+        prefix, headers = row_start(write.row), expiry_headers(write.expires_ms)
+        return encode_batch(
+            [write.columns[name] for name in names],
+            [prefix + name for name in names],
+            base_timestamp_ms=self._partition.context.now_ms(),
+            headers=[() if write.columns[name] is None else headers for name in names] if headers else None,
+            producer_id=write.producer[0],
+            producer_epoch=write.producer[1],
+            base_sequence=write.producer[2],
+        )
+
+    async def _append(self, batch: bytes, decided_at: tuple[int, int] | None) -> AppendResult:
+        """Append a batch, if the log still ends where the decision to write it was made."""
+
+        def guard() -> None:
+            if decided_at not in (None, self._log_end):
+                raise _LogMovedError
+
+        appender = self._partition.appender
+        guard()
+        result = appender.append_now([batch], -1, committed=True)
+        return await appender.append([batch], -1, committed=True, guard=guard) if result is None else result
+
+    async def _await_commit(self, written: RowWritten, deadline: float) -> None:
+        """Wait until what the result tells is committed: also what a refused write has seen."""
+        waits = self._partition.acknowledgements
+        wait = waits.of(written.end_offset, written.leader_epoch)
+        if wait is None:
+            return
+        token, future = wait
+        left = deadline - asyncio.get_running_loop().time()
+        try:
+            done, _ = await asyncio.wait([future], timeout=max(0.0, left))
+        except asyncio.CancelledError:
+            waits.give_up(token)
+            raise
+        error = future.result() if done else waits.give_up(token)
+        if error is None:
+            return
+        if not written.applied:
+            error.outcome = Outcome.NOT_APPLIED
+        raise error

@@ -1,0 +1,333 @@
+"""Tables on a real cluster: rows by their keys, in order, under conditions, from every replica, after failures."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from datetime import timedelta
+from itertools import chain
+
+import headrace
+import pytest
+from headrace import ABSENT, Admin, ConfigError, InvalidRequestError, Table, VersionConflictError, aio
+from headrace.client.base.partitioner import partition_for_key
+from headrace.wire.table_keys import table_key
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+
+from tests.integration.replicated import BROKER_SETTINGS, until
+
+SETTINGS = {**BROKER_SETTINGS, "compaction_interval_ms": 100, "producer_retry_window_ms": 0}
+TABLE = {"cleanup_policy": "compact", "table": "yes", "segment_bytes": 1 << 16, "max_batch_bytes": 1 << 14}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with LocalCluster(LocalClusterSpec(brokers=3, coordinators=1, broker_settings=SETTINGS)) as running:
+        yield running
+
+
+@pytest.fixture
+def create(cluster, request):
+    """Create a table of a name of its own."""
+
+    def make(**config):
+        name = request.node.name.replace("[", ".").strip("]")
+        with Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+            admin.create_topic(name, partitions=2, replication_factor=3, config=TABLE | config)
+        return name
+
+    return make
+
+
+@pytest.fixture
+def users(cluster, create):
+    with Table(create(), bootstrap_servers=cluster.bootstrap_servers) as table:
+        yield table
+
+
+def test_rows_are_put_read_and_deleted(users):
+    version = users.put("u17", {"name": "Ada", "plan": "pro"})
+    row = users.get("u17")
+    assert dict(row) == {"name": "Ada", "plan": "pro"}
+    assert (row.key, row.version) == (b"u17", version)
+    assert users.get("u18") is None
+    later = users.put("u17", {"plan": "free", "city": "London"})
+    assert later > version
+    row = users.get("u17")
+    assert dict(row) == {"city": "London", "name": "Ada", "plan": "free"}
+    assert row.columns["name"].version < row.columns["plan"].version <= row.version == later
+    assert dict(users.get("u17", ["plan", "none"])) == {"plan": "free"}
+    assert users.get("u17", ["plan"]).version == later
+    users.put("u17", {"plan": None})
+    assert dict(users.get("u17")) == {"city": "London", "name": "Ada"}
+    users.delete("u17", ["city"])
+    assert dict(users.get("u17")) == {"name": "Ada"}
+    users.delete("u17")
+    users.delete("u17")
+    assert users.get("u17") is None
+    assert users.count() == (0, 0)
+
+
+def test_a_slice_of_a_row_has_its_limits(users):
+    users.put("inbox", {f"m{number:04}": str(number) for number in range(500)})
+    row = users.get("inbox", start="m0100", end="m0103")
+    assert dict(row) == {"m0100": "100", "m0101": "101", "m0102": "102"}
+    assert row.next_column is None
+    row = users.get("inbox", start="m0490", limit=7)
+    assert list(row) == [f"m{number:04}" for number in range(490, 497)]
+    assert row.next_column == "m0497"
+    assert list(users.get("inbox", start=row.next_column)) == ["m0497", "m0498", "m0499"]
+    assert users.count() == (1, 500)
+
+
+def test_large_values_come_in_parts(users):
+    """A row, and many rows, of more bytes than an answer has."""
+    for number in range(400):
+        users.put("wide", {f"c{number:03}": "x" * 10_000})
+    names, start = [], ""
+    while start is not None:
+        row = users.get("wide", start=start)
+        names += row
+        start = row.next_column
+    assert names == [f"c{number:03}" for number in range(400)]
+    for number in range(400):
+        users.put(f"r{number:03}", {"v": "y" * 10_000})
+    keys = [f"r{number:03}" for number in reversed(range(400))]
+    assert [row.key.decode() for row in users.get_many(keys)] == keys
+    assert sorted(row.key.decode() for row in users.scan(prefix="r")) == sorted(keys)
+
+
+def test_scans_give_rows_in_order_in_pages(users):
+    keys = [f"user-{number:03}" for number in range(120)] + ["other", "user", "user-", "vser"]
+    for key in random.Random(1).sample(keys, len(keys)):
+        users.put(key, {"k": key})
+    by_partition = [[row["k"] for row in users.scan(partitions=[number], page_rows=7)] for number in range(2)]
+    assert all(found == sorted(found) for found in by_partition)
+    assert sorted(chain(*by_partition)) == sorted(keys)
+    assert {row["k"] for row in users.scan(prefix="user-")} == {key for key in keys if key.startswith("user-")}
+    assert {row["k"] for row in users.scan(start="user-050", end="user-055")} == {f"user-05{n}" for n in range(5)}
+    assert users.count() == (len(keys), len(keys))
+
+
+def test_a_write_of_a_version_that_lost_changes_nothing(users):
+    first = users.put("k", {"v": "1"}, if_version=ABSENT)
+    with pytest.raises(VersionConflictError, match=f"has version {first}, not -1") as failed:
+        users.put("k", {"v": "2"}, if_version=ABSENT)
+    assert failed.value.version == first
+    second = users.put("k", {"v": "3"}, if_version=first)
+    with pytest.raises(VersionConflictError):
+        users.delete("k", if_version=first)
+    users.delete("k", if_version=second)
+    with pytest.raises(VersionConflictError, match="does not exist"):
+        users.put("k", {"v": "4"}, if_version=second)
+    assert users.get("k") is None
+
+
+def test_counters_of_many_writers_lose_no_step(cluster, users):
+    """Compare and set by four threads: each step is taken once."""
+    users.put("n", {"n": "0"})
+    conflicts = []
+
+    def count():
+        for _ in range(25):
+            while True:
+                row = users.get("n")
+                try:
+                    users.put("n", {"n": str(int(row["n"]) + 1)}, if_version=row.version)
+                    break
+                except VersionConflictError as error:
+                    conflicts.append(error.version)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert users.get("n")["n"] == "100"
+
+
+def test_columns_end_with_their_time_to_live(cluster, create):
+    name = create(table_ttl_ms=3_000)
+    with Table(name, bootstrap_servers=cluster.bootstrap_servers) as table:
+        table.put("s", {"short": "1"}, ttl=timedelta(milliseconds=300))
+        table.put("s", {"long": "2"}, ttl=timedelta(hours=1))
+        table.put("s", {"default": "3"})
+        table.put("again", {"v": "1"}, ttl=timedelta(milliseconds=300))
+        table.put("again", {"v": "2"}, ttl=timedelta(hours=1))
+        until(lambda: list(table.get("s")) == ["default", "long"], "the short one ends")
+        until(lambda: list(table.get("s")) == ["long"], "the table's default ends")
+        assert dict(table.get("again")) == {"v": "2"}
+        assert table.count() == (2, 2)
+
+
+def test_a_replica_tells_and_waits_for_what_it_has(users):
+    for number in range(30):
+        version = users.put("r", {"n": str(number)})
+        row = users.get("r", consistency="replica", min_offset=version + 1)
+        assert int(row["n"]) == number
+    with pytest.raises(headrace.OffsetNotAvailableError):
+        users.get("r", min_offset=version + 1_000, timeout=0.5)
+
+
+def test_a_row_has_all_columns_of_a_write_or_none(cluster, users):
+    """Readers of every replica, while a writer writes rows of 20 equal columns, and compaction replaces segments."""
+    stop = threading.Event()
+    torn = []
+
+    def write():
+        number = 0
+        while not stop.is_set():
+            number += 1
+            users.put("row", {f"c{column:02}": f"{number} " * 50 for column in range(20)})
+
+    def look(consistency):
+        for _ in range(150):
+            row = users.get("row", consistency=consistency)
+            if row is not None and (len(row) != 20 or len(set(row.values())) != 1):
+                torn.append(row)
+
+    threads = [threading.Thread(target=look, args=[kind]) for kind in ("leader", "replica")]
+    writer = threading.Thread(target=write)
+    for thread in (writer, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    writer.join()
+    assert not torn
+
+
+def test_nothing_acknowledged_is_lost_when_leaders_are_killed(cluster, create):
+    """Compare-and-set counters and plain puts while each broker is killed once; the state is that of the log."""
+    name = create()
+    written, stop, errors = {}, threading.Event(), []
+
+    def write(number):
+        with Table(name, bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=60_000) as table:
+            step = 0
+            while not stop.is_set():
+                try:
+                    row = table.get(f"counter-{number}")
+                    version, value = (ABSENT, 0) if row is None else (row.version, int(row["n"]))
+                    assert value == step, f"{value} after {step}"
+                    table.put(f"counter-{number}", {"n": str(value + 1)}, if_version=version)
+                    step += 1
+                    written[number] = step
+                except BaseException as error:
+                    errors.append(error)
+                    return
+
+    threads = [threading.Thread(target=write, args=[number]) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for broker in cluster.brokers:
+        before = dict(written)
+        until(lambda: all(written.get(n, 0) >= before.get(n, 0) + 5 for n in range(3)) or errors, "writes continue")  # noqa: B023
+        broker.kill()
+        cluster.restart(broker)
+    until(lambda: all(written.get(n, 0) >= 10 for n in range(3)) or errors, "writes continue")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    with Table(name, bootstrap_servers=cluster.bootstrap_servers) as table:
+        assert {row.key.decode(): int(row["n"]) for row in table.scan()} == {
+            f"counter-{number}": step for number, step in written.items()
+        }
+        assert {row.key for row in table.scan(consistency="replica")} == {b"counter-%d" % n for n in written}
+
+
+def test_the_asyncio_table_does_the_same(cluster, create):
+    name = create()
+
+    async def use():
+        async with aio.Table(name, bootstrap_servers=cluster.bootstrap_servers, value_serializer="json",
+                             value_deserializer="json") as table:  # fmt: skip
+            await asyncio.gather(*(table.put(f"k{number}", {"v": [number]}) for number in range(50)))
+            rows = await table.get_many([f"k{number}" for number in range(51)])
+            assert [None if row is None else row["v"] for row in rows] == [[number] for number in range(50)] + [None]
+            assert len([row async for row in table.scan()]) == 50
+            await table.delete("k7")
+            assert await table.count() == (49, 49)
+
+    asyncio.run(use())
+
+
+def test_records_of_a_producer_are_columns(cluster, users, create):
+    """A table is a topic: what a producer sends with a column's key is a column, and readers read what a table has."""
+    with headrace.Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
+        partition = partition_for_key(b"u1", 2)
+        producer.send(users._name, b"Ada", key=table_key(b"u1", b"name"), partition=partition).result(30)
+    assert dict(users.get("u1")) == {"name": "Ada"}
+    with headrace.Reader(users._name, bootstrap_servers=cluster.bootstrap_servers) as reader:
+        assert [(record.key, record.value) for record in reader] == [(table_key(b"u1", b"name"), b"Ada")]
+
+
+def test_wrong_calls_say_what_is_wrong(cluster, users, create):
+    with pytest.raises(InvalidRequestError, match="over the limit"):
+        users.put("k" * 20_000, {"v": "1"})
+    with pytest.raises(InvalidRequestError, match="empty key"):
+        users.get("")
+    with pytest.raises(headrace.BatchTooLargeError):
+        users.put("k", {"v": "x" * 20_000})
+    with pytest.raises(ConfigError, match="in the past"):
+        users.put("k", {"v": "1"}, ttl=timedelta(seconds=-1))
+    with pytest.raises(ConfigError, match="consistency"):
+        users.get("k", consistency="quorum")
+    with Table("none", bootstrap_servers=cluster.bootstrap_servers) as table:
+        with pytest.raises(headrace.UnknownTopicError, match="none"):
+            table.get("k")
+    with Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        admin.create_topic("plain", partitions=1)
+        with Table("plain", bootstrap_servers=cluster.bootstrap_servers) as table:
+            with pytest.raises(InvalidRequestError, match="topic plain is no table") as failed:
+                table.get("k")
+            assert "headrace topic alter plain" in failed.value.action
+            admin.alter_config("plain", {"cleanup_policy": "compact", "table": "yes"})
+            until(lambda: table.put("k", {"v": "1"}) >= 0, "it is a table now")
+            admin.alter_config("plain", unset=["table"])
+            until(lambda: is_no_table(table), "it is a topic again")
+        with pytest.raises(headrace.InvalidConfigError, match="cleanup_policy"):
+            admin.alter_config("plain", {"cleanup_policy": "delete", "table": "yes"})
+
+
+def is_no_table(table):
+    try:
+        table.get("k")
+    except InvalidRequestError:
+        return True
+    return False
+
+
+def test_a_write_that_is_sent_twice_is_applied_once(cluster, users):
+    """The answer to the second is that to the first, also of a deletion, whose records depend on what there was."""
+    users.put("k", {"a": "1", "b": "2"})
+    operations = users._operations
+    sent = []
+    call = operations._call
+
+    def twice(partition, method, request, deadline, **rest):
+        first = yield from call(partition, method, request, deadline, **rest)
+        if method == "WriteRow":
+            second = yield from call(partition, method, request, deadline, **rest)
+            sent.append((first, second))
+        return first
+
+    operations._call = twice
+    users.put("k", {"a": "3"}, if_version=users.get("k").version)
+    users.delete("k")
+    users.put("k", {"a": "4"})
+    assert all(first == second for first, second in sent)
+    assert [first.records for first, _ in sent] == [1, 2, 1]
+    assert dict(users.get("k")) == {"a": "4"}
+
+
+def test_a_restarted_broker_has_the_table_again(cluster, users):
+    for number in range(60):
+        users.put(f"k{number}", {"v": str(number)})
+    for broker in cluster.brokers:
+        broker.stop()
+        cluster.restart(broker)
+    assert users.count() == (60, 60)
+    assert users.get("k59")["v"] == "59"
