@@ -26,7 +26,7 @@ from tests.simulation.broker import FILE_DELETE_DELAY_MS, Broker
 from tests.simulation.clients import TOPIC, Client, Consumer, Producer, Reader
 from tests.simulation.coordinator import Coordinator, CoordinatorNode
 from tests.simulation.etcd import Etcd, EtcdRates, run_now
-from tests.simulation.exercise import JUDGED
+from tests.simulation.exercise import CHECKED, JUDGED
 from tests.simulation.history import ANOMALIES, Final, Poll, Send, check
 from tests.simulation.host import Host
 from tests.simulation.invariants import Checks
@@ -36,6 +36,8 @@ from tests.simulation.plan import Plan
 from tests.simulation.promises import PromiseChecks, name_of
 from tests.simulation.recovery import Recovery
 from tests.simulation.reference_log import Entry, entry_of
+from tests.simulation.registers import Operation, check_registers
+from tests.simulation.table_clients import TableClient
 from tests.simulation.transport import Transport
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import Process, SimulationError, World
@@ -77,6 +79,9 @@ class Cluster:
         self.dead_loops: list[VirtualLoop] = []
         self.sends: list[Send] = []
         self.polls: list[Poll] = []
+        self.row_operations: dict[bytes, list[Operation]] = {}
+        """What clients of the table did, by topic."""
+        self.row_problems: list[tuple[bytes, str]] = []
         self.removable: dict[int, int] = {}
         """By a partition's number: administrators have asked to remove what lies below."""
         self.checks = Checks(self)
@@ -97,6 +102,11 @@ class Cluster:
             *self.consumers,
             *(Reader(self, f"e{number}", number, period_ms=1_000) for number in range(plan.partitions)),
         ]
+        self.table_clients = [
+            TableClient(self, number, plan.produce_period_ms) for number in range(3 if plan.is_table else 0)
+        ]
+        self.clients += self.table_clients
+        self.writers: list[Producer | TableClient] = [*self.producers, *self.table_clients]
         self._orders = 0
         self._is_settled = False
         """What administrators did is undone, since everything is healed."""
@@ -231,6 +241,8 @@ class Cluster:
         if plan.compacts:
             policy = "compact" if plan.retention_ms < 0 else "compact,delete"
             configs |= {"cleanup_policy": policy, "min_dirty_percent": "5"}
+            if plan.is_table:
+                configs["table"] = "yes"
             if plan.retention_ms < 0:
                 configs["retention_ms"] = "-1"
         if not self.flushed_only:
@@ -399,7 +411,7 @@ class Cluster:
 
     def is_quiet(self) -> bool:
         """L1, L2 and L4: healthy, nothing unanswered, all replicas equal and their high watermarks too."""
-        if not self.is_healthy() or any(producer.waits for producer in self.producers):
+        if not self.is_healthy() or any(client.waits for client in self.writers):
             return False
         for key in self.partitions:
             leader = self.leader_host(key)
@@ -442,8 +454,8 @@ class Cluster:
             node.start()
         for coordinator in self.coordinators:
             coordinator.start()
-        for producer in self.producers:
-            producer.sending = False
+        for client in self.writers:
+            client.sending = False
 
     def _undo_what_administrators_did(self) -> None:
         for broker_id in self.brokers:
@@ -466,6 +478,9 @@ class Cluster:
             if not scrubbed:
                 self._scrub()
         self.checks.check_all()
+        if self.plan.is_table:
+            self._judge_rows()
+            return
         finals = self.read_all()
         known = {self.number_of(key): self.checks.partitions[key] for key in self.partitions}
         lost = [(number, *each) for number, partition in known.items() for each in partition.lost]
@@ -482,6 +497,17 @@ class Cluster:
             self.world.count(JUDGED + name, compared[name])
         if anomalies:
             raise SimulationError(f"history: {anomalies[0].name}", "; ".join(str(each) for each in anomalies[:5]))
+
+    def _judge_rows(self) -> None:
+        for topic_id, operations in self.row_operations.items():
+            partitions = [each for key, each in self.checks.partitions.items() if key.topic_id == topic_id]
+            if any(each.unclean for each in partitions):
+                continue
+            problems = check_registers(operations)
+            problems += [problem for told, problem in self.row_problems if told == topic_id]
+            self.world.count(CHECKED + "I31", len(operations))
+            if problems:
+                raise SimulationError("I31", "; ".join(problems[:5]))
 
     def _scrub(self) -> None:
         """Find corruption that is undetected yet: found batches are fetched anew (H33)."""

@@ -7,7 +7,7 @@ shrinker takes kinds of faults or single faults away (`without`, `skipped`) and 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from tests.simulation.fault_profile import FaultProfile
@@ -120,6 +120,8 @@ class Plan(FaultProfile):
     retention_interval_ms: int = 1_000
     compacts: bool = False
     """The topic is compacted, and some records replace each other."""
+    is_table: bool = False
+    """The topic is a table, which its clients write by rows."""
     fences: bool = False
     """As the broker's `fence_on_lease_loss`."""
     cold_cache: bool = False
@@ -160,7 +162,7 @@ class Plan(FaultProfile):
             faults = tuple(other.sample(ORDERLY, other.choice((1, 2, 4, len(ORDERLY)))))
             rates = tuple(each for each in ORDERLY_RATES if other.random() < 0.4)
             acks = other.choice(((1,), (1, 1), (-1, 1)))
-        return cls(
+        plan = cls(
             seed=seed,
             steps=steps,
             brokers=brokers,
@@ -185,6 +187,13 @@ class Plan(FaultProfile):
             fences=chance.random() < 0.2,
             cold_cache=chance.random() < 0.2,
         )
+        is_table = plan.compacts and random.Random(f"{seed}/table").random() < TABLE_SHARE
+        return plan.with_table() if is_table else plan
+
+    def with_table(self) -> Plan:
+        """Return the plan with clients of a table, without what removes rows by intent."""
+        faults = tuple(each for each in self.faults if each not in _REMOVES)
+        return replace(self, compacts=True, is_table=True, retention_ms=-1, faults=faults, producers=())
 
     @property
     def is_orderly(self) -> bool:
@@ -206,8 +215,11 @@ ORDERLY_SHARE = 0.1
 """This share of seeds has only clean operations."""
 GIVES_UP_SHARE = 0.25
 """In this share of seeds producers give up at a definite error."""
+_REMOVES = ("delete records", "unclean election")
 COMPACTS_SHARE = 0.2
 """In this share of seeds the topic is compacted."""
+TABLE_SHARE = 0.4
+"""In this share of the seeds with a compacted topic it is a table."""
 FORGETS_SHARE = 0.15
 """In this share of seeds producers come and go, and expire."""
 _RARE = ("unclean election", "durability changes")

@@ -54,7 +54,8 @@ def test_reads_take_output_and_changes_take_dry_run() -> None:
     reads = {("topic", "list"), ("topic", "describe"), ("consume",), ("broker", "list"), ("version",)}
     reads |= {("cluster", name) for name in ("describe", "health", "dump")}
     reads |= {("broker", "describe"), ("partition", "list"), ("group", "list"), ("group", "describe")}
-    changes = {("topic", name) for name in ("create", "alter", "delete")} | {("produce",), ("bench",), ("table", "create")}
+    changes = {("topic", name) for name in ("create", "alter", "delete")}
+    changes |= {("produce",), ("bench",), ("table", "create")}
     changes |= {("broker", name) for name in ("drain", "undrain", "delete-unclaimed")}
     changes |= {("cluster", "balance"), ("partition", "elect"), ("group", "delete")}
     changes |= {("partition", "reassign"), ("group", "reset"), ("group", "seek")}

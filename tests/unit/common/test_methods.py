@@ -5,14 +5,16 @@ from google.protobuf import descriptor_pool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
-from headrace.v1 import auth_pb2, broker_pb2, cluster_pb2, groups_pb2, process_pb2, topics_pb2
+from headrace.v1 import auth_pb2, broker_pb2, cluster_pb2, groups_pb2, process_pb2, tables_pb2, topics_pb2
 from headrace.wire.errors import InvalidRequestError
 from headrace.wire.zero_copy import parse_produce_request
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.methods import METHODS, Method
 from headrace_server.requests import RequestReader, item_counter
 
-FILES = (auth_pb2, broker_pb2, cluster_pb2, groups_pb2, process_pb2, replication_pb2, health_pb2, reflection_pb2)
+FILES = (
+    auth_pb2, broker_pb2, cluster_pb2, groups_pb2, process_pb2, tables_pb2, replication_pb2, health_pb2, reflection_pb2
+)  # fmt: skip
 
 
 def every_method():

@@ -155,7 +155,10 @@ class PartitionTable:
             if self._state.end_offset < end_offset and self._is_far():
                 await self._build(end_offset)
             while self._state.end_offset < end_offset:
-                for columns in await self._read(self._state.end_offset, APPLIED_BYTES, end_offset):
+                batches = await self._read(self._state.end_offset, APPLIED_BYTES, end_offset)
+                if not batches:
+                    raise OffsetNotAvailableError("the high watermark is within a batch of this replica")
+                for columns in batches:
                     await self._apply(columns)
         except SliceCutError:
             pass  # Truncated meanwhile; the caller looks again.

@@ -1,0 +1,115 @@
+"""Clients of a table: applications over the shipped asyncio `Table`. What they saw is judged as a register."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headrace import aio
+from headrace.client.net.cluster_metadata import ClusterMetadata
+from headrace.client.table.rows import ABSENT, Row, VersionConflictError
+from headrace.wire.errors import HeadraceError, Outcome
+
+from tests.simulation.clients import SETTINGS, TOPIC, Client
+from tests.simulation.registers import FAILED, OK, REFUSED, UNKNOWN, Operation
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+ROWS = ("a", "b", "c")
+FILLING = ("x", "x" * 40)
+"""Values of a second column, so that batches have several sizes."""
+
+
+class TableClient(Client):
+    """Counts in rows by compare and set, writes over them, and reads them."""
+
+    def __init__(self, cluster: Cluster, number: int, period_ms: int) -> None:
+        super().__init__(cluster, f"t{number}")
+        self.period_ms = period_ms
+        self.sending = True
+        self.waits = False
+        """Whether a call is not answered yet."""
+        self._table: aio.Table | None = None
+        self._writes = 0
+        self._versions: dict[str, int] = {}
+        self._topic_id = b""
+
+    def _cluster_metadata(self) -> ClusterMetadata | None:
+        return None if self._table is None else self._table._operations._metadata
+
+    async def _live(self) -> None:
+        self._table = aio.Table(TOPIC, bootstrap_servers=self._servers, **_table_settings())
+        while self.sending:
+            await self._rest(self.period_ms)
+            self.waits = True
+            row = self._chance.choice(ROWS)
+            draw = self._chance.random()
+            if draw < 0.45:
+                await self._put(row, self._versions.get(row, ABSENT))
+            elif draw < 0.6:
+                await self._put(row, None)
+            else:
+                await self._get(row, from_replica=draw > 0.85)
+            self.waits = False
+
+    async def _put(self, row: str, expected: int | None) -> None:
+        assert self._table is not None
+        self._writes += 1
+        value, begin, topic_id = f"{self.name}.{self._writes}", self.cluster.next_order(), self._topic()
+        outcome, version = OK, ABSENT
+        try:
+            columns = {"filling": self._chance.choice(FILLING), "value": value}
+            version = await self._table.put(row, columns, if_version=expected, timeout=2.0)
+            self._versions[row] = version
+        except VersionConflictError as error:
+            outcome, version = REFUSED, error.version
+            self._versions[row] = version
+        except HeadraceError as error:
+            outcome = FAILED if error.outcome is Outcome.NOT_APPLIED else UNKNOWN
+            self.world.count(f"row writes failed: {error.code.name}")
+        self.world.count(f"row writes {outcome}")
+        self._note(row, begin, topic_id, outcome=outcome, version=version, value=value, writes=True, expected=expected)
+
+    async def _get(self, row: str, *, from_replica: bool) -> None:
+        assert self._table is not None
+        begin, topic_id, own = self.cluster.next_order(), self._topic(), self._versions.get(row, ABSENT)
+        consistency, least = ("replica", own + 1) if from_replica else ("leader", 0)
+        try:
+            found: Row | None = await self._table.get(row, consistency=consistency, min_offset=least, timeout=2.0)
+        except HeadraceError as error:
+            self.world.count(f"row reads failed: {error.code.name}")
+            return
+        version = ABSENT if found is None else found.version
+        self.world.count("row reads")
+        if found is not None and set(found) != {"filling", "value"}:
+            self.cluster.promises.breaks("I31", f"{self.name} read a part of row {row}: {found}")
+        if from_replica and version < own and topic_id == self._topic():
+            self.cluster.row_problems.append((self._topic(), f"{self.name} read {row} at {version} after {own}"))
+        self._versions[row] = max(version, own)
+        value = "" if found is None else str(found["value"])
+        self._note(row, begin, topic_id, outcome=OK, version=version, value=value, from_replica=from_replica)
+
+    def _topic(self) -> bytes:
+        metadata = self._cluster_metadata()
+        topic = None if metadata is None else metadata.topic(TOPIC)
+        found = self._topic_id if topic is None else topic.topic_id
+        if found != self._topic_id:
+            self._versions.clear()
+        self._topic_id = found
+        return found
+
+    def _note(self, row: str, begin: int, topic_id: bytes, **fields: Any) -> None:
+        """Note a call; one during which the topic was made anew may have been of either life."""
+        operation = Operation(client=self.name, row=row, begin=begin, end=self.cluster.next_order(), **fields)
+        lives = {topic_id or self._topic(), self._topic()}
+        if len(lives) > 1:
+            if not operation.writes:
+                return
+            operation = operation._replace(outcome=UNKNOWN)
+        for life in lives:
+            self.cluster.row_operations.setdefault(life, []).append(operation)
+
+
+def _table_settings() -> dict[str, Any]:
+    names = ("request_timeout_ms", "retry_backoff_ms", "retry_backoff_max_ms")
+    return {"transport": "grpc", **{name: SETTINGS[name] for name in names}}

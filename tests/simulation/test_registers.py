@@ -1,0 +1,55 @@
+"""The checker of registers finds each planted violation, and nothing in good histories."""
+
+import pytest
+
+from tests.simulation.registers import ABSENT, FAILED, OK, REFUSED, UNKNOWN, Operation, check_registers
+
+
+def write(client, begin, end, version, value, expected=None, outcome=OK):
+    return Operation(client, "r", begin, end, outcome, version, value, True, expected)
+
+
+def read(client, begin, end, version, value="", **fields):
+    return Operation(client, "r", begin, end, OK, version, value, **fields)
+
+
+GOOD = [
+    read("c", 0, 1, ABSENT),
+    write("a", 2, 9, 10, "1", ABSENT),
+    read("c", 3, 4, ABSENT),
+    read("c", 5, 6, 10, "1"),
+    write("b", 7, 20, 12, "2", 10),
+    write("c", 8, 21, 12, "x", 10, REFUSED),
+    write("a", 22, 30, -1, "3", 12, UNKNOWN),
+    read("c", 23, 24, 12, "2"),
+    read("c", 25, 26, 15, "3"),
+    read("d", 27, 28, 12, "2", from_replica=True),
+    write("d", 40, 41, -1, "4", None, FAILED),
+    write("d", 42, 43, 17, "5"),
+]
+
+
+def test_a_good_history_has_no_problem():
+    assert check_registers(GOOD) == []
+    assert check_registers([]) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        (read("z", 50, 51, 15, "3"), "saw r at 15 after d had 17"),
+        (read("z", 50, 51, ABSENT), "saw r at -1 after"),
+        (read("z", 50, 51, 17, "2"), "r at 17 is 5, and 2"),
+        (read("z", 50, 51, 18, "9"), "which nobody wrote"),
+        (read("z", 50, 51, 18, "4"), "whose write was failed"),
+        (read("z", 50, 51, 18, "x"), "whose write was refused"),
+        (write("z", 50, 52, 19, "6", 15), "wrote r at 19 for 15, after 17"),
+        (write("z", 50, 52, 14, "6"), "wrote r at 14 after"),
+        (write("z", 50, 52, 17, "6", 17, REFUSED), "was refused r at 17, which it had expected"),
+        (write("z", 50, 52, 15, "6", 16, REFUSED), "saw r at 15 after d had 17"),
+        (read("z", 0, 1, 15, "3", from_replica=True), "before it was written"),
+    ],
+)
+def test_each_violation_is_told(more, what):
+    found = check_registers([*GOOD, more])
+    assert any(what in problem for problem in found), found

@@ -1,0 +1,224 @@
+"""Table of a partition: reads from a log that is compacted, truncated and cut off at its start; writes of rows."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from headrace.log import compacted_writer
+from headrace.wire.batch import read_header
+from headrace.wire.encoding import encode_batch
+from headrace.wire.errors import OffsetNotAvailableError, OutOfOrderSequenceError, StorageOfflineError
+from headrace.wire.ids import Offset
+from headrace.wire.table_keys import table_key
+from headrace_broker.runtime import table as table_module
+from headrace_broker.runtime.maintenance import compact_partition
+from headrace_broker.runtime.partition import Partition
+from headrace_broker.runtime.table_writes import ABSENT, RowWrite, TableWrites
+from headrace_server.topic_configs import TopicConfig
+
+from tests.unit.broker.test_broker_runtime import leading_partition
+
+CONFIG = replace(TopicConfig(), cleanup_policy="compact", table="yes", durability="async")
+AT_MS = 1_700_000_000_000
+
+
+def open_table(partition: Partition) -> TableWrites:
+    partition.update_config(CONFIG)
+    assert partition.table is not None
+    return TableWrites(partition, partition.table)
+
+
+def write(row: bytes, columns: dict[bytes, bytes | None] | None = None, **fields: object) -> RowWrite:
+    """Return a write of columns, or the deletion of the row."""
+    return RowWrite(row, columns or {}, columns is None, **{"if_version": None, "expires_ms": 0, **fields})  # type: ignore[arg-type]
+
+
+async def read(partition: Partition, row: bytes) -> dict[bytes, bytes]:
+    """Read a row as the service does."""
+    assert partition.table is not None
+    state, end_offset = await partition.table.read_state(0, 5.0)
+    columns = dict(state.columns_of(row))
+    values = await partition.table.read_values(sorted(columns.values()), end_offset)
+    return {name: values[offset].value for name, offset in columns.items()}
+
+
+async def test_reads_follow_writes_and_compactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a dict, while segments are closed and compacted, with a cache of a few batches."""
+    monkeypatch.setattr(compacted_writer, "BATCH_BYTES", 400)
+    draw, model = random.Random(5), dict[bytes, dict[bytes, bytes]]()
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        await partition.update_log_settings()
+        partition.context.row_batches._max_bytes = 6_000
+        for step in range(300):
+            row = b"r%d" % draw.randrange(12)
+            if draw.random() < 0.1:
+                await writes.write(write(row), 5.0)
+                model.pop(row, None)
+            else:
+                columns = {b"c%d" % draw.randrange(4): b"%d" % step for _ in range(draw.randrange(1, 4))}
+                written = await writes.write(write(row, dict(columns)), 5.0)
+                model.setdefault(row, {}).update(columns)
+                assert written.records == len(columns)
+            if step % 40 == 39:
+                partition.on_flushed(partition.flush_blocking())
+                partition.open_log._writer.roll()
+                await compact_partition(partition, partition.context.now_ms())
+            if step % 5 == 0:
+                for each in model:
+                    assert await read(partition, each) == model[each]
+        assert partition.table is not None
+        state, _ = await partition.table.read_state(0, 5.0)
+        assert (state.rows, state.columns) == (len(model), sum(map(len, model.values())))
+        assert partition.context.row_batches.size_bytes < 10_000
+        headers = list(partition.open_log.reader.headers(partition.open_log.log_start_offset))
+        assert any(header.is_compacted for header in headers)
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+async def test_a_state_is_made_from_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_far: bool) -> None:
+    """On the event loop, or in a thread if the log is long."""
+    monkeypatch.setattr(table_module, "FAR_BYTES", 0 if is_far else 1 << 40)
+    monkeypatch.setattr(table_module, "BUILT_BYTES", 500)
+    async with leading_partition(tmp_path) as partition:
+        for number in range(50):
+            keys = [table_key(b"r%d" % (number % 7), name) for name in (b"a", b"b")]
+            made = encode_batch([b"%d" % number] * 2, keys, base_timestamp_ms=AT_MS)
+            assert partition.appender.append_now([made], -1, committed=True) is not None
+        open_table(partition)
+        assert await read(partition, b"r0") == {b"a": b"49", b"b": b"49"}
+        assert await read(partition, b"r1") == {b"a": b"43", b"b": b"43"}
+
+
+async def test_a_condition_sees_what_is_not_committed(tmp_path: Path) -> None:
+    """Two writers that expect the same version at once: one is refused, with the version of the other."""
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        made = await asyncio.gather(
+            *(writes.write(write(b"r", {b"c": b"%d" % number}, if_version=ABSENT), 5.0) for number in range(5))
+        )
+        assert [written.applied for written in made].count(True) == 1
+        (version,) = {written.version for written in made}
+        assert (await writes.write(write(b"r", {b"c": b"x"}, if_version=version), 5.0)).applied
+        gone = await writes.write(write(b"r", if_version=version + 1), 5.0)
+        assert (gone.applied, gone.records) == (True, 1)
+        assert await read(partition, b"r") == {}
+
+
+async def test_slow_appends_keep_conditions(tmp_path: Path) -> None:
+    """Writes in threads: what was decided before another append is decided again."""
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        partition.appender.is_slow = True
+        won = []
+
+        async def count(name: bytes) -> None:
+            for _ in range(10):
+                while True:
+                    partition.appender.is_slow = True
+                    row = await read(partition, b"n")
+                    assert partition.table is not None
+                    state, _ = await partition.table.read_state(0, 5.0)
+                    version = max(dict(state.columns_of(b"n")).values(), default=ABSENT)
+                    step = int(row.get(b"n", b"0")) + 1
+                    if (await writes.write(write(b"n", {b"n": b"%d" % step}, if_version=version), 5.0)).applied:
+                        won.append((name, step))
+                        break
+
+        await asyncio.gather(count(b"a"), count(b"b"), count(b"c"))
+        assert sorted(step for _, step in won) == list(range(1, 31))
+        assert await read(partition, b"n") == {b"n": b"30"}
+
+
+async def test_a_write_sent_again_has_the_first_result(tmp_path: Path) -> None:
+    """Also a deletion, and one that is refused is not remembered."""
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        first = write(b"r", {b"a": b"1", b"b": b"2"}, producer=(7, 0, 0))
+        gone = write(b"r", producer=(7, 0, 2))
+        made = [await writes.write(each, 5.0) for each in (first, first, gone, gone)]
+        assert [(each.version, each.records) for each in made] == [(1, 2), (1, 2), (3, 2), (3, 2)]
+        refused = write(b"r", {b"a": b"1"}, if_version=5, producer=(7, 0, 4))
+        assert not (await writes.write(refused, 5.0)).applied
+        assert (await writes.write(refused._replace(if_version=ABSENT), 5.0)).applied
+        with pytest.raises(OutOfOrderSequenceError):
+            await writes.write(write(b"r", {b"a": b"1"}, producer=(7, 0, 9)), 5.0)
+
+
+async def test_an_expired_column_is_gone(tmp_path: Path) -> None:
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        now_ms = partition.context.clock.now_ms()
+        await writes.write(write(b"r", {b"a": b"1"}, expires_ms=now_ms - 1), 5.0)
+        await writes.write(write(b"r", {b"b": b"1"}, expires_ms=now_ms + 3_600_000), 5.0)
+        assert await read(partition, b"r") == {b"b": b"1"}
+
+
+async def test_a_read_waits_for_an_offset(tmp_path: Path) -> None:
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        assert partition.table is not None
+        waiting = asyncio.create_task(partition.table.read_state(2, 5.0))
+        await writes.write(write(b"r", {b"a": b"1", b"b": b"2"}), 5.0)
+        state, end_offset = await waiting
+        assert (end_offset, state.columns) == (2, 2)
+        with pytest.raises(OffsetNotAvailableError):
+            await partition.table.read_state(100, 0.01)
+        assert not partition.watchers
+
+
+async def test_a_truncated_log_is_read_anew(tmp_path: Path) -> None:
+    """What was read is not in the log any more, and other records have its offsets."""
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        for number in range(5):
+            await writes.write(write(b"r%d" % number, {b"a": b"1"}), 5.0)
+        assert await read(partition, b"r4") == {b"a": b"1"}
+        log = partition.open_log
+        log.truncate_to(3)
+        for number in range(3):
+            made = encode_batch([b"2"], [table_key(b"s%d" % number, b"a")], base_timestamp_ms=AT_MS)
+            pair = (made, read_header(made))
+            log.append([pair], leader_epoch=partition.replica.leader_epoch, append_timestamp_ms=AT_MS)
+        assert partition.table is not None
+        state, end_offset = await partition.table.read_state(0, 5.0)
+        assert end_offset == 5
+        assert list(state.rows_from(b"", None, b"")) == [b"r0", b"r1", b"r2", b"s0", b"s1"]
+        assert await read(partition, b"s0") == {b"a": b"2"}
+
+
+async def test_a_high_watermark_within_a_batch_is_no_endless_loop(tmp_path: Path) -> None:
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        await writes.write(write(b"r", {b"a": b"1", b"b": b"1"}), 5.0)
+        partition.replica.high_watermark = Offset(1)
+        assert partition.table is not None
+        with pytest.raises(OffsetNotAvailableError):
+            await partition.table.read_state(0, 5.0)
+
+
+async def test_records_below_the_log_start_are_forgotten(tmp_path: Path) -> None:
+    """By retention or a deletion of records; what was written again stays."""
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        for number in range(30):
+            await writes.write(write(b"r%d" % (number % 20), {b"a": b"%d" % number}), 5.0)
+        assert len(await read(partition, b"r19")) == 1
+        assert await partition.log_start.delete_records(15, 5.0) == 15
+        assert partition.table is not None
+        state, _ = await partition.table.read_state(0, 5.0)
+        rows = {int(row[1:]) for row in state.rows_from(b"", None, b"")}
+        assert rows == {15, 16, 17, 18, 19} | set(range(10))
+        assert state.rows == 15
+
+
+async def test_a_failed_replica_takes_no_write(tmp_path: Path) -> None:
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        partition.fail(StorageOfflineError("the disk is gone"))
+        with pytest.raises(StorageOfflineError, match="the disk is gone"):
+            await writes.write(write(b"r", {b"a": b"1"}), 5.0)

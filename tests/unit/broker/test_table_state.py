@@ -1,0 +1,135 @@
+"""State of a table against a dict, for any history of its columns."""
+
+import random
+
+import pytest
+from headrace.wire.batch import read_header, stamp
+from headrace.wire.columns import decode_batch
+from headrace.wire.encoding import encode_batch
+from headrace.wire.table_keys import expiry_headers, row_start, table_key
+from headrace_broker.core import ordered_keys, table_state
+from headrace_broker.core.table_state import Change, ColumnSlice, TableState, UncommittedRows, changes_of
+
+ROWS = [b"a", b"ab", b"a\x00", b"b", b"\xff"]
+COLUMNS = [b"", b"x", b"y", b"\x00z"]
+
+
+def history(seed, size):
+    """Changes of few columns, some of which expire at the time of a later offset."""
+    draw = random.Random(seed)
+    for offset in range(size):
+        key = table_key(draw.choice(ROWS), draw.choice(COLUMNS))
+        yield Change(key, offset, draw.random() < 0.3, offset + draw.randrange(1, 60) if draw.random() < 0.2 else 0)
+
+
+class Model:
+    """What a table has after some changes: {(row, column): (offset, expires_ms)}."""
+
+    def __init__(self):
+        self.columns = {}
+
+    def apply(self, change):
+        if change.is_deletion:
+            self.columns.pop(change.key, None)
+        else:
+            self.columns[change.key] = (change.offset, change.expires_ms)
+
+    def at(self, now_ms):
+        return {key: offset for key, (offset, expires) in self.columns.items() if not expires or expires > now_ms}
+
+
+def content(state):
+    return {
+        table_key(row, name): offset
+        for row in state.rows_from(b"", None, b"")
+        for name, offset in state.columns_of(row)
+    }
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_history_is_that_of_a_dict(seed, monkeypatch):
+    """Made at once from a part of it, then continued; columns expire when their time has come, and not before."""
+    monkeypatch.setattr(ordered_keys, "_MOST", 4)
+    monkeypatch.setattr(ordered_keys, "_FILLED", 3)
+    changes, model = list(history(seed, 400)), Model()
+    begun = random.Random(seed).randrange(200)
+    for change in changes[:begun]:
+        model.apply(change)
+    state = TableState(changes[:begun])
+    for change in changes[begun:]:
+        state.apply(change)
+        model.apply(change)
+        state.expire(change.offset)
+        expected = model.at(change.offset)
+        assert content(state) == expected
+        assert state.columns == len(expected)
+        assert state.rows == len(
+            {row_start(row) for row in ROWS for column in COLUMNS if table_key(row, column) in expected}
+        )
+
+
+def test_a_column_that_was_put_again_does_not_expire_with_the_first():
+    state = TableState()
+    for offset, expires_ms in enumerate((10, 30, 0)):
+        state.apply(Change(table_key(b"r", b"c"), offset, False, expires_ms))
+        state.expire(20)
+    assert dict(state.columns_of(b"r")) == {b"c": 2}
+    state.expire(1_000)
+    assert dict(state.columns_of(b"r")) == {b"c": 2}
+
+
+def test_columns_below_the_log_start_go():
+    state = TableState(history(1, 300))
+    kept = {key: offset for key, offset in content(state).items() if offset >= 290}
+    place = b""
+    while place is not None:
+        place = state.forget_below(290, place, 3)
+    assert content(state) == kept
+    assert state.rows == len(list(state.rows_from(b"", None, b"")))
+
+
+def test_slices_and_ranges():
+    changes = [Change(table_key(row, name), at, False, 0) for at, (row, name) in enumerate(
+        (row, name) for row in ROWS for name in COLUMNS
+    )]  # fmt: skip
+    state = TableState(changes)
+    names = [name for name, _ in state.columns_of(b"a", ColumnSlice(names=(b"y", b"none", b"x", b"y")))]
+    assert names == [b"x", b"y"]
+    assert [name for name, _ in state.columns_of(b"a", ColumnSlice(start=b"\x00", end=b"y"))] == [b"\x00z", b"x"]
+    assert [name for name, _ in state.columns_of(b"a", ColumnSlice(start=b"x"))] == [b"x", b"y"]
+    assert list(state.columns_of(b"c")) == []
+    assert list(state.rows_from(b"", None, b"a")) == [b"a", b"a\x00", b"ab"]
+    assert list(state.rows_from(b"ab", b"\xff", b"")) == [b"ab", b"b"]
+    assert list(state.rows_from(b"a\x00", None, b"a")) == [b"a\x00", b"ab"]
+
+
+def test_uncommitted_changes_are_seen_by_conditions(monkeypatch):
+    """Those that the state has by now do not bring back what it has dropped."""
+    monkeypatch.setattr(table_state, "MANY_CHANGES", 50)
+    changes = list(history(3, 600))
+    state, uncommitted, model = TableState(), UncommittedRows(), Model()
+    committed = 0
+    for change in changes:
+        model.apply(change._replace(expires_ms=0))
+        uncommitted.apply(change, committed)
+        if change.offset % 7 == 0:
+            while committed <= change.offset - 3:
+                state.apply(changes[committed]._replace(expires_ms=0))
+                committed += 1
+            state.end_offset = committed
+        for row in ROWS:
+            prefix = row_start(row)
+            expected = {key[len(prefix) :]: at for key, (at, _) in model.columns.items() if key.startswith(prefix)}
+            assert state.changed(row, uncommitted.of(row)) == expected
+    assert uncommitted._count <= 50
+
+
+def test_changes_of_a_batch_are_its_keys_of_rows():
+    keys = [table_key(b"r", b"a"), b"plain", table_key(b"r", b"b"), table_key(b"s", b"")]
+    batch = encode_batch([b"1", b"2", None, b""], keys, base_timestamp_ms=1, headers=[expiry_headers(9), (), (), ()])
+    head = stamp(read_header(batch), base_offset=40, append_timestamp_ms=1, leader_epoch=0, previous_crc=0)
+    columns = decode_batch(head + batch[len(head) :], max_payload_bytes=10_000)
+    assert changes_of(columns) == [
+        Change(keys[0], 40, False, 9), Change(keys[2], 42, True, 0), Change(keys[3], 43, False, 0),
+    ]  # fmt: skip
+    assert changes_of(columns)[1].row == row_start(b"r")
