@@ -30,6 +30,7 @@ NAVIGATION = {
             "docs/guides/from-a-kafka-client",
             "docs/guides/simple-clients",
             "docs/guides/compacted-topics",
+            "docs/guides/tables",
             "docs/guides/spark",
             "docs/guides/jobs",
             "docs/guides/workload-report",

@@ -11,5 +11,6 @@ from tests.mutation.catalogue_identity import IDENTITY
 from tests.mutation.catalogue_membership import MEMBERSHIP
 from tests.mutation.catalogue_replication import REPLICATION
 from tests.mutation.catalogue_storage import STORAGE
+from tests.mutation.catalogue_tables import TABLES
 
-CATALOGUE = (*REPLICATION, *MEMBERSHIP, *ETCD, *STORAGE, *COMPACTION, *CLIENTS, *GROUPS, *ADMISSION, *IDENTITY)
+CATALOGUE = (*REPLICATION, *MEMBERSHIP, *ETCD, *STORAGE, *COMPACTION, *TABLES, *CLIENTS, *GROUPS, *ADMISSION, *IDENTITY)

@@ -191,9 +191,8 @@ class Plan(FaultProfile):
         return plan.with_table() if is_table else plan
 
     def with_table(self) -> Plan:
-        """Return the plan with clients of a table, without what removes rows by intent."""
-        faults = tuple(each for each in self.faults if each not in _REMOVES)
-        return replace(self, compacts=True, is_table=True, retention_ms=-1, faults=faults, producers=())
+        """Return the plan with clients of a table; no one removes rows by their age or offset."""
+        return replace(self, compacts=True, is_table=True, retention_ms=-1, producers=())
 
     @property
     def is_orderly(self) -> bool:
@@ -215,7 +214,6 @@ ORDERLY_SHARE = 0.1
 """This share of seeds has only clean operations."""
 GIVES_UP_SHARE = 0.25
 """In this share of seeds producers give up at a definite error."""
-_REMOVES = ("delete records", "unclean election")
 COMPACTS_SHARE = 0.2
 """In this share of seeds the topic is compacted."""
 TABLE_SHARE = 0.4

@@ -57,7 +57,7 @@ def _check_row(operations: list[Operation]) -> Iterable[str]:
             yield f"{each.row} at {each.version} is {known}, and {each.value} for {each.client}"
         written = attempts.get(each.value)
         if written is None:
-            yield f"{each.client} read {each.value} of {each.row}, which nobody wrote"
+            yield f"{each.client} read {each.value} of {each.row}, which no one wrote"
         elif written.outcome in (FAILED, REFUSED):
             yield f"{each.client} read {each.value} of {each.row}, whose write was {written.outcome}"
         elif written.begin > each.end:

@@ -99,7 +99,7 @@ class TableClient(Client):
         return found
 
     def _note(self, row: str, begin: int, topic_id: bytes, **fields: Any) -> None:
-        """Note a call; one during which the topic was made anew may have been of either life."""
+        """Note a call; one during which the topic was made anew may be of either life."""
         operation = Operation(client=self.name, row=row, begin=begin, end=self.cluster.next_order(), **fields)
         lives = {topic_id or self._topic(), self._topic()}
         if len(lives) > 1:

@@ -40,7 +40,7 @@ def test_a_good_history_has_no_problem():
         (read("z", 50, 51, 15, "3"), "saw r at 15 after d had 17"),
         (read("z", 50, 51, ABSENT), "saw r at -1 after"),
         (read("z", 50, 51, 17, "2"), "r at 17 is 5, and 2"),
-        (read("z", 50, 51, 18, "9"), "which nobody wrote"),
+        (read("z", 50, 51, 18, "9"), "which no one wrote"),
         (read("z", 50, 51, 18, "4"), "whose write was failed"),
         (read("z", 50, 51, 18, "x"), "whose write was refused"),
         (write("z", 50, 52, 19, "6", 15), "wrote r at 19 for 15, after 17"),

@@ -17,12 +17,12 @@ from headrace.wire.table_keys import table_key
 from headrace_broker.runtime import table as table_module
 from headrace_broker.runtime.maintenance import compact_partition
 from headrace_broker.runtime.partition import Partition
-from headrace_broker.runtime.table_writes import ABSENT, RowWrite, TableWrites
-from headrace_server.topic_configs import TopicConfig
+from headrace_broker.runtime.table_writes import ABSENT, RowWrite, RowWritten, TableWrites
+from headrace_server.topic_configs import Durability, TopicConfig
 
 from tests.unit.broker.test_broker_runtime import leading_partition
 
-CONFIG = replace(TopicConfig(), cleanup_policy="compact", table="yes", durability="async")
+CONFIG = replace(TopicConfig(), cleanup_policy="compact", table="yes", durability=Durability.ASYNC)
 AT_MS = 1_700_000_000_000
 
 
@@ -147,6 +147,42 @@ async def test_a_write_sent_again_has_the_first_result(tmp_path: Path) -> None:
         assert (await writes.write(refused._replace(if_version=ABSENT), 5.0)).applied
         with pytest.raises(OutOfOrderSequenceError):
             await writes.write(write(b"r", {b"a": b"1"}, producer=(7, 0, 9)), 5.0)
+
+
+async def test_a_refusal_waits_for_the_commit_of_what_it_tells(tmp_path: Path) -> None:
+    """The version that it names is not flushed yet, and could be taken back."""
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        partition.update_config(replace(CONFIG, durability=Durability.FSYNC))
+        first = asyncio.create_task(writes.write(write(b"r", {b"a": b"1"}), 5.0))
+        refused = asyncio.create_task(writes.write(write(b"r", {b"a": b"2"}, if_version=ABSENT), 5.0))
+        absent = asyncio.create_task(writes.write(write(b"none"), 5.0))
+        waiting = partition.acknowledgements._waiting
+        while len(waiting) < 3 and not (refused.done() or absent.done()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert not any(task.done() for task in (first, refused, absent))
+        partition.on_flushed(partition.flush_blocking())
+        assert (await first).applied
+        assert await refused == RowWritten(False, 0, 0, 1, partition.replica.leader_epoch)
+        assert (await absent).version == ABSENT
+
+
+async def test_a_row_is_never_seen_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of many rows is applied in several turns, and each row in one."""
+    monkeypatch.setattr(table_module, "APPLIED_PER_TURN", 2)
+    async with leading_partition(tmp_path) as partition:
+        open_table(partition)
+        assert partition.table is not None
+        table, seen = partition.table, []
+        keys = [table_key(b"r%02d" % row, b"c%d" % column) for row in range(20) for column in range(5)]
+        made = encode_batch([b"v"] * len(keys), keys, base_timestamp_ms=AT_MS)
+        assert partition.appender.append_now([made], -1, committed=True) is not None
+        reading = asyncio.create_task(table.read_state(0, 5.0))
+        while not reading.done():
+            seen += [len(list(table.state.columns_of(b"r%02d" % row))) for row in range(20)]
+            await asyncio.sleep(0)
+        assert set(seen) <= {0, 5}
+        assert 5 in seen
 
 
 async def test_an_expired_column_is_gone(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ class TableOperations:
         """
         target = self._leader if consistency == "leader" else self._replica
         problem: HeadraceError | None = None
-        in_doubt = False
+        in_doubt = False  # whether an earlier try of a write may have been applied
         for attempt in itertools.count(1):
             left = max(0.001, deadline - time.monotonic())
             try:
@@ -254,15 +254,15 @@ class TableOperations:
                 except grpc.RpcError as error:
                     raise from_rpc_error(error) from error
             except HeadraceError as error:
-                in_doubt = in_doubt or error.outcome == Outcome.UNKNOWN
-                if in_doubt and method == "WriteRow":
-                    error.outcome = Outcome.UNKNOWN
+                in_doubt = in_doubt or (error.outcome == Outcome.UNKNOWN and method == "WriteRow")
                 if not _is_repeatable(error):
+                    error.outcome = Outcome.UNKNOWN if in_doubt else error.outcome
                     raise
                 if problem is None or not isinstance(error, TimedOutError):
                     problem = error  # Otherwise it is the reason for which the time was used up.
             delay = self._backoff.delay_ms(attempt, problem.retry_after_ms) / 1000
             if time.monotonic() + delay >= deadline:
+                problem.outcome = Outcome.UNKNOWN if in_doubt else problem.outcome
                 raise problem
             yield Pause(delay)
             yield from self._refresh(deadline)

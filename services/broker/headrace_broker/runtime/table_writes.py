@@ -71,13 +71,10 @@ class TableWrites:
         """
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
-            self._replica.check_leading(-1)
-            written = self._find_repeated(write)
-            if written is None:
-                try:
-                    written = await self._try(write, deadline)
-                except _LogMovedError:
-                    continue
+            try:
+                written = await self._try(write, deadline)
+            except _LogMovedError:
+                continue
             await self._await_commit(written, deadline)
             return written
 
@@ -98,7 +95,7 @@ class TableWrites:
             leadership.check_latest()
             await self._table.read_uncommitted(deadline - asyncio.get_running_loop().time())
             repeated = self._find_repeated(write)
-            if repeated is not None:  # Its first copy was appended meanwhile.
+            if repeated is not None:  # It would be decided by what it has written itself.
                 return repeated
             if not self._table.knows_log_end:
                 raise _LogMovedError

@@ -1,0 +1,84 @@
+"""Rules of tables: what a read of a row sees, and what a condition is decided by."""
+
+from __future__ import annotations
+
+from tests.mutation.mutants import Mutant, Simulation, Test, never, replace
+
+UNIT = "tests/unit/broker/test_broker_table.py::"
+TABLE = {"compacts": True, "is_table": True, "retention_ms": -1, "producers": (), "produce_period_ms": 20}
+
+TABLES = (
+    Mutant(
+        "condition-without-uncommitted-records",
+        "H153 I31",
+        "TableState.changed",
+        replace("change.offset < self.end_offset", "True"),
+        "A condition is decided by what is committed: two writers get the same version.",
+        Simulation(20, changes=TABLE),
+    ),
+    Mutant(
+        "condition-decided-before-another-append",
+        "H153",
+        "TableWrites._append.guard",
+        never("decided_at not in (None, self._log_end)"),
+        "Between the decision and the append in a thread another write comes first.",
+        Test(UNIT + "test_slow_appends_keep_conditions", "Its threads are soon done."),
+    ),
+    Mutant(
+        "refusal-before-commit",
+        "H154",
+        "TableWrites._await_commit",
+        replace("wait is None", "wait is None or not written.applied"),
+        "A refusal tells a version that the next leader may not have.",
+        Test(UNIT + "test_a_refusal_waits_for_the_commit_of_what_it_tells", "What it tells is seldom taken back."),
+    ),
+    Mutant(
+        "read-without-catching-up",
+        "I31",
+        "PartitionTable._has",
+        replace("self._state.end_offset >= end_offset", "True"),
+        "A read is answered by what an earlier one has read of the log.",
+        Simulation(10, changes=TABLE),
+    ),
+    Mutant(
+        "row-torn-between-turns",
+        "I31",
+        "PartitionTable._apply",
+        replace('groupby(changes_of(columns), attrgetter("row"))', "((None, [each]) for each in changes_of(columns))"),
+        "While a large batch is applied, a read sees some columns of a write.",
+        Test(UNIT + "test_a_row_is_never_seen_in_part", "Its batches are small."),
+    ),
+    Mutant(
+        "truncated-table-not-noticed",
+        "H155",
+        "PartitionTable._is_continued",
+        replace("header is not None and header.chain_crc == self._crc", "header is not None"),
+        "The state has records that are not in the log any more.",
+        Test(UNIT + "test_a_truncated_log_is_read_anew", "A commit that is taken back is what its other checks show."),
+    ),
+    Mutant(
+        "write-sent-again-decided-again",
+        "H48",
+        "TableWrites._try",
+        never("repeated is not None"),
+        "The second copy of a write under a condition is refused because of the first.",
+        Test(
+            UNIT + "test_a_write_sent_again_has_the_first_result",
+            "The client tells a refusal as one; it is not wrong there.",
+        ),
+    ),
+    Mutant(
+        "doubt-of-an-earlier-try-forgotten",
+        "H52",
+        "TableOperations._call",
+        replace(
+            "in_doubt = in_doubt or (error.outcome == Outcome.UNKNOWN and method == 'WriteRow')", "in_doubt = False"
+        ),
+        "A write that may have been applied is told as not applied.",
+        Test(
+            "tests/unit/client/table/test_table_operations.py::"
+            "test_a_write_in_doubt_is_told_so_whatever_came_first_or_last",
+            "A simulation of 300 seeds met it once.",
+        ),
+    ),
+)

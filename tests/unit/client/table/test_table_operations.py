@@ -1,0 +1,156 @@
+"""Retries of a table's calls: what is told of a write when its time is up."""
+
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from headrace.client.base.config import TableConfig, build
+from headrace.client.base.operations import Call, Pause
+from headrace.client.table import table_operations
+from headrace.client.table.table_operations import TableOperations
+from headrace.v1 import cluster_pb2, tables_pb2
+from headrace.wire.errors import (
+    FencedBrokerError,
+    InvalidRequestError,
+    NotLeaderError,
+    OffsetNotAvailableError,
+    Outcome,
+    TimedOutError,
+    UnknownProducerError,
+    to_status_bytes,
+)
+
+from tests.fakes.failed_call import FailedCallError
+
+
+def metadata():
+    response = cluster_pb2.GetMetadataResponse(cluster_id="c", revision=1)
+    response.brokers.add(broker_id=1, address="b1:1")
+    response.brokers.add(broker_id=2, address="b2:1")
+    topic = response.topics.add(name="users", topic_id=bytes(16))
+    topic.partitions.add(partition=0, leader_id=1, leader_epoch=1, in_sync_replicas=[1, 2])
+    return response
+
+
+class Servers:
+    """Bootstrap servers, and brokers that answer a call each as a test says."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1_000.0
+        monkeypatch.setattr(table_operations, "time", SimpleNamespace(monotonic=lambda: self.now))
+        config = build(TableConfig, {"bootstrap_servers": "b1:1", "request_timeout_ms": 5_000})
+        self.ids = iter(range(7, 100))
+        self.calls = []
+        self.operations = TableOperations("users", config, self)
+
+    def metadata(self, request, timeout):
+        yield from ()
+        return metadata()
+
+    def coordinator(self, method, request, timeout):
+        yield from ()
+        return cluster_pb2.InitProducerIdResponse(producer_id=next(self.ids), producer_epoch=0)
+
+    def run(self, operation, *answers):
+        """Run an operation; each call takes a second."""
+        left = list(answers)
+        try:
+            step = next(operation)
+            while True:
+                if isinstance(step, Pause):
+                    self.now += step.seconds
+                    step = operation.send(None)
+                    continue
+                assert isinstance(step, Call)
+                self.calls.append((step.address, type(step.request).FromString(step.request.SerializeToString())))
+                self.now += 1
+                answer = left.pop(0)
+                step = operation.throw(failed(answer)) if isinstance(answer, Exception) else operation.send(answer)
+        except StopIteration as done:
+            return done.value
+
+
+def failed(error):
+    call = FailedCallError(grpc.StatusCode.UNAVAILABLE, "refused")
+    call.trailing_metadata = lambda: (("grpc-status-details-bin", to_status_bytes(error)),)
+    return call
+
+
+@pytest.fixture
+def servers(monkeypatch):
+    return Servers(monkeypatch)
+
+
+def write(servers, **fields):
+    return servers.operations.write("k", {"a": "1"}, if_version=None, ttl_ms=0, **{"timeout": None, **fields})
+
+
+APPLIED = tables_pb2.WriteRowResponse(applied=True, version=4, records=1)
+FENCED = FencedBrokerError("no lease", outcome=Outcome.NOT_APPLIED)
+LATE = TimedOutError("no acknowledgement", outcome=Outcome.UNKNOWN, retriable=True)
+
+
+def test_a_write_in_doubt_is_told_so_whatever_came_first_or_last(servers):
+    """The error that is told is the first, which says more than a timeout; its outcome is that of all tries."""
+    with pytest.raises(FencedBrokerError) as told:
+        servers.run(write(servers, timeout=2.0), FENCED, LATE)
+    assert told.value.outcome is Outcome.UNKNOWN
+    with pytest.raises(InvalidRequestError) as told:
+        servers.run(write(servers), LATE, InvalidRequestError("no"))
+    assert told.value.outcome is Outcome.UNKNOWN
+    with pytest.raises(FencedBrokerError) as told:
+        servers.run(write(servers, timeout=2.0), FENCED, FENCED)
+    assert told.value.outcome is Outcome.NOT_APPLIED
+
+
+def test_a_write_keeps_its_sequence_until_it_is_answered(servers):
+    assert servers.run(write(servers), LATE, NotLeaderError("moved"), APPLIED) == 4
+    said = {request.producer.SerializeToString() for _, request in servers.calls}
+    assert len(said) == 1
+    servers.calls.clear()
+    servers.run(write(servers), APPLIED)
+    [(_, request)] = servers.calls
+    assert (request.producer.producer_id, request.producer.sequence) == (7, 1)
+
+
+def test_a_producer_whose_write_is_in_doubt_is_not_used_again(servers):
+    with pytest.raises(TimedOutError):
+        servers.run(write(servers, timeout=1.0), LATE)
+    servers.calls.clear()
+    servers.run(write(servers), APPLIED)
+    assert [request.producer.producer_id for _, request in servers.calls] == [8]
+
+
+def test_a_producer_that_a_leader_has_forgotten_is_replaced(servers):
+    servers.run(write(servers), APPLIED)
+    servers.calls.clear()
+    assert servers.run(write(servers), UnknownProducerError("who?"), APPLIED) == 4
+    assert [(each.producer.producer_id, each.producer.sequence) for _, each in servers.calls] == [(7, 1), (8, 0)]
+    with pytest.raises(UnknownProducerError) as told:
+        servers.run(write(servers), LATE, UnknownProducerError("who?"))
+    assert told.value.outcome is Outcome.UNKNOWN
+
+
+def test_a_read_from_a_replica_asks_any_in_sync_one(servers):
+    from headrace.client.table.rows import column_slice
+
+    asked = set()
+    for _ in range(20):
+        servers.calls.clear()
+        get = servers.operations.get_many(["k"], column_slice(None, None, None, None), "replica", 0, None)
+        row = tables_pb2.TableRow(key=b"k", version=-1)
+        assert servers.run(get, OffsetNotAvailableError("behind"), tables_pb2.GetRowsResponse(rows=[row])) == [None]
+        asked |= {address for address, _ in servers.calls}
+    assert asked == {"b1:1", "b2:1"}
+
+
+def test_rows_that_did_not_fit_are_asked_for_again(servers):
+    from headrace.client.table.rows import column_slice
+
+    rows = [tables_pb2.TableRow(key=b"%d" % number, version=number) for number in range(3)]
+    keys = ["0", "1", "0", "2"]
+    get = servers.operations.get_many(keys, column_slice(None, None, None, None), "leader", 0, None)
+    answers = [tables_pb2.GetRowsResponse(rows=rows[:2]), tables_pb2.GetRowsResponse(rows=rows[2:])]
+    found = servers.run(get, *answers)
+    assert [row.version for row in found] == [0, 1, 0, 2]
+    assert [list(request.keys) for _, request in servers.calls] == [[b"0", b"1", b"2"], [b"2"]]
