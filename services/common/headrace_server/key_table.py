@@ -181,6 +181,25 @@ class PostureKey:
     """`posture`."""
 
 
+@dataclass(frozen=True, slots=True)
+class SchemaRegistryKey:
+    """`registry`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaKey:
+    """`schemas/{schema_id}`."""
+
+    schema_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectKey:
+    """`subjects/{subject_id}`."""
+
+    subject_id: bytes
+
+
 ParsedKey = (
     MetaKey
     | BrokerKey
@@ -206,6 +225,9 @@ ParsedKey = (
     | SigningKeyKey
     | QuotaKey
     | PostureKey
+    | SchemaRegistryKey
+    | SchemaKey
+    | SubjectKey
 )
 
 
@@ -417,6 +439,31 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         metadata_pb2.StoredPosture,
         "persistent",
         "What happens to calls without an identity or a right, if it is stricter than the servers' settings.",
+    ),
+    KeyFamily(
+        SchemaRegistryKey,
+        "/headrace/{cluster}/schema_registry/registry",
+        "coordinators, by compare-and-swap",
+        metadata_pb2.SchemaRegistryState,
+        "persistent",
+        "The last id of a schema, and the compatibility and mode of subjects without their own. Every registration "
+        "compares it.",
+    ),
+    KeyFamily(
+        SchemaKey,
+        "/headrace/{cluster}/schema_registry/schemas/{schema_id}",
+        "coordinators, in the transaction of a subject",
+        metadata_pb2.StoredSchema,
+        "persistent; removed with the last version that has it",
+        "A schema, which may be a version of several subjects.",
+    ),
+    KeyFamily(
+        SubjectKey,
+        "/headrace/{cluster}/schema_registry/subjects/{subject_id}",
+        "coordinators, by compare-and-swap",
+        metadata_pb2.SchemaSubject,
+        "persistent; removed with its last version",
+        "A subject with its versions. The id is the start of the SHA-256 of the name.",
     ),
 )
 

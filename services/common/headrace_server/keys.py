@@ -39,7 +39,10 @@ from headrace_server.key_table import (
     PostureKey,
     QuotaKey,
     RoleKey,
+    SchemaKey,
+    SchemaRegistryKey,
     SigningKeyKey,
+    SubjectKey,
     SupersededKey,
     TopicIdKey,
     TopicKey,
@@ -100,6 +103,23 @@ class Keyspace:
     def identity_prefix(self) -> str:
         """Prefix of users, grants and all else about identity, with a trailing slash. Every generation has the same."""
         return self._scope(_IDENTITY)
+
+    @property
+    def schema_registry_prefix(self) -> str:
+        """Prefix of schemas and subjects, with a trailing slash. Every generation has the same."""
+        return self._scope(_SCHEMA_REGISTRY)
+
+    def schema_registry(self) -> str:
+        """Return the key of what all subjects share."""
+        return self._key(SchemaRegistryKey)
+
+    def schema(self, schema_id: int) -> str:
+        """Return the key of a schema."""
+        return self._key(SchemaKey, schema_id)
+
+    def subject(self, name: str) -> str:
+        """Return the key of a subject, whatever characters its name has."""
+        return self._key(SubjectKey, digest_id(name))
 
     def user(self, name: str) -> str:
         """Return the key of a user, whatever characters its name has."""
@@ -340,6 +360,8 @@ _READ: dict[str, Callable[[str], int | str | bytes | None]] = {
     "user_id": _read_id,
     "grant_id": _read_id,
     "quota_id": _read_id,
+    "schema_id": _read_number,
+    "subject_id": _read_id,
 }
 """Parsers of fields; other fields are names."""
 
@@ -375,7 +397,8 @@ _GENERATION = ROOT + "{cluster}/{generation}/"
 _GROUPS = ROOT + "{cluster}/groups/{generation}/"
 _DIRECTORIES = ROOT + "{cluster}/directories/{generation}/"
 _IDENTITY = ROOT + "{cluster}/identity/"
-_SCOPES = (_GENERATION, _GROUPS, _DIRECTORIES, _IDENTITY)
+_SCHEMA_REGISTRY = ROOT + "{cluster}/schema_registry/"
+_SCOPES = (_GENERATION, _GROUPS, _DIRECTORIES, _IDENTITY, _SCHEMA_REGISTRY)
 _META = next(family for family in KEY_TABLE if family.key is MetaKey)
 
 

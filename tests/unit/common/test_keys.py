@@ -27,7 +27,10 @@ from headrace_server.key_table import (
     PostureKey,
     QuotaKey,
     RoleKey,
+    SchemaKey,
+    SchemaRegistryKey,
     SigningKeyKey,
+    SubjectKey,
     SupersededKey,
     TopicIdKey,
     TopicKey,
@@ -80,6 +83,13 @@ IDENTITY_BUILT = [
 ]
 
 
+SCHEMA_BUILT = [
+    (KEYS.schema_registry(), "registry", SchemaRegistryKey()),
+    (KEYS.schema(7), "schemas/7", SchemaKey(7)),
+    (KEYS.subject("a/b"), f"subjects/{digest_id('a/b').hex()}", SubjectKey(digest_id("a/b"))),
+]
+
+
 @pytest.mark.parametrize(("key", "tail", "parsed"), BUILT)
 def test_keys_go_there_and_back(key, tail, parsed):
     """Every key of the table is built, parsed and found in the table."""
@@ -116,6 +126,15 @@ def test_keys_of_identity_are_those_of_every_generation(key, tail, parsed):
     assert digest_id("ab", "c") != digest_id("a", "bc")
 
 
+@pytest.mark.parametrize(("key", "tail", "parsed"), SCHEMA_BUILT)
+def test_keys_of_schemas_are_those_of_every_generation(key, tail, parsed):
+    """No view of brokers or of identity sees them."""
+    assert key == KEYS.schema_registry_prefix + tail == "/headrace/test/schema_registry/" + tail
+    assert not key.startswith((KEYS.prefix, KEYS.groups_prefix, KEYS.identity_prefix))
+    assert KEYS.parse(key) == parsed
+    assert KEYS.family(key).key is type(parsed)
+
+
 @pytest.mark.parametrize(
     ("key", "message", "secret"),
     [
@@ -137,9 +156,8 @@ def test_a_dump_has_no_secret_of_identity(key, message, secret):
 
 def test_every_family_is_built_here():
     """No row of the table lacks a builder."""
-    assert {type(parsed) for *_, parsed in (*BUILT, *GROUP_BUILT, *IDENTITY_BUILT)} | {MetaKey, DirectoryKey} == {
-        row.key for row in KEY_TABLE
-    }
+    built = {type(parsed) for *_, parsed in (*BUILT, *GROUP_BUILT, *IDENTITY_BUILT, *SCHEMA_BUILT)}
+    assert built | {MetaKey, DirectoryKey} == {row.key for row in KEY_TABLE}
     assert KEYS.family(meta_key("test")).key is MetaKey
 
 

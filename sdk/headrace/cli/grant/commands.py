@@ -17,7 +17,8 @@ RoleName = Annotated[
 Resource = Annotated[
     str,
     typer.Argument(
-        metavar="RESOURCE", help="cluster, topic:NAME, group:NAME, or a prefix such as 'topic:team.*' and 'team.*'."
+        metavar="RESOURCE",
+        help="cluster, topic:NAME, group:NAME, schema:NAME, or a prefix such as 'topic:team.*' and 'team.*'.",
     ),
 ]
 ExpiresIn = Annotated[

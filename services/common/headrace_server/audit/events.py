@@ -72,7 +72,7 @@ def describe_request(request: Any) -> Any:
 
 
 def resources_of(*messages: Any) -> tuple[str, ...]:
-    """Return the topics and groups that a request and its response name, each once, at most `MAX_RESOURCES`."""
+    """Return what a request and its response name, such as `topic:orders`, each once, at most `MAX_RESOURCES`."""
     found: dict[str, None] = {}
     for message in messages:
         for name in () if message is None else _names(message):
@@ -88,6 +88,8 @@ def _names(message: Any) -> Iterator[str]:
             yield f"group:{value}"
         elif described.name == "group_ids":
             yield from (f"group:{each}" for each in value)
+        elif described.name == "subject" and message.DESCRIPTOR.name == "SchemaRegistryAct":
+            yield f"schema:{value}"
         elif described.name == "name" and message.DESCRIPTOR.name in _TOPIC_MESSAGES:
             yield f"topic:{value}"
         elif described.message_type is not None and not described.message_type.GetOptions().map_entry:

@@ -1,9 +1,9 @@
 """Operations, resources, roles, and the rights that grants give. Pure.
 
 Grants only allow; there are no exceptions from them, so that one look-up decides, and taking a grant away never gives a
-right. A grant on the cluster covers all its topics and groups, a prefix all names that begin with it. Names that begin
-with `__` are the cluster's own topics: only grants that name them, or administrators, reach these, and only servers of
-the cluster write them.
+right. A grant on the cluster covers all its topics, groups and schemas, a prefix all names that begin with it. Names
+that begin with `__` are the cluster's own topics: only grants that name them, or administrators, reach these, and only
+servers of the cluster write them.
 """
 
 from __future__ import annotations
@@ -62,9 +62,11 @@ class ResourceKind(Enum):
     CLUSTER = "cluster"
     TOPIC = "topic"
     GROUP = "group"
+    SCHEMA = "schema"
+    """A subject of the schema registry."""
 
 
-NAMED = (ResourceKind.TOPIC, ResourceKind.GROUP)
+NAMED = (ResourceKind.TOPIC, ResourceKind.GROUP, ResourceKind.SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ class Pattern:
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Return the pattern of `cluster`, `topic:NAME`, `group:NAME`, `topic:PREFIX*`, `group:PREFIX*` or `PREFIX*`.
+    """Return the pattern of `cluster`, of a name or prefix of one kind, as `topic:NAME` and `schema:PREFIX*`, or of a
+    prefix of every kind, as `PREFIX*`.
 
     Raises:
         InvalidRequestError: If the text is none of them.
@@ -85,7 +88,8 @@ def parse_pattern(text: str) -> Pattern:
     if text == ResourceKind.CLUSTER.value:
         return Pattern((ResourceKind.CLUSTER,))
     before, colon, after = text.partition(":")
-    kinds, name = ((ResourceKind(before),), after) if colon and before in ("topic", "group") else (NAMED, text)
+    is_of_kind = colon and before in {kind.value for kind in NAMED}
+    kinds, name = ((ResourceKind(before),), after) if is_of_kind else (NAMED, text)
     is_prefix = name.endswith("*")
     name = name.removesuffix("*")
     if len(text) > MAX_RESOURCE_CHARACTERS or not text.isprintable() or "*" in name or not (name or is_prefix):
@@ -177,7 +181,7 @@ class Rights:
 def _no_resource(text: str) -> InvalidRequestError:
     return InvalidRequestError(
         f"{text[:64]!r} is no resource",
-        action="Write cluster, topic:NAME, group:NAME, or a prefix as topic:team.*, group:team.* or team.*.",
+        action="Write cluster, topic:NAME, group:NAME, schema:NAME, or a prefix as topic:team.* or team.*.",
     )
 
 

@@ -373,3 +373,71 @@ class SessionClaims(_message.Message):
     issued_ms: int
     expires_ms: int
     def __init__(self, user: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ..., proof: _Optional[int] = ..., credential: _Optional[str] = ..., issued_ms: _Optional[int] = ..., expires_ms: _Optional[int] = ...) -> None: ...
+
+class SchemaRegistryState(_message.Message):
+    __slots__ = ("last_schema_id", "compatibility", "mode")
+    LAST_SCHEMA_ID_FIELD_NUMBER: _ClassVar[int]
+    COMPATIBILITY_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    last_schema_id: int
+    compatibility: str
+    mode: str
+    def __init__(self, last_schema_id: _Optional[int] = ..., compatibility: _Optional[str] = ..., mode: _Optional[str] = ...) -> None: ...
+
+class StoredSchema(_message.Message):
+    __slots__ = ("schema_id", "schema_type", "text", "references", "file_descriptor", "digest")
+    SCHEMA_ID_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_TYPE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    REFERENCES_FIELD_NUMBER: _ClassVar[int]
+    FILE_DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    schema_id: int
+    schema_type: str
+    text: str
+    references: _containers.RepeatedCompositeFieldContainer[SchemaReference]
+    file_descriptor: bytes
+    digest: bytes
+    def __init__(self, schema_id: _Optional[int] = ..., schema_type: _Optional[str] = ..., text: _Optional[str] = ..., references: _Optional[_Iterable[_Union[SchemaReference, _Mapping]]] = ..., file_descriptor: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class SchemaReference(_message.Message):
+    __slots__ = ("name", "subject", "version")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    subject: str
+    version: int
+    def __init__(self, name: _Optional[str] = ..., subject: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+
+class SchemaSubject(_message.Message):
+    __slots__ = ("name", "versions", "compatibility", "mode")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    COMPATIBILITY_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    versions: _containers.RepeatedCompositeFieldContainer[SubjectVersion]
+    compatibility: str
+    mode: str
+    def __init__(self, name: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[SubjectVersion, _Mapping]]] = ..., compatibility: _Optional[str] = ..., mode: _Optional[str] = ...) -> None: ...
+
+class SubjectVersion(_message.Message):
+    __slots__ = ("version", "schema_id", "deleted")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_ID_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    schema_id: int
+    deleted: bool
+    def __init__(self, version: _Optional[int] = ..., schema_id: _Optional[int] = ..., deleted: bool = ...) -> None: ...
+
+class SchemaRegistryAct(_message.Message):
+    __slots__ = ("subject", "version", "body")
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    subject: str
+    version: str
+    body: str
+    def __init__(self, subject: _Optional[str] = ..., version: _Optional[str] = ..., body: _Optional[str] = ...) -> None: ...
