@@ -134,7 +134,7 @@ class _Server:
         try:
             environ = await self._read(reader, writer, peer)
             async with asyncio.timeout(SEND_SECONDS):
-                answer = await self._answer(environ, peer, _certified_names(writer))
+                answer = await self._answer(environ, peer, certified_names(writer))
                 writer.write(answer.head())
                 if environ["REQUEST_METHOD"] != "HEAD":
                     writer.write(answer.body)
@@ -234,21 +234,13 @@ def serve_http(
         AddressInUseError: If the address is in use, not local, or malformed.
     """
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-    host, port = split_address(listen)
     detail_registry = CollectorRegistry()
     detail_registry.register(detail)
     pages: dict[str, WsgiApp] = {
         "/metrics": prometheus_client.make_wsgi_app(registry),
         "/metrics/detail": prometheus_client.make_wsgi_app(detail_registry),
     }
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server((str(address[0]), int(address[1])), family=family, backlog=128)
-    except OSError as error:
-        raise AddressInUseError(
-            f"cannot serve metrics on {listen}: {error.strerror or error}",
-            action="Choose another metrics_listen, or stop what holds this one.",
-        ) from error
+    listener = bind_http("metrics_listen", listen)
     bound = listener.getsockname()[1]
     loop, stopping = asyncio.new_event_loop(), asyncio.Event()
     thread = threading.Thread(
@@ -258,7 +250,24 @@ def serve_http(
         daemon=True,
     )
     thread.start()
-    return HttpEndpoint(f"{host}:{bound}", loop, stopping, thread)
+    return HttpEndpoint(f"{split_address(listen)[0]}:{bound}", loop, stopping, thread)
+
+
+def bind_http(setting: str, listen: str) -> socket.socket:
+    """Return a socket that listens on the `host:port` of a setting.
+
+    Raises:
+        AddressInUseError: If the address is in use, not local, or malformed.
+    """
+    host, port = split_address(listen)
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server((str(address[0]), int(address[1])), family=family, backlog=128)
+    except OSError as error:
+        raise AddressInUseError(
+            f"cannot listen on {listen}, which is {setting}: {error.strerror or error}",
+            action=f"Choose another {setting}, or stop what holds this one.",
+        ) from error
 
 
 def _run_loop(
@@ -294,7 +303,7 @@ def _bearer_token(environ: dict[str, Any]) -> str:
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
-def _certified_names(writer: asyncio.StreamWriter) -> list[str]:
+def certified_names(writer: asyncio.StreamWriter) -> list[str]:
     """Return the names in the verified certificate of a connection; the common name is first."""
     certificate = writer.get_extra_info("peercert") or {}
     common = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
