@@ -41,6 +41,7 @@ from headrace_coordinator.rpc.group_service import SERVICE_NAME as GROUP_SERVICE
 from headrace_coordinator.rpc.group_service import GroupServicer
 from headrace_coordinator.rpc.partition_changes import PartitionChanges
 from headrace_coordinator.rpc.partition_requests import PartitionRequests
+from headrace_coordinator.rpc.schema_registry import SchemaRegistry
 from headrace_coordinator.rpc.topic_requests import TopicRequests
 from headrace_coordinator.runtime.ambiguous_writes import AmbiguousWriteResolver
 from headrace_coordinator.runtime.audit_topic import AuditTopic
@@ -123,6 +124,7 @@ class _Coordinator:
         self._prefix_view = PrefixView(metastore, identity.keyspace.prefix, self._clock)
         self._groups_view = PrefixView(metastore, identity.keyspace.groups_prefix, self._clock)
         self._identity_source, self._gate = process.make_gate(identity)
+        self._registry = SchemaRegistry(process, identity.keyspace, settings, metrics)
         limit = raise_limit()
         shares = share_out(limit, max_connections=settings.max_connections)
         report(limit, shares)
@@ -141,7 +143,8 @@ class _Coordinator:
 
     async def run(self, stop: StopRequest) -> None:
         self._log_start()
-        await self._process.load(self._prefix_view, self._groups_view, self._identity_source)
+        sources = self._prefix_view, self._groups_view, self._identity_source, *self._registry.sources
+        await self._process.load(*sources)
         view = self._process.open_view(self._identity, self._prefix_view)
         writes = AmbiguousWriteResolver(self._metastore, self._metrics, max_inflight=self._settings.max_inflight_writes)
         store = TopicStore(
@@ -157,6 +160,7 @@ class _Coordinator:
         transactions, maintenance = self._serve_groups(view, clocks)
         issuer_keys = await self._serve_identity(view, writes)
         address = await self._server.start(self._settings.listen, self._process.client_credentials())
+        registry_address = await self._registry.start(self._gate, writes, self._limits)
         session = self._make_session(self._settings.advertised_address or address)
         channels = BrokerChannels(self._gate.server_token, self._process.tls.internal)
         controller = self._make_controller(view, session, clocks)
@@ -190,16 +194,18 @@ class _Coordinator:
                         ("audit_topic", self._make_audit_topic(view, store, controller).run()),
                         ("audit", self._process.make_audit_writer(self._gate, view).run()),
                         ("etcd", self._watch_etcd()),
-                        ("ready", self._announce(view, session, address)),
+                        *(("schemas", source.run()) for source in self._registry.sources),
+                        ("ready", self._announce(view, session, address, registry_address)),
                     )
                 ]
                 await stop.requested()
                 log.info("coordinator_stops", reason=stop.reason)
-                await self._server.stop(STOP_GRACE_SECONDS)
+                await asyncio.gather(self._server.stop(STOP_GRACE_SECONDS), self._registry.stop(STOP_GRACE_SECONDS))
                 for task in background:
                     task.cancel()
         finally:
             await self._server.stop(0)
+            await self._registry.stop(0)
             await channels.close()
             await session.end()
             view.close()
@@ -347,7 +353,9 @@ class _Coordinator:
             make_renewer=self._process.make_renewer,
         )
 
-    async def _announce(self, view: ClusterView, session: CoordinatorSession, address: str) -> None:
+    async def _announce(
+        self, view: ClusterView, session: CoordinatorSession, address: str, registry_address: str
+    ) -> None:
         """Report readiness once the view is loaded, and write the ready file once the view shows the registration."""
         CollectorPacer().install()
         self._process.observability.health.release(HealthCause.STARTING)
@@ -358,7 +366,8 @@ class _Coordinator:
             return own in view.coordinators and view.coordinators[own].live == session.live
 
         await wait_until(view, is_registered, None)
-        self._process.write_ready({"coordinator_id": own, "address": address})
+        ready = {"coordinator_id": own, "address": address, "schema_registry_address": registry_address}
+        self._process.write_ready(ready)
 
     async def _watch_etcd(self) -> None:
         """Publish the state of etcd, until cancelled."""

@@ -47,6 +47,9 @@ class CoordinatorMetrics:
         self.answer_errors = counter_by(
             "answer_errors", "Errors of single topics or partitions in responses, by code", "code"
         )
+        self.schemas = gauge("schemas", "Schemas in the registry")
+        self.schema_subjects = gauge("schema_subjects", "Subjects in the registry")
+        self.schema_bytes = gauge("schema_bytes", "Bytes of schemas and subjects in etcd")
         self.topics_created = counter("topics_created", "Topics created by this coordinator")
         self.topics_deleted = counter("topics_deleted", "Topics deleted by this coordinator")
         self.ambiguous_writes = counter(

@@ -28,6 +28,13 @@ class CoordinatorSettings(ServiceSettings):
     advertised_address: Annotated[
         str, Field(description="Address published to clients, host:port. Default: the bound address.")
     ] = ""
+    schema_registry_listen: Annotated[
+        str,
+        Field(
+            description="Listen address of the schema registry over HTTP, host:port. If empty, this coordinator does "
+            "not serve it. It uses TLS, and requires certificates, as `listen` does."
+        ),
+    ] = ""
     lease_ttl_ms: Annotated[
         int,
         Field(
@@ -168,11 +175,20 @@ class CoordinatorSettings(ServiceSettings):
             "in memory.",
         ),
     ] = 64 << 20
+    max_schema_bytes: Annotated[
+        int,
+        Field(
+            ge=1 << 20,
+            le=1 << 30,
+            description="Maximum bytes of all schemas in etcd; each coordinator that serves the schema registry keeps "
+            "them in memory.",
+        ),
+    ] = 64 << 20
 
     @property
     def client_listens(self) -> tuple[str, ...]:
         """See `ServiceSettings`."""
-        return (self.listen,)
+        return (self.listen, *filter(None, [self.schema_registry_listen]))
 
     def __post_init__(self) -> None:
         """Check constraints that the types do not express."""

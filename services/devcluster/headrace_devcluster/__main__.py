@@ -82,6 +82,7 @@ def up(
     arguments += ["--identity"] if identity else []
     state = start_in_background(data_dir, arguments)
     print(f"the cluster is up: bootstrap_servers={state.bootstrap_servers}")
+    print(f"schema registry: {state.schema_registry}")
     settings = dict(state.client_settings)
     if any_port:  # Without the address clients would connect to the default port 7170.
         settings["bootstrap_servers"] = state.bootstrap_servers
@@ -128,6 +129,7 @@ def status(
     console.print(sentence(leadership), highlight=False, soft_wrap=True)
     since = f"since {state.started_at}; bootstrap_servers={state.bootstrap_servers}"
     console.print(since, highlight=False, soft_wrap=True)
+    console.print(f"schema registry: {state.schema_registry}", highlight=False, soft_wrap=True)
 
 
 @app.command()

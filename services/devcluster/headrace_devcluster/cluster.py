@@ -41,6 +41,8 @@ BROKER_PORT = 7181
 ETCD_PORT = 7190
 METRICS_PORT_STEP = 100
 """Offset of a part's fixed metrics port from its port."""
+SCHEMA_REGISTRY_PORT_STEP = 200
+"""Offset of the schema registry's fixed port from its coordinator's."""
 MAX_BROKERS = 9
 MAX_ETCD_MEMBERS = 5
 HEALTHY_TIMEOUT_SECONDS = 30.0
@@ -145,6 +147,12 @@ class LocalCluster:
     def bootstrap_servers(self) -> str:
         """Addresses of the coordinators, for clients."""
         return ",".join(coordinator.address for coordinator in self.coordinators)
+
+    @property
+    def schema_registry_urls(self) -> list[str]:
+        """URLs of the schema registry, one for each coordinator that runs."""
+        scheme = "http" if self._certificates is None else "https"
+        return [f"{scheme}://{part.schema_registry_address}" for part in self.coordinators if part.pid is not None]
 
     @property
     def certificates(self) -> ClusterCertificates:
@@ -309,7 +317,11 @@ class LocalCluster:
         if self.spec.fixed_ports:
             for port, part in [
                 *((ETCD_PORT + n, "etcd") for n in range(2 * self.spec.etcd_members)),
-                *((COORDINATOR_PORT + n, f"coordinator-{COORDINATOR_IDS[n]}") for n in range(self.spec.coordinators)),
+                *(
+                    (COORDINATOR_PORT + n + step, f"coordinator-{COORDINATOR_IDS[n]}")
+                    for n in range(self.spec.coordinators)
+                    for step in (0, SCHEMA_REGISTRY_PORT_STEP)
+                ),
                 *((BROKER_PORT + n, f"broker-{n + 1}") for n in range(self.spec.brokers)),
             ]:
                 check_port_is_free(port, part)
@@ -341,7 +353,9 @@ class LocalCluster:
     def _make_coordinator(self, index: int) -> LocalService:
         identity = COORDINATOR_IDS[index]
         key = {"admin_api_key_file": self._api_key_file} if self.spec.identity else {}
-        own = {"coordinator_id": identity, **key, **self.spec.coordinator_settings}
+        port = COORDINATOR_PORT + index + SCHEMA_REGISTRY_PORT_STEP
+        registry = {"schema_registry_listen": f"127.0.0.1:{self._port(port)}"}
+        own = {"coordinator_id": identity, **registry, **key, **self.spec.coordinator_settings}
         return self._make_part(f"coordinator-{identity}", "headrace_coordinator", COORDINATOR_PORT + index, own)
 
     def _make_broker(self, broker_id: int, settings: Mapping[str, object]) -> LocalService:

@@ -92,6 +92,8 @@ class LocalService:
         """host:port for brokers and coordinators since it was last ready; empty if it has none."""
         self.replication_address = ""
         """host:port for followers since it was last ready; empty if it has none."""
+        self.schema_registry_address = ""
+        """host:port of its schema registry since it was last ready; empty if it has none."""
         self._port = spec.port
         self._process: Child | None = None
         self._paused = False
@@ -154,6 +156,7 @@ class LocalService:
         self.metrics_address = str(ready.get("metrics_address", ""))
         self.internal_address = str(ready.get("internal_address", ""))
         self.replication_address = str(ready.get("replication_address", ""))
+        self.schema_registry_address = str(ready.get("schema_registry_address", ""))
 
     def terminate(self) -> None:
         """Request a clean stop (SIGTERM) and return at once. Repeated calls do nothing, because a second signal would

@@ -40,6 +40,8 @@ class ClusterState:
     parts: tuple[PartState, ...]
     client_settings: dict[str, str] = field(default_factory=dict)
     """Client settings in addition to `bootstrap_servers`."""
+    schema_registry: str = ""
+    """URLs of the schema registry, separated by commas."""
 
 
 def owner_pid(directory: Path) -> int | None:
@@ -62,7 +64,13 @@ def describe_state(cluster: LocalCluster, *, pid: int, started_at: str) -> Clust
     ]
     parts += [PartState(part.name, part.address, part.pid or 0, str(part.log_file)) for part in cluster.parts]
     return ClusterState(
-        pid, started_at, cluster.bootstrap_servers, cluster.etcd_endpoints, tuple(parts), cluster.client_settings
+        pid,
+        started_at,
+        cluster.bootstrap_servers,
+        cluster.etcd_endpoints,
+        tuple(parts),
+        cluster.client_settings,
+        ",".join(cluster.schema_registry_urls),
     )
 
 
