@@ -30,7 +30,7 @@ SET_BY_CHART = {
     "internal_advertised_address", "internal_listen", "native_listen", "replication_advertised_address",
     "replication_listen",
     "native_advertised_address", "internal_tls_allowed_names", "data_center", "rack", "host", "instance",
-    "log_level",
+    "log_level", "schema_registry_listen",
     "log_format", "ready_file", "coordinator_id", "posture", "insecure", "admin_api_key_file", "monitor_api_key_file",
     "metrics_tls", "etcd_user", "etcd_password_file",
     *(field.name for field in dataclasses.fields(TlsSettings)),

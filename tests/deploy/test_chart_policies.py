@@ -38,7 +38,7 @@ def test_what_is_between_the_releases_pods_is_closed_by_default(render: Render) 
     named = {each["metadata"]["name"].rpartition("-")[2]: _open_to(each) for each in select(closed, "NetworkPolicy")}
     assert named == {
         "broker": {7181: {"others"}, 7183: {"others"}, 7381: services, 7383: services, 9464: {"others"}},
-        "coordinator": {7170: {"others"}, 9464: {"others"}},
+        "coordinator": {7170: {"others"}, 8081: {"others"}, 9464: {"others"}},
         "etcd": {2379: services | {"etcd", "etcd-auth"}, 2380: {"etcd"}, 2381: {"others"}},
     }
     assert not select(render(MATRIX["no policies"]), "NetworkPolicy")

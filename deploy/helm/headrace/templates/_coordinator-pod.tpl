@@ -45,6 +45,9 @@ spec:
         - {name: HEADRACE_COORDINATOR_CLUSTER, value: {{ include "headrace.cluster" $root | quote }}}
         - {name: HEADRACE_COORDINATOR_ETCD_ENDPOINTS, value: {{ include "headrace.etcdEndpoints" $root | quote }}}
         - {name: HEADRACE_COORDINATOR_LISTEN, value: {{ printf "%s:7170" $root.Values.listenHost | quote }}}
+        {{- if $coordinator.schemaRegistry.enabled }}
+        - {name: HEADRACE_COORDINATOR_SCHEMA_REGISTRY_LISTEN, value: {{ printf "%s:8081" $root.Values.listenHost | quote }}}
+        {{- end }}
         - {name: HEADRACE_COORDINATOR_METRICS_LISTEN, value: {{ printf "%s:9464" $root.Values.listenHost | quote }}}
         - {name: HEADRACE_COORDINATOR_LOG_FORMAT, value: {{ $root.Values.logs.format }}}
         - {name: HEADRACE_COORDINATOR_LOG_LEVEL, value: {{ $root.Values.logs.level }}}
@@ -62,6 +65,9 @@ spec:
         {{- end }}
       ports:
         - {name: grpc, containerPort: 7170}
+        {{- if $coordinator.schemaRegistry.enabled }}
+        - {name: schemas, containerPort: 8081}
+        {{- end }}
         - {name: metrics, containerPort: 9464}
       {{- if not $root.Values.recovery.name }}
       {{- include "headrace.probes" . | nindent 6 }}
