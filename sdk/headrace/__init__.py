@@ -215,7 +215,7 @@ if not TYPE_CHECKING:  # Type checkers know exactly the names above.
 
         if name in _MODULES:
             value = getattr(importlib.import_module(_MODULES[name]), name)
-        elif name in {"aio", "client", "wire", "testing"}:
+        elif name in {"aio", "client", "schemas", "testing", "wire"}:
             value = importlib.import_module(f"headrace.{name}")
         else:
             raise AttributeError(f"module 'headrace' has no attribute {name!r}")

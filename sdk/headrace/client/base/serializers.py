@@ -1,8 +1,8 @@
-"""Serializers and deserializers. A serializer is any callable; these three have names for settings."""
+"""Serializers and deserializers. A serializer is any callable, or the method of a `Codec`; three have names."""
 
 import json
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 from headrace.client.base.config_text import nearest
 from headrace.client.base.errors import ConfigError, SerializationError
@@ -10,6 +10,17 @@ from headrace.wire.ids import TopicPartition
 
 Serializer = Callable[[Any], bytes]
 Deserializer = Callable[[bytes], Any]
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """Object that a setting takes in place of either callable, such as `headrace.schemas.Avro`."""
+
+    def serialize(self, value: Any, /) -> bytes:
+        """Return the bytes of a value."""
+
+    def deserialize(self, data: bytes, /) -> Any:
+        """Return the value of bytes."""
 
 
 def _to_json(value: Any) -> bytes:
@@ -27,23 +38,23 @@ DESERIALIZERS: Final[dict[str, Deserializer | None]] = {"bytes": None, "str": _f
 """Deserializers by name; `None` returns `bytes` unchanged."""
 
 
-def resolve_serializer(setting: "str | Serializer | None", name: str) -> Serializer | None:
-    """Return the callable for a setting: a name, a callable, or `None` for bytes.
+def resolve_serializer(setting: "str | Serializer | Codec | None", name: str) -> Serializer | None:
+    """Return the callable for a setting: a name, a callable, a codec, or `None` for bytes.
 
     Raises:
         ConfigError: If the name is unknown.
     """
-    found: Serializer | None = _resolve(setting, name, SERIALIZERS)
+    found: Serializer | None = _resolve(getattr(setting, "serialize", setting), name, SERIALIZERS)
     return found
 
 
-def resolve_deserializer(setting: "str | Deserializer | None", name: str) -> Deserializer | None:
-    """Return the callable for a setting: a name, a callable, or `None` for bytes.
+def resolve_deserializer(setting: "str | Deserializer | Codec | None", name: str) -> Deserializer | None:
+    """Return the callable for a setting: a name, a callable, a codec, or `None` for bytes.
 
     Raises:
         ConfigError: If the name is unknown.
     """
-    found: Deserializer | None = _resolve(setting, name, DESERIALIZERS)
+    found: Deserializer | None = _resolve(getattr(setting, "deserialize", setting), name, DESERIALIZERS)
     return found
 
 

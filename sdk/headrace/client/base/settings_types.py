@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict
 from headrace.client.base.config import RebalanceCallback
 from headrace.client.base.credentials import TokenProvider
 from headrace.client.base.partitioner import Partitioner
-from headrace.client.base.serializers import Deserializer, Serializer
+from headrace.client.base.serializers import Codec, Deserializer, Serializer
 
 
 class ClientSettings(TypedDict, total=False):
@@ -133,11 +133,11 @@ class ProducerSettings(ClientSettings, total=False):
     return_futures: bool
     """Whether `send` returns a RecordFuture; otherwise it returns None and is faster."""
 
-    key_serializer: str | Serializer | None
-    """`bytes`, `str`, `json` or a callable for keys."""
+    key_serializer: str | Serializer | Codec | None
+    """`bytes`, `str`, `json`, a callable, or a codec of `headrace.schemas` for keys."""
 
-    value_serializer: str | Serializer | None
-    """`bytes`, `str`, `json` or a callable for values."""
+    value_serializer: str | Serializer | Codec | None
+    """`bytes`, `str`, `json`, a callable, or a codec of `headrace.schemas` for values."""
 
     interceptors: list[Any] | tuple[Any, ...]
     """Objects that are called for each batch when it is queued and when it ends; see `ProducerInterceptor`."""
@@ -200,11 +200,11 @@ class FetchSettings(ClientSettings, total=False):
     group list --lag` shows the lag of this reader, which never starts from them. If empty, no positions are
     committed."""
 
-    key_deserializer: str | Deserializer | None
-    """`bytes`, `str`, `json` or a callable for keys."""
+    key_deserializer: str | Deserializer | Codec | None
+    """`bytes`, `str`, `json`, a callable, or a codec of `headrace.schemas` for keys."""
 
-    value_deserializer: str | Deserializer | None
-    """`bytes`, `str`, `json` or a callable for values."""
+    value_deserializer: str | Deserializer | Codec | None
+    """`bytes`, `str`, `json`, a callable, or a codec of `headrace.schemas` for values."""
 
 
 class ConsumerSettings(FetchSettings, total=False):

@@ -1,0 +1,1 @@
+"""Schemas of keys and values: the client of the registry, and codecs that use it."""

@@ -1,0 +1,237 @@
+"""Client of a schema registry with Confluent's REST interface, such as that of headrace's coordinators.
+
+Calls block, and any thread may make them. A schema never changes under its id, so that each is fetched once and kept,
+and known ones are available while the registry is not. With several URLs, the next one is tried if one is unreachable.
+"""
+
+import json
+import urllib.error
+import urllib.request
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from headrace.client.base.config import AdminConfig, build
+from headrace.client.base.credentials import credential_of, read_api_key
+from headrace.client.base.errors import ConfigError
+from headrace.client.net.security import ChannelSecurity
+from headrace.wire.addresses import is_loopback
+from headrace.wire.errors import ErrorCode, HeadraceError, Outcome, TransportError
+
+MAX_SCHEMAS = 1_000
+"""Schemas that a client keeps; the one that was used longest ago goes first."""
+MAX_ANSWER_BYTES = 16 << 20
+CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
+_CODES = {401: ErrorCode.UNAUTHENTICATED, 403: ErrorCode.NOT_AUTHORIZED, 409: ErrorCode.CONFLICT}
+
+
+class SchemaRegistryError(HeadraceError):
+    """The registry refused a request.
+
+    Attributes:
+        status: HTTP status.
+        error_code: code of the registry, such as 40401 for an unknown subject.
+    """
+
+    def __init__(self, message: str, *, status: int, error_code: int) -> None:
+        code = _CODES.get(status, ErrorCode.INVALID_REQUEST if status < 500 else ErrorCode.INTERNAL)
+        outcome = Outcome.NOT_APPLIED if status < 500 else Outcome.UNKNOWN
+        super().__init__(message, code=code, outcome=outcome, retriable=status in (429, 503), action="")
+        self.status = status
+        self.error_code = error_code
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaReference:
+    """Use of a registered schema by another one, under a name in its text."""
+
+    name: str
+    subject: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredSchema:
+    """Schema that the registry has."""
+
+    schema_id: int
+    schema_type: str
+    """`AVRO`, `JSON` or `PROTOBUF`."""
+    text: str
+    references: tuple[SchemaReference, ...] = ()
+    subject: str = ""
+    """Empty if it was found by its id."""
+    version: int = 0
+
+
+class SchemaRegistry:
+    """Registry at one or more URLs. See the module.
+
+    Args:
+        url: `http://host:port` or `https://host:port`; several are separated by commas.
+        settings: those of `Admin` for TLS, credentials and `request_timeout_ms`. Without a credential, and without
+            `bootstrap_servers`, they come from the environment.
+
+    Raises:
+        ConfigError: For a malformed URL, an unknown setting, or a credential that would be sent in plain text.
+    """
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        self._config = build(AdminConfig, settings)
+        self._urls = [part.strip().rstrip("/") for part in url.split(",") if part.strip()]
+        if not self._urls or not all(urlsplit(part).scheme in ("http", "https") for part in self._urls):
+            raise ConfigError(f"url={url!r} is no http or https URL", action="Write http://host:port.")
+        self._credential = credential_of(self._config)
+        if self._credential not in ("", "api_key", "api_key_file"):
+            raise ConfigError(
+                f"{self._credential} cannot identify a caller of the registry", action="Set api_key or api_key_file."
+            )
+        for part in self._urls:
+            self._check_plaintext(part)
+        self._security = ChannelSecurity(self._config)
+        self._schemas: OrderedDict[int, RegisteredSchema] = OrderedDict()
+        self._referenced: dict[tuple[str, int], RegisteredSchema] = {}
+
+    def __repr__(self) -> str:
+        return f"SchemaRegistry({','.join(self._urls)})"
+
+    def _check_plaintext(self, url: str) -> None:
+        parts = urlsplit(url)
+        allowed = parts.scheme == "https" or self._config.allow_plaintext_credentials
+        if self._credential and not allowed and not is_loopback(f"{parts.hostname}:{parts.port or 80}"):
+            raise ConfigError(
+                f"{self._credential} would be sent to {url} in plain text",
+                action="Use an https URL, or set allow_plaintext_credentials=True if the network encrypts.",
+            )
+
+    # --- schemas ---
+
+    def by_id(self, schema_id: int) -> RegisteredSchema:
+        """Return a schema by its id, from memory if it is known.
+
+        Raises:
+            SchemaRegistryError: If there is none, or the caller may not see it.
+            TransportError: If no URL can be reached.
+        """
+        found = self._schemas.get(schema_id)
+        if found is None:
+            found = _read(self.request("GET", f"/schemas/ids/{schema_id}"), schema_id=schema_id)
+            self._schemas[schema_id] = found
+            while len(self._schemas) > MAX_SCHEMAS:
+                self._schemas.popitem(last=False)
+        return found
+
+    def latest(self, subject: str) -> RegisteredSchema:
+        """Return the latest version of a subject; raise as `by_id`."""
+        return _read(self.request("GET", f"/subjects/{quote(subject, safe='')}/versions/latest"))
+
+    def version(self, subject: str, version: int) -> RegisteredSchema:
+        """Return a version of a subject, from memory if a schema that refers to it was read; raise as `by_id`."""
+        found = self._referenced.get((subject, version))
+        if found is None:
+            path = f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true"
+            found = self._referenced[subject, version] = _read(self.request("GET", path))
+        return found
+
+    def look_up(
+        self, subject: str, text: str, schema_type: str, references: Sequence[SchemaReference] = ()
+    ) -> RegisteredSchema:
+        """Return the version of a subject that has a schema; raise as `by_id`."""
+        body = _body(text, schema_type, references)
+        return _read(self.request("POST", f"/subjects/{quote(subject, safe='')}", body))
+
+    def register(self, subject: str, text: str, schema_type: str, references: Sequence[SchemaReference] = ()) -> int:
+        """Register a schema as a version of a subject, unless it is one, and return its id.
+
+        Raises:
+            SchemaRegistryError: If it is not valid, not compatible with earlier versions, or not allowed.
+            TransportError: If no URL can be reached.
+        """
+        body = _body(text, schema_type, references)
+        return int(self.request("POST", f"/subjects/{quote(subject, safe='')}/versions", body)["id"])
+
+    def check(self, subject: str, text: str, schema_type: str, references: Sequence[SchemaReference] = ()) -> list[str]:
+        """Return why a schema may not be the next version of a subject; empty if it may. Raise as `register`."""
+        path = f"/compatibility/subjects/{quote(subject, safe='')}/versions?verbose=true"
+        answer = self.request("POST", path, _body(text, schema_type, references))
+        return [] if answer["is_compatible"] else [str(message) for message in answer["messages"]]
+
+    def dependencies(self, schema: RegisteredSchema) -> dict[str, str]:
+        """Return the texts that a schema refers to, by name, each after those that it needs; raise as `by_id`."""
+        found: dict[str, str] = {}
+        for reference in schema.references:
+            referred = self.version(reference.subject, reference.version)
+            found.update(self.dependencies(referred))
+            found[reference.name] = referred.text
+        return found
+
+    # --- requests ---
+
+    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Send one request and return the JSON of its answer.
+
+        Raises:
+            SchemaRegistryError: If it is refused.
+            TransportError: If no URL can be reached.
+        """
+        failure: Exception | None = None
+        for url in self._urls:
+            try:
+                return self._send(url, method, path, body)
+            except (OSError, HTTPException, ValueError) as error:
+                failure = error
+        reason = getattr(failure, "reason", None) or failure
+        raise TransportError(
+            f"the schema registry at {', '.join(self._urls)} cannot be reached: {reason}",
+            action="Check the URL, and that a coordinator with schema_registry_listen runs.",
+        ) from failure
+
+    def _send(self, url: str, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        headers = {"Content-Type": CONTENT_TYPE, "Accept": CONTENT_TYPE}
+        if self._credential:
+            headers["Authorization"] = f"Bearer {read_api_key(self._config)}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(url + path, data, headers, method=method)
+        context = self._security.context()
+        seconds = self._config.request_timeout_ms / 1_000
+        try:
+            with urllib.request.urlopen(request, timeout=seconds, context=context) as answer:
+                return json.loads(answer.read(MAX_ANSWER_BYTES))
+        except urllib.error.HTTPError as error:
+            raise _refused(error) from None
+
+
+def _refused(error: urllib.error.HTTPError) -> SchemaRegistryError:
+    with error:
+        try:
+            answer = json.loads(error.read(MAX_ANSWER_BYTES))
+            message, code = str(answer["message"]), int(answer["error_code"])
+        except (OSError, ValueError, KeyError, TypeError):
+            message, code = f"HTTP status {error.code}", error.code
+    return SchemaRegistryError(message, status=error.code, error_code=code)
+
+
+def _body(text: str, schema_type: str, references: Sequence[SchemaReference]) -> dict[str, Any]:
+    body: dict[str, Any] = {"schema": text, "schemaType": schema_type}
+    if references:
+        body["references"] = [
+            {"name": each.name, "subject": each.subject, "version": each.version} for each in references
+        ]
+    return body
+
+
+def _read(answer: Mapping[str, Any], schema_id: int = 0) -> RegisteredSchema:
+    references = tuple(
+        SchemaReference(each["name"], each["subject"], each["version"]) for each in answer.get("references") or ()
+    )
+    return RegisteredSchema(
+        schema_id or int(answer["id"]),
+        answer.get("schemaType", "AVRO"),
+        answer["schema"],
+        references,
+        answer.get("subject", ""),
+        answer.get("version", 0),
+    )
