@@ -34,6 +34,7 @@ from headrace.cli.quota import commands as quota
 from headrace.cli.records import consume, produce
 from headrace.cli.role import commands as role
 from headrace.cli.table import commands as table
+from headrace.cli.schema import commands as schema
 from headrace.cli.topic import commands as topic
 from headrace.cli.user import commands as user
 
@@ -64,6 +65,7 @@ app.add_typer(table.app, name="table")
 app.add_typer(group.app, name="group")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(broker.app, name="broker")
+app.add_typer(schema.app, name="schema")
 app.add_typer(auth.app, name="auth")
 app.add_typer(user.app, name="user")
 app.add_typer(role.app, name="role")

@@ -1,0 +1,1 @@
+"""`headrace schema`: schemas of the registry."""
