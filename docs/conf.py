@@ -31,6 +31,7 @@ NAVIGATION = {
             "docs/guides/simple-clients",
             "docs/guides/compacted-topics",
             "docs/guides/tables",
+            "docs/guides/schemas",
             "docs/guides/spark",
             "docs/guides/jobs",
             "docs/guides/workload-report",

@@ -33,8 +33,8 @@ from headrace.cli.partition import commands as partition
 from headrace.cli.quota import commands as quota
 from headrace.cli.records import consume, produce
 from headrace.cli.role import commands as role
-from headrace.cli.table import commands as table
 from headrace.cli.schema import commands as schema
+from headrace.cli.table import commands as table
 from headrace.cli.topic import commands as topic
 from headrace.cli.user import commands as user
 
