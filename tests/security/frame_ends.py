@@ -20,7 +20,7 @@ from typing import Any, cast
 from headrace.client.net.native_async import AsyncNativeClientConnection
 from headrace.client.net.native_calls import NATIVE_METHODS, NativeCalls, NativeRequest, parse_answer
 from headrace.log import DataDirectory, DiskLimits, LogSettings
-from headrace.v1 import broker_pb2, errors_pb2, topics_pb2
+from headrace.v1 import broker_pb2, errors_pb2, tables_pb2, topics_pb2
 from headrace.wire.attachments import attach_batches
 from headrace.wire.batch import read_header
 from headrace.wire.encoding import encode_batch
@@ -110,6 +110,18 @@ class Service:
         response = broker_pb2.ListOffsetsResponse()
         response.topics.add(name=request.client_id)
         return response
+
+    async def get_rows(self, request: Any) -> Any:
+        """One row of the table's name."""
+        await self._behave(request.SerializeToString())
+        response = tables_pb2.GetRowsResponse()
+        response.rows.add(key=request.read.table.topic_id)
+        return response
+
+    async def write_row(self, request: Any) -> Any:
+        """The size of what it was sent."""
+        await self._behave(request.SerializeToString())
+        return tables_pb2.WriteRowResponse(applied=True, version=request.ByteSize())
 
     async def locate(self, request: Any) -> Located:
         """Nothing, a little or all of the log."""
@@ -260,7 +272,7 @@ class World:
         asyncio.set_event_loop(self.loop)
         self._errors = Counter("call_errors", "-", ["method", "code"], registry=None)
         self.native_service = NativeService(
-            native_methods(cast("Any", self.service)), self._errors, self.places, open_gate()
+            native_methods(cast("Any", self.service), cast("Any", self.service)), self._errors, self.places, open_gate()
         )
         self.server = self._listener(self.native_service.connect)
         self.leader = self._listener(lambda of: ServedStream(of, REPLICA_FETCH, _follow))

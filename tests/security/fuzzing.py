@@ -109,9 +109,15 @@ class Fuzz:
     def request_frame(self, number: int, lies: float = 0.2) -> bytes:
         """A request, or what passes for one: this share of headers contradicts what follows."""
         draw = self._random
-        names = {MethodCode.PRODUCE: "Produce", MethodCode.FETCH: "Fetch", MethodCode.LIST_OFFSETS: "ListOffsets"}
+        names = {
+            MethodCode.PRODUCE: "BrokerService/Produce",
+            MethodCode.FETCH: "BrokerService/Fetch",
+            MethodCode.LIST_OFFSETS: "BrokerService/ListOffsets",
+            MethodCode.GET_ROWS: "TableService/GetRows",
+            MethodCode.WRITE_ROW: "TableService/WriteRow",
+        }
         method, attached = draw.choice(list(names)), b""
-        message = self.request(f"/headrace.v1.BrokerService/{names[method]}")
+        message = self.request(f"/headrace.v1.{names[method]}")
         if method is MethodCode.PRODUCE and draw.random() < 0.7:
             message, attached = self._produce()
         header = Header(

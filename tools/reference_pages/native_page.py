@@ -50,6 +50,8 @@ _METHODS: dict[IntEnum, tuple[str, str, str]] = {
     MethodCode.PRODUCE: ("Produce", "each batch of the request, sizes in `batch_sizes`", "none"),
     MethodCode.FETCH: ("Fetch", "none", "the batches of each partition, their size in `batches_size`"),
     MethodCode.LIST_OFFSETS: ("ListOffsets", "none", "none"),
+    MethodCode.GET_ROWS: ("GetRows", "none", "none"),
+    MethodCode.WRITE_ROW: ("WriteRow", "none", "none"),
     MethodCode.REPLICA_FETCH: ("ReplicaFetch", "none", "the batches of each partition, their size in `batches_size`"),
 }
 
@@ -58,10 +60,11 @@ _SENDERS = {(True, False): "client", (False, True): "server", (True, True): "bot
 
 _INTRO = """# The native protocol
 
-A broker serves `Produce`, `Fetch` and `ListOffsets` over gRPC, for every language, and as frames on a socket, which
-cost both sides a fraction of the processor time. The messages are the same ([RPCs](rpcs.md)), except that batches
-are attached to them. The SDK uses the native protocol by default (`transport="auto"`), and gRPC for all other calls and
-if the port cannot be reached. [Decision 46](../decisions/0046-use-own-frames-for-records.md) has the reasons."""
+A broker serves records (`Produce`, `Fetch`, `ListOffsets`) and rows of tables (`GetRows`, `WriteRow`) over gRPC, for
+every language, and as frames on a socket, which cost both sides a fraction of the processor time. The messages are the
+same ([RPCs](rpcs.md)), except that batches are attached to them. The SDK uses the native protocol by default
+(`transport="auto"`), and gRPC for all other calls and if the port cannot be reached.
+[Decision 46](../decisions/0046-use-own-frames-for-records.md) has the reasons."""
 
 _CONNECTION = """## A connection
 
@@ -308,7 +311,7 @@ def _methods() -> str:
     rows = []
     for method in MethodCode:
         name, attached, answered = _METHODS[method]
-        row = METHODS.get(f"/headrace.v1.BrokerService/{name}")
+        row = METHODS.get(f"/headrace.v1.BrokerService/{name}") or METHODS.get(f"/headrace.v1.TableService/{name}")
         largest = MAX_REQUEST_BYTES if row is None else row.max_bytes
         messages = f"`{name}Request`, `{name}Response`"
         rows.append((method.value, f"`{method.name}`", messages, attached, answered, _bytes(largest)))

@@ -74,6 +74,8 @@ class MethodCode(IntEnum):
     FETCH = 2
     LIST_OFFSETS = 3
     REPLICA_FETCH = 4
+    GET_ROWS = 5
+    WRITE_ROW = 6
 
 
 class FrameError(Exception):

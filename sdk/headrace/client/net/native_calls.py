@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from headrace.client.base.operations import Call
 from headrace.client.base.request_ids import operation_request_id
 from headrace.client.net.bootstrap_client import own_handshake
-from headrace.v1 import broker_pb2, errors_pb2, native_pb2
+from headrace.v1 import broker_pb2, errors_pb2, native_pb2, tables_pb2
 from headrace.wire.attachments import splice_fetch
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import (
@@ -292,6 +292,12 @@ NATIVE_METHODS = {
     ),
     ("broker", "ListOffsets"): NativeCallMethod(
         MethodCode.LIST_OFFSETS, lambda frame: broker_pb2.ListOffsetsResponse.FromString(frame.message)
+    ),
+    ("tables", "GetRows"): NativeCallMethod(
+        MethodCode.GET_ROWS, lambda frame: tables_pb2.GetRowsResponse.FromString(frame.message)
+    ),
+    ("tables", "WriteRow"): NativeCallMethod(
+        MethodCode.WRITE_ROW, lambda frame: tables_pb2.WriteRowResponse.FromString(frame.message)
     ),
 }
 """By service and method of a `Call`; producers start Produce themselves."""

@@ -86,7 +86,9 @@ class Listeners:
         self.clients.add(tables_pb2_grpc.add_TableServiceServicer_to_server, tables, TABLE_SERVICE_NAME)
         metrics = self._metrics
         if self._settings.native_listen != NATIVE_OFF:
-            calls = NativeService(native_methods(service), metrics.common.call_errors, self.clients.places, self._gate)
+            calls = NativeService(
+                native_methods(service, tables), metrics.common.call_errors, self.clients.places, self._gate
+            )
             self._native = self._make_native_server(metrics.native, calls.connect, self._max_native_connections)
         allowed = frozenset(self._settings.internal_tls_allowed_names)
 

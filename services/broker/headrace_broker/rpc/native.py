@@ -1,10 +1,10 @@
-"""Broker calls over the native protocol: conversion between frames and `BrokerService`."""
+"""Broker calls over the native protocol: conversion between frames and `BrokerService` and `TableService`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.v1 import broker_pb2
+from headrace.v1 import broker_pb2, tables_pb2
 from headrace.wire.attachments import splice_produce
 from headrace.wire.errors import HeadraceError, Outcome
 from headrace.wire.frames import MethodCode
@@ -18,9 +18,14 @@ from headrace_broker.rpc.fetch import Located
 
 if TYPE_CHECKING:
     from headrace_broker.rpc.service import BrokerService
+    from headrace_broker.rpc.tables import TableService
 
 
-def native_methods(service: BrokerService) -> dict[int, NativeMethod]:
+SERVICE_NAME = "headrace.v1.BrokerService"
+TABLE_SERVICE_NAME = "headrace.v1.TableService"
+
+
+def native_methods(service: BrokerService, tables: TableService) -> dict[int, NativeMethod]:
     """Return the methods of a broker's listener, by number."""
 
     async def produce(request: SplicedMessage, call: NativeCall) -> OutgoingMessage:
@@ -32,8 +37,16 @@ def native_methods(service: BrokerService) -> dict[int, NativeMethod]:
     async def list_offsets(request: broker_pb2.ListOffsetsRequest, _call: NativeCall) -> OutgoingMessage:
         return OutgoingMessage((await service.list_offsets(request)).SerializeToString())
 
-    def method(name: str, request_type: Any, handle: Any, splice: Any = None) -> NativeMethod:
-        row = METHODS[f"/headrace.v1.BrokerService/{name}"]
+    async def get_rows(request: tables_pb2.GetRowsRequest, _call: NativeCall) -> OutgoingMessage:
+        return OutgoingMessage((await tables.get_rows(request)).SerializeToString())
+
+    async def write_row(request: tables_pb2.WriteRowRequest, _call: NativeCall) -> OutgoingMessage:
+        return OutgoingMessage((await tables.write_row(request)).SerializeToString())
+
+    def method(
+        name: str, request_type: Any, handle: Any, splice: Any = None, service_name: str = SERVICE_NAME
+    ) -> NativeMethod:
+        row = METHODS[f"/{service_name}/{name}"]
         reader = RequestReader(name, row, request_type.FromString, request_type.DESCRIPTOR)
         return NativeMethod(name, row, reader, splice, handle)
 
@@ -41,6 +54,10 @@ def native_methods(service: BrokerService) -> dict[int, NativeMethod]:
         MethodCode.PRODUCE: method("Produce", broker_pb2.ProduceRequest, produce, splice_produce),
         MethodCode.FETCH: method("Fetch", broker_pb2.FetchRequest, fetch),
         MethodCode.LIST_OFFSETS: method("ListOffsets", broker_pb2.ListOffsetsRequest, list_offsets),
+        MethodCode.GET_ROWS: method("GetRows", tables_pb2.GetRowsRequest, get_rows, service_name=TABLE_SERVICE_NAME),
+        MethodCode.WRITE_ROW: method(
+            "WriteRow", tables_pb2.WriteRowRequest, write_row, service_name=TABLE_SERVICE_NAME
+        ),
     }
 
 

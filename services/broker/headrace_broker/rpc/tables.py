@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from headrace.v1 import tables_pb2, tables_pb2_grpc, topics_pb2
@@ -31,6 +32,8 @@ MAX_KEYS = 10_000
 """Maximum keys of one GetRows."""
 PAGE_ROWS = 1_000
 """Maximum rows of a page of ScanRows."""
+MAX_COLUMNS = 20_000
+"""Maximum columns of a row in one answer."""
 MAX_ANSWER_BYTES = 3 << 20
 """Bytes of keys, names and values after which an answer ends; its first column may exceed them."""
 _COLUMN_BYTES = 24
@@ -43,12 +46,7 @@ class _Wanted(NamedTuple):
     """Columns of each row that a read returns."""
 
     columns: ColumnSlice
-    limit: int | None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it has all columns."""
-        return self.limit is None and self.columns.is_all
+    limit: int
 
 
 class _Row(NamedTuple):
@@ -76,6 +74,10 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
     @unary
     async def GetRows(self, request: tables_pb2.GetRowsRequest, context: Any) -> tables_pb2.GetRowsResponse:
         """See the proto."""
+        return await self.get_rows(request)
+
+    async def get_rows(self, request: tables_pb2.GetRowsRequest) -> tables_pb2.GetRowsResponse:
+        """Return the response to a GetRows, after the checks."""
         if not 0 < len(request.keys) <= MAX_KEYS:
             raise InvalidRequestError(f"{len(request.keys)} keys are not 1 to {MAX_KEYS}")
         keys, wanted = [check_row(key) for key in request.keys], _wanted(request.columns)
@@ -113,6 +115,10 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
     @unary
     async def WriteRow(self, request: tables_pb2.WriteRowRequest, context: Any) -> tables_pb2.WriteRowResponse:
         """See the proto."""
+        return await self.write_row(request)
+
+    async def write_row(self, request: tables_pb2.WriteRowRequest) -> tables_pb2.WriteRowResponse:
+        """Return the response to a WriteRow, after the checks."""
         self._broker.check_serving()
         seconds = _seconds(request.timeout_ms)
         partition, table = self._find(request.table, request.partition, Operation.WRITE)
@@ -175,12 +181,13 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
             state, as_of_offset = await table.read_state(asked.min_offset, seconds)
         except HeadraceError as error:
             raise self._with_address(error) from None
-        return _Reading(table, seconds, state, as_of_offset)
+        return _Reading(partition, table, seconds, state, as_of_offset)
 
     def _end(self, read: _Reading, response: ResponseT) -> ResponseT:
         self._broker.check_lease(Outcome.NOT_APPLIED)
         current = access()
         current.quotas.charge(current.caller.identity.user, Use.FETCH, read.size_bytes)
+        read.partition.meter.note_read(read.size_bytes)
         return response
 
     def _find(
@@ -205,7 +212,10 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
 class _Reading:
     """One read of a table."""
 
-    def __init__(self, table: PartitionTable, seconds: float, state: TableState, as_of_offset: int) -> None:
+    def __init__(
+        self, partition: Partition, table: PartitionTable, seconds: float, state: TableState, as_of_offset: int
+    ) -> None:
+        self.partition = partition
         self._table = table
         self._seconds = seconds
         self.state = state
@@ -232,12 +242,11 @@ class _Reading:
 
     def _look_up(self, key: bytes, wanted: _Wanted) -> _Row:
         columns = self.state.columns_of(key, wanted.columns)
-        found = list(columns if wanted.limit is None else islice(columns, wanted.limit + 1))
-        versions = found if wanted.is_whole else self.state.columns_of(key)
-        version = max((offset for _, offset in versions), default=ABSENT)
-        if wanted.limit is None or len(found) <= wanted.limit:
-            return _Row(key, version, found, None)
-        return _Row(key, version, found[: wanted.limit], found[-1][0])
+        found = list(islice(columns, wanted.limit + 1))
+        is_cut = len(found) > wanted.limit
+        versions = self.state.columns_of(key) if is_cut or not wanted.columns.is_all else found
+        version = max(map(itemgetter(1), versions), default=ABSENT)
+        return _Row(key, version, found[: wanted.limit], found[-1][0] if is_cut else None)
 
     def _add(self, row: _Row, values: Any, rows: Any) -> None:
         answer = rows.add(key=row.key, version=row.version)
@@ -261,7 +270,7 @@ def _wanted(said: tables_pb2.ColumnSlice) -> _Wanted:
     if said.limit < 0:
         raise InvalidRequestError(f"a limit of {said.limit} columns is negative")
     end = said.end if said.HasField("end") else None
-    return _Wanted(ColumnSlice(tuple(names), said.start, end), said.limit or None)
+    return _Wanted(ColumnSlice(tuple(names), said.start, end), min(said.limit or MAX_COLUMNS, MAX_COLUMNS))
 
 
 def _seconds(timeout_ms: int) -> float:

@@ -6,8 +6,9 @@ in memory.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from typing import NamedTuple
 
 from headrace.wire.decoded import Columns
 
@@ -15,31 +16,64 @@ BATCH_OVERHEAD_BYTES = 2_000
 """Memory of one decoded batch besides its payload, measured."""
 
 
+class RecordValue(NamedTuple):
+    """Value of a record, and its time in ms since 1970."""
+
+    value: bytes
+    timestamp_ms: int
+
+
+class DecodedValues:
+    """Values of one batch, of which single ones are read: memory views return their elements faster than numpy."""
+
+    __slots__ = ("_data", "_ends", "_offsets", "_time_ms", "_times", "base_offset", "end_offset", "size_bytes")
+
+    def __init__(self, columns: Columns) -> None:
+        header = columns.header
+        self.base_offset, self.end_offset = header.base_offset, header.end_offset
+        self.size_bytes = header.payload_bytes + BATCH_OVERHEAD_BYTES
+        self._ends = columns.value_column.offsets.data
+        self._data = columns.value_column.data
+        self._offsets = None if columns.record_offsets is None else columns.record_offsets.data
+        self._times = None if columns.timestamps_ms is None else columns.timestamps_ms.data
+        self._time_ms = header.base_timestamp_ms
+
+    def at(self, offset: int) -> RecordValue | None:
+        """Return the value of the record with an offset of the batch, `None` if compaction has removed it."""
+        row = offset - self.base_offset
+        if self._offsets is not None:
+            row = bisect_left(self._offsets, offset)
+            if row == len(self._offsets) or self._offsets[row] != offset:
+                return None
+        value = self._data[self._ends[row] : self._ends[row + 1]].tobytes()
+        return RecordValue(value, self._time_ms if self._times is None else self._times[row])
+
+
 class BatchCache:
     """Batches of one broker, within a limit of memory. Belongs to the event loop."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._batches: OrderedDict[tuple[PartitionBatches, int], Columns] = OrderedDict()
+        self._batches: OrderedDict[tuple[PartitionBatches, int], DecodedValues] = OrderedDict()
         self.size_bytes = 0
 
-    def get(self, owner: PartitionBatches, base_offset: int) -> Columns:
+    def get(self, owner: PartitionBatches, base_offset: int) -> DecodedValues:
         """Return a batch that `owner` has."""
         self._batches.move_to_end((owner, base_offset))
         return self._batches[owner, base_offset]
 
-    def put(self, owner: PartitionBatches, columns: Columns) -> None:
+    def put(self, owner: PartitionBatches, batch: DecodedValues) -> None:
         """Keep a batch; evict others if there is no room."""
-        self._batches[owner, columns.header.base_offset] = columns
-        self.size_bytes += _size(columns)
+        self._batches[owner, batch.base_offset] = batch
+        self.size_bytes += batch.size_bytes
         while self.size_bytes > self._max_bytes and len(self._batches) > 1:
             (evicted, base_offset), old = self._batches.popitem(last=False)
-            self.size_bytes -= _size(old)
+            self.size_bytes -= old.size_bytes
             evicted.forget(base_offset)
 
     def remove(self, owner: PartitionBatches, base_offset: int) -> None:
         """Remove a batch."""
-        self.size_bytes -= _size(self._batches.pop((owner, base_offset)))
+        self.size_bytes -= self._batches.pop((owner, base_offset)).size_bytes
 
 
 class PartitionBatches:
@@ -49,23 +83,22 @@ class PartitionBatches:
         self._cache = cache
         self._bases: list[int] = []
 
-    def find(self, offset: int) -> Columns | None:
+    def find(self, offset: int) -> DecodedValues | None:
         """Return the batch that covers an offset, or `None`."""
         at = bisect_right(self._bases, offset) - 1
         if at < 0:
             return None
-        columns = self._cache.get(self, self._bases[at])
-        return columns if offset < columns.header.end_offset else None
+        batch = self._cache.get(self, self._bases[at])
+        return batch if offset < batch.end_offset else None
 
-    def add(self, columns: Columns) -> None:
+    def add(self, batch: DecodedValues) -> None:
         """Keep a batch, instead of those that it covers: a compacted one replaces several."""
-        header = columns.header
-        first = bisect_right(self._bases, header.base_offset - 1)
-        last = bisect_right(self._bases, header.end_offset - 1)
+        first = bisect_right(self._bases, batch.base_offset - 1)
+        last = bisect_right(self._bases, batch.end_offset - 1)
         for base_offset in self._bases[first:last]:
             self._cache.remove(self, base_offset)
-        self._bases[first:last] = [header.base_offset]
-        self._cache.put(self, columns)
+        self._bases[first:last] = [batch.base_offset]
+        self._cache.put(self, batch)
 
     def forget(self, base_offset: int) -> None:
         """Note that a batch has been evicted."""
@@ -76,7 +109,3 @@ class PartitionBatches:
         for base_offset in self._bases:
             self._cache.remove(self, base_offset)
         self._bases.clear()
-
-
-def _size(columns: Columns) -> int:
-    return columns.header.payload_bytes + BATCH_OVERHEAD_BYTES

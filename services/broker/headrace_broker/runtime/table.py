@@ -7,10 +7,10 @@ one reads, `keep_up` does, so that a new leader has little to catch up with.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from headrace.log.errors import CorruptLogError, SliceCutError
 from headrace.log.scan import ChainPoint, check_next
@@ -25,10 +25,9 @@ from headrace.wire.errors import (
     TimedOutError,
 )
 from headrace_server.caller_turns import next_turn
-from headrace_server.rpc import let_others_run
 
 from headrace_broker.core.table_state import Change, TableState, UncommittedRows, changes_of
-from headrace_broker.runtime.batch_cache import BatchCache, PartitionBatches
+from headrace_broker.runtime.batch_cache import BatchCache, DecodedValues, PartitionBatches, RecordValue
 
 if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
@@ -41,13 +40,6 @@ FAR_BYTES = 16 << 20
 """Size of a log from which an empty state is made in a thread."""
 APPLIED_PER_TURN = 500
 """Changes that are applied in a millisecond of the event loop."""
-
-
-class ColumnValue(NamedTuple):
-    """Value of a column, from the log."""
-
-    value: bytes
-    timestamp_ms: int
 
 
 class PartitionTable:
@@ -256,33 +248,31 @@ class PartitionTable:
             position += header.batch_bytes
             yield decode_batch(batch, max_payload_bytes=self._context.settings.max_payload_bytes)
 
-    async def read_values(self, offsets: Iterable[int], end_offset: int) -> dict[int, ColumnValue]:
+    async def read_values(self, offsets: Sequence[int], end_offset: int) -> dict[int, RecordValue]:
         """Return the values of records of the state by offset, without those that compaction has removed since.
 
         Raises:
             CorruptLogError, StorageOfflineError: If the log cannot be read.
         """
-        values: dict[int, ColumnValue] = {}
+        values: dict[int, RecordValue] = {}
+        batch: DecodedValues | None = None
         for count, offset in enumerate(offsets):
-            columns = self._batches.find(offset)
-            if columns is None:
+            if batch is None or not batch.base_offset <= offset < batch.end_offset:
+                batch = self._batches.find(offset)
+            if batch is None:
                 try:
-                    columns = (await self._read(offset, 1, end_offset))[0]
-                except SliceCutError:
-                    continue
-                except OffsetOutOfRangeError:
+                    batch = DecodedValues((await self._read(offset, 1, end_offset))[0])
+                except (SliceCutError, OffsetOutOfRangeError):
                     continue
                 except HeadraceError as error:
                     self._partition.corruption.note_read_error(error)
                     raise
-                self._batches.add(columns)
-            row = columns.index_of(offset)
-            if row < columns.record_count and (columns.record_offsets is None or columns.record_offsets[row] == offset):
-                entry, times = columns.value_column, columns.timestamps_ms
-                value = entry.data[entry.offsets[row] : entry.offsets[row + 1]].tobytes()
-                time_ms = columns.header.base_timestamp_ms if times is None else int(times[row])
-                values[offset] = ColumnValue(value, time_ms)
-            await let_others_run(count, APPLIED_PER_TURN)
+                self._batches.add(batch)
+            found = batch.at(offset)
+            if found is not None:
+                values[offset] = found
+            if count % APPLIED_PER_TURN == APPLIED_PER_TURN - 1:
+                await next_turn()
         return values
 
     # --- what a leader has appended ---
