@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import threading
 from datetime import timedelta
@@ -15,6 +16,7 @@ from headrace.client.base.partitioner import partition_for_key
 from headrace.wire.table_keys import table_key
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
+from tests.integration.etcd_backups import command
 from tests.integration.replicated import BROKER_SETTINGS, until
 
 SETTINGS = {**BROKER_SETTINGS, "compaction_interval_ms": 100, "producer_retry_window_ms": 0}
@@ -236,6 +238,59 @@ def test_nothing_acknowledged_is_lost_when_leaders_are_killed(cluster, create):
             f"counter-{number}": step for number, step in written.items()
         }
         assert {row.key for row in table.scan(consistency="replica")} == {b"counter-%d" % n for n in written}
+
+
+def test_a_watched_row_is_seen_after_each_change(cluster, users):
+    """It begins with what there is; writes to other rows of its partition are not shown."""
+    others = [key for key in (f"other-{number}" for number in range(20)) if same_partition(key, "w")][:3]
+    seen = []
+    with Table(users._name, bootstrap_servers=cluster.bootstrap_servers) as watching:
+        for row in watching.watch("w"):
+            seen.append(None if row is None else row["n"])
+            if len(seen) == 4:
+                break
+            for other in others:
+                users.put(other, {"n": "0"})
+            if len(seen) == 3:
+                users.delete("w")
+            else:
+                users.put("w", {"n": str(len(seen))})
+    assert seen == [None, "1", "2", None]
+
+
+def same_partition(one, other):
+    return partition_for_key(one.encode(), 2) == partition_for_key(other.encode(), 2)
+
+
+def test_the_command_line_reads_and_writes_rows(cluster):
+    def run(*arguments, code=0):
+        servers = ("--bootstrap-servers", cluster.bootstrap_servers)
+        done = command("headrace.cli", "table", *arguments, *servers)
+        assert done.returncode == code, done.stderr
+        return done.stdout
+
+    def document(*arguments):
+        return json.loads(run(*arguments, "--output", "json"))
+
+    assert "created table shop" in run("create", "shop", "--partitions", "2", "--ttl", "30d")
+    version = document("put", "shop", "u1", "name=Ada", "plan=a=b")["version"]
+    row = document("get", "shop", "u1")
+    assert {name: column["value"] for name, column in row["columns"].items()} == {"name": "Ada", "plan": "a=b"}
+    assert row["version"] == version
+    assert "Ada" in run("get", "shop", "u1", "--column", "name")
+    run("get", "shop", "u2", code=4)
+    assert "has version" in command(
+        "headrace.cli", "table", "put", "shop", "u1", "name=Bob", "--if-version", "-1",
+        "--bootstrap-servers", cluster.bootstrap_servers,
+    ).stderr  # fmt: skip
+    run("put", "shop", "u2", "name=Bob", "--ttl", "1h")
+    assert [each["key"] for each in document("scan", "shop", "--prefix", "u")] in (["u1", "u2"], ["u2", "u1"])
+    assert "raise --limit 1" in run("scan", "shop", "--limit", "1")
+    assert document("count", "shop") == {"rows": 2, "columns": 3}
+    run("delete", "shop", "u1", "--column", "plan", "--yes")
+    run("delete", "shop", "u2", "--yes")
+    assert document("count", "shop") == {"rows": 1, "columns": 1}
+    run("put", "shop", "u1", "name", code=2)
 
 
 def test_the_asyncio_table_does_the_same(cluster, create):

@@ -17,10 +17,14 @@ from headrace.client.base.settings_types import TableSettings
 from headrace.client.base.unclosed import warn_unclosed
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.connection_async import AsyncConnections
-from headrace.client.table.rows import Row, TableCount, column_slice, key_of
+from headrace.client.table.rows import ABSENT, Row, TableCount, column_slice, key_of
 from headrace.client.table.table_operations import ScanRange, TableOperations
+from headrace.wire.errors import OffsetNotAvailableError, TimedOutError
 
 Result = TypeVar("Result")
+
+WATCH_S = 5.0
+"""Time of one wait for a write to the partition of a watched row."""
 
 
 class AsyncTable:
@@ -154,6 +158,29 @@ class AsyncTable:
     async def count(self, *, consistency: str = "leader", timeout: float | None = None) -> TableCount:
         """Return the number of rows and columns."""
         return await self._run(self._operations.count(consistency, timeout))
+
+    async def watch(self, key: str | bytes, columns: Sequence[str] | None = None) -> AsyncIterator[Row | None]:
+        """Yield a row as it is now, and again after each change of it; `None` while it does not exist.
+
+        Of changes that follow each other quickly, only the last may be yielded. The end of a column by its time to live
+        is noticed with the next write to the partition. An endless wait: leave the loop to stop.
+
+        Args:
+            key: the row's key.
+            columns: names of columns; the row is yielded after changes of others, too.
+        """
+        wanted = column_slice(columns, None, None, None)
+        offset, version = 0, None
+        while True:
+            try:
+                row, as_of_offset = await self._run(self._operations.look(key, wanted, offset, WATCH_S))
+            except (OffsetNotAvailableError, TimedOutError):
+                continue  # No write to the partition.
+            offset = as_of_offset + 1
+            found = ABSENT if row is None else row.version
+            if found != version:
+                version = found
+                yield row
 
     # --- writes ---
 

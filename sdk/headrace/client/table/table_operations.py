@@ -105,6 +105,18 @@ class TableOperations:
                 left = left[len(response.rows) :]
         return [found[key] for key in wanted]
 
+    def look(
+        self, key: str | bytes, columns: tables_pb2.ColumnSlice, min_offset: int, timeout: float
+    ) -> Operation[tuple[Row | None, int]]:
+        """Read a row from its leader, once records below `min_offset` are committed; return it with its offset."""
+        row, deadline = key_of(key), self._deadline(timeout)
+        partition = partition_for_key(row, (yield from self.partitions(deadline)))
+        request = tables_pb2.GetRowsRequest(
+            read=self._read(partition, "leader", min_offset), keys=[row], columns=columns
+        )
+        response = yield from self._call(partition, "GetRows", request, deadline)
+        return self._format.row(response.rows[0]), response.as_of_offset
+
     def scan_page(
         self, partition: int, wanted: ScanRange, consistency: str, min_offset: int, timeout: float | None
     ) -> Operation[tuple[list[Row], bytes | None]]:
