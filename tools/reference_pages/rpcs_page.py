@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from headrace.v1 import broker_pb2, cluster_pb2, errors_pb2, groups_pb2, handshake_pb2, process_pb2, topics_pb2
+from headrace.v1 import (
+    broker_pb2,
+    cluster_pb2,
+    errors_pb2,
+    groups_pb2,
+    handshake_pb2,
+    process_pb2,
+    tables_pb2,
+    topics_pb2,
+)
 from headrace_server.internal_v1 import metadata_pb2
 
 from reference_pages.markdown import table
@@ -15,9 +24,9 @@ PROTO = Path(__file__).resolve().parent.parent.parent / "proto" / "headrace"
 
 _INTRO = """# RPCs
 
-Two gRPC services in the package `headrace.v1`. `BrokerService` runs on brokers, `ClusterService` on coordinators;
-`GetMetadata` is on both, so that a client may have the address of either. Every server also has the standard gRPC
-health and reflection services.
+gRPC services in the package `headrace.v1`. `BrokerService` and `TableService` run on brokers, `ClusterService` on
+coordinators; `GetMetadata` is on both, so that a client may have the address of either. Every server also has the
+standard gRPC health and reflection services.
 
 Rules that hold for every call:
 
@@ -72,6 +81,7 @@ def rpcs_body() -> str:
     """Return the page from its title."""
     files = [
         _read(PROTO / "v1" / "broker.proto", broker_pb2),
+        _read(PROTO / "v1" / "tables.proto", tables_pb2),
         _read(PROTO / "v1" / "cluster.proto", cluster_pb2),
         _read(PROTO / "v1" / "groups.proto", groups_pb2),
         _read(PROTO / "v1" / "process.proto", process_pb2),

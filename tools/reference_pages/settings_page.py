@@ -8,6 +8,7 @@ from headrace.client.base.config import (
     ConsumerConfig,
     ProducerConfig,
     ReaderConfig,
+    TableConfig,
     describe,
 )
 from headrace_broker.settings import ENVIRON_PREFIX as BROKER_PREFIX
@@ -59,6 +60,7 @@ _SDK_CLASSES: tuple[tuple[str, type[ClientConfig]], ...] = (
     ("Producer", ProducerConfig),
     ("Consumer", ConsumerConfig),
     ("Reader", ReaderConfig),
+    ("Table", TableConfig),
     ("Admin", AdminConfig),
 )
 

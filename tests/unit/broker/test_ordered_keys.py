@@ -31,6 +31,8 @@ def test_any_history_is_that_of_a_dict(seed, monkeypatch):
         start, end = sorted(b"%03d" % draw.randrange(300) for _ in range(2))
         part = [(each, expected[each]) for each in sorted(expected) if start <= each < end]
         assert content(keys, start, end) == part
+        most = draw.randrange(1, 12)
+        assert keys.first(start, end, most) == part[:most]
         assert keys.any_in(start, end) is bool(part)
         assert keys.count_in(start, end) == len(part)
     assert content(keys) == sorted(expected.items())

@@ -8,8 +8,9 @@ leader's log, for conditions on a row.
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import groupby, islice
 from typing import NamedTuple
 
 from headrace.wire.decoded import Columns
@@ -137,18 +138,17 @@ class TableState:
             self._remove(key)
         return last
 
-    def columns_of(self, row: bytes, wanted: ColumnSlice = ALL_COLUMNS) -> Iterator[tuple[bytes, int]]:
-        """Yield name and offset of a row's columns, in order."""
+    def columns_of(
+        self, row: bytes, wanted: ColumnSlice = ALL_COLUMNS, most: int = sys.maxsize
+    ) -> list[tuple[bytes, int]]:
+        """Return name and offset of a row's first `most` columns, in order."""
         if wanted.names:
-            for name in sorted(set(wanted.names)):
-                offset = self._keys.get(table_key(row, name))
-                if offset >= 0:
-                    yield name, offset
-            return
+            found = ((name, self._keys.get(table_key(row, name))) for name in sorted(set(wanted.names)))
+            return list(islice((pair for pair in found if pair[1] >= 0), most))
         prefix = row_start(row)
-        end = row_end(row) if wanted.end is None else prefix + wanted.end
-        for key, offset in self._keys.items(prefix + wanted.start, end):
-            yield key[len(prefix) :], offset
+        end = prefix[:-1] + b"\x02" if wanted.end is None else prefix + wanted.end
+        size = len(prefix)
+        return [(key[size:], offset) for key, offset in self._keys.first(prefix + wanted.start, end, most)]
 
     def rows_from(self, start: bytes, end: bytes | None, prefix: bytes) -> Iterator[bytes]:
         """Yield the rows from `start` on, below `end`, that begin with `prefix`; a row may be added meanwhile."""

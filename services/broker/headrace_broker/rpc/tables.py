@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from headrace.v1 import tables_pb2, tables_pb2_grpc, topics_pb2
@@ -241,11 +240,10 @@ class _Reading:
                 self._add(row, values, rows)
 
     def _look_up(self, key: bytes, wanted: _Wanted) -> _Row:
-        columns = self.state.columns_of(key, wanted.columns)
-        found = list(islice(columns, wanted.limit + 1))
+        found = self.state.columns_of(key, wanted.columns, wanted.limit + 1)
         is_cut = len(found) > wanted.limit
         versions = self.state.columns_of(key) if is_cut or not wanted.columns.is_all else found
-        version = max(map(itemgetter(1), versions), default=ABSENT)
+        version = max([offset for _, offset in versions], default=ABSENT)
         return _Row(key, version, found[: wanted.limit], found[-1][0] if is_cut else None)
 
     def _add(self, row: _Row, values: Any, rows: Any) -> None:
