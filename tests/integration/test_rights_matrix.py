@@ -156,7 +156,7 @@ def test_a_method_is_served_to_the_roles_that_have_its_right(called, path):
     service, name = path[1:].split("/")
     method = SERVICES[service].methods_by_name[name]
     request_type, response_type = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
-    server = "broker" if service.endswith("BrokerService") else "coordinator"
+    server = "broker" if service.endswith(("BrokerService", "TableService")) else "coordinator"
     for role, key in called.keys.items():
         codes = called.codes(server, path, request_type, response_type, key)
         assert is_allowed(METHODS[path], role) != bool(codes & REFUSED), (role, codes)

@@ -28,18 +28,22 @@ def test_section_3_a_message_is_just_payload_bytes() -> None:
     assert decode_batch(batch, max_payload_bytes=1 << 20).values() == payloads
 
 
+TABLES = ("table.py", "table_writes.py")
+"""The answers of tables have values."""
+
+
 def test_section_3_the_broker_never_decodes_messages() -> None:
     """Section 3: payloads are opaque. What decodes is off the path of batches.
 
-    The simple `records` form, look-ups by a record's own timestamp, the tool that prints a segment, and the leader's
-    check that readers can decode what is stored (`validate=header` leaves it out), which keeps nothing.
+    The simple `records` form, rows of tables, look-ups by a record's own timestamp, the tool that prints a segment, and
+    the leader's check that readers can decode what is stored (`validate=header` leaves it out), which keeps nothing.
     """
     users = []
     for path in sorted(_package("headrace_broker").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module in ("headrace.wire.columns", "headrace.wire.encoding"):
                 users.append(path.name)
-    assert set(users) <= {"records.py", "timestamps.py", "dump.py", "batch_checks.py"}
+    assert set(users) <= {"records.py", "timestamps.py", "dump.py", "batch_checks.py", *TABLES}
 
 
 def test_section_3_1_a_set_of_messages_in_one_batch() -> None:

@@ -14,8 +14,9 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
-from headrace.v1 import auth_pb2, broker_pb2, cluster_pb2, groups_pb2, process_pb2, topics_pb2
+from headrace.v1 import auth_pb2, broker_pb2, cluster_pb2, groups_pb2, process_pb2, tables_pb2, topics_pb2
 from headrace.wire.encoding import encode_batch
+from headrace.wire.table_keys import table_key
 
 REQUEST_PARTITIONS = 10_000
 """`max_request_partitions` of brokers, `max_request_partitions` of coordinators, and `MAX_REQUEST_PARTITIONS`."""
@@ -140,7 +141,37 @@ def elect(world: World) -> Message:
     return cluster_pb2.ElectLeadersRequest(type=cluster_pb2.ELECTION_TYPE_PREFERRED, topics=[topic], validate_only=True)
 
 
-_CLUSTER, _GROUP, _BROKER = (f"/headrace.v1.{name}Service/" for name in ("Cluster", "Group", "Broker"))
+_CLUSTER, _GROUP, _BROKER, _TABLE = (f"/headrace.v1.{name}Service/" for name in ("Cluster", "Group", "Broker", "Table"))
+
+TABLE = "rows"
+ROWS = 10_000
+
+
+def table_content() -> Message:
+    """Produce the rows of the table `TABLE`, the first with as many columns as there are rows."""
+    keys = [table_key(b"%05d" % number, b"c") for number in range(ROWS)]
+    keys += [table_key(b"00000", b"%05d" % number) for number in range(ROWS)]
+    batches = [
+        encode_batch([b"x" * 50] * 1_000, keys[start : start + 1_000], base_timestamp_ms=1_700_000_000_000)
+        for start in range(0, len(keys), 1_000)
+    ]
+    topic = broker_pb2.TopicProduce(topic=topics_pb2.TopicRef(name=TABLE))
+    topic.partitions.add(partition=0, batches=batches)
+    return broker_pb2.ProduceRequest(acks=broker_pb2.ACKS_ALL, timeout_ms=50_000, topics=[topic])
+
+
+def _table_read() -> tables_pb2.TableRead:
+    return tables_pb2.TableRead(table=topics_pb2.TopicRef(name=TABLE), timeout_ms=50_000)
+
+
+def write_row(*, delete_row: bool) -> Message:
+    """A row of as many columns as a request may name, or the deletion of one that has as many."""
+    names = [] if delete_row else [b"%05d" % number for number in range(9_900)]
+    columns = [tables_pb2.WriteColumn(name=name, value=b"x") for name in names]
+    return tables_pb2.WriteRowRequest(
+        table=topics_pb2.TopicRef(name=TABLE), key=b"00000", columns=columns, delete_row=delete_row, timeout_ms=50_000
+    )
+
 
 LARGEST: dict[str, Callable[[World], Iterator[Message]]] = {}
 """By path of a call: its largest requests, dearest in one way each."""
@@ -168,6 +199,14 @@ _largest(_BROKER + "ListOffsets", list_offsets, lambda w: list_offsets(w, broker
 _largest(_BROKER + "DeleteRecords", delete_records)
 _largest(_BROKER + "DeleteUnclaimedLogs", delete_unclaimed_logs)
 _largest(_BROKER + "DescribeLogs", lambda _: broker_pb2.DescribeLogsRequest())
+_largest(
+    _TABLE + "GetRows",
+    lambda _: tables_pb2.GetRowsRequest(read=_table_read(), keys=[b"%05d" % number for number in range(ROWS)]),
+    lambda _: tables_pb2.GetRowsRequest(read=_table_read(), keys=[b"00000"] * 100),
+)
+_largest(_TABLE + "ScanRows", lambda _: tables_pb2.ScanRowsRequest(read=_table_read()))
+_largest(_TABLE + "CountRows", lambda _: tables_pb2.CountRowsRequest(read=_table_read()))
+_largest(_TABLE + "WriteRow", lambda _: write_row(delete_row=False), lambda _: write_row(delete_row=True))
 for _service in (_BROKER, _CLUSTER):
     _largest(
         _service + "GetMetadata",

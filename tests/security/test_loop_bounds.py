@@ -7,24 +7,26 @@ minutes; `make security` runs it.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 from google.protobuf.message import Message
-from headrace.v1 import cluster_pb2, cluster_pb2_grpc, groups_pb2, groups_pb2_grpc
+from headrace.v1 import broker_pb2_grpc, cluster_pb2, cluster_pb2_grpc, groups_pb2, groups_pb2_grpc
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_server.methods import METHODS
 
 from tests.security.conftest import Witness
-from tests.security.largest import LARGEST, MANY_TOPICS, World, offsets
+from tests.security.largest import LARGEST, MANY_TOPICS, TABLE, World, offsets, table_content
 from tests.security.test_attacks import listener_of
 
 LIMIT_SECONDS = 0.100
 ROUNDS = 3
 """The least of this number of calls is judged: what a process does by itself now and then is not the call's."""
 PROBE = Path(__file__).parent / "probe"
+TABLE_CONFIG = {"cleanup_policy": "compact", "table": "yes"}
 STREAMS = ("/ServerReflectionInfo",)
 
 long = pytest.mark.skipif("HEADRACE_TEST_SECURITY" not in os.environ, reason="takes minutes; make security runs it")
@@ -43,9 +45,20 @@ class Probed:
             self._create(
                 channel, [cluster_pb2.NewTopic(name=name, partitions=1, replication_factor=1) for name in many]
             )
+            table = cluster_pb2.NewTopic(name=TABLE, partitions=1, replication_factor=1, configs=TABLE_CONFIG)
+            self._create(channel, [table])
             self.world = World("wide", wide_id, 9_999, many, "committed")
             request = groups_pb2.CommitOffsetsRequest(group_id=self.world.group, topics=offsets(self.world, "x" * 100))
             groups_pb2_grpc.GroupServiceStub(channel).CommitOffsets(request, timeout=110)
+
+        with grpc.insecure_channel(self.witness.address("client")) as channel:
+            self._fill_table(channel)
+
+    @staticmethod
+    def _fill_table(channel: grpc.Channel) -> None:
+        stub, deadline = broker_pb2_grpc.BrokerServiceStub(channel), time.monotonic() + 300
+        while stub.Produce(table_content(), timeout=60).topics[0].partitions[0].HasField("error"):
+            assert time.monotonic() < deadline, "no broker leads the table"
 
     @staticmethod
     def _create(channel: grpc.Channel, topics: list[cluster_pb2.NewTopic]) -> list[cluster_pb2.CreateTopicResult]:
