@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from headrace.v1 import tables_pb2, tables_pb2_grpc, topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, OffsetNotAvailableError, Outcome
 from headrace.wire.table_keys import check_column, check_row
+from headrace_server.caller_turns import next_turn
 from headrace_server.identity.gate import access
 from headrace_server.identity.quotas import Use
 from headrace_server.identity.rights import Operation
 from headrace_server.metadata_view import ClusterView
-from headrace_server.rpc import let_others_run, unary
+from headrace_server.rpc import unary
 
 from headrace_broker.core.table_state import ColumnSlice, TableState
 from headrace_broker.rpc.service import BrokerService
@@ -37,7 +38,8 @@ MAX_ANSWER_BYTES = 3 << 20
 """Bytes of keys, names and values after which an answer ends; its first column may exceed them."""
 _COLUMN_BYTES = 24
 _ROW_BYTES = 16
-_GROUP_ROWS = 64
+_COLUMNS_PER_TURN = 300
+"""Columns and rows that are answered in a few milliseconds of the event loop."""
 _TRIES = 10
 
 
@@ -82,7 +84,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         keys, wanted = [check_row(key) for key in request.keys], _wanted(request.columns)
         read = await self._begin(request.read)
         response = tables_pb2.GetRowsResponse(as_of_offset=read.as_of_offset)
-        await read.add_rows(iter(keys), wanted, response.rows)
+        await read.add_rows(keys, wanted, response.rows)
         return self._end(read, response)
 
     @unary
@@ -221,23 +223,35 @@ class _Reading:
         self.as_of_offset = as_of_offset
         self.size_bytes = 0
 
-    async def add_rows(self, keys: Iterator[bytes], wanted: _Wanted, rows: Any) -> None:
-        """Add rows to a response until it is full."""
-        while group := list(islice(keys, _GROUP_ROWS)):
-            for tries in range(_TRIES):
-                found = [self._look_up(key, wanted) for key in group]
-                offsets = sorted(offset for row in found for _, offset in row.columns)
-                values = await self._table.read_values(offsets, self.as_of_offset)
-                if len(values) == len(set(offsets)):
-                    break
-                await let_others_run(tries)
-                self.state, self.as_of_offset = await self._table.read_state(0, self._seconds)
-            else:
-                raise OffsetNotAvailableError("the rows were changed again and again while they were read")
-            for row in found:
+    async def add_rows(self, keys: Iterable[bytes], wanted: _Wanted, rows: Any) -> None:
+        """Add rows to a response until it is full; other calls run after each `_COLUMNS_PER_TURN` columns."""
+        found: list[_Row] = []
+        columns = 0
+        for key in keys:
+            found.append(self._look_up(key, wanted))
+            columns += 1 + len(found[-1].columns)
+            if columns >= _COLUMNS_PER_TURN:
+                await self._add_all(found, wanted, rows)
                 if self.size_bytes >= MAX_ANSWER_BYTES:
                     return
-                self._add(row, values, rows)
+                found, columns = [], 0
+                await next_turn()
+        await self._add_all(found, wanted, rows)
+
+    async def _add_all(self, found: list[_Row], wanted: _Wanted, rows: Any) -> None:
+        for _ in range(_TRIES):
+            offsets = sorted({offset for row in found for _, offset in row.columns})
+            values = await self._table.read_values(offsets, self.as_of_offset)
+            if len(values) == len(offsets):
+                break
+            self.state, self.as_of_offset = await self._table.read_state(0, self._seconds)
+            found = [self._look_up(row.key, wanted) for row in found]
+        else:
+            raise OffsetNotAvailableError("the rows were changed again and again while they were read")
+        for row in found:
+            if self.size_bytes >= MAX_ANSWER_BYTES:
+                return
+            self._add(row, values, rows)
 
     def _look_up(self, key: bytes, wanted: _Wanted) -> _Row:
         found = self.state.columns_of(key, wanted.columns, wanted.limit + 1)
