@@ -36,7 +36,8 @@ def create(cluster, request):
     def make(**config):
         name = request.node.name.replace("[", ".").strip("]")
         with Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
-            admin.create_topic(name, partitions=2, replication_factor=3, config=TABLE | config)
+            settings = {"partitions": 2, "replication_factor": 3, "config": TABLE | config, "exist_ok": True}
+            until(lambda: admin.create_topic(name, **settings), "three brokers live")
         return name
 
     return make

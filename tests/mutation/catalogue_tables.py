@@ -11,7 +11,7 @@ TABLES = (
     Mutant(
         "condition-without-uncommitted-records",
         "H153 I31",
-        "TableState.changed",
+        "RowOffsets.changed",
         replace("change.offset < self.end_offset", "True"),
         "A condition is decided by what is committed: two writers get the same version.",
         Simulation(20, changes=TABLE),

@@ -41,7 +41,7 @@ from headrace_coordinator.rpc.group_service import SERVICE_NAME as GROUP_SERVICE
 from headrace_coordinator.rpc.group_service import GroupServicer
 from headrace_coordinator.rpc.partition_changes import PartitionChanges
 from headrace_coordinator.rpc.partition_requests import PartitionRequests
-from headrace_coordinator.rpc.schema_registry import SchemaRegistry
+from headrace_coordinator.rpc.schema_registry import RegistryServer
 from headrace_coordinator.rpc.topic_requests import TopicRequests
 from headrace_coordinator.runtime.ambiguous_writes import AmbiguousWriteResolver
 from headrace_coordinator.runtime.audit_topic import AuditTopic
@@ -124,7 +124,7 @@ class _Coordinator:
         self._prefix_view = PrefixView(metastore, identity.keyspace.prefix, self._clock)
         self._groups_view = PrefixView(metastore, identity.keyspace.groups_prefix, self._clock)
         self._identity_source, self._gate = process.make_gate(identity)
-        self._registry = SchemaRegistry(process, identity.keyspace, settings, metrics)
+        self._registry = RegistryServer(process, identity.keyspace, settings, metrics)
         limit = raise_limit()
         shares = share_out(limit, max_connections=settings.max_connections)
         report(limit, shares)

@@ -8,7 +8,7 @@ from headrace.wire.columns import decode_batch
 from headrace.wire.encoding import encode_batch
 from headrace.wire.table_keys import expiry_headers, row_start, table_key
 from headrace_broker.core import ordered_keys, table_state
-from headrace_broker.core.table_state import Change, ColumnSlice, TableState, UncommittedRows, changes_of
+from headrace_broker.core.table_state import ColumnChange, ColumnSlice, RowOffsets, UncommittedRows, changes_of
 
 ROWS = [b"a", b"ab", b"a\x00", b"b", b"\xff"]
 COLUMNS = [b"", b"x", b"y", b"\x00z"]
@@ -19,7 +19,9 @@ def history(seed, size):
     draw = random.Random(seed)
     for offset in range(size):
         key = table_key(draw.choice(ROWS), draw.choice(COLUMNS))
-        yield Change(key, offset, draw.random() < 0.3, offset + draw.randrange(1, 60) if draw.random() < 0.2 else 0)
+        yield ColumnChange(
+            key, offset, draw.random() < 0.3, offset + draw.randrange(1, 60) if draw.random() < 0.2 else 0
+        )
 
 
 class Model:
@@ -55,7 +57,7 @@ def test_any_history_is_that_of_a_dict(seed, monkeypatch):
     begun = random.Random(seed).randrange(200)
     for change in changes[:begun]:
         model.apply(change)
-    state = TableState(changes[:begun])
+    state = RowOffsets(changes[:begun])
     for change in changes[begun:]:
         state.apply(change)
         model.apply(change)
@@ -69,9 +71,9 @@ def test_any_history_is_that_of_a_dict(seed, monkeypatch):
 
 
 def test_a_column_that_was_put_again_does_not_expire_with_the_first():
-    state = TableState()
+    state = RowOffsets()
     for offset, expires_ms in enumerate((10, 30, 0)):
-        state.apply(Change(table_key(b"r", b"c"), offset, False, expires_ms))
+        state.apply(ColumnChange(table_key(b"r", b"c"), offset, False, expires_ms))
         state.expire(20)
     assert dict(state.columns_of(b"r")) == {b"c": 2}
     state.expire(1_000)
@@ -79,7 +81,7 @@ def test_a_column_that_was_put_again_does_not_expire_with_the_first():
 
 
 def test_columns_below_the_log_start_go():
-    state = TableState(history(1, 300))
+    state = RowOffsets(history(1, 300))
     kept = {key: offset for key, offset in content(state).items() if offset >= 290}
     place = b""
     while place is not None:
@@ -89,10 +91,10 @@ def test_columns_below_the_log_start_go():
 
 
 def test_slices_and_ranges():
-    changes = [Change(table_key(row, name), at, False, 0) for at, (row, name) in enumerate(
+    changes = [ColumnChange(table_key(row, name), at, False, 0) for at, (row, name) in enumerate(
         (row, name) for row in ROWS for name in COLUMNS
     )]  # fmt: skip
-    state = TableState(changes)
+    state = RowOffsets(changes)
     names = [name for name, _ in state.columns_of(b"a", ColumnSlice(names=(b"y", b"none", b"x", b"y")))]
     assert names == [b"x", b"y"]
     assert [name for name, _ in state.columns_of(b"a", ColumnSlice(start=b"\x00", end=b"y"))] == [b"\x00z", b"x"]
@@ -107,7 +109,7 @@ def test_uncommitted_changes_are_seen_by_conditions(monkeypatch):
     """Those that the state has by now do not bring back what it has dropped."""
     monkeypatch.setattr(table_state, "MANY_CHANGES", 50)
     changes = list(history(3, 600))
-    state, uncommitted, model = TableState(), UncommittedRows(), Model()
+    state, uncommitted, model = RowOffsets(), UncommittedRows(), Model()
     committed = 0
     for change in changes:
         model.apply(change._replace(expires_ms=0))
@@ -130,6 +132,6 @@ def test_changes_of_a_batch_are_its_keys_of_rows():
     head = stamp(read_header(batch), base_offset=40, append_timestamp_ms=1, leader_epoch=0, previous_crc=0)
     columns = decode_batch(head + batch[len(head) :], max_payload_bytes=10_000)
     assert changes_of(columns) == [
-        Change(keys[0], 40, False, 9), Change(keys[2], 42, True, 0), Change(keys[3], 43, False, 0),
+        ColumnChange(keys[0], 40, False, 9), ColumnChange(keys[2], 42, True, 0), ColumnChange(keys[3], 43, False, 0),
     ]  # fmt: skip
     assert changes_of(columns)[1].row == row_start(b"r")

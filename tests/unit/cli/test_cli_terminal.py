@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from headrace.cli.common.bytes_text import visible
-from headrace.cli.common.rendering import Column, Facts, Note, OutputFormat, Report, Table, render
+from headrace.cli.common.rendering import Column, Facts, Note, OutputFormat, Report, TableSection, render
 from headrace.cli.common.session import report_error
 from headrace.cli.records.consume import RecordSink
 from headrace.wire.errors import InvalidRequestError
@@ -21,7 +21,9 @@ def hostile_report() -> Report:
     """Return a report that shows the text in every place that a report has."""
     row = {"client_id": HOSTILE, "owned": [HOSTILE], "labels": {HOSTILE: HOSTILE}}
     columns = [Column("CLIENT", "client_id"), Column("OWNED", "owned"), Column("LABELS", "labels", wide=True)]
-    return Report({"rows": [row]}, (Table(columns, [row]), Facts([(HOSTILE, HOSTILE)]), Note("group " + HOSTILE)))
+    return Report(
+        {"rows": [row]}, (TableSection(columns, [row]), Facts([(HOSTILE, HOSTILE)]), Note("group " + HOSTILE))
+    )
 
 
 @pytest.mark.parametrize("output", OutputFormat)
@@ -39,7 +41,8 @@ def test_table_with_hostile_text_has_no_forged_line() -> None:
     """A line end inside a cell is shown, not obeyed."""
     row = {"client_id": "app\nforged", "owned": 1}
     text = render(
-        Report(None, (Table([Column("CLIENT", "client_id"), Column("OWNED", "owned")], [row]),)), OutputFormat.TABLE
+        Report(None, (TableSection([Column("CLIENT", "client_id"), Column("OWNED", "owned")], [row]),)),
+        OutputFormat.TABLE,
     )
     assert text.splitlines()[1].split() == ["app\\nforged", "1"]
 

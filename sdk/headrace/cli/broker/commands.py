@@ -10,7 +10,7 @@ from headrace.cli.broker.removal import check_removal
 from headrace.cli.broker.rows import BROKER_COLUMNS, broker_row
 from headrace.cli.broker.unclaimed import UNCLAIMED_COLUMNS, delete_unclaimed, unclaimed_row
 from headrace.cli.common.exit_codes import ExitCode
-from headrace.cli.common.rendering import Column, Facts, JsonValue, Report, Table, bytes_text
+from headrace.cli.common.rendering import Column, Facts, JsonValue, Report, TableSection, bytes_text
 from headrace.cli.common.session import CommandFailed, Session, command
 from headrace.cli.partition.problems import missing_replicas
 from headrace.cli.partition.replica_logs import gather_logs, silence_text
@@ -69,7 +69,7 @@ def list_brokers(session: Session) -> None:
         Column("REPLICAS", "replicas"),
         Column("NOT IN SYNC", "not_in_sync"),
     )
-    session.show(Report(rows, (Table(columns, rows, empty="no brokers"),)))
+    session.show(Report(rows, (TableSection(columns, rows, empty="no brokers"),)))
 
 
 @app.command("describe")
@@ -126,9 +126,9 @@ def describe(
         ("Unclaimed", bytes_text(sum(log.size_bytes for log in unclaimed)) if unclaimed else None),
         ("Disk", f"{bytes_text(disk.free_bytes)} free of {bytes_text(disk.total_bytes)}" if disk else None),
     )
-    tables = [Table(REPLICA_COLUMNS, replicas, empty="no replicas")]
+    tables = [TableSection(REPLICA_COLUMNS, replicas, empty="no replicas")]
     if rows:
-        tables.append(Table(UNCLAIMED_COLUMNS, rows))
+        tables.append(TableSection(UNCLAIMED_COLUMNS, rows))
     session.show(Report(document, (Facts(facts), *tables)))
 
 

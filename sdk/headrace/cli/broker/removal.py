@@ -9,7 +9,7 @@ import typer
 
 from headrace.cli.common.arguments import broker_list, counted
 from headrace.cli.common.exit_codes import ExitCode
-from headrace.cli.common.rendering import Column, JsonValue, Note, Report, Table
+from headrace.cli.common.rendering import Column, JsonValue, Note, Report, TableSection
 from headrace.cli.common.session import CommandFailed, Session, UsageProblem, command
 
 UNKNOWN_NAME = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
@@ -69,9 +69,9 @@ def _show_holding(session: Session, held: Mapping[int, Sequence[str]], undecodab
     ]
     is_removable = None if undecodable and not held else not held
     document: JsonValue = {"removable": is_removable, "holding": list[JsonValue](rows)}
-    part: Note | Table = Note("they hold no replica and can be removed")
+    part: Note | TableSection = Note("they hold no replica and can be removed")
     if held:
-        part = Table((Column("ID", "broker_id"), Column("REPLICAS", "replicas")), rows)
+        part = TableSection((Column("ID", "broker_id"), Column("REPLICAS", "replicas")), rows)
     if is_removable is None:
         part = Note("it is unknown whether they hold replicas")
     session.show(Report(document, (part,)))

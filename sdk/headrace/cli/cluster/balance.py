@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.common.arguments import parse_rate
-from headrace.cli.common.rendering import Column, JsonValue, Note, Section, Table, bytes_text
+from headrace.cli.common.rendering import Column, JsonValue, Note, Section, TableSection, bytes_text
 from headrace.cli.common.session import DryRun, Session, Yes, command
 from headrace.cli.common.watching import Interval, WaitTimeout
 from headrace.cli.partition.reassign_run import MoveRun
@@ -97,4 +97,4 @@ def _heading(plan: "BalancePlan") -> tuple[Section, ...]:
         for broker_id, before in plan.before.items()
     ]
     ratios = f"highest / mean: {plan.ratio_before:.2f} now, {plan.ratio_after:.2f} after the plan"
-    return Table(columns, rows, empty="no broker receives replicas"), Note(ratios)
+    return TableSection(columns, rows, empty="no broker receives replicas"), Note(ratios)

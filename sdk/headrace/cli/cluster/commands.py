@@ -9,7 +9,7 @@ from headrace.cli.broker.rows import BROKER_COLUMNS, broker_row
 from headrace.cli.cluster.balance import balance
 from headrace.cli.cluster.cluster_health import health
 from headrace.cli.cluster.log_level import log_level
-from headrace.cli.common.rendering import Column, Facts, JsonValue, Report, Table
+from headrace.cli.common.rendering import Column, Facts, JsonValue, Report, TableSection
 from headrace.cli.common.session import Session, command
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ def _cluster_report(found: "ClusterDescription") -> Report:
         )
     )
     tables = (
-        Table(COORDINATOR_COLUMNS, coordinators, empty="no coordinators"),
-        Table(BROKER_COLUMNS, brokers, empty="no brokers"),
+        TableSection(COORDINATOR_COLUMNS, coordinators, empty="no coordinators"),
+        TableSection(BROKER_COLUMNS, brokers, empty="no brokers"),
     )
     return Report(document, (facts, *tables))
 
@@ -125,4 +125,4 @@ def dump(
         Column("KEY", "key"),
         Column("VALUE", "value"),
     )
-    session.show(Report(rows, (Table(columns, shown, empty="no keys"),)))
+    session.show(Report(rows, (TableSection(columns, shown, empty="no keys"),)))

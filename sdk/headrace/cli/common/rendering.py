@@ -36,7 +36,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableSection:
     """Rows below headings; numbers are right-aligned."""
 
     columns: Sequence[Column]
@@ -61,7 +61,7 @@ class Note:
     text: str
 
 
-Section: TypeAlias = Table | Facts | Note
+Section: TypeAlias = TableSection | Facts | Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def render(report: Report, output: OutputFormat) -> str:
             return yaml_document(report.document)
         case OutputFormat.TABLE | OutputFormat.WIDE:
             wide = output is OutputFormat.WIDE
-            shown = [each for each in report.sections if wide or not (isinstance(each, Table) and each.wide)]
+            shown = [each for each in report.sections if wide or not (isinstance(each, TableSection) and each.wide)]
             return "\n".join(_section_text(section, wide=wide) for section in shown)
         case _:
             assert_never(output)
@@ -151,7 +151,7 @@ def bytes_text(count: int) -> str:
 
 def _section_text(section: Section, *, wide: bool) -> str:
     match section:
-        case Table():
+        case TableSection():
             return _table_text(section, wide=wide)
         case Facts():
             width = max((len(name) for name, _ in section.pairs), default=0) + 1
@@ -162,7 +162,7 @@ def _section_text(section: Section, *, wide: bool) -> str:
             assert_never(section)
 
 
-def _table_text(table: Table, *, wide: bool) -> str:
+def _table_text(table: TableSection, *, wide: bool) -> str:
     if not table.rows:
         return table.empty + "\n"
     columns = [column for column in table.columns if wide or not column.wide]

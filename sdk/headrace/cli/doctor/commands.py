@@ -11,7 +11,7 @@ import typer
 from headrace.cli.common.arguments import counted
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.findings import Finding, Status
-from headrace.cli.common.rendering import Column, JsonValue, Note, Report, Section, Table
+from headrace.cli.common.rendering import Column, JsonValue, Note, Report, Section, TableSection
 from headrace.cli.common.session import CommandFailed, Session, command
 
 
@@ -93,7 +93,7 @@ def _show(session: Session, findings: list[Finding], counts: Mapping[Status, int
         Column("FOUND", "found"),
     )
     wrong = [row for row in rows if row["action"]]
-    sections: list[Section] = [Table(columns, wrong if session.quiet else rows, empty="nothing is wrong")]
+    sections: list[Section] = [TableSection(columns, wrong if session.quiet else rows, empty="nothing is wrong")]
     sections += [Note(f"{row['where']}, {row['check']}: {row['action']}") for row in wrong]
     failures, warnings = counts[Status.FAILURE], counts[Status.WARNING]
     sections.append(Note(f"{counted(failures, 'failure')}, {counted(warnings, 'warning')}, {counts[Status.OK]} ok"))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.cli.common.moments import moment_text
-from headrace.cli.common.rendering import Column, JsonValue, Table
+from headrace.cli.common.rendering import Column, JsonValue, TableSection
 
 if TYPE_CHECKING:
     from headrace.client.admin.identity import GrantDescription
@@ -31,10 +31,10 @@ def grant_row(grant: "GrantDescription") -> dict[str, JsonValue]:
     }
 
 
-def grant_table(grants: "Sequence[GrantDescription]") -> Table:
+def grant_table(grants: "Sequence[GrantDescription]") -> TableSection:
     """Return the table of grants."""
     rows = [
         {**grant_row(grant), "expires": moment_text(grant.expires_ms), "granted": moment_text(grant.granted_ms)}
         for grant in grants
     ]
-    return Table(_COLUMNS, rows, empty="no grants")
+    return TableSection(_COLUMNS, rows, empty="no grants")

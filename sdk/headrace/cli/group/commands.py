@@ -9,7 +9,7 @@ import typer
 from headrace.cli.common.arguments import counted
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.names import group_names
-from headrace.cli.common.rendering import Column, JsonValue, Report, Table
+from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection
 from headrace.cli.common.session import CommandFailed, DryRun, Session, Yes, command, confirm, tell
 from headrace.cli.group.describe import describe
 from headrace.cli.group.lag import NO_LAG, time_text, total_lag
@@ -72,7 +72,7 @@ def list_groups(
     ]
     if lag:
         columns += [Column("LAG", "lag_records"), Column("BEHIND", "behind")]
-    session.show(Report(rows, (Table(columns, shown, empty="no groups"),)))
+    session.show(Report(rows, (TableSection(columns, shown, empty="no groups"),)))
 
 
 def _add_lags(session: Session, admin: "Admin", rows: list[dict[str, JsonValue]]) -> None:

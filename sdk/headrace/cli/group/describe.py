@@ -7,7 +7,7 @@ import typer
 
 from headrace.cli.common.arguments import counted
 from headrace.cli.common.names import Group, TopicFilter
-from headrace.cli.common.rendering import Column, Facts, JsonValue, Note, Report, Section, Table, duration_text
+from headrace.cli.common.rendering import Column, Facts, JsonValue, Note, Report, Section, TableSection, duration_text
 from headrace.cli.common.session import Session, command
 from headrace.cli.group.lag import lag_notes, time_text, total_lag
 from headrace.cli.group.registries import registry_rows, registry_table
@@ -158,7 +158,7 @@ def _lag_text(records: int | None, behind_ms: int | None) -> str | None:
     return f"{text}, {time_text(behind_ms)} behind" if behind_ms else text
 
 
-def _partition_table(rows: list[dict[str, JsonValue]]) -> Table:
+def _partition_table(rows: list[dict[str, JsonValue]]) -> TableSection:
     shown = [{**row, "behind": _time_cell(row["lag_ms"])} for row in rows]
     moving = any(row["next_owner"] for row in rows)
     columns = [
@@ -176,10 +176,10 @@ def _partition_table(rows: list[dict[str, JsonValue]]) -> Table:
         Column("LEADER EPOCH", "leader_epoch", wide=True),
         Column("METADATA", "metadata", wide=True),
     ]
-    return Table(columns, shown, empty="no partitions")
+    return TableSection(columns, shown, empty="no partitions")
 
 
-def _member_table(group: "GroupDescription", rows: list[dict[str, JsonValue]]) -> Table:
+def _member_table(group: "GroupDescription", rows: list[dict[str, JsonValue]]) -> TableSection:
     shown = [
         {
             **row,
@@ -207,7 +207,7 @@ def _member_table(group: "GroupDescription", rows: list[dict[str, JsonValue]]) -
         Column("MEMBER ID", "member_id", wide=True),
         Column("JOINED MS", "joined_ms", wide=True),
     )
-    return Table(columns, shown, empty="no members")
+    return TableSection(columns, shown, empty="no members")
 
 
 def _time_cell(value: JsonValue) -> str | None:

@@ -7,7 +7,7 @@ Pure: the keys are built from ids, as in the coordinators.
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from headrace.cli.common.rendering import Column, JsonValue, Table, duration_text
+from headrace.cli.common.rendering import Column, JsonValue, TableSection, duration_text
 from headrace.cli.group.options import member_text
 
 if TYPE_CHECKING:
@@ -58,6 +58,6 @@ def _row(registry: str, key: str, holds: str) -> dict[str, JsonValue]:
     return {"registry": registry, "key": key, "holds": holds}
 
 
-def registry_table(rows: list[dict[str, JsonValue]]) -> Table:
+def registry_table(rows: list[dict[str, JsonValue]]) -> TableSection:
     """Return the keys as a table."""
-    return Table(COLUMNS, rows, empty="no keys")
+    return TableSection(COLUMNS, rows, empty="no keys")

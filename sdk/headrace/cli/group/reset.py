@@ -11,7 +11,7 @@ import typer
 from headrace.cli.common.arguments import counted, parse_partition
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.names import Group, group_names
-from headrace.cli.common.rendering import Column, JsonValue, Note, OutputFormat, Report, Table, render
+from headrace.cli.common.rendering import Column, JsonValue, Note, OutputFormat, Report, TableSection, render
 from headrace.cli.common.session import (
     CommandFailed,
     DryRun,
@@ -370,7 +370,7 @@ def _report(
     sentence = f"{verb} {counted(stored, 'offset')} of {counted(len(plan), 'partition')}"
     columns = (*COLUMNS, Column("REFUSED", "error")) if refused else COLUMNS
     document: dict[str, JsonValue] = {"group_id": group, "dry_run": dry_run, "partitions": rows}
-    return Report(document, (Table(columns, rows, empty="no partitions"), Note(sentence)))
+    return Report(document, (TableSection(columns, rows, empty="no partitions"), Note(sentence)))
 
 
 def _parts(items: Sequence[Item], size: int) -> Iterator[tuple[int, Sequence[Item]]]:

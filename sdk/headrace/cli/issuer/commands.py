@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.common.rendering import Column, JsonValue, Report, Table
+from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection
 from headrace.cli.common.session import Session, Yes, command, confirm
 
 app = typer.Typer(
@@ -112,7 +112,7 @@ def list_issuers(session: Session) -> None:
         Column("USER CLAIM", "user_claim"),
         Column("GROUPS CLAIM", "groups_claim"),
     )
-    session.show(Report(rows, (Table(columns, rows, empty="no issuers"),)))
+    session.show(Report(rows, (TableSection(columns, rows, empty="no issuers"),)))
 
 
 @app.command("delete")

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.common.names import TopicFilter
-from headrace.cli.common.rendering import Column, JsonValue, Report, Table
+from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection
 from headrace.cli.common.session import Session, command
 from headrace.cli.partition.elect import elect
 from headrace.cli.partition.problems import MEANINGS, PartitionProblem, problems_of
@@ -78,4 +78,4 @@ def list_partitions(
         Column("MIN IN SYNC", "min_insync_replicas", wide=True),
         Column("PROBLEMS", "problems"),
     )
-    session.show(Report(rows, (Table(columns, rows, empty="no partitions"),)))
+    session.show(Report(rows, (TableSection(columns, rows, empty="no partitions"),)))

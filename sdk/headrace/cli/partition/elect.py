@@ -8,7 +8,7 @@ import typer
 
 from headrace.cli.common.arguments import counted, parse_topic_or_partition, where_text
 from headrace.cli.common.exit_codes import ExitCode
-from headrace.cli.common.rendering import Column, JsonValue, Note, OutputFormat, Report, Table, render
+from headrace.cli.common.rendering import Column, JsonValue, Note, OutputFormat, Report, TableSection, render
 from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, command, tell
 from headrace.cli.partition.replica_logs import gather_logs
 from headrace.wire.ids import TopicPartition
@@ -150,7 +150,7 @@ def _candidate_report(candidates: "Sequence[LogInfo]", notes: Sequence[Note]) ->
         }
         for log in candidates
     ]
-    table = Table(CANDIDATE_COLUMNS, rows, empty="no replica of these partitions responds")
+    table = TableSection(CANDIDATE_COLUMNS, rows, empty="no replica of these partitions responds")
     return Report({"dry_run": True, "candidates": rows}, (table, *notes))
 
 
@@ -204,7 +204,7 @@ def _show_results(session: Session, results: "Sequence[PartitionChange]", *, dry
     sentence = Note(f"{verb} {counted(changed, 'leader')} of {counted(len(rows), 'partition')}")
     shown = [row for row in rows if row["changed"] or row["error"]]
     document: dict[str, JsonValue] = {"dry_run": dry_run, "partitions": rows}
-    sections = (Table(COLUMNS, shown), sentence) if shown else (sentence,)
+    sections = (TableSection(COLUMNS, shown), sentence) if shown else (sentence,)
     if refused or not session.quiet:
         session.show(Report(document, sections))
     if refused:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from headrace.cli.common.rendering import Column, JsonValue, Note, Report, Section, Table, bytes_text
+from headrace.cli.common.rendering import Column, JsonValue, Note, Report, Section, TableSection, bytes_text
 from headrace.cli.common.watching import RateWindow, eta_text
 from headrace.cli.partition.replica_logs import leader_logs
 from headrace.wire.ids import TopicPartition
@@ -112,7 +112,7 @@ class MoveProgress:
             return Report(document, (Note("nothing is moving"),))
         rows = [_row(each) for each in copies if not each.done]
         percent = f" ({copied * 100 // total} %)" if total else ""
-        sections: list[Section] = [Table(COLUMNS, rows)] if rows else []
+        sections: list[Section] = [TableSection(COLUMNS, rows)] if rows else []
         sections.append(
             Note(
                 f"{finished} of {len(self._partitions)} moves done, "

@@ -14,7 +14,7 @@ from headrace.cli.common.rendering import (
     OutputFormat,
     Report,
     Section,
-    Table,
+    TableSection,
     bytes_text,
     render,
 )
@@ -104,7 +104,7 @@ class MoveRun:
             "partitions": rows,
         }
         columns = [Column(each.heading, each.field, wide=each.wide and not refused) for each in PLAN_COLUMNS]
-        sections: list[Section] = [*self.heading, *([Table(columns, rows)] if rows else [])]
+        sections: list[Section] = [*self.heading, *([TableSection(columns, rows)] if rows else [])]
         speed = f" at no more than {bytes_text(self.rate)}/s each" if self.rate else ""
         verb = "would start" if dry_run else "started"
         sections.append(

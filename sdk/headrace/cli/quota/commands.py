@@ -6,7 +6,7 @@ import typer
 
 from headrace.cli.common.arguments import parse_rate
 from headrace.cli.common.moments import moment_text
-from headrace.cli.common.rendering import Column, JsonValue, Report, Table, bytes_text
+from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection, bytes_text
 from headrace.cli.common.session import Session, UsageProblem, Yes, command, confirm
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def list_quotas(session: Session) -> None:
         }
         for quota in quotas
     ]
-    session.show(Report([_row(quota) for quota in quotas], (Table(columns, shown, empty="no quotas"),)))
+    session.show(Report([_row(quota) for quota in quotas], (TableSection(columns, shown, empty="no quotas"),)))
 
 
 @app.command("delete")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.common.rendering import Column, JsonValue, Report, Table
+from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection
 from headrace.cli.common.session import Session, Yes, command, confirm
 
 app = typer.Typer(help="Manage roles: sets of operations.", no_args_is_help=True, rich_markup_mode=None)
@@ -54,7 +54,7 @@ def list_roles(session: Session) -> None:
             for each in admin.list_roles()
         ]
     columns = (Column("ROLE", "name"), Column("BUILT IN", "built_in"), Column("OPERATIONS", "operations"))
-    session.show(Report(rows, (Table(columns, rows, empty="no roles"),)))
+    session.show(Report(rows, (TableSection(columns, rows, empty="no roles"),)))
 
 
 @app.command("delete")

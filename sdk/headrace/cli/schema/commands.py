@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.common.exit_codes import ExitCode
-from headrace.cli.common.rendering import Column, Facts, JsonValue, Note, Report, Table
+from headrace.cli.common.rendering import Column, Facts, JsonValue, Note, Report, TableSection
 from headrace.cli.common.session import CommandFailed, Session, UsageProblem, Yes, command, confirm
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def list_schemas(
         for each in found
     ]
     columns = [Column(name.upper(), name) for name in ("subject", "version", "id", "type")]
-    session.show(Report(rows, (Table(columns, rows, empty="(no schemas)"),)))
+    session.show(Report(rows, (TableSection(columns, rows, empty="(no schemas)"),)))
 
 
 @app.command("get")

@@ -12,7 +12,7 @@ from headrace.cli.common.bytes_text import to_json, to_line
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.moments import moment_text
 from headrace.cli.common.names import Topic
-from headrace.cli.common.rendering import Column, Facts, JsonValue, Note, Report, Table
+from headrace.cli.common.rendering import Column, Facts, JsonValue, Note, Report, TableSection
 from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, Yes, command, confirm
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def get(
         for name, column in row.columns.items()
     ]
     more = () if row.next_column is None else (Note(f"there are more columns, from {row.next_column!r} on"),)
-    session.show(Report(_document(row), (Table((*shown, times), lines, empty="no such columns"), *more)))
+    session.show(Report(_document(row), (TableSection((*shown, times), lines, empty="no such columns"), *more)))
 
 
 @app.command("scan")
@@ -203,7 +203,7 @@ def scan(
         for row in found
     ]
     documents: JsonValue = [_document(row) for row in found]
-    session.show(Report(documents, (Table(shown, lines, empty="no rows"), *more)))
+    session.show(Report(documents, (TableSection(shown, lines, empty="no rows"), *more)))
 
 
 @app.command("delete")

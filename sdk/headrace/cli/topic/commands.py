@@ -6,7 +6,7 @@ import typer
 
 from headrace.cli.common.arguments import counted, parse_configs
 from headrace.cli.common.names import Topic, topic_names
-from headrace.cli.common.rendering import Column, JsonValue, Report, Table
+from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection
 from headrace.cli.common.session import DryRun, Session, UsageProblem, Yes, command, confirm
 from headrace.cli.topic.describe import describe
 
@@ -112,7 +112,7 @@ def list_topics(session: Session) -> None:
         Column("TOPIC ID", "topic_id", wide=True),
         Column("MAX BATCH BYTES", "max_batch_bytes", wide=True),
     )
-    session.show(Report(rows, (Table(columns, rows, empty="no topics"),)))
+    session.show(Report(rows, (TableSection(columns, rows, empty="no topics"),)))
 
 
 app.command("describe")(describe)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from headrace.cli.common.names import Topic
-from headrace.cli.common.rendering import Column, Facts, JsonValue, Note, Report, Section, Table, bytes_text
+from headrace.cli.common.rendering import Column, Facts, JsonValue, Note, Report, Section, TableSection, bytes_text
 from headrace.cli.common.session import Session, command
 from headrace.cli.partition.replica_logs import gather_logs, leader_logs, silence_text
 
@@ -144,7 +144,7 @@ def _sections(
         Column("SEGMENTS", "segments", wide=True),
         Column("UNCLEAN", "unclean", wide=not any(row["unclean"] for row in rows)),
     )
-    return facts, Table(columns, rows), _replica_table(partitions), _setting_table(configs)
+    return facts, TableSection(columns, rows), _replica_table(partitions), _setting_table(configs)
 
 
 def _moving(row: dict[str, JsonValue]) -> str | None:
@@ -155,7 +155,7 @@ def _moving(row: dict[str, JsonValue]) -> str | None:
     return " ".join([*(f"+{each}" for each in adding), *(f"-{each}" for each in removing)]) or None
 
 
-def _replica_table(partitions: list[dict[str, JsonValue]]) -> Table:
+def _replica_table(partitions: list[dict[str, JsonValue]]) -> TableSection:
     rows: list[dict[str, JsonValue]] = []
     for row in partitions:
         replicas = row["replica_logs"]
@@ -175,7 +175,7 @@ def _replica_table(partitions: list[dict[str, JsonValue]]) -> Table:
         Column("PHI", "phi"),
         Column("OFFLINE", "offline_reason"),
     )
-    return Table(columns, rows, wide=True)
+    return TableSection(columns, rows, wide=True)
 
 
 def _setting_table(configs: "dict[str, ConfigValue]") -> Section:
@@ -194,4 +194,4 @@ def _setting_table(configs: "dict[str, ConfigValue]") -> Section:
         Column("SET BY", "source"),
         Column("MEANING", "documentation", wide=True),
     )
-    return Table(columns, settings) if settings else Note("no settings")
+    return TableSection(columns, settings) if settings else Note("no settings")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.common.moments import moment_text
-from headrace.cli.common.rendering import Column, Facts, JsonValue, Report, Table
+from headrace.cli.common.rendering import Column, Facts, JsonValue, Report, TableSection
 from headrace.cli.common.session import Session, Yes, command, confirm
 from headrace.cli.grant.rows import grant_row, grant_table
 from headrace.cli.user import key
@@ -75,7 +75,7 @@ def list_users(session: Session) -> None:
         Column("DESCRIPTION", "description"),
     )
     shown = [{**_row(each), "keys": len(each.api_keys), "created": moment_text(each.created_ms)} for each in users]
-    session.show(Report([_row(each) for each in users], (Table(columns, shown, empty="no users"),)))
+    session.show(Report([_row(each) for each in users], (TableSection(columns, shown, empty="no users"),)))
 
 
 @app.command("describe")
@@ -116,7 +116,7 @@ def describe(session: Session, *, user: UserName) -> None:
         Column("DESCRIPTION", "description"),
     )
     document = {**_row(found), "grants": [grant_row(each) for each in grants]}
-    sections = (Facts(facts), Table(columns, keys, empty="no API keys"), grant_table(grants))
+    sections = (Facts(facts), TableSection(columns, keys, empty="no API keys"), grant_table(grants))
     session.show(Report(document, sections))
 
 

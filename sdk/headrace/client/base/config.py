@@ -17,9 +17,9 @@ from headrace.client.base.credentials import CREDENTIALS, TokenProvider, check_c
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.partitioner import Partitioner
 from headrace.client.base.serializers import (
-    Codec,
     Deserializer,
     Serializer,
+    SerializerCodec,
     resolve_deserializer,
     resolve_serializer,
 )
@@ -224,8 +224,8 @@ class ProducerConfig(ClientConfig):
     return_futures: bool = _setting(
         True, "Whether `send` returns a RecordFuture; otherwise it returns None and is faster."
     )
-    key_serializer: str | Serializer | Codec | None = _setting(None, _CODECS_OF + "keys.")
-    value_serializer: str | Serializer | Codec | None = _setting(None, _CODECS_OF + "values.")
+    key_serializer: str | Serializer | SerializerCodec | None = _setting(None, _CODECS_OF + "keys.")
+    value_serializer: str | Serializer | SerializerCodec | None = _setting(None, _CODECS_OF + "values.")
     interceptors: tuple[Any, ...] = _setting(
         (), "Objects that are called for each batch when it is queued and when it ends; see `ProducerInterceptor`."
     )
@@ -330,8 +330,8 @@ class FetchConfig(ClientConfig):
         "`headrace group list --lag` shows the lag of this reader, which never starts from them. If empty, no "
         "positions are committed.",
     )
-    key_deserializer: str | Deserializer | Codec | None = _setting(None, _CODECS_OF + "keys.")
-    value_deserializer: str | Deserializer | Codec | None = _setting(None, _CODECS_OF + "values.")
+    key_deserializer: str | Deserializer | SerializerCodec | None = _setting(None, _CODECS_OF + "keys.")
+    value_deserializer: str | Deserializer | SerializerCodec | None = _setting(None, _CODECS_OF + "values.")
 
     def check(self) -> None:
         """Check relations between settings.

@@ -1,4 +1,4 @@
-"""Serializers and deserializers. A serializer is any callable, or the method of a `Codec`; three have names."""
+"""Serializers and deserializers: any callable, or the method of a `SerializerCodec`; three have names."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Deserializer = Callable[[bytes], Any]
 
 
 @runtime_checkable
-class Codec(Protocol):
+class SerializerCodec(Protocol):
     """Object that a setting takes in place of either callable, such as `headrace.schemas.Avro`."""
 
     def serialize(self, value: Any, /) -> bytes:
@@ -38,7 +38,7 @@ DESERIALIZERS: Final[dict[str, Deserializer | None]] = {"bytes": None, "str": _f
 """Deserializers by name; `None` returns `bytes` unchanged."""
 
 
-def resolve_serializer(setting: "str | Serializer | Codec | None", name: str) -> Serializer | None:
+def resolve_serializer(setting: "str | Serializer | SerializerCodec | None", name: str) -> Serializer | None:
     """Return the callable for a setting: a name, a callable, a codec, or `None` for bytes.
 
     Raises:
@@ -48,7 +48,7 @@ def resolve_serializer(setting: "str | Serializer | Codec | None", name: str) ->
     return found
 
 
-def resolve_deserializer(setting: "str | Deserializer | Codec | None", name: str) -> Deserializer | None:
+def resolve_deserializer(setting: "str | Deserializer | SerializerCodec | None", name: str) -> Deserializer | None:
     """Return the callable for a setting: a name, a callable, a codec, or `None` for bytes.
 
     Raises:

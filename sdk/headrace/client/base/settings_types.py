@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict
 from headrace.client.base.config import RebalanceCallback
 from headrace.client.base.credentials import TokenProvider
 from headrace.client.base.partitioner import Partitioner
-from headrace.client.base.serializers import Codec, Deserializer, Serializer
+from headrace.client.base.serializers import Deserializer, Serializer, SerializerCodec
 
 
 class ClientSettings(TypedDict, total=False):
@@ -133,10 +133,10 @@ class ProducerSettings(ClientSettings, total=False):
     return_futures: bool
     """Whether `send` returns a RecordFuture; otherwise it returns None and is faster."""
 
-    key_serializer: str | Serializer | Codec | None
+    key_serializer: str | Serializer | SerializerCodec | None
     """`bytes`, `str`, `json`, a callable, or a codec of `headrace.schemas` for keys."""
 
-    value_serializer: str | Serializer | Codec | None
+    value_serializer: str | Serializer | SerializerCodec | None
     """`bytes`, `str`, `json`, a callable, or a codec of `headrace.schemas` for values."""
 
     interceptors: list[Any] | tuple[Any, ...]
@@ -200,10 +200,10 @@ class FetchSettings(ClientSettings, total=False):
     group list --lag` shows the lag of this reader, which never starts from them. If empty, no positions are
     committed."""
 
-    key_deserializer: str | Deserializer | Codec | None
+    key_deserializer: str | Deserializer | SerializerCodec | None
     """`bytes`, `str`, `json`, a callable, or a codec of `headrace.schemas` for keys."""
 
-    value_deserializer: str | Deserializer | Codec | None
+    value_deserializer: str | Deserializer | SerializerCodec | None
     """`bytes`, `str`, `json`, a callable, or a codec of `headrace.schemas` for values."""
 
 

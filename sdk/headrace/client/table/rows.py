@@ -27,7 +27,7 @@ class VersionConflictError(HeadraceError):
         self.version = version
 
 
-class Column(NamedTuple):
+class RowColumn(NamedTuple):
     """Column of a row."""
 
     value: Any
@@ -49,7 +49,7 @@ class Row(Mapping[str, Any]):
 
     __slots__ = ("columns", "key", "next_column", "version")
 
-    def __init__(self, key: bytes, version: int, columns: Mapping[str, Column], next_column: str | None) -> None:
+    def __init__(self, key: bytes, version: int, columns: Mapping[str, RowColumn], next_column: str | None) -> None:
         self.key = key
         self.version = version
         self.columns = columns
@@ -93,7 +93,7 @@ class RowFormat:
         if said.version == ABSENT:
             return None
         columns = {
-            text_of(column.name): Column(self._value(said, column), column.version, column.timestamp_ms)
+            text_of(column.name): RowColumn(self._value(said, column), column.version, column.timestamp_ms)
             for column in said.columns
         }
         next_column = text_of(said.next_column) if said.HasField("next_column") else None

@@ -277,7 +277,10 @@ class TableOperations:
                 problem.outcome = Outcome.UNKNOWN if in_doubt else problem.outcome
                 raise problem
             yield Pause(delay)
-            yield from self._refresh(deadline)
+            try:
+                yield from self._refresh(deadline)
+            except HeadraceError as error:
+                raise problem from error  # The reason for which the time was used up.
         raise AssertionError("unreachable: the count has no end")
 
     def _address(self, request: Any, topic_id: bytes, left: float) -> None:

@@ -1,7 +1,7 @@
 """Newest version of each column of a table's partition: where it is in the log. Pure.
 
 Every key is in memory, and no value: the log has those, as in Bitcask (Sheehy and Smith, 2010). That a row does not
-exist is known without a read. `TableState` has all records below an offset, `UncommittedRows` what follows them in a
+exist is known without a read. `RowOffsets` has all records below an offset, `UncommittedRows` what follows them in a
 leader's log, for conditions on a row.
 """
 
@@ -39,7 +39,7 @@ class ColumnSlice(NamedTuple):
 ALL_COLUMNS = ColumnSlice()
 
 
-class Change(NamedTuple):
+class ColumnChange(NamedTuple):
     """One record of a table."""
 
     key: bytes
@@ -53,7 +53,7 @@ class Change(NamedTuple):
         return row_of(self.key)
 
 
-def changes_of(columns: Columns) -> list[Change]:
+def changes_of(columns: Columns) -> list[ColumnChange]:
     """Return the changes in a batch, without records whose keys are of no table."""
     validity = columns.value_column.validity
     deletes = [False] * columns.record_count if validity is None else (~columns.value_column.valid()).tolist()
@@ -62,13 +62,13 @@ def changes_of(columns: Columns) -> list[Change]:
     else:
         expiries = [expiry_of(headers) for headers in columns.headers()]
     records = zip(columns.keys(), columns.offsets(), deletes, expiries, strict=True)
-    return [Change(key, *rest) for key, *rest in records if key is not None and _END in key]
+    return [ColumnChange(key, *rest) for key, *rest in records if key is not None and _END in key]
 
 
-class TableState:
+class RowOffsets:
     """Offset of the newest record of each column, of the log up to `end_offset`."""
 
-    def __init__(self, changes: Iterable[Change] = ()) -> None:
+    def __init__(self, changes: Iterable[ColumnChange] = ()) -> None:
         """Take the changes in the order of their offsets. Slow for many: then not on the event loop."""
         newest: dict[bytes, int] = {}
         self._expiring: dict[bytes, int] = {}
@@ -94,7 +94,7 @@ class TableState:
         """Number of columns of all rows."""
         return len(self._keys)
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: ColumnChange) -> None:
         """Apply the next change."""
         key, offset, is_deletion, expires_ms = change
         if is_deletion:
@@ -161,7 +161,7 @@ class TableState:
             yield parts[0]
             first = row_end(parts[0])
 
-    def changed(self, row: bytes, uncommitted: dict[bytes, Change]) -> dict[bytes, int]:
+    def changed(self, row: bytes, uncommitted: dict[bytes, ColumnChange]) -> dict[bytes, int]:
         """Return the columns of a row, by name, with the uncommitted changes by key."""
         found = dict(self.columns_of(row))
         prefix = len(row_start(row))
@@ -176,10 +176,10 @@ class TableState:
 
 
 class UncommittedRows:
-    """Newest change of each key in the log between what a `TableState` has and `end_offset`."""
+    """Newest change of each key in the log between what a `RowOffsets` has and `end_offset`."""
 
     def __init__(self) -> None:
-        self._rows: dict[bytes, dict[bytes, Change]] = {}
+        self._rows: dict[bytes, dict[bytes, ColumnChange]] = {}
         self._count = 0
         self.end_offset = 0
 
@@ -188,7 +188,7 @@ class UncommittedRows:
         self._rows.clear()
         self._count, self.end_offset = 0, offset
 
-    def apply(self, change: Change, committed: int) -> None:
+    def apply(self, change: ColumnChange, committed: int) -> None:
         """Apply the next change; those below `committed` may go."""
         self._rows.setdefault(row_of(change.key), {})[change.key] = change
         self._count += 1
@@ -200,6 +200,6 @@ class UncommittedRows:
             }
             self._rows, self._count = kept, sum(map(len, kept.values()))
 
-    def of(self, row: bytes) -> dict[bytes, Change]:
+    def of(self, row: bytes) -> dict[bytes, ColumnChange]:
         """Return the changes of a row by key; those that are committed by now may be among them."""
         return self._rows.get(row_start(row), {})

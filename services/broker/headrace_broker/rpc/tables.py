@@ -16,7 +16,7 @@ from headrace_server.identity.rights import Operation
 from headrace_server.metadata_view import ClusterView
 from headrace_server.rpc import unary
 
-from headrace_broker.core.table_state import ColumnSlice, TableState
+from headrace_broker.core.table_state import ColumnSlice, RowOffsets
 from headrace_broker.rpc.service import BrokerService
 from headrace_broker.rpc.topics import find_topic
 from headrace_broker.runtime.partition import Partition, PartitionContext
@@ -214,7 +214,7 @@ class _Reading:
     """One read of a table."""
 
     def __init__(
-        self, partition: Partition, table: PartitionTable, seconds: float, state: TableState, as_of_offset: int
+        self, partition: Partition, table: PartitionTable, seconds: float, state: RowOffsets, as_of_offset: int
     ) -> None:
         self.partition = partition
         self._table = table

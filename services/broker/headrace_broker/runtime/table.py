@@ -26,7 +26,7 @@ from headrace.wire.errors import (
 )
 from headrace_server.caller_turns import next_turn
 
-from headrace_broker.core.table_state import Change, TableState, UncommittedRows, changes_of
+from headrace_broker.core.table_state import ColumnChange, RowOffsets, UncommittedRows, changes_of
 from headrace_broker.runtime.batch_cache import BatchCache, DecodedValues, PartitionBatches, RecordValue
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class PartitionTable:
         self._partition = partition
         self._replica = partition.replica
         self._context = partition.context
-        self._state = TableState()
+        self._state = RowOffsets()
         self._start_offset = 0
         """Log start below which the state has no column."""
         self._crc = 0
@@ -61,7 +61,7 @@ class PartitionTable:
         self._batches = PartitionBatches(cache)
 
     @property
-    def state(self) -> TableState:
+    def state(self) -> RowOffsets:
         """State as of the last read."""
         return self._state
 
@@ -73,7 +73,7 @@ class PartitionTable:
 
     # --- what is committed ---
 
-    async def read_state(self, min_offset: int, seconds: float) -> tuple[TableState, int]:
+    async def read_state(self, min_offset: int, seconds: float) -> tuple[RowOffsets, int]:
         """Return the state, and the offset below which it has all that is committed.
 
         Raises:
@@ -116,19 +116,20 @@ class PartitionTable:
 
     async def _wait(self, end_offset: int, deadline: float) -> None:
         """Wait until the state has been continued up to an offset, as another caller may have asked for."""
-        if self._catching_up is None:
-            self._catching_up = asyncio.create_task(self._catch_up(end_offset))
-            self._catching_up.add_done_callback(self._caught_up)
-        try:
-            async with asyncio.timeout_at(deadline):
-                await asyncio.shield(self._catching_up)
-        except TimeoutError:
+        task = self._catching_up
+        if task is None:
+            task = self._catching_up = asyncio.create_task(self._catch_up(end_offset))
+            task.add_done_callback(self._caught_up)
+        left = deadline - asyncio.get_running_loop().time()
+        await asyncio.wait([task], timeout=max(0.0, left))
+        if not task.done() or task.cancelled():
             raise TimedOutError(
                 "the table's state is not read from the log yet",
                 outcome=Outcome.NOT_APPLIED,
                 retriable=True,
                 action="Try again; it is continued meanwhile.",
-            ) from None
+            )
+        task.result()
 
     def _caught_up(self, task: asyncio.Task[None]) -> None:
         self._catching_up = None
@@ -180,7 +181,7 @@ class PartitionTable:
             truncations = log.truncations
             if not await self._is_continued():
                 self._start_offset = int(log.log_start_offset)
-                self._begin(TableState(), self._start_offset, 0)
+                self._begin(RowOffsets(), self._start_offset, 0)
             self._truncations = truncations
         start_offset, place = int(log.log_start_offset), b""
         while self._start_offset < start_offset:
@@ -199,7 +200,7 @@ class PartitionTable:
         header = await self._partition.in_thread(lambda: log.reader.batch_before(end_offset))
         return header is not None and header.chain_crc == self._crc
 
-    def _begin(self, state: TableState, end_offset: int, crc: int) -> None:
+    def _begin(self, state: RowOffsets, end_offset: int, crc: int) -> None:
         state.end_offset = end_offset
         self._state, self._crc = state, crc
         self._uncommitted.begin(end_offset)
@@ -213,7 +214,7 @@ class PartitionTable:
         log = self._partition.open_log
         start_offset, crc = int(log.log_start_offset), 0
 
-        def changes() -> Iterator[Change]:
+        def changes() -> Iterator[ColumnChange]:
             nonlocal crc
             offset = start_offset
             while offset < end_offset:
@@ -224,7 +225,7 @@ class PartitionTable:
                     offset, crc = columns.header.end_offset, columns.header.chain_crc
 
         truncations = log.truncations
-        state = await self._partition.in_thread(lambda: TableState(changes()))
+        state = await self._partition.in_thread(lambda: RowOffsets(changes()))
         if log.truncations == truncations:
             self._begin(state, end_offset, crc)
 

@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 SETTING = "schema_registry_listen"
 
 
-class SchemaRegistry:
+class RegistryServer:
     """Registry that serves if the settings have an address for it. Belongs to the event loop."""
 
     def __init__(

@@ -26,7 +26,7 @@ from headrace_coordinator.core.schemas.errors import (
 )
 from headrace_coordinator.core.schemas.formats import AVRO, SCHEMA_TYPES
 from headrace_coordinator.core.schemas.schema import Reference
-from headrace_coordinator.rpc.schema_routes import ACT, Call, Route, Text
+from headrace_coordinator.rpc.schema_routes import ACT, RegistryCall, Route, Text
 from headrace_coordinator.runtime.schema_parser import NewSchema, SchemaParser
 from headrace_coordinator.runtime.schema_store import SchemaStore, check_subject, read_version
 from headrace_coordinator.runtime.schema_view import LATEST, SchemaView
@@ -85,13 +85,13 @@ class SchemaRequests:
 
     # --- by id ---
 
-    def _get_schema(self, call: Call) -> Any:
+    def _get_schema(self, call: RegistryCall) -> Any:
         return self._describe(self._visible(call), call)
 
-    def _get_schema_text(self, call: Call) -> Text:
+    def _get_schema_text(self, call: RegistryCall) -> Text:
         return Text(self._parser.text_of(self._visible(call), call.query.get("format", "")))
 
-    def _get_schema_by_guid(self, call: Call) -> Any:
+    def _get_schema_by_guid(self, call: RegistryCall) -> Any:
         try:
             digest = uuid.UUID(call.path["guid"]).bytes
         except ValueError:
@@ -99,13 +99,13 @@ class SchemaRequests:
         schema_id = self._view.id_of(digest)
         return self._describe(self._visible(call, schema_id or 0), call)
 
-    def _list_subjects_of_schema(self, call: Call) -> list[str]:
+    def _list_subjects_of_schema(self, call: RegistryCall) -> list[str]:
         return list(dict.fromkeys(subject for subject, _ in self._uses(call)))
 
-    def _list_versions_of_schema(self, call: Call) -> list[dict[str, Any]]:
+    def _list_versions_of_schema(self, call: RegistryCall) -> list[dict[str, Any]]:
         return [{"subject": subject, "version": version} for subject, version in self._uses(call)]
 
-    def _uses(self, call: Call) -> list[tuple[str, int]]:
+    def _uses(self, call: RegistryCall) -> list[tuple[str, int]]:
         schema = self._visible(call)
         return [
             (use.subject, use.version)
@@ -114,7 +114,7 @@ class SchemaRequests:
             if call.query.get("subject") in (None, "", use.subject)
         ]
 
-    def _visible(self, call: Call, schema_id: int | None = None) -> metadata_pb2.StoredSchema:
+    def _visible(self, call: RegistryCall, schema_id: int | None = None) -> metadata_pb2.StoredSchema:
         """Return a schema of which the caller may describe a subject.
 
         Raises:
@@ -138,7 +138,7 @@ class SchemaRequests:
 
     # --- subjects and versions ---
 
-    def _list_subjects(self, call: Call) -> list[str]:
+    def _list_subjects(self, call: RegistryCall) -> list[str]:
         prefix, only = call.query.get("subjectPrefix", ""), call.flag("deletedOnly")
         return [
             name
@@ -150,7 +150,7 @@ class SchemaRequests:
             )
         ]
 
-    def _list_schemas(self, call: Call) -> list[dict[str, Any]]:
+    def _list_schemas(self, call: RegistryCall) -> list[dict[str, Any]]:
         offset, limit = max(0, call.number("offset", 0)), call.number("limit", -1)
         versions = [
             (name, each)
@@ -160,7 +160,7 @@ class SchemaRequests:
         count = MAX_LISTED if limit < 0 else min(limit, MAX_LISTED)
         return [self._describe_version(name, each, call) for name, each in versions[offset : offset + count]]
 
-    def _list_versions(self, call: Call) -> list[int]:
+    def _list_versions(self, call: RegistryCall) -> list[int]:
         subject = self._require(call, Operation.DESCRIBE)
         only = call.flag("deletedOnly")
         versions = self._view.versions(subject, deleted=call.flag("deleted") or only)
@@ -169,18 +169,18 @@ class SchemaRequests:
             raise no_subject(subject)
         return found
 
-    def _get_version(self, call: Call) -> dict[str, Any]:
+    def _get_version(self, call: RegistryCall) -> dict[str, Any]:
         return self._describe_version(call.path["subject"], self._version(call, Operation.DESCRIBE), call)
 
-    def _get_version_text(self, call: Call) -> Text:
+    def _get_version_text(self, call: RegistryCall) -> Text:
         schema = self._view.schema(self._version(call, Operation.DESCRIBE).schema_id)
         return Text(self._parser.text_of(schema, call.query.get("format", "")))
 
-    def _list_referencing(self, call: Call) -> list[int]:
+    def _list_referencing(self, call: RegistryCall) -> list[int]:
         found = self._version(call, Operation.DESCRIBE)
         return self._view.referenced_by(call.path["subject"], found.version)
 
-    async def _register(self, call: Call) -> dict[str, Any]:
+    async def _register(self, call: RegistryCall) -> dict[str, Any]:
         subject = self._require(call, Operation.WRITE)
         body = call.json()
         new = _read_schema(body)
@@ -191,7 +191,7 @@ class SchemaRequests:
         )
         return {"id": schema_id, "version": version, **self._describe(self._view.schema(schema_id), call)}
 
-    async def _look_up(self, call: Call) -> dict[str, Any]:
+    async def _look_up(self, call: RegistryCall) -> dict[str, Any]:
         subject = self._require(call, Operation.DESCRIBE)
         new = _read_schema(call.json())
         self._require_references(call, new)
@@ -206,27 +206,27 @@ class SchemaRequests:
             raise no_schema()
         return self._describe_version(subject, found, call)
 
-    async def _delete_subject(self, call: Call) -> list[int]:
+    async def _delete_subject(self, call: RegistryCall) -> list[int]:
         subject = self._require(call, Operation.DELETE)
         return await self._store.delete_subject(subject, call.deadline, permanent=call.flag("permanent"))
 
-    async def _delete_version(self, call: Call) -> int:
+    async def _delete_version(self, call: RegistryCall) -> int:
         subject = self._require(call, Operation.DELETE)
         version = read_version(call.path["version"], LATEST)
         return await self._store.delete_version(subject, version, call.deadline, permanent=call.flag("permanent"))
 
     # --- compatibility and mode ---
 
-    async def _check_all(self, call: Call) -> dict[str, Any]:
+    async def _check_all(self, call: RegistryCall) -> dict[str, Any]:
         subject = self._require(call, Operation.DESCRIBE)
         return await self._check(call, self._view.compatibility(subject), self._view.versions(subject))
 
-    async def _check_one(self, call: Call) -> dict[str, Any]:
+    async def _check_one(self, call: RegistryCall) -> dict[str, Any]:
         found = self._version(call, Operation.DESCRIBE)
         return await self._check(call, self._view.compatibility(call.path["subject"]), [found])
 
     async def _check(
-        self, call: Call, mode: Compatibility, versions: list[metadata_pb2.SubjectVersion]
+        self, call: RegistryCall, mode: Compatibility, versions: list[metadata_pb2.SubjectVersion]
     ) -> dict[str, Any]:
         new = _read_schema(call.json())
         self._require_references(call, new)
@@ -242,7 +242,7 @@ class SchemaRequests:
         verbose = {"messages": messages} if call.flag("verbose") else {}
         return {"is_compatible": not messages, **verbose}
 
-    def _get_compatibility(self, call: Call) -> dict[str, Any]:
+    def _get_compatibility(self, call: RegistryCall) -> dict[str, Any]:
         subject = self._require_if_named(call, Operation.DESCRIBE)
         if subject is not None and not call.flag("defaultToGlobal"):
             found = self._view.subjects.get(subject)
@@ -251,7 +251,7 @@ class SchemaRequests:
                 raise RegistryError(40408, text)
         return {"compatibilityLevel": self._view.compatibility(subject or "").value}
 
-    async def _set_compatibility(self, call: Call) -> dict[str, Any]:
+    async def _set_compatibility(self, call: RegistryCall) -> dict[str, Any]:
         subject = self._require_if_named(call, Operation.ALTER)
         body = call.json()
         try:
@@ -261,7 +261,7 @@ class SchemaRequests:
         await self._store.set_compatibility(subject, mode, call.deadline)
         return {"compatibility": mode.value}
 
-    async def _remove_compatibility(self, call: Call) -> dict[str, Any]:
+    async def _remove_compatibility(self, call: RegistryCall) -> dict[str, Any]:
         subject = self._require_if_named(call, Operation.ALTER)
         before = self._view.compatibility(subject or "").value
         if subject is not None and not self._view.subjects.get(subject, metadata_pb2.SchemaSubject()).compatibility:
@@ -269,7 +269,7 @@ class SchemaRequests:
         await self._store.set_compatibility(subject, None, call.deadline)
         return {"compatibilityLevel": before}
 
-    def _get_mode(self, call: Call) -> dict[str, Any]:
+    def _get_mode(self, call: RegistryCall) -> dict[str, Any]:
         subject = self._require_if_named(call, Operation.DESCRIBE)
         if subject is not None and not call.flag("defaultToGlobal"):
             found = self._view.subjects.get(subject)
@@ -277,7 +277,7 @@ class SchemaRequests:
                 raise RegistryError(40409, f"Subject '{subject}' does not have subject-level mode configured")
         return {"mode": self._view.mode(subject or "")}
 
-    async def _set_mode(self, call: Call) -> dict[str, Any]:
+    async def _set_mode(self, call: RegistryCall) -> dict[str, Any]:
         subject = self._require_if_named(call, Operation.ALTER)
         mode = str(call.json().get("mode", "")).upper()
         if mode not in MODES:
@@ -285,7 +285,7 @@ class SchemaRequests:
         await self._store.set_mode(subject, mode, call.deadline, force=call.flag("force"))
         return {"mode": mode}
 
-    async def _remove_mode(self, call: Call) -> dict[str, Any]:
+    async def _remove_mode(self, call: RegistryCall) -> dict[str, Any]:
         subject = self._require(call, Operation.ALTER)
         before = self._view.mode(subject)
         if not self._view.subjects.get(subject, metadata_pb2.SchemaSubject()).mode:
@@ -295,14 +295,14 @@ class SchemaRequests:
 
     # --- shared ---
 
-    def _require(self, call: Call, operation: Operation) -> str:
+    def _require(self, call: RegistryCall, operation: Operation) -> str:
         """Return the subject of the path, on which the caller may do an operation."""
         subject = call.path["subject"]
         check_subject(subject)
         call.access.require(operation, _KIND, subject)
         return subject
 
-    def _require_if_named(self, call: Call, operation: Operation) -> str | None:
+    def _require_if_named(self, call: RegistryCall, operation: Operation) -> str | None:
         """Return the subject of the path; `None` if it names none. Everybody may read what all subjects share."""
         if "subject" in call.path:
             return self._require(call, operation)
@@ -310,20 +310,22 @@ class SchemaRequests:
             call.access.require(operation, ResourceKind.CLUSTER)
         return None
 
-    def _require_references(self, call: Call, new: NewSchema) -> None:
+    def _require_references(self, call: RegistryCall, new: NewSchema) -> None:
         for subject in dict.fromkeys(reference.subject for reference in new.references):
             call.access.require(Operation.DESCRIBE, _KIND, subject)
 
-    def _version(self, call: Call, operation: Operation) -> metadata_pb2.SubjectVersion:
+    def _version(self, call: RegistryCall, operation: Operation) -> metadata_pb2.SubjectVersion:
         subject = self._require(call, operation)
         version = read_version(call.path["version"], LATEST)
         return self._view.version(subject, version, deleted=call.flag("deleted"))
 
-    def _describe_version(self, subject: str, version: metadata_pb2.SubjectVersion, call: Call) -> dict[str, Any]:
+    def _describe_version(
+        self, subject: str, version: metadata_pb2.SubjectVersion, call: RegistryCall
+    ) -> dict[str, Any]:
         described = self._describe(self._view.schema(version.schema_id), call)
         return {"subject": subject, "version": version.version, "id": version.schema_id, **described}
 
-    def _describe(self, schema: metadata_pb2.StoredSchema, call: Call) -> dict[str, Any]:
+    def _describe(self, schema: metadata_pb2.StoredSchema, call: RegistryCall) -> dict[str, Any]:
         described: dict[str, Any] = {"guid": str(uuid.UUID(bytes=schema.digest))}
         if schema.schema_type != AVRO:
             described["schemaType"] = schema.schema_type
@@ -363,14 +365,14 @@ def _read_number(body: dict[str, Any], name: str) -> int:
     return value
 
 
-def _now(answer: Callable[[Call], Any]) -> Callable[[Call], Awaitable[Any]]:
+def _now(answer: Callable[[RegistryCall], Any]) -> Callable[[RegistryCall], Awaitable[Any]]:
     """Return a handler of an answer that does not wait."""
 
-    async def handle(call: Call) -> Any:
+    async def handle(call: RegistryCall) -> Any:
         return answer(call)
 
     return handle
 
 
-def _constant(value: Any) -> Callable[[Call], Awaitable[Any]]:
+def _constant(value: Any) -> Callable[[RegistryCall], Awaitable[Any]]:
     return _now(lambda _call: value)

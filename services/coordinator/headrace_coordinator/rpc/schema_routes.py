@@ -46,7 +46,7 @@ ACT = Method(MAX_BODY_BYTES, 1_000, is_act=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RegistryCall:
     """One request of an identified caller."""
 
     access: Access
@@ -94,7 +94,7 @@ class Text(NamedTuple):
     text: str
 
 
-Handler = Callable[[Call], Awaitable[Any]]
+Handler = Callable[[RegistryCall], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class SchemaRoutes:
             access = self._admit(route, request)
             self._note_act(route, access, values, request)
             deadline = asyncio.get_running_loop().time() + self._timeout_seconds
-            answer, error = await route.handler(Call(access, values, query, request.body, deadline)), ""
+            answer, error = await route.handler(RegistryCall(access, values, query, request.body, deadline)), ""
             response = _answer(answer)
             access.note_end(None)
             await access.hold_answer()

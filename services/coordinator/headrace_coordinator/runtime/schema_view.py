@@ -25,7 +25,7 @@ LATEST = -1
 ValueT = TypeVar("ValueT", bound=Message)
 
 
-class Use(NamedTuple):
+class SchemaUse(NamedTuple):
     """Version of a subject that has a schema."""
 
     subject: str
@@ -66,10 +66,10 @@ class SchemaView:
             raise no_schema(f"Schema {schema_id}")
         return found
 
-    def uses(self, schema_id: int) -> list[Use]:
+    def uses(self, schema_id: int) -> list[SchemaUse]:
         """Return the versions that have a schema, by subject and version, deleted ones included."""
         found = self._uses.get(schema_id, {})
-        return [Use(subject, version, deleted) for (subject, version), deleted in sorted(found.items())]
+        return [SchemaUse(subject, version, deleted) for (subject, version), deleted in sorted(found.items())]
 
     def versions(self, subject: str, *, deleted: bool = False) -> list[metadata_pb2.SubjectVersion]:
         """Return the versions of a subject, ascending; empty if there is none. `deleted` includes deleted ones."""

@@ -22,7 +22,7 @@ from headrace_coordinator.core.schemas.json_parts import Part
 from headrace_coordinator.core.schemas.schema import Incompatibility, InvalidSchemaError, SchemaText, check_depth
 
 
-class JsonSchema:
+class ParsedJsonSchema:
     """Parsed JSON Schema."""
 
     def __init__(self, canonical: str, dependencies: list[str], root: Part) -> None:
@@ -30,12 +30,12 @@ class JsonSchema:
         self.root = root
         self._whole = (canonical, *dependencies)
 
-    def why_unreadable(self, writer: JsonSchema) -> list[Incompatibility]:
+    def why_unreadable(self, writer: ParsedJsonSchema) -> list[Incompatibility]:
         """See `ParsedSchema`: why a document that is valid by `writer` may not be valid by this schema."""
         return [] if self._whole == writer._whole else Containment().compare(self.root, [writer.root], "")
 
 
-def parse(schema: SchemaText) -> JsonSchema:
+def parse(schema: SchemaText) -> ParsedJsonSchema:
     """Return a JSON Schema.
 
     Raises:
@@ -49,7 +49,7 @@ def parse(schema: SchemaText) -> JsonSchema:
     for part in _parts(root):
         _check_reference(part)
     texts = [reference.text for reference in schema.dependencies().values()]
-    return JsonSchema(json.dumps(contents, sort_keys=True, separators=(",", ":")), texts, root)
+    return ParsedJsonSchema(json.dumps(contents, sort_keys=True, separators=(",", ":")), texts, root)
 
 
 def _load(text: str) -> Any:
