@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from headrace.log import compacted_writer
+from headrace.v1 import tables_pb2
 from headrace.wire.batch import read_header
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import OffsetNotAvailableError, OutOfOrderSequenceError, StorageOfflineError
 from headrace.wire.ids import Offset
 from headrace.wire.table_keys import table_key
+from headrace_broker.rpc.tables import _Reading, _wanted
 from headrace_broker.runtime import table as table_module
 from headrace_broker.runtime.maintenance import compact_partition
 from headrace_broker.runtime.partition import Partition
@@ -40,9 +42,9 @@ def write(row: bytes, columns: dict[bytes, bytes | None] | None = None, **fields
 async def read(partition: Partition, row: bytes) -> dict[bytes, bytes]:
     """Read a row as the service does."""
     assert partition.table is not None
-    state, end_offset = await partition.table.read_state(0, 5.0)
+    state, _ = await partition.table.read_state(0, 5.0)
     columns = dict(state.columns_of(row))
-    values = await partition.table.read_values(sorted(columns.values()), end_offset)
+    values = await partition.table.read_values(sorted(columns.values()))
     return {name: values[offset].value for name, offset in columns.items()}
 
 
@@ -183,6 +185,37 @@ async def test_a_row_is_never_seen_in_part(tmp_path: Path, monkeypatch: pytest.M
             await asyncio.sleep(0)
         assert set(seen) <= {0, 5}
         assert 5 in seen
+
+
+async def test_a_read_may_see_what_is_committed_after_it_began(tmp_path: Path) -> None:
+    """The state goes ahead of a read of many rows; their values are read up to what is committed by then."""
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        await writes.write(write(b"r", {b"a": b"1"}), 5.0)
+        assert partition.table is not None
+        state, end_offset = await partition.table.read_state(0, 5.0)
+        reading = _Reading(partition, partition.table, 5.0, state, end_offset)
+        await writes.write(write(b"r", {b"a": b"2"}), 5.0)
+        await partition.table.keep_up()
+        response = tables_pb2.GetRowsResponse()
+        await reading.add_rows([b"r"], _wanted(tables_pb2.ColumnSlice()), response.rows)
+        assert [column.value for column in response.rows[0].columns] == [b"2"]
+
+
+async def test_a_table_without_rows_is_not_read_anew_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log is long, and every row of it is deleted."""
+    monkeypatch.setattr(table_module, "FAR_BYTES", 0)
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        assert partition.table is not None
+        for number in range(3):
+            await writes.write(write(b"r", {b"a": b"%d" % number}), 5.0)
+            await writes.write(write(b"r"), 5.0)
+        assert await read(partition, b"r") == {}
+        state = partition.table.state
+        await writes.write(write(b"r", {b"a": b"3"}), 5.0)
+        assert await read(partition, b"r") == {b"a": b"3"}
+        assert partition.table.state is state
 
 
 async def test_an_expired_column_is_gone(tmp_path: Path) -> None:

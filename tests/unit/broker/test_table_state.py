@@ -126,6 +126,17 @@ def test_uncommitted_changes_are_seen_by_conditions(monkeypatch):
     assert uncommitted._count <= 50
 
 
+def test_many_uncommitted_changes_are_not_searched_for_each_one(monkeypatch):
+    """None of them is committed, so that a search drops none."""
+    monkeypatch.setattr(table_state, "MANY_CHANGES", 50)
+    uncommitted, searches = UncommittedRows(), []
+    drop = uncommitted._drop_committed
+    monkeypatch.setattr(uncommitted, "_drop_committed", lambda committed: (searches.append(1), drop(committed)))
+    for number in range(5_000):
+        uncommitted.apply(ColumnChange(table_key(b"%d" % number, b"c"), number, False, 0), 0)
+    assert 1 <= len(searches) <= 10
+
+
 def test_changes_of_a_batch_are_its_keys_of_rows():
     keys = [table_key(b"r", b"a"), b"plain", table_key(b"r", b"b"), table_key(b"s", b"")]
     batch = encode_batch([b"1", b"2", None, b""], keys, base_timestamp_ms=1, headers=[expiry_headers(9), (), (), ()])

@@ -20,7 +20,7 @@ from headrace_broker.core.ordered_keys import OrderedKeys
 
 _END = b"\x00\x01"
 MANY_CHANGES = 10_000
-"""Uncommitted changes above which those that are committed by now are dropped."""
+"""Uncommitted changes up to which those that are committed by now are kept."""
 
 
 class ColumnSlice(NamedTuple):
@@ -181,24 +181,32 @@ class UncommittedRows:
     def __init__(self) -> None:
         self._rows: dict[bytes, dict[bytes, ColumnChange]] = {}
         self._count = 0
+        self._search_at = MANY_CHANGES
+        """Number of changes at which those that are committed by now are dropped: twice what the last search left, so
+        that a leader whose followers lag does not search them again for each change.
+        """
         self.end_offset = 0
 
     def begin(self, offset: int) -> None:
         """Forget everything, and begin at `offset`."""
         self._rows.clear()
-        self._count, self.end_offset = 0, offset
+        self._count, self._search_at, self.end_offset = 0, MANY_CHANGES, offset
 
     def apply(self, change: ColumnChange, committed: int) -> None:
         """Apply the next change; those below `committed` may go."""
         self._rows.setdefault(row_of(change.key), {})[change.key] = change
         self._count += 1
-        if self._count > MANY_CHANGES:
-            kept = {
-                row: left
-                for row, keys in self._rows.items()
-                if (left := {key: each for key, each in keys.items() if each.offset >= committed})
-            }
-            self._rows, self._count = kept, sum(map(len, kept.values()))
+        if self._count > self._search_at:
+            self._drop_committed(committed)
+            self._search_at = max(MANY_CHANGES, 2 * self._count)
+
+    def _drop_committed(self, committed: int) -> None:
+        self._rows = {
+            row: left
+            for row, keys in self._rows.items()
+            if (left := {key: each for key, each in keys.items() if each.offset >= committed})
+        }
+        self._count = sum(map(len, self._rows.values()))
 
     def of(self, row: bytes) -> dict[bytes, ColumnChange]:
         """Return the changes of a row by key; those that are committed by now may be among them."""

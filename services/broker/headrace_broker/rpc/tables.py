@@ -241,7 +241,7 @@ class _Reading:
     async def _add_all(self, found: list[_Row], wanted: _Wanted, rows: Any) -> None:
         for _ in range(_TRIES):
             offsets = sorted({offset for row in found for _, offset in row.columns})
-            values = await self._table.read_values(offsets, self.as_of_offset)
+            values = await self._table.read_values(offsets)
             if len(values) == len(offsets):
                 break
             self.state, self.as_of_offset = await self._table.read_state(0, self._seconds)

@@ -157,9 +157,6 @@ class PartitionTable:
             pass  # Truncated meanwhile; the caller looks again.
         except OffsetOutOfRangeError:
             pass  # The log start has passed the state's end.
-        except HeadraceError as error:
-            self._partition.corruption.note_read_error(error)
-            raise
 
     async def _apply(self, columns: Columns) -> None:
         """Apply the next batch. Between two turns of the event loop a row has all columns of a write, or none."""
@@ -207,7 +204,7 @@ class PartitionTable:
         self._batches.clear()
 
     def _is_far(self) -> bool:
-        return not self._state.columns and self._partition.open_log.size_bytes > FAR_BYTES
+        return self._state.end_offset == self._start_offset and self._partition.open_log.size_bytes > FAR_BYTES
 
     async def _build(self, end_offset: int) -> None:
         """Make the state in a thread, of the whole log."""
@@ -225,20 +222,28 @@ class PartitionTable:
                     offset, crc = columns.header.end_offset, columns.header.chain_crc
 
         truncations = log.truncations
-        state = await self._partition.in_thread(lambda: RowOffsets(changes()))
+        try:
+            state = await self._partition.in_thread(lambda: RowOffsets(changes()))
+        except HeadraceError as error:
+            self._partition.corruption.note_read_error(error)
+            raise
         if log.truncations == truncations:
             self._begin(state, end_offset, crc)
 
     # --- the log ---
 
     async def _read(self, offset: int, max_bytes: int, end_offset: int) -> list[Columns]:
-        """Return the batches from that with `offset` on, decoded, at least one."""
+        """Return the batches from that with `offset` on, decoded; none if it ends after `end_offset`."""
         reader = self._partition.open_log.reader
-        found: Slice | None = reader.read_nowait(offset, max_bytes, end_offset)
-        if found is None:
-            found = await self._partition.in_thread(lambda: reader.read(offset, max_bytes, end_offset))
-        position = found.position
-        return list(self._decode(await self._partition.reads.read(found), position))
+        try:
+            found: Slice | None = reader.read_nowait(offset, max_bytes, end_offset)
+            if found is None:
+                found = await self._partition.in_thread(lambda: reader.read(offset, max_bytes, end_offset))
+            position = found.position
+            return list(self._decode(await self._partition.reads.read(found), position))
+        except HeadraceError as error:
+            self._partition.corruption.note_read_error(error)
+            raise
 
     def _decode(self, data: bytes, position: int) -> Iterator[Columns]:
         for header, batch in iter_batches(data):
@@ -249,8 +254,8 @@ class PartitionTable:
             position += header.batch_bytes
             yield decode_batch(batch, max_payload_bytes=self._context.settings.max_payload_bytes)
 
-    async def read_values(self, offsets: Sequence[int], end_offset: int) -> dict[int, RecordValue]:
-        """Return the values of records of the state by offset, without those that compaction has removed since.
+    async def read_values(self, offsets: Sequence[int]) -> dict[int, RecordValue]:
+        """Return the values of records of the state by offset, without those that are not in the log any more.
 
         Raises:
             CorruptLogError, StorageOfflineError: If the log cannot be read.
@@ -262,12 +267,12 @@ class PartitionTable:
                 batch = self._batches.find(offset)
             if batch is None:
                 try:
-                    batch = DecodedValues((await self._read(offset, 1, end_offset))[0])
+                    found_batches = await self._read(offset, 1, int(self._replica.high_watermark))
                 except (SliceCutError, OffsetOutOfRangeError):
                     continue
-                except HeadraceError as error:
-                    self._partition.corruption.note_read_error(error)
-                    raise
+                if not found_batches:
+                    continue
+                batch = DecodedValues(found_batches[0])
                 self._batches.add(batch)
             found = batch.at(offset)
             if found is not None:
