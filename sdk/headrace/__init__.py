@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from headrace.client.producer.futures import BatchFuture as BatchFuture
     from headrace.client.producer.futures import RecordFuture as RecordFuture
     from headrace.client.producer.producer import Producer as Producer
-    from headrace.client.table.rows import ABSENT as ABSENT
     from headrace.client.table.rows import Row as Row
     from headrace.client.table.rows import VersionConflictError as VersionConflictError
     from headrace.client.table.table import Table as Table
@@ -96,6 +95,7 @@ if TYPE_CHECKING:
     from headrace.wire.errors import UnsupportedCodecError as UnsupportedCodecError
     from headrace.wire.errors import UnsupportedVersionError as UnsupportedVersionError
     from headrace.wire.ids import TopicPartition as TopicPartition
+    from headrace.wire.table_keys import ABSENT as ABSENT
 
 __version__ = "0.1.0"
 """Version of every distribution, the image and the chart: `make release VERSION=` changes it and derived values."""
@@ -143,7 +143,7 @@ _NAMES = {
         "RecordFuture",
     ),
     "headrace.client.producer.producer": ("Producer",),
-    "headrace.client.table.rows": ("ABSENT", "Row", "VersionConflictError"),
+    "headrace.client.table.rows": ("Row", "VersionConflictError"),
     "headrace.client.table.table": ("Table",),
     "headrace.wire.allocator": ("keep_large_buffers",),
     "headrace.wire.errors": (
@@ -201,6 +201,7 @@ _NAMES = {
         "UnsupportedVersionError",
     ),
     "headrace.wire.ids": ("TopicPartition",),
+    "headrace.wire.table_keys": ("ABSENT",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from headrace import aio
 from headrace.client.net.cluster_metadata import ClusterMetadata
-from headrace.client.table.rows import ABSENT, Row, VersionConflictError
+from headrace.client.table.rows import Row, VersionConflictError
 from headrace.wire.errors import HeadraceError, Outcome
+from headrace.wire.table_keys import ABSENT
 
 from tests.simulation.clients import SETTINGS, TOPIC, Client
 from tests.simulation.registers import FAILED, OK, REFUSED, UNKNOWN, Operation

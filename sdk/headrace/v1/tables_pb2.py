@@ -12,46 +12,45 @@ from google.protobuf.internal import builder as _builder
 _sym_db = _symbol_database.Default()
 
 
+from headrace.v1 import broker_pb2 as headrace_dot_v1_dot_broker__pb2
 from headrace.v1 import topics_pb2 as headrace_dot_v1_dot_topics__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headrace/v1/tables.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/topics.proto\"\x9b\x01\n\tTableRead\x12$\n\x05table\x18\x01 \x01(\x0b\x32\x15.headrace.v1.TopicRef\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12-\n\x0b\x63onsistency\x18\x03 \x01(\x0e\x32\x18.headrace.v1.Consistency\x12\x12\n\nmin_offset\x18\x04 \x01(\x03\x12\x12\n\ntimeout_ms\x18\x05 \x01(\x05\"T\n\x0b\x43olumnSlice\x12\r\n\x05names\x18\x01 \x03(\x0c\x12\r\n\x05start\x18\x02 \x01(\x0c\x12\x10\n\x03\x65nd\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\r\n\x05limit\x18\x04 \x01(\x05\x42\x06\n\x04_end\"Q\n\x0bTableColumn\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x14\n\x0ctimestamp_ms\x18\x04 \x01(\x03\"}\n\x08TableRow\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12)\n\x07\x63olumns\x18\x02 \x03(\x0b\x32\x18.headrace.v1.TableColumn\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x18\n\x0bnext_column\x18\x04 \x01(\x0cH\x00\x88\x01\x01\x42\x0e\n\x0c_next_column\"o\n\x0eGetRowsRequest\x12$\n\x04read\x18\x01 \x01(\x0b\x32\x16.headrace.v1.TableRead\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12)\n\x07\x63olumns\x18\x03 \x01(\x0b\x32\x18.headrace.v1.ColumnSlice\"L\n\x0fGetRowsResponse\x12#\n\x04rows\x18\x01 \x03(\x0b\x32\x15.headrace.v1.TableRow\x12\x14\n\x0c\x61s_of_offset\x18\x02 \x01(\x03\"\xaa\x01\n\x0fScanRowsRequest\x12$\n\x04read\x18\x01 \x01(\x0b\x32\x16.headrace.v1.TableRead\x12\r\n\x05start\x18\x02 \x01(\x0c\x12\x10\n\x03\x65nd\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\x0e\n\x06prefix\x18\x04 \x01(\x0c\x12)\n\x07\x63olumns\x18\x05 \x01(\x0b\x32\x18.headrace.v1.ColumnSlice\x12\r\n\x05limit\x18\x06 \x01(\x05\x42\x06\n\x04_end\"q\n\x10ScanRowsResponse\x12#\n\x04rows\x18\x01 \x03(\x0b\x32\x15.headrace.v1.TableRow\x12\x15\n\x08next_key\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x14\n\x0c\x61s_of_offset\x18\x03 \x01(\x03\x42\x0b\n\t_next_key\"8\n\x10\x43ountRowsRequest\x12$\n\x04read\x18\x01 \x01(\x0b\x32\x16.headrace.v1.TableRead\"H\n\x11\x43ountRowsResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x03\x12\x0f\n\x07\x63olumns\x18\x02 \x01(\x03\x12\x14\n\x0c\x61s_of_offset\x18\x03 \x01(\x03\"9\n\x0bWriteColumn\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\x12\n\x05value\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x42\x08\n\x06_value\"N\n\rTableProducer\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\x12\x10\n\x08sequence\x18\x03 \x01(\x05\"\x90\x02\n\x0fWriteRowRequest\x12$\n\x05table\x18\x01 \x01(\x0b\x32\x15.headrace.v1.TopicRef\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12)\n\x07\x63olumns\x18\x04 \x03(\x0b\x32\x18.headrace.v1.WriteColumn\x12\x12\n\ndelete_row\x18\x05 \x01(\x08\x12\x17\n\nif_version\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06ttl_ms\x18\x07 \x01(\x03\x12,\n\x08producer\x18\x08 \x01(\x0b\x32\x1a.headrace.v1.TableProducer\x12\x12\n\ntimeout_ms\x18\t \x01(\x05\x42\r\n\x0b_if_version\"E\n\x10WriteRowResponse\x12\x0f\n\x07\x61pplied\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x05*[\n\x0b\x43onsistency\x12\x1b\n\x17\x43ONSISTENCY_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43ONSISTENCY_LEADER\x10\x01\x12\x17\n\x13\x43ONSISTENCY_REPLICA\x10\x02\x32\xb2\x02\n\x0cTableService\x12\x44\n\x07GetRows\x12\x1b.headrace.v1.GetRowsRequest\x1a\x1c.headrace.v1.GetRowsResponse\x12G\n\x08ScanRows\x12\x1c.headrace.v1.ScanRowsRequest\x1a\x1d.headrace.v1.ScanRowsResponse\x12J\n\tCountRows\x12\x1d.headrace.v1.CountRowsRequest\x1a\x1e.headrace.v1.CountRowsResponse\x12G\n\x08WriteRow\x12\x1c.headrace.v1.WriteRowRequest\x1a\x1d.headrace.v1.WriteRowResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headrace/v1/tables.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/broker.proto\x1a\x18headrace/v1/topics.proto\"\x9b\x01\n\tTableRead\x12$\n\x05table\x18\x01 \x01(\x0b\x32\x15.headrace.v1.TopicRef\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12-\n\x0b\x63onsistency\x18\x03 \x01(\x0e\x32\x18.headrace.v1.Consistency\x12\x12\n\nmin_offset\x18\x04 \x01(\x03\x12\x12\n\ntimeout_ms\x18\x05 \x01(\x05\"T\n\x0b\x43olumnSlice\x12\r\n\x05names\x18\x01 \x03(\x0c\x12\r\n\x05start\x18\x02 \x01(\x0c\x12\x10\n\x03\x65nd\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\r\n\x05limit\x18\x04 \x01(\x05\x42\x06\n\x04_end\"Q\n\x0bTableColumn\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x14\n\x0ctimestamp_ms\x18\x04 \x01(\x03\"}\n\x08TableRow\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12)\n\x07\x63olumns\x18\x02 \x03(\x0b\x32\x18.headrace.v1.TableColumn\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x18\n\x0bnext_column\x18\x04 \x01(\x0cH\x00\x88\x01\x01\x42\x0e\n\x0c_next_column\"o\n\x0eGetRowsRequest\x12$\n\x04read\x18\x01 \x01(\x0b\x32\x16.headrace.v1.TableRead\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12)\n\x07\x63olumns\x18\x03 \x01(\x0b\x32\x18.headrace.v1.ColumnSlice\"L\n\x0fGetRowsResponse\x12#\n\x04rows\x18\x01 \x03(\x0b\x32\x15.headrace.v1.TableRow\x12\x14\n\x0c\x61s_of_offset\x18\x02 \x01(\x03\"\xaa\x01\n\x0fScanRowsRequest\x12$\n\x04read\x18\x01 \x01(\x0b\x32\x16.headrace.v1.TableRead\x12\r\n\x05start\x18\x02 \x01(\x0c\x12\x10\n\x03\x65nd\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\x0e\n\x06prefix\x18\x04 \x01(\x0c\x12)\n\x07\x63olumns\x18\x05 \x01(\x0b\x32\x18.headrace.v1.ColumnSlice\x12\r\n\x05limit\x18\x06 \x01(\x05\x42\x06\n\x04_end\"q\n\x10ScanRowsResponse\x12#\n\x04rows\x18\x01 \x03(\x0b\x32\x15.headrace.v1.TableRow\x12\x15\n\x08next_key\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x14\n\x0c\x61s_of_offset\x18\x03 \x01(\x03\x42\x0b\n\t_next_key\"8\n\x10\x43ountRowsRequest\x12$\n\x04read\x18\x01 \x01(\x0b\x32\x16.headrace.v1.TableRead\"H\n\x11\x43ountRowsResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x03\x12\x0f\n\x07\x63olumns\x18\x02 \x01(\x03\x12\x14\n\x0c\x61s_of_offset\x18\x03 \x01(\x03\"9\n\x0bWriteColumn\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\x12\n\x05value\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x42\x08\n\x06_value\"\x93\x02\n\x0fWriteRowRequest\x12$\n\x05table\x18\x01 \x01(\x0b\x32\x15.headrace.v1.TopicRef\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12)\n\x07\x63olumns\x18\x04 \x03(\x0b\x32\x18.headrace.v1.WriteColumn\x12\x12\n\ndelete_row\x18\x05 \x01(\x08\x12\x17\n\nif_version\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06ttl_ms\x18\x07 \x01(\x03\x12/\n\x08producer\x18\x08 \x01(\x0b\x32\x1d.headrace.v1.ProducerIdentity\x12\x12\n\ntimeout_ms\x18\t \x01(\x05\x42\r\n\x0b_if_version\"E\n\x10WriteRowResponse\x12\x0f\n\x07\x61pplied\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x05*[\n\x0b\x43onsistency\x12\x1b\n\x17\x43ONSISTENCY_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43ONSISTENCY_LEADER\x10\x01\x12\x17\n\x13\x43ONSISTENCY_REPLICA\x10\x02\x32\xb2\x02\n\x0cTableService\x12\x44\n\x07GetRows\x12\x1b.headrace.v1.GetRowsRequest\x1a\x1c.headrace.v1.GetRowsResponse\x12G\n\x08ScanRows\x12\x1c.headrace.v1.ScanRowsRequest\x1a\x1d.headrace.v1.ScanRowsResponse\x12J\n\tCountRows\x12\x1d.headrace.v1.CountRowsRequest\x1a\x1e.headrace.v1.CountRowsResponse\x12G\n\x08WriteRow\x12\x1c.headrace.v1.WriteRowRequest\x1a\x1d.headrace.v1.WriteRowResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace.v1.tables_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
-  _globals['_CONSISTENCY']._serialized_start=1617
-  _globals['_CONSISTENCY']._serialized_end=1708
-  _globals['_TABLEREAD']._serialized_start=68
-  _globals['_TABLEREAD']._serialized_end=223
-  _globals['_COLUMNSLICE']._serialized_start=225
-  _globals['_COLUMNSLICE']._serialized_end=309
-  _globals['_TABLECOLUMN']._serialized_start=311
-  _globals['_TABLECOLUMN']._serialized_end=392
-  _globals['_TABLEROW']._serialized_start=394
-  _globals['_TABLEROW']._serialized_end=519
-  _globals['_GETROWSREQUEST']._serialized_start=521
-  _globals['_GETROWSREQUEST']._serialized_end=632
-  _globals['_GETROWSRESPONSE']._serialized_start=634
-  _globals['_GETROWSRESPONSE']._serialized_end=710
-  _globals['_SCANROWSREQUEST']._serialized_start=713
-  _globals['_SCANROWSREQUEST']._serialized_end=883
-  _globals['_SCANROWSRESPONSE']._serialized_start=885
-  _globals['_SCANROWSRESPONSE']._serialized_end=998
-  _globals['_COUNTROWSREQUEST']._serialized_start=1000
-  _globals['_COUNTROWSREQUEST']._serialized_end=1056
-  _globals['_COUNTROWSRESPONSE']._serialized_start=1058
-  _globals['_COUNTROWSRESPONSE']._serialized_end=1130
-  _globals['_WRITECOLUMN']._serialized_start=1132
-  _globals['_WRITECOLUMN']._serialized_end=1189
-  _globals['_TABLEPRODUCER']._serialized_start=1191
-  _globals['_TABLEPRODUCER']._serialized_end=1269
-  _globals['_WRITEROWREQUEST']._serialized_start=1272
-  _globals['_WRITEROWREQUEST']._serialized_end=1544
-  _globals['_WRITEROWRESPONSE']._serialized_start=1546
-  _globals['_WRITEROWRESPONSE']._serialized_end=1615
-  _globals['_TABLESERVICE']._serialized_start=1711
-  _globals['_TABLESERVICE']._serialized_end=2017
+  _globals['_CONSISTENCY']._serialized_start=1566
+  _globals['_CONSISTENCY']._serialized_end=1657
+  _globals['_TABLEREAD']._serialized_start=94
+  _globals['_TABLEREAD']._serialized_end=249
+  _globals['_COLUMNSLICE']._serialized_start=251
+  _globals['_COLUMNSLICE']._serialized_end=335
+  _globals['_TABLECOLUMN']._serialized_start=337
+  _globals['_TABLECOLUMN']._serialized_end=418
+  _globals['_TABLEROW']._serialized_start=420
+  _globals['_TABLEROW']._serialized_end=545
+  _globals['_GETROWSREQUEST']._serialized_start=547
+  _globals['_GETROWSREQUEST']._serialized_end=658
+  _globals['_GETROWSRESPONSE']._serialized_start=660
+  _globals['_GETROWSRESPONSE']._serialized_end=736
+  _globals['_SCANROWSREQUEST']._serialized_start=739
+  _globals['_SCANROWSREQUEST']._serialized_end=909
+  _globals['_SCANROWSRESPONSE']._serialized_start=911
+  _globals['_SCANROWSRESPONSE']._serialized_end=1024
+  _globals['_COUNTROWSREQUEST']._serialized_start=1026
+  _globals['_COUNTROWSREQUEST']._serialized_end=1082
+  _globals['_COUNTROWSRESPONSE']._serialized_start=1084
+  _globals['_COUNTROWSRESPONSE']._serialized_end=1156
+  _globals['_WRITECOLUMN']._serialized_start=1158
+  _globals['_WRITECOLUMN']._serialized_end=1215
+  _globals['_WRITEROWREQUEST']._serialized_start=1218
+  _globals['_WRITEROWREQUEST']._serialized_end=1493
+  _globals['_WRITEROWRESPONSE']._serialized_start=1495
+  _globals['_WRITEROWRESPONSE']._serialized_end=1564
+  _globals['_TABLESERVICE']._serialized_start=1660
+  _globals['_TABLESERVICE']._serialized_end=1966
 # @@protoc_insertion_point(module_scope)

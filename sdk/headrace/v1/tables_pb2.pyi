@@ -1,3 +1,4 @@
+from headrace.v1 import broker_pb2 as _broker_pb2
 from headrace.v1 import topics_pb2 as _topics_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -134,16 +135,6 @@ class WriteColumn(_message.Message):
     value: bytes
     def __init__(self, name: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
 
-class TableProducer(_message.Message):
-    __slots__ = ("producer_id", "producer_epoch", "sequence")
-    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
-    PRODUCER_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    producer_id: int
-    producer_epoch: int
-    sequence: int
-    def __init__(self, producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
-
 class WriteRowRequest(_message.Message):
     __slots__ = ("table", "partition", "key", "columns", "delete_row", "if_version", "ttl_ms", "producer", "timeout_ms")
     TABLE_FIELD_NUMBER: _ClassVar[int]
@@ -162,9 +153,9 @@ class WriteRowRequest(_message.Message):
     delete_row: bool
     if_version: int
     ttl_ms: int
-    producer: TableProducer
+    producer: _broker_pb2.ProducerIdentity
     timeout_ms: int
-    def __init__(self, table: _Optional[_Union[_topics_pb2.TopicRef, _Mapping]] = ..., partition: _Optional[int] = ..., key: _Optional[bytes] = ..., columns: _Optional[_Iterable[_Union[WriteColumn, _Mapping]]] = ..., delete_row: bool = ..., if_version: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., producer: _Optional[_Union[TableProducer, _Mapping]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, table: _Optional[_Union[_topics_pb2.TopicRef, _Mapping]] = ..., partition: _Optional[int] = ..., key: _Optional[bytes] = ..., columns: _Optional[_Iterable[_Union[WriteColumn, _Mapping]]] = ..., delete_row: bool = ..., if_version: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., producer: _Optional[_Union[_broker_pb2.ProducerIdentity, _Mapping]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
 
 class WriteRowResponse(_message.Message):
     __slots__ = ("applied", "version", "records")

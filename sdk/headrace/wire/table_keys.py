@@ -21,7 +21,10 @@ MAX_COLUMN_BYTES = 16 << 10
 """Maximum bytes of a column's name."""
 EXPIRES_HEADER = "headrace.expires_ms"
 """Header of a record that expires: the time in ms since 1970, in decimal digits."""
-_END = b"\x00\x01"
+ABSENT = -1
+"""Version of a row that does not exist."""
+ROW_END = b"\x00\x01"
+"""Bytes between a row and its column: every key of a table, and no other, has them."""
 
 
 def table_key(row: bytes, column: bytes) -> bytes:
@@ -31,23 +34,23 @@ def table_key(row: bytes, column: bytes) -> bytes:
 
 def split_key(key: bytes) -> tuple[bytes, bytes] | None:
     """Return the row and the column of a key; `None` if it is no key of a table."""
-    row, end, column = key.partition(_END)
+    row, end, column = key.partition(ROW_END)
     return (row.replace(b"\x00\xff", b"\x00"), column) if end else None
 
 
 def row_start(row: bytes) -> bytes:
     """Return the first key that a row can have."""
-    return row.replace(b"\x00", b"\x00\xff") + _END
+    return rows_start(row) + ROW_END
 
 
-def row_end(row: bytes) -> bytes:
-    """Return the key after the last one that a row can have."""
-    return row.replace(b"\x00", b"\x00\xff") + b"\x00\x02"
+def after_row(start: bytes) -> bytes:
+    """Return the key after the last one that the row with this `row_start` can have."""
+    return start[:-1] + b"\x02"
 
 
 def row_of(key: bytes) -> bytes:
     """Return the part of a table's key that all keys of its row share: `row_start` of its row."""
-    return key[: key.index(_END) + 2]
+    return key[: key.index(ROW_END) + len(ROW_END)]
 
 
 def rows_start(row: bytes) -> bytes:

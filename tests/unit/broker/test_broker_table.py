@@ -14,12 +14,12 @@ from headrace.wire.batch import read_header
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import OffsetNotAvailableError, OutOfOrderSequenceError, StorageOfflineError
 from headrace.wire.ids import Offset
-from headrace.wire.table_keys import table_key
+from headrace.wire.table_keys import ABSENT, table_key
 from headrace_broker.rpc.tables import _Reading, _wanted
 from headrace_broker.runtime import table as table_module
 from headrace_broker.runtime.maintenance import compact_partition
 from headrace_broker.runtime.partition import Partition
-from headrace_broker.runtime.table_writes import ABSENT, RowWrite, RowWritten, TableWrites
+from headrace_broker.runtime.table_writes import RowWrite, RowWritten, TableWrites
 from headrace_server.topic_configs import Durability, TopicConfig
 
 from tests.unit.broker.test_broker_runtime import leading_partition

@@ -7,12 +7,12 @@ from headrace.wire.errors import InvalidRequestError
 from headrace.wire.table_keys import (
     MAX_COLUMN_BYTES,
     MAX_ROW_BYTES,
+    after_row,
     check_column,
     check_row,
     expiry_headers,
     expiry_of,
     prefix_end,
-    row_end,
     row_of,
     row_start,
     rows_start,
@@ -35,7 +35,7 @@ def test_keys_compare_as_pairs_of_row_and_column_do():
 def test_a_range_has_the_keys_of_a_row_and_no_others():
     keys = {(row, column): table_key(row, column) for row in ROWS for column in PARTS[:20]}
     for wanted in ROWS:
-        found = {row for (row, _), key in keys.items() if row_start(wanted) <= key < row_end(wanted)}
+        found = {row for (row, _), key in keys.items() if row_start(wanted) <= key < after_row(row_start(wanted))}
         assert found == {wanted}
         assert {key[0] for key, value in keys.items() if row_of(value) == row_start(wanted)} == {wanted}
 

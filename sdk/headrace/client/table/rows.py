@@ -10,9 +10,7 @@ from headrace.client.base.errors import ConfigError, SerializationError
 from headrace.client.base.serializers import resolve_deserializer, resolve_serializer, serialize
 from headrace.v1 import tables_pb2
 from headrace.wire.errors import HeadraceError, Outcome
-
-ABSENT = -1
-"""Version of a row that does not exist."""
+from headrace.wire.table_keys import ABSENT
 
 
 class VersionConflictError(HeadraceError):

@@ -17,9 +17,10 @@ from headrace.client.base.settings_types import TableSettings
 from headrace.client.base.unclosed import warn_unclosed
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.connection_async import AsyncConnections
-from headrace.client.table.rows import ABSENT, Row, TableCount, column_slice, key_of
+from headrace.client.table.rows import Row, TableCount, column_slice, key_of
 from headrace.client.table.table_operations import ScanRange, TableOperations
 from headrace.wire.errors import OffsetNotAvailableError, TimedOutError
+from headrace.wire.table_keys import ABSENT
 
 Result = TypeVar("Result")
 

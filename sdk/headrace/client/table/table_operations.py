@@ -184,7 +184,7 @@ class TableOperations:
         while True:
             lane = yield from self._take_lane(deadline)
             request.producer.producer_id, request.producer.producer_epoch = lane.producer_id, lane.epoch
-            request.producer.sequence = sequence = lane.sequences.get(request.partition, 0)
+            request.producer.base_sequence = sequence = lane.sequences.get(request.partition, 0)
             try:  # A lane whose write may still arrive is not used again.
                 response: tables_pb2.WriteRowResponse = yield from self._call(
                     request.partition, "WriteRow", request, deadline

@@ -117,22 +117,3 @@ class OrderedKeys:
         if stop == len(keys) and stop - at < most:
             return list(islice(self.items(start, end), most))  # They may continue in the next list.
         return list(zip(keys[at:stop], self._numbers[part][at:stop], strict=True))
-
-    def any_in(self, start: bytes, end: bytes) -> bool:
-        """Return whether there is a key from `start` on, below `end`."""
-        part = bisect_left(self._lasts, start)
-        if part == len(self._lasts):
-            return False
-        keys = self._keys[part]
-        return keys[bisect_left(keys, start)] < end
-
-    def count_in(self, start: bytes, end: bytes | None) -> int:
-        """Return the number of keys from `start` on, below `end`."""
-        return self._place(end) - self._place(start)
-
-    def _place(self, key: bytes | None) -> int:
-        if key is None:
-            return self._count
-        part = bisect_left(self._lasts, key)
-        before = sum(map(len, self._keys[:part]))
-        return before if part == len(self._keys) else before + bisect_left(self._keys[part], key)

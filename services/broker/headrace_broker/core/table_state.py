@@ -14,11 +14,20 @@ from itertools import groupby, islice
 from typing import NamedTuple
 
 from headrace.wire.decoded import Columns
-from headrace.wire.table_keys import expiry_of, prefix_end, row_end, row_of, row_start, rows_start, split_key, table_key
+from headrace.wire.table_keys import (
+    ROW_END,
+    after_row,
+    expiry_of,
+    prefix_end,
+    row_of,
+    row_start,
+    rows_start,
+    split_key,
+    table_key,
+)
 
 from headrace_broker.core.ordered_keys import OrderedKeys
 
-_END = b"\x00\x01"
 MANY_CHANGES = 10_000
 """Uncommitted changes up to which those that are committed by now are kept."""
 
@@ -62,7 +71,7 @@ def changes_of(columns: Columns) -> list[ColumnChange]:
     else:
         expiries = [expiry_of(headers) for headers in columns.headers()]
     records = zip(columns.keys(), columns.offsets(), deletes, expiries, strict=True)
-    return [ColumnChange(key, *rest) for key, *rest in records if key is not None and _END in key]
+    return [ColumnChange(key, *rest) for key, *rest in records if key is not None and ROW_END in key]
 
 
 class RowOffsets:
@@ -99,11 +108,9 @@ class RowOffsets:
         key, offset, is_deletion, expires_ms = change
         if is_deletion:
             self._remove(key)
-        else:
+        elif self._keys.set(key, offset):
             row = row_of(key)
-            had_row = self._keys.any_in(row, row[:-1] + b"\x02")
-            self._keys.set(key, offset)
-            self.rows += not had_row
+            self.rows += len(self._keys.first(row, after_row(row), 2)) == 1
         if expires_ms and not is_deletion:
             self._expiring[key] = expires_ms
             heapq.heappush(self._expiries, (expires_ms, key))
@@ -113,7 +120,7 @@ class RowOffsets:
     def _remove(self, key: bytes) -> None:
         if self._keys.remove(key):
             row = row_of(key)
-            if not self._keys.any_in(row, row[:-1] + b"\x02"):
+            if not self._keys.first(row, after_row(row), 1):
                 self.rows -= 1
 
     def expire(self, now_ms: int) -> None:
@@ -146,7 +153,7 @@ class RowOffsets:
             found = ((name, self._keys.get(table_key(row, name))) for name in sorted(set(wanted.names)))
             return list(islice((pair for pair in found if pair[1] >= 0), most))
         prefix = row_start(row)
-        end = prefix[:-1] + b"\x02" if wanted.end is None else prefix + wanted.end
+        end = after_row(prefix) if wanted.end is None else prefix + wanted.end
         size = len(prefix)
         return [(key[size:], offset) for key, offset in self._keys.first(prefix + wanted.start, end, most)]
 
@@ -159,7 +166,7 @@ class RowOffsets:
             parts = split_key(found[0])
             assert parts is not None
             yield parts[0]
-            first = row_end(parts[0])
+            first = after_row(row_start(parts[0]))
 
     def changed(self, row: bytes, uncommitted: dict[bytes, ColumnChange]) -> dict[bytes, int]:
         """Return the columns of a row, by name, with the uncommitted changes by key."""

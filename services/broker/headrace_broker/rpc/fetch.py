@@ -369,9 +369,7 @@ class FetchHandler:
         if each.error is None:
             return
         self._context.metrics.fetch_errors.labels(each.error.code.name).inc()
-        if each.error.leader is not None:
-            each.error.leader = self._replica_manager.with_address(each.error.leader)
-        each.result.error.CopyFrom(to_detail(each.error))
+        each.result.error.CopyFrom(to_detail(self._replica_manager.with_leader_address(each.error)))
 
     async def _fill_records(self, each: _Wanted, data: bytes, records_bytes: int) -> int:
         if records_bytes <= 0:

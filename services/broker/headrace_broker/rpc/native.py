@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.v1 import broker_pb2, tables_pb2
 from headrace.wire.attachments import splice_produce
@@ -15,14 +15,9 @@ from headrace_server.native.outgoing import OutgoingMessage, read_small
 from headrace_server.requests import RequestReader
 
 from headrace_broker.rpc.fetch import Located
-
-if TYPE_CHECKING:
-    from headrace_broker.rpc.service import BrokerService
-    from headrace_broker.rpc.tables import TableService
-
-
-SERVICE_NAME = "headrace.v1.BrokerService"
-TABLE_SERVICE_NAME = "headrace.v1.TableService"
+from headrace_broker.rpc.service import SERVICE_NAME, BrokerService
+from headrace_broker.rpc.tables import SERVICE_NAME as TABLE_SERVICE_NAME
+from headrace_broker.rpc.tables import TableService
 
 
 def native_methods(service: BrokerService, tables: TableService) -> dict[int, NativeMethod]:

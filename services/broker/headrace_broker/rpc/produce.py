@@ -22,6 +22,7 @@ from headrace_server.identity.quotas import Use
 from headrace_server.identity.rights import Operation
 from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run
 
+from headrace_broker.rpc.checks import seconds_of
 from headrace_broker.rpc.records import check_records, encode_records
 from headrace_broker.rpc.topics import answer_topic
 from headrace_broker.runtime.budget import MemoryBudget
@@ -92,8 +93,9 @@ class ProduceHandler:
         """
         request: broker_pb2.ProduceRequest = spliced.message
         times = _Times(time.perf_counter())
+        seconds = seconds_of(request.timeout_ms)
         work = self._unpack(spliced, connection)
-        deadline = asyncio.get_running_loop().time() + request.timeout_ms / 1000
+        deadline = asyncio.get_running_loop().time() + seconds
         self._budget.take(work.size_bytes)
         current = access()
         current.quotas.charge(current.caller.identity.user, Use.PRODUCE, work.size_bytes)
@@ -117,8 +119,6 @@ class ProduceHandler:
     def _unpack(self, spliced: SplicedMessage, connection: str) -> _Work:
         """Check the whole request; return its batches by partition, with their size."""
         request: broker_pb2.ProduceRequest = spliced.message
-        if request.timeout_ms <= 0:
-            raise InvalidRequestError("timeout_ms must be positive", action="Set timeout_ms, for example to 30000.")
         if request.acks not in broker_pb2.Acks.values():
             raise InvalidRequestError(f"acks {request.acks} is unknown")
         if not request.topics:
@@ -264,9 +264,7 @@ class ProduceHandler:
 
     def _set_error(self, result: broker_pb2.PartitionProduceResult, error: HeadraceError) -> None:
         self._context.metrics.produce_errors.labels(error.code.name).inc()
-        if error.leader is not None:
-            error.leader = self._replica_manager.with_address(error.leader)
-        result.error.CopyFrom(to_detail(error))
+        result.error.CopyFrom(to_detail(self._replica_manager.with_leader_address(error)))
 
     async def _wait(self, pending: list[_Pending], deadline: float) -> None:
         """Wait for all acknowledgements until the deadline; the outcome of the others is then unknown."""

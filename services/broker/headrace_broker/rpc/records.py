@@ -14,6 +14,8 @@ from headrace.wire.columns import Columns, decode_batch
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, HeadraceError, InvalidRequestError
 
+from headrace_broker.rpc.checks import identity_of
+
 MAX_RECORDS = 10_000
 MAX_RECORDS_BYTES = 1 << 20
 MAX_ANSWER_BYTES = 3 << 20
@@ -54,12 +56,7 @@ def encode_records(partition: broker_pb2.PartitionProduce, now_ms: int) -> bytes
         size_bytes += sum(len(header.key) + len(header.value) for header in record.headers)
     if size_bytes > MAX_RECORDS_BYTES:
         raise BatchTooLargeError(f"{size_bytes} bytes of records are over the limit of {MAX_RECORDS_BYTES}")
-    identity = (-1, -1, -1)
-    if partition.HasField("producer"):
-        producer = partition.producer
-        identity = (producer.producer_id, producer.producer_epoch, producer.base_sequence)
-        if min(identity) < 0:
-            raise InvalidRequestError("producer_id, producer_epoch and base_sequence must not be negative")
+    identity = identity_of(partition.producer if partition.HasField("producer") else None)
     keys = [record.key if record.HasField("key") else None for record in records]
     if any(not header.HasField("value") for record in records for header in record.headers):
         raise InvalidRequestError("a header has no value", action="Send an empty value for a header without one.")

@@ -34,6 +34,7 @@ from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run, unary
 
 from headrace_broker.core.leadership import Leadership
 from headrace_broker.core.roles import Role
+from headrace_broker.rpc.checks import seconds_of
 from headrace_broker.rpc.fetch import FetchHandler, Located
 from headrace_broker.rpc.produce import ProduceHandler
 from headrace_broker.rpc.topics import answer_topic
@@ -121,7 +122,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def Fetch(self, request: broker_pb2.FetchRequest, context: Any) -> SplicedMessage:
         """See the proto."""
         self.check_serving()
-        await self._hold_fetch()
+        await self.hold_fetch()
 
         def when_done(callback: Callable[[], None]) -> None:
             context.add_done_callback(lambda _: callback())
@@ -133,10 +134,10 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def locate(self, request: broker_pb2.FetchRequest) -> Located:
         """Return the response to a Fetch as file ranges, after the checks; the caller checks the lease at the end."""
         self.check_serving()
-        await self._hold_fetch()
+        await self.hold_fetch()
         return await self._fetch.locate(request, CALLER.get())
 
-    async def _hold_fetch(self) -> None:
+    async def hold_fetch(self) -> None:
         """Wait until the bytes that the user has fetched are within its quota; raise as `Quotas.check`."""
         quotas, user = access().quotas, access().caller.identity.user
         quotas.check(user, Use.FETCH)
@@ -210,8 +211,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         """See the proto."""
         self.check_serving()
         self._check_count(len(topic.partitions) for topic in request.topics)
-        if request.timeout_ms <= 0:
-            raise InvalidRequestError("timeout_ms must be positive", action="Set timeout_ms, for example to 30000.")
+        timeout_seconds = seconds_of(request.timeout_ms)
         response = broker_pb2.DeleteRecordsResponse()
         async with asyncio.TaskGroup() as tasks:
             for asked in request.topics:
@@ -219,7 +219,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
                 for index, part in enumerate(asked.partitions):
                     await let_others_run(index)
                     result = topic_result.partitions.add(partition=part.partition, log_start_offset=-1)
-                    tasks.create_task(self._delete_records(topic, unknown, part, result, request.timeout_ms / 1000))
+                    tasks.create_task(self._delete_records(topic, unknown, part, result, timeout_seconds))
         return response
 
     async def _delete_records(
@@ -307,9 +307,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         result: broker_pb2.PartitionListOffsetsResult | broker_pb2.PartitionDeleteRecordsResult,
         error: HeadraceError,
     ) -> None:
-        if error.leader is not None:
-            error.leader = self._replica_manager.with_address(error.leader)
-        result.error.CopyFrom(to_detail(error))
+        result.error.CopyFrom(to_detail(self._replica_manager.with_leader_address(error)))
 
 
 def register(service: BrokerService, server: grpc.aio.Server) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from headrace.v1 import tables_pb2, tables_pb2_grpc, topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, OffsetNotAvailableError, Outcome
-from headrace.wire.table_keys import check_column, check_row
+from headrace.wire.table_keys import ABSENT, check_column, check_row
 from headrace_server.caller_turns import next_turn
 from headrace_server.identity.gate import access
 from headrace_server.identity.quotas import Use
@@ -17,12 +17,13 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.rpc import unary
 
 from headrace_broker.core.table_state import ColumnSlice, RowOffsets
+from headrace_broker.rpc.checks import identity_of, seconds_of
 from headrace_broker.rpc.service import BrokerService
 from headrace_broker.rpc.topics import find_topic
 from headrace_broker.runtime.partition import Partition, PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.table import PartitionTable
-from headrace_broker.runtime.table_writes import ABSENT, RowWrite, TableWrites
+from headrace_broker.runtime.table_writes import RowWrite, TableWrites
 
 ResponseT = TypeVar("ResponseT")
 
@@ -121,7 +122,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
     async def write_row(self, request: tables_pb2.WriteRowRequest) -> tables_pb2.WriteRowResponse:
         """Return the response to a WriteRow, after the checks."""
         self._broker.check_serving()
-        seconds = _seconds(request.timeout_ms)
+        seconds = seconds_of(request.timeout_ms)
         partition, table = self._find(request.table, request.partition, Operation.WRITE)
         quotas, user = access().quotas, access().caller.identity.user
         quotas.check(user, Use.PRODUCE)
@@ -130,7 +131,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         try:
             written = await TableWrites(partition, table).write(write, seconds)
         except HeadraceError as error:
-            raise self._with_address(error) from None
+            raise self._replica_manager.with_leader_address(error) from None
         self._broker.check_lease(Outcome.UNKNOWN)
         await quotas.hold(user, Use.PRODUCE, seconds / 2)
         return tables_pb2.WriteRowResponse(applied=written.applied, version=written.version, records=written.records)
@@ -149,13 +150,8 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         if request.ttl_ms < 0:
             raise InvalidRequestError(f"ttl_ms {request.ttl_ms} is in the past", action="Delete the columns instead.")
         ttl_ms = request.ttl_ms or partition.config.table_ttl_ms
-        producer = (-1, -1, -1)
-        if request.HasField("producer"):
-            said = request.producer
-            producer = (said.producer_id, said.producer_epoch, said.sequence)
-            if min(producer) < 0:
-                raise InvalidRequestError("producer_id, producer_epoch and sequence must not be negative")
-            access().check_producer(said.producer_id)
+        producer = identity_of(request.producer if request.HasField("producer") else None)
+        access().check_producer(producer[0])
         return RowWrite(
             check_row(request.key),
             columns,
@@ -167,11 +163,9 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
 
     async def _begin(self, asked: tables_pb2.TableRead) -> _Reading:
         self._broker.check_serving()
-        quotas, user = access().quotas, access().caller.identity.user
-        quotas.check(user, Use.FETCH)
-        await quotas.hold(user, Use.FETCH)
+        await self._broker.hold_fetch()
         partition, table = self._find(asked.table, asked.partition, Operation.READ)
-        replica, seconds = partition.replica, _seconds(asked.timeout_ms)
+        replica, seconds = partition.replica, seconds_of(asked.timeout_ms)
         try:
             if asked.consistency in (tables_pb2.CONSISTENCY_UNSPECIFIED, tables_pb2.CONSISTENCY_LEADER):
                 replica.check_leading(-1).check_latest()
@@ -181,7 +175,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
                 raise InvalidRequestError(f"consistency {asked.consistency} is unknown")
             state, as_of_offset = await table.read_state(asked.min_offset, seconds)
         except HeadraceError as error:
-            raise self._with_address(error) from None
+            raise self._replica_manager.with_leader_address(error) from None
         return _Reading(partition, table, seconds, state, as_of_offset)
 
     def _end(self, read: _Reading, response: ResponseT) -> ResponseT:
@@ -203,11 +197,6 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
                 "cleanup_policy=compact --config table=yes`.",
             )
         return partition, partition.table
-
-    def _with_address(self, error: HeadraceError) -> HeadraceError:
-        if error.leader is not None:
-            error.leader = self._replica_manager.with_address(error.leader)
-        return error
 
 
 class _Reading:
@@ -283,9 +272,3 @@ def _wanted(said: tables_pb2.ColumnSlice) -> _Wanted:
         raise InvalidRequestError(f"a limit of {said.limit} columns is negative")
     end = said.end if said.HasField("end") else None
     return _Wanted(ColumnSlice(tuple(names), said.start, end), min(said.limit or MAX_COLUMNS, MAX_COLUMNS))
-
-
-def _seconds(timeout_ms: int) -> float:
-    if timeout_ms <= 0:
-        raise InvalidRequestError("timeout_ms must be positive", action="Set timeout_ms, for example to 30000.")
-    return timeout_ms / 1000

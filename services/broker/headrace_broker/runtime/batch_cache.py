@@ -93,8 +93,8 @@ class PartitionBatches:
 
     def add(self, batch: DecodedValues) -> None:
         """Keep a batch, instead of those that it covers: a compacted one replaces several."""
-        first = bisect_right(self._bases, batch.base_offset - 1)
-        last = bisect_right(self._bases, batch.end_offset - 1)
+        first = bisect_left(self._bases, batch.base_offset)
+        last = bisect_left(self._bases, batch.end_offset)
         for base_offset in self._bases[first:last]:
             self._cache.remove(self, base_offset)
         self._bases[first:last] = [batch.base_offset]
@@ -102,7 +102,7 @@ class PartitionBatches:
 
     def forget(self, base_offset: int) -> None:
         """Note that a batch has been evicted."""
-        del self._bases[bisect_right(self._bases, base_offset) - 1]
+        del self._bases[bisect_left(self._bases, base_offset)]
 
     def clear(self) -> None:
         """Remove all."""

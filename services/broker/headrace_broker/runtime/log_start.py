@@ -42,14 +42,10 @@ class LogStart:
         self._partition.handle(LogStartWanted(Offset(before)))
         token, future = self._partition.acknowledgements.begin()
         self._partition.handle(LogStartAwaited(token, Offset(before), replica.leader_epoch))
-        try:
-            await asyncio.wait([future], timeout=timeout_seconds)
-        finally:
-            if not future.done():
-                self._partition.acknowledgements.give_up(token)
+        error = await self._partition.acknowledgements.settle(token, future, timeout_seconds)
         if not future.done():
             raise TimedOutError(f"not every in-sync replica begins at {before} yet", outcome=Outcome.UNKNOWN)
-        if (error := future.result()) is not None:
+        if error is not None:
             raise error
         return replica.log_start_offset
 

@@ -57,6 +57,18 @@ class AcknowledgementWaits:
         self._waiting[token] = future
         return token, future
 
+    async def settle(
+        self, token: int, future: asyncio.Future[HeadraceError | None], seconds: float
+    ) -> HeadraceError | None:
+        """Wait for the answer of the core and return it; after `seconds`, or if the caller is cancelled, give up."""
+        late: HeadraceError | None = None
+        try:
+            await asyncio.wait([future], timeout=max(0.0, seconds))
+        finally:
+            if not future.done():
+                late = self.give_up(token)
+        return late or future.result()
+
     def give_up(self, token: int) -> TimedOutError:
         """Stop waiting for `token`; return the error for the caller, whose records may still be committed."""
         self._waiting.pop(token, None)

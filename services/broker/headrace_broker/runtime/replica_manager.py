@@ -95,6 +95,12 @@ class ReplicaManager:
         broker = self.view.brokers.get(BrokerId(hint.leader_id))
         return hint if broker is None else LeaderHint(hint.leader_id, hint.leader_epoch, broker.live.address)
 
+    def with_leader_address(self, error: HeadraceError) -> HeadraceError:
+        """Return an error for a client: where it names the leader, that has its address."""
+        if error.leader is not None:
+            error.leader = self.with_address(error.leader)
+        return error
+
     def rack_of(self, replica: Replica) -> str:
         """Return the rack of a broker in that session; empty if it has none or is not registered in it."""
         broker = self.view.brokers.get(BrokerId(replica.broker_id))

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import Outcome
-from headrace.wire.table_keys import expiry_headers, row_start
+from headrace.wire.table_keys import ABSENT, expiry_headers, row_start
 
 from headrace_broker.runtime.batch_checks import AppendResult
 from headrace_broker.runtime.table import PartitionTable
 
 if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
-
-ABSENT = -1
-"""Version of a row that does not exist."""
 
 
 class _LogMovedError(Exception):
@@ -149,14 +146,7 @@ class TableWrites:
         wait = waits.of(written.end_offset, written.leader_epoch)
         if wait is None:
             return
-        token, future = wait
-        left = deadline - asyncio.get_running_loop().time()
-        try:
-            done, _ = await asyncio.wait([future], timeout=max(0.0, left))
-        except asyncio.CancelledError:
-            waits.give_up(token)
-            raise
-        error = future.result() if done else waits.give_up(token)
+        error = await waits.settle(*wait, deadline - asyncio.get_running_loop().time())
         if error is None:
             return
         if not written.applied:

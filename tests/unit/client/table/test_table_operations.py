@@ -110,7 +110,7 @@ def test_a_write_keeps_its_sequence_until_it_is_answered(servers):
     servers.calls.clear()
     servers.run(write(servers), APPLIED)
     [(_, request)] = servers.calls
-    assert (request.producer.producer_id, request.producer.sequence) == (7, 1)
+    assert (request.producer.producer_id, request.producer.base_sequence) == (7, 1)
 
 
 def test_a_producer_whose_write_is_in_doubt_is_not_used_again(servers):
@@ -125,7 +125,7 @@ def test_a_producer_that_a_leader_has_forgotten_is_replaced(servers):
     servers.run(write(servers), APPLIED)
     servers.calls.clear()
     assert servers.run(write(servers), UnknownProducerError("who?"), APPLIED) == 4
-    assert [(each.producer.producer_id, each.producer.sequence) for _, each in servers.calls] == [(7, 1), (8, 0)]
+    assert [(each.producer.producer_id, each.producer.base_sequence) for _, each in servers.calls] == [(7, 1), (8, 0)]
     with pytest.raises(UnknownProducerError) as told:
         servers.run(write(servers), LATE, UnknownProducerError("who?"))
     assert told.value.outcome is Outcome.UNKNOWN
