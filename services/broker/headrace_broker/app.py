@@ -388,7 +388,7 @@ class BrokerServer:
                 retain(replica_manager, parts.context),
                 measure_loads(replica_manager, parts.context),
                 compact(replica_manager, parts.context),
-                keep_tables_up(replica_manager),
+                keep_tables_up(parts.context),
                 scrub(replica_manager, parts.context),
                 self._process.make_audit_writer(self._gate, parts.view).run(),
             )

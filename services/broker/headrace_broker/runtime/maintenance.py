@@ -106,14 +106,13 @@ async def measure_loads(replica_manager: ReplicaManager, context: PartitionConte
             partition.meter.sample(context.clock.monotonic_ms(), window_ms)
 
 
-async def keep_tables_up(replica_manager: ReplicaManager) -> None:
+async def keep_tables_up(context: PartitionContext) -> None:
     """Let the state of each table follow its log, every TABLES_SECONDS until cancelled."""
     while True:
         await asyncio.sleep(TABLES_SECONDS)
-        for partition in replica_manager.partitions:
-            if partition.table is not None and _log_at_work(partition) is not None:
-                with suppress(HeadraceError):  # The next read has it.
-                    await partition.table.keep_up()
+        for table in list(context.tables):
+            with suppress(HeadraceError):  # The next read has it.
+                await table.keep_up()
 
 
 async def retain(replica_manager: ReplicaManager, context: PartitionContext) -> None:

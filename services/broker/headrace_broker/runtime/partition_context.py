@@ -30,6 +30,13 @@ class Checkpointed(Protocol):
         """Write a checkpoint if the last one is stale, and is due or `force`."""
 
 
+class KeptUp(Protocol):
+    """State that follows a log: a `PartitionTable`."""
+
+    async def keep_up(self) -> None:
+        """Continue the state up to what is committed now."""
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionContext:
     """Context of all partitions of a broker."""
@@ -49,6 +56,8 @@ class PartitionContext:
     """See `now_ms`; `None` means that the wall clock is always trusted."""
     advanced: dict[Checkpointed, None] = field(default_factory=dict)
     """Partitions with commits since the last `maintenance.checkpoint_idle`."""
+    tables: dict[KeptUp, None] = field(default_factory=dict)
+    """Tables of all partitions."""
     crash: Callable[[BaseException], None] = _report
     """Stops the broker after a violated invariant. Returns at once."""
 

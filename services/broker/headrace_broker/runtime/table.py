@@ -26,6 +26,7 @@ from headrace.wire.errors import (
 )
 from headrace_server.caller_turns import next_turn
 
+from headrace_broker.core.roles import Role
 from headrace_broker.core.table_state import ColumnChange, RowOffsets, UncommittedRows, changes_of
 from headrace_broker.runtime.batch_cache import BatchCache, DecodedValues, PartitionBatches, RecordValue
 
@@ -59,6 +60,7 @@ class PartitionTable:
         self._catching_up: asyncio.Task[None] | None = None
         self._uncommitted = UncommittedRows()
         self._batches = PartitionBatches(cache)
+        self._context.tables[self] = None
 
     @property
     def state(self) -> RowOffsets:
@@ -66,7 +68,8 @@ class PartitionTable:
         return self._state
 
     def close(self) -> None:
-        """Release the memory."""
+        """Release the memory, and follow the log no more."""
+        self._context.tables.pop(self, None)
         if self._catching_up is not None:
             self._catching_up.cancel()
         self._batches.clear()
@@ -137,7 +140,9 @@ class PartitionTable:
             task.exception()  # Its callers have it; without any, the next read meets it again.
 
     async def keep_up(self) -> None:
-        """Continue the state up to what is committed now."""
+        """Continue the state up to what is committed now, if the log can be read."""
+        if self._replica.role in (Role.OFFLINE, Role.DELETED):
+            return
         high_watermark = int(self._replica.high_watermark)
         if not self._has(high_watermark):
             await self._wait(high_watermark, asyncio.get_running_loop().time() + 3_600)
