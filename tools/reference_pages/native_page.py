@@ -308,10 +308,11 @@ def _kinds() -> str:
 
 def _methods() -> str:
     assert set(_METHODS) == set(MethodCode)
+    by_name = {path.rpartition("/")[2]: row for path, row in METHODS.items()}
     rows = []
     for method in MethodCode:
         name, attached, answered = _METHODS[method]
-        row = METHODS.get(f"/headrace.v1.BrokerService/{name}") or METHODS.get(f"/headrace.v1.TableService/{name}")
+        row = by_name.get(name)
         largest = MAX_REQUEST_BYTES if row is None else row.max_bytes
         messages = f"`{name}Request`, `{name}Response`"
         rows.append((method.value, f"`{method.name}`", messages, attached, answered, _bytes(largest)))

@@ -9,7 +9,7 @@ from headrace.cli.common.arguments import parse_rate
 from headrace.cli.common.rendering import Column, JsonValue, Note, Section, TableSection, bytes_text
 from headrace.cli.common.session import DryRun, Session, Yes, command
 from headrace.cli.common.watching import Interval, WaitTimeout
-from headrace.cli.partition.reassign_run import MoveRun
+from headrace.cli.partition.reassign_run import MoveRun, Throttle, Watch
 from headrace.placement.load import MAX_RATIO
 
 if TYPE_CHECKING:
@@ -37,19 +37,10 @@ def balance(
             "--max-ratio", metavar="RATIO", help="With --by load: highest load of a broker, as a multiple of the mean."
         ),
     ] = MAX_RATIO,
-    throttle: Annotated[
-        str | None,
-        typer.Option(
-            "--throttle",
-            metavar="RATE",
-            help="Copy rate limit of each new replica in bytes per second, for example 50MiB.",
-        ),
-    ] = None,
+    throttle: Throttle = None,
     yes: Yes = False,
     dry_run: DryRun = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show the progress until all reassignments are done.")
-    ] = False,
+    watch: Watch = False,
     interval: Interval = 1.0,
     wait_timeout: WaitTimeout = None,
 ) -> None:

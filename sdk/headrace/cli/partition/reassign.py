@@ -11,7 +11,7 @@ from headrace.cli.common.names import TopicFilter
 from headrace.cli.common.rendering import JsonValue
 from headrace.cli.common.session import DryRun, Session, UsageProblem, Yes, command
 from headrace.cli.common.watching import Interval, WaitTimeout
-from headrace.cli.partition.reassign_run import MoveRun, follow, tell_refusals
+from headrace.cli.partition.reassign_run import MoveRun, Throttle, Watch, follow, tell_refusals
 from headrace.cli.partition.reassign_sources import SOURCES, ClusterLayout, choose_planner, cluster_layout
 from headrace.cli.partition.replica_logs import gather_logs
 from headrace.wire.ids import TopicPartition
@@ -49,22 +49,13 @@ def reassign(
         list[int] | None,
         typer.Option("--remove-broker", metavar="ID", help="Move all replicas off this broker; repeatable."),
     ] = None,
-    throttle: Annotated[
-        str | None,
-        typer.Option(
-            "--throttle",
-            metavar="RATE",
-            help="Copy rate limit of each new replica in bytes per second, for example 50MiB.",
-        ),
-    ] = None,
+    throttle: Throttle = None,
     cancel: Annotated[
         bool, typer.Option("--cancel", help="Cancel reassignments: of these partitions, these topics, or all.")
     ] = False,
     yes: Yes = False,
     dry_run: DryRun = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show the progress until all reassignments are done.")
-    ] = False,
+    watch: Watch = False,
     interval: Interval = 1.0,
     wait_timeout: WaitTimeout = None,
 ) -> None:

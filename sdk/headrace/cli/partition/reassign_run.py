@@ -3,7 +3,9 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from headrace.cli.common.arguments import counted
 from headrace.cli.common.exit_codes import ExitCode
@@ -28,6 +30,16 @@ from headrace.wire.ids import TopicPartition
 if TYPE_CHECKING:
     from headrace.client.admin.admin import Admin
     from headrace.client.admin.replication import PartitionChange
+
+Throttle = Annotated[
+    str | None,
+    typer.Option(
+        "--throttle",
+        metavar="RATE",
+        help="Copy rate limit of each new replica in bytes per second, for example 50MiB.",
+    ),
+]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show the progress until all reassignments are done.")]
 
 REQUEST_PARTITIONS = 100
 """Maximum partitions per request, so that it completes in time."""

@@ -14,6 +14,8 @@ from headrace.cli.common.moments import moment_text
 from headrace.cli.common.names import Topic
 from headrace.cli.common.rendering import Column, Facts, JsonValue, Note, Report, TableSection
 from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, Yes, command, confirm
+from headrace.cli.common.topic_options import Config, NewPartitions, ReplicationFactor
+from headrace.cli.records.offset_plan import parse_duration
 
 if TYPE_CHECKING:
     from headrace.client.table.rows import Row
@@ -40,25 +42,12 @@ def create(
     session: Session,
     *,
     table: NewTable,
-    partitions: Annotated[
-        int, typer.Option("--partitions", "-p", min=0, help="Number of partitions; 0 means the cluster's default.")
-    ] = 0,
-    replication_factor: Annotated[
-        int,
-        typer.Option(
-            "--replication-factor",
-            "-r",
-            min=0,
-            help="Replicas per partition; 0 means three, or the number of brokers if there are fewer.",
-        ),
-    ] = 0,
+    partitions: NewPartitions = 0,
+    replication_factor: ReplicationFactor = 0,
     ttl: Annotated[
         str | None, typer.Option("--ttl", metavar="TIME", help="Delete columns after this time, such as 30d or 12h.")
     ] = None,
-    config: Annotated[
-        list[str] | None,
-        typer.Option("--config", metavar="NAME=VALUE", help="Another setting of its topic; repeatable."),
-    ] = None,
+    config: Config = None,
     dry_run: DryRun = False,
 ) -> None:
     """Create a table: a topic with cleanup_policy=compact and table=yes.
@@ -266,11 +255,8 @@ def _parse_columns(entries: Sequence[str]) -> dict[str, str]:
     return columns
 
 
-_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-
 def _milliseconds(text: str) -> int:
-    number, unit = text[:-1], text[-1:]
-    if unit not in _UNITS_MS or not number.isdigit() or not int(number):
-        raise UsageProblem(f"--ttl {text!r} is not a time such as 30d, 12h, 15m or 10s")
-    return int(number) * _UNITS_MS[unit]
+    milliseconds = parse_duration(text, "--ttl").amount
+    if not milliseconds:
+        raise UsageProblem(f"--ttl {text!r} is no time")
+    return milliseconds

@@ -8,6 +8,7 @@ from headrace.cli.common.arguments import counted, parse_configs
 from headrace.cli.common.names import Topic, topic_names
 from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection
 from headrace.cli.common.session import DryRun, Session, UsageProblem, Yes, command, confirm
+from headrace.cli.common.topic_options import Config, NewPartitions, ReplicationFactor
 from headrace.cli.topic.describe import describe
 
 if TYPE_CHECKING:
@@ -16,12 +17,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Create, inspect, alter and delete topics.", no_args_is_help=True, rich_markup_mode=None)
 
 NewTopic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
-Config = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--config", metavar="NAME=VALUE", help="A topic setting, for example retention_ms=3600000; repeatable."
-    ),
-]
 
 
 @app.command("create")
@@ -30,18 +25,8 @@ def create(
     session: Session,
     *,
     topic: NewTopic,
-    partitions: Annotated[
-        int, typer.Option("--partitions", "-p", min=0, help="Number of partitions; 0 means the cluster's default.")
-    ] = 0,
-    replication_factor: Annotated[
-        int,
-        typer.Option(
-            "--replication-factor",
-            "-r",
-            min=0,
-            help="Replicas per partition; 0 means three, or the number of brokers if there are fewer.",
-        ),
-    ] = 0,
+    partitions: NewPartitions = 0,
+    replication_factor: ReplicationFactor = 0,
     config: Config = None,
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed if the topic exists.")] = False,
     dry_run: DryRun = False,
