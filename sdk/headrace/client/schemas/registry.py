@@ -22,7 +22,7 @@ from headrace.wire.addresses import is_loopback
 from headrace.wire.errors import ErrorCode, HeadraceError, Outcome, TransportError
 
 MAX_SCHEMAS = 1_000
-"""Schemas that a client keeps; the one that was used longest ago goes first."""
+"""Schemas that a client keeps; the one that was fetched first goes first."""
 MAX_ANSWER_BYTES = 16 << 20
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 _CODES = {401: ErrorCode.UNAUTHENTICATED, 403: ErrorCode.NOT_AUTHORIZED, 409: ErrorCode.CONFLICT}
