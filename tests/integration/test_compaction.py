@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 
 import headrace
@@ -62,19 +63,12 @@ def read(cluster, topic, **settings):
         return list(reader)
 
 
-def metric(cluster, name):
-    return [service.metrics()[f"headrace_broker_{name}"] for service in cluster.brokers if service.pid is not None]
-
-
-def compacted(cluster, topic, newest, records=4 * KEYS):
-    """Wait until little more than the newest records is left and nothing more goes; return what is read then."""
-    before = []
+def compacted(cluster, topic, newest):
+    """Wait until little more than the newest records is left; return what is read then."""
 
     def look():
-        found, done = read(cluster, topic), metric(cluster, "compactions_total")
-        was = before[-1:]
-        before.append((found, done))
-        return found if was == before[-1:] and len(found) <= records else None
+        found = read(cluster, topic)
+        return found if len(found) <= 4 * KEYS else None
 
     found = until(look, "the topic is compacted")
     assert {record.key: record.value for record in found} == newest
@@ -82,42 +76,62 @@ def compacted(cluster, topic, newest, records=4 * KEYS):
     return found
 
 
+def offsets_of_each_client(cluster, topic, group, end):
+    """Read a topic in all ways there are; return the offsets found, by the way."""
+
+    async def read_async():
+        async with aio.Reader(topic, **client(cluster)) as reader:
+            return [record.offset async for record in reader]
+
+    def consume():
+        got = []
+        with headrace.Consumer(topic, group_id=group, auto_offset_reset="earliest", **client(cluster)) as consumer:
+            while not got or got[-1] < end - 1:
+                got += [record.offset for record in consumer.poll(timeout=10)]
+            consumer.commit()
+        return got
+
+    def read_in_spark():
+        options = read_options({"subscribe": topic, "headrace.bootstrap.servers": cluster.bootstrap_servers}, BATCH)
+        part = RangePartition(OffsetRange(TopicPartition(topic, 0), 0, end))
+        batches = read_partition(options, full_schema(False), part)
+        return [row["offset"] for batch in batches for row in batch.to_pylist()]
+
+    def read_arrow():
+        with headrace.Reader(topic, **client(cluster)) as reader:
+            return reader.to_arrow()["offset"].to_pylist()
+
+    return {
+        "Arrow": read_arrow(),
+        "asyncio": asyncio.run(read_async()),
+        "consumer": consume(),
+        "Spark": read_in_spark(),
+    }
+
+
 def test_every_client_reads_a_compacted_topic(cluster):
     """Readers and consumers, both transports, Arrow and Spark see the same; a group has no lag at the end."""
     with headrace.Admin(**client(cluster)) as admin:
         admin.create_topic("all", partitions=1, replication_factor=3, config=COMPACT)
         newest = put_rounds(cluster, "all", deleted=(b"key-3", b"key-4"), compression_type="zstd")
-        found = compacted(cluster, "all", newest)
-        expected = [(record.offset, record.key, record.value, record.timestamp_ms) for record in found]
-        end = ROUNDS * KEYS + 2
-        for transport in ("native", "grpc"):
-            again = read(cluster, "all", transport=transport)
-            assert [(each.offset, each.key, each.value, each.timestamp_ms) for each in again] == expected
-        with headrace.Reader("all", **client(cluster)) as reader:
-            table = reader.to_arrow()
-        assert table["offset"].to_pylist() == [record.offset for record in found]
-        assert table["key"].to_pylist() == [record.key for record in found]
-        middle = found[len(found) // 2].offset
+        compacted(cluster, "all", newest)
+
+        groups = (f"g-{turn}" for turn in itertools.count())
+
+        def look():
+            """Return what was read, once no compaction came in between."""
+            group, before = next(groups), read(cluster, "all", transport="native")
+            by_client = offsets_of_each_client(cluster, "all", group, ROUNDS * KEYS + 2)
+            after = read(cluster, "all", transport="grpc")
+            return (group, before, by_client, after) if len(before) == len(after) else None
+
+        group, before, by_client, after = until(look, "one round without a compaction")
+        assert before == after
+        assert by_client == dict.fromkeys(by_client, [record.offset for record in before])
+        assert [lag.records for lag in admin.group_lag(group)] == [0]
+        middle = before[len(before) // 2].offset
         with headrace.Reader("all", start=middle - 1, end=middle + 1, **client(cluster)) as reader:
             assert [record.offset for record in reader][-1] == middle
-        with headrace.Consumer("all", group_id="g", auto_offset_reset="earliest", **client(cluster)) as consumer:
-            got = []
-            while not got or got[-1].offset < end - 1:
-                got += consumer.poll(timeout=10)
-            assert [record.offset for record in got] == [record.offset for record in found]
-            consumer.commit()
-        assert [lag.records for lag in admin.group_lag("g")] == [0]
-
-        async def read_async():
-            async with aio.Reader("all", **client(cluster)) as reader:
-                return [record.offset async for record in reader]
-
-        assert asyncio.run(read_async()) == [record.offset for record in found]
-        where = TopicPartition("all", 0)
-        options = read_options({"subscribe": "all", "headrace.bootstrap.servers": cluster.bootstrap_servers}, BATCH)
-        part = RangePartition(OffsetRange(where, 0, end))
-        rows = [row for batch in read_partition(options, full_schema(False), part) for row in batch.to_pylist()]
-        assert [row["offset"] for row in rows] == [record.offset for record in found]
 
 
 def test_records_need_keys(cluster):
