@@ -32,6 +32,7 @@ NAVIGATION = {
             "docs/guides/compacted-topics",
             "docs/guides/tables",
             "docs/guides/schemas",
+            "docs/guides/typed-topics",
             "docs/guides/spark",
             "docs/guides/jobs",
             "docs/guides/workload-report",

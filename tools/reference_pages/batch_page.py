@@ -7,6 +7,7 @@ import struct
 from headrace.wire import batch, columns
 from headrace.wire.batch import HEADER, HEADER_BYTES, BatchFlags, BatchHeader, Codec, check_batch, read_header
 from headrace.wire.encoding import encode_batch
+from headrace.wire.typed import column_types, payload, topic_columns
 
 from reference_pages.markdown import docstring, table
 
@@ -19,6 +20,7 @@ _FLAGS = {
     BatchFlags.TRANSACTIONAL: "reserved for transactions; the batch has a producer id",
     BatchFlags.CONTROL: "reserved for control records",
     BatchFlags.COMPACTED: "compaction has made it of several batches; never in a produced batch",
+    BatchFlags.TYPED: "the values are rows of a typed topic: the payload is another one, see below",
 }
 _CODECS = {
     Codec.NONE: "-",
@@ -31,7 +33,7 @@ _INTRO = """# Record batch format
 
 A record batch is the unit that a producer sends, a broker stores and a reader fetches: a header of 80 bytes and a
 payload of columns. Producers encode it; the leader checks all of it once and stores it unchanged; readers decode it.
-Version 1; `tests/golden/batch-v1.bin` and `batch-v1-compacted.bin` pin it."""
+Version 1; `batch-v1.bin`, `batch-v1-compacted.bin` and `batch-v1-typed.bin` in `tests/golden` pin it."""
 
 _RULES = """## Checks
 
@@ -41,7 +43,8 @@ The leader checks a batch once, before the append (`headrace.wire.batch.check_ba
 1. `batch_bytes` is the received length, a multiple of 8, within the topic's `max_batch_bytes`.
 2. `stamp_crc` and `crc` are correct.
 3. The codec is known, `record_count` is at least 1 and within the limit, `payload_bytes` is within the limit.
-4. `4 * (record_count + 1) <= payload_bytes`; without compression `payload_bytes` is the stored size.
+4. `4 * (record_count + 1) <= payload_bytes`, except in a typed batch; without compression `payload_bytes` is the stored
+   size.
 5. Reserved flags are 0, the final padding is zero, timestamps and producer fields agree with each other.
 6. Timestamps are within the years 1 to 9999, and as near to the broker's clock as the topic requires.
 7. A compressed payload decompresses to exactly `payload_bytes`, at most 1,000 times its stored bytes. A thread
@@ -49,6 +52,8 @@ The leader checks a batch once, before the append (`headrace.wire.batch.check_ba
 8. The columns are those of the flags: offsets ascend from 0 and end where their data ends, validity bitmaps have
    no bits past `n`, gaps are zero, the names of headers are UTF-8, no record has more than 1,000 headers and no batch
    more than 1,000,000; the smallest and greatest timestamps are the header's.
+9. Of a typed batch: the checksums of the directory and of every block, their sizes, and that the columns are those of
+   the topic (`headrace.wire.typed.topic_columns.writable`). The values in the blocks are not looked at.
 
 Every reader can decode a batch that passes. A topic with `validate=header` omits decompression and columns
 (7 and 8). Followers check both checksums.
@@ -77,10 +82,17 @@ def batch_body() -> str:
             "### Flags",
             table(("bit", "name", "when set"), [*flags, ("13-15", "-", "a number: the zero bytes at the end")]),
             "### Codecs",
-            "The payload is compressed as a whole. `payload_bytes` is its size before compression.",
+            "The payload is compressed as a whole, that of a typed batch by column. `payload_bytes` is its size before "
+            "compression.",
             table(("number", "name", "extra to install"), codecs),
             "## Payload",
             docstring(columns),
+            "## Payload of a typed batch",
+            docstring(payload),
+            "### Columns of a topic",
+            docstring(topic_columns),
+            "### Types of columns",
+            docstring(column_types),
             _RULES,
             "## Overhead",
             _overhead(),

@@ -86,20 +86,22 @@ class BrokerMetadata(_message.Message):
     def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., host: _Optional[str] = ..., broker_epoch: _Optional[int] = ..., draining: bool = ..., version: _Optional[str] = ..., native_address: _Optional[str] = ..., data_center: _Optional[str] = ...) -> None: ...
 
 class TopicMetadata(_message.Message):
-    __slots__ = ("name", "topic_id", "partitions", "max_batch_bytes", "error", "placement")
+    __slots__ = ("name", "topic_id", "partitions", "max_batch_bytes", "error", "placement", "columns")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     name: str
     topic_id: bytes
     partitions: _containers.RepeatedCompositeFieldContainer[PartitionMetadata]
     max_batch_bytes: int
     error: _errors_pb2.ErrorDetail
     placement: str
-    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionMetadata, _Mapping]]] = ..., max_batch_bytes: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., placement: _Optional[str] = ...) -> None: ...
+    columns: str
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionMetadata, _Mapping]]] = ..., max_batch_bytes: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., placement: _Optional[str] = ..., columns: _Optional[str] = ...) -> None: ...
 
 class PartitionMetadata(_message.Message):
     __slots__ = ("partition", "leader_id", "leader_epoch", "replicas", "in_sync_replicas", "eligible_leaders", "adding_replicas", "removing_replicas", "unclean", "min_insync_replicas")

@@ -96,7 +96,7 @@ assert CRC_START + CHECKED.size == HEADER.size == HEADER_BYTES
 
 
 class BatchFlags(IntFlag):
-    """Columns of the payload, and the kind of batch. Bits 8-12 are reserved and zero; 13-15 are a number."""
+    """Columns of the payload, and the kind of batch. Bits 9-12 are reserved and zero; 13-15 are a number."""
 
     KEYS = 1
     NULL_VALUES = 2
@@ -106,6 +106,7 @@ class BatchFlags(IntFlag):
     TRANSACTIONAL = 32
     CONTROL = 64
     COMPACTED = 128
+    TYPED = 256
 
 
 _KEYS = int(BatchFlags.KEYS)
@@ -114,7 +115,9 @@ _TRANSACTIONAL = int(BatchFlags.TRANSACTIONAL)
 _CONTROL = int(BatchFlags.CONTROL)
 _RECORD_TIMESTAMPS = int(BatchFlags.RECORD_TIMESTAMPS)
 _COMPACTED = int(BatchFlags.COMPACTED)
-_RESERVED_FLAGS = ((1 << PADDING_SHIFT) - 1) & ~0xFF
+_TYPED = int(BatchFlags.TYPED)
+_UNTYPED = int(BatchFlags.NULL_VALUES | BatchFlags.CONTROL | BatchFlags.COMPACTED)
+_RESERVED_FLAGS = ((1 << PADDING_SHIFT) - 1) & ~0x1FF
 _CODECS = frozenset(int(codec) for codec in Codec)
 
 
@@ -153,6 +156,11 @@ class BatchHeader(NamedTuple):
     def is_compacted(self) -> bool:
         """Whether this is a compacted batch, whose producer fields have another meaning."""
         return bool(self.flags & _COMPACTED)
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the values are rows of a typed topic, see `headrace.wire.typed.payload`."""
+        return bool(self.flags & _TYPED)
 
     @property
     def padding_bytes(self) -> int:
@@ -244,7 +252,9 @@ def _wrong_relation(header: BatchHeader) -> str:
         return f"reserved flags are set: {flags & _RESERVED_FLAGS:#06x}"
     if flags & _NULL_KEYS and not flags & _KEYS:
         return "null keys are flagged without keys"
-    if 4 * (header.record_count + 1) > header.payload_bytes:
+    if flags & _TYPED and flags & _UNTYPED:
+        return "a typed batch has null values, control records, or is compacted"
+    if 4 * (header.record_count + 1) > header.payload_bytes and not flags & _TYPED:
         return f"{header.record_count} records cannot be in a payload of {header.payload_bytes} bytes"
     if stored_bytes < 1:
         return "there is no payload"

@@ -53,6 +53,8 @@ from headrace.wire.crc import ReadableBuffer
 from headrace.wire.decoded import BinaryColumn, Columns, HeaderColumns, Int32s, Int64s
 from headrace.wire.encoding import encode_batch, encode_columns
 from headrace.wire.errors import CorruptBatchError
+from headrace.wire.typed.payload import block_of, check_blocks, read_directory
+from headrace.wire.typed.typed_columns import TypedColumns
 
 __all__ = [
     "Columns",
@@ -72,6 +74,7 @@ _NULL_KEYS = int(BatchFlags.NULL_KEYS)
 _RECORD_TIMESTAMPS = int(BatchFlags.RECORD_TIMESTAMPS)
 _HEADERS = int(BatchFlags.HEADERS)
 _COMPACTED = int(BatchFlags.COMPACTED)
+_TYPED = int(BatchFlags.TYPED)
 _COLUMN_FLAGS = _KEYS | _NULL_VALUES | _NULL_KEYS | _RECORD_TIMESTAMPS | _HEADERS | _COMPACTED
 
 
@@ -105,7 +108,9 @@ def check_columns(batch: ReadableBuffer, header: BatchHeader, *, max_payload_byt
         CorruptBatchError: If the columns violate the format, or the compression ratio is too high.
         UnsupportedCodecError: If the codec's package is not installed here.
     """
-    if header.codec != Codec.NONE:
+    if header.flags & _TYPED:
+        _check_typed(batch, header)
+    elif header.codec != Codec.NONE:
         stored_bytes = header.batch_bytes - HEADER_BYTES - header.padding_bytes
         if header.payload_bytes > MAX_RATIO * stored_bytes:
             raise CorruptBatchError(
@@ -144,12 +149,14 @@ def _decode(batch: ReadableBuffer, header: BatchHeader, max_payload_bytes: int) 
     try:
         if header.batch_bytes != len(view):
             raise CorruptBatchError(f"batch_bytes is {header.batch_bytes}, but {len(view)} bytes came")
-        if 4 * (header.record_count + 1) > header.payload_bytes:
+        if 4 * (header.record_count + 1) > header.payload_bytes and not header.flags & _TYPED:
             raise CorruptBatchError(f"{header.record_count} records cannot be in {header.payload_bytes} bytes")
         if header.base_timestamp_ms < MIN_TIMESTAMP_MS or header.max_timestamp_ms > MAX_TIMESTAMP_MS:
             raise CorruptBatchError(
                 f"timestamps {header.base_timestamp_ms} .. {header.max_timestamp_ms} ms are outside the years 1 to 9999"
             )
+        if header.flags & _TYPED:
+            return _decode_typed(view[:end], header, max_payload_bytes)
         payload = decompress(header.codec, view[HEADER_BYTES:end], header.payload_bytes, max_payload_bytes)
         return _read_columns(header, _PayloadReader(payload))
     except CorruptBatchError as error:
@@ -157,9 +164,29 @@ def _decode(batch: ReadableBuffer, header: BatchHeader, max_payload_bytes: int) 
         raise
 
 
-def _read_columns(header: BatchHeader, reader: "_PayloadReader") -> Columns:
+def _check_typed(batch: ReadableBuffer, header: BatchHeader) -> None:
+    """Check the directory and the checksum of every block of a typed batch; `_decode` checks the rest."""
+    try:
+        check_blocks(batch, header, read_directory(batch, header))
+    except CorruptBatchError as error:
+        error.base_offset, error.next_offset = header.base_offset, header.end_offset
+        raise
+
+
+def _decode_typed(view: memoryview, header: BatchHeader, max_payload_bytes: int) -> Columns:
+    """Decode a typed batch but for its blocks, which are decoded on first use."""
+    directory = read_directory(view, header)
+    if header.payload_bytes > max_payload_bytes:
+        raise CorruptBatchError(f"a payload of {header.payload_bytes} bytes exceeds the limit of {max_payload_bytes}")
+    *blocks, rest = [view[HEADER_BYTES + start : HEADER_BYTES + end] for start, end in directory.spans()]
+    values = TypedColumns(header, directory, blocks, max_payload_bytes)
+    plain = block_of(rest, directory.rest, header.codec, max_payload_bytes)
+    return _read_columns(header, _PayloadReader(plain), values)
+
+
+def _read_columns(header: BatchHeader, reader: "_PayloadReader", typed: TypedColumns | None = None) -> Columns:
     count, flags = header.record_count, header.flags
-    values = reader.column("value", count, nullable=bool(flags & _NULL_VALUES))
+    values = typed or reader.column("value", count, nullable=bool(flags & _NULL_VALUES))
     keys = reader.column("key", count, nullable=bool(flags & _NULL_KEYS)) if flags & _KEYS else None
     timestamps_ms = None
     if flags & _RECORD_TIMESTAMPS:

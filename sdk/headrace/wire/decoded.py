@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.wire.batch import BatchHeader
+from headrace.wire.typed.typed_columns import TypedColumns
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -107,13 +108,28 @@ class Columns:
     """Decoded batch: views into its bytes or into the decompressed payload, immutable, any thread."""
 
     header: BatchHeader
-    value_column: BinaryColumn
+    value_source: BinaryColumn | TypedColumns
     key_column: BinaryColumn | None
     timestamps_ms: Int64s | None
     """int64[n], or `None` if all records have header.base_timestamp_ms."""
     header_columns: HeaderColumns | None
     record_offsets: Int64s | None = None
     """int64[n] of a compacted batch; `None` if the offsets are consecutive from header.base_offset."""
+
+    @property
+    def typed(self) -> TypedColumns | None:
+        """Values of a typed batch; `None` of another."""
+        return self.value_source if isinstance(self.value_source, TypedColumns) else None
+
+    @property
+    def value_column(self) -> BinaryColumn:
+        """Values as bytes; those of a typed batch as JSON, which costs time for each record."""
+        if isinstance(self.value_source, BinaryColumn):
+            return self.value_source
+        rows = self.value_source.json_rows(0, self.record_count)
+        offsets = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(np.fromiter(map(len, rows), np.int32, len(rows)), out=offsets[1:])
+        return BinaryColumn(offsets, memoryview(b"".join(rows)), None)
 
     @property
     def record_count(self) -> int:

@@ -26,6 +26,7 @@ from headrace.wire.batch import (
 from headrace.wire.compression import MAX_RATIO, Codec, compress
 from headrace.wire.crc import ReadableBuffer, crc32c
 from headrace.wire.errors import BatchTooLargeError, InvalidRequestError
+from headrace.wire.typed.payload import ColumnBlock, seal, typed_parts
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 RecordHeaders: TypeAlias = Sequence[tuple[str, bytes]]
@@ -48,6 +49,16 @@ class ArrowBuffers(NamedTuple):
     """At least offsets[n] bytes."""
     validity: npt.NDArray[np.uint8] | None = None
     """uint8[(n + 7) // 8], least significant bit first, from bit 0; `None` means that no entry is null."""
+
+
+class RowBlocks(NamedTuple):
+    """Values of a typed batch: input of `column_parts` in place of a column of bytes."""
+
+    text: str
+    """The columns, see `headrace.wire.typed.topic_columns`."""
+    blocks: list[ColumnBlock]
+    """One for each column."""
+    rows: int
 
 
 class CompactedRange(NamedTuple):
@@ -185,7 +196,7 @@ def _stamped(batch_bytes: int) -> bytes:
 
 
 def column_parts(
-    values: ArrowBuffers,
+    values: ArrowBuffers | RowBlocks,
     keys: ArrowBuffers | None = None,
     *,
     base_timestamp_ms: int,
@@ -204,11 +215,15 @@ def column_parts(
     The parts are views of the columns, which must not change while the parts are in use. With `compacted` the batch is
     a compacted one, which has no producer and may be empty.
     """
-    count = len(values.offsets) - 1
+    typed = values if isinstance(values, RowBlocks) else None
+    count = values.rows if isinstance(values, RowBlocks) else len(values.offsets) - 1
     if count < 1 and compacted is None:
         raise InvalidRequestError("a batch has at least one record")
     payload = _Payload()
-    bits = int(flags) | payload.column("value", values, count) * BatchFlags.NULL_VALUES
+    if isinstance(values, RowBlocks):
+        bits = int(flags) | int(BatchFlags.TYPED)
+    else:
+        bits = int(flags) | payload.column("value", values, count) * BatchFlags.NULL_VALUES
     if keys is not None and _has_any(keys, count):
         bits |= BatchFlags.KEYS | payload.column("key", keys, count) * BatchFlags.NULL_KEYS
     times = base_timestamp_ms, base_timestamp_ms
@@ -224,8 +239,10 @@ def column_parts(
         bits |= BatchFlags.COMPACTED
         producer = compacted.end_offset, -1, (compacted.end_crc ^ _SIGN) - _SIGN
     parts: list[ReadableBuffer] = payload.parts
-    stored = payload.size
-    if codec != Codec.NONE:
+    stored = plain = payload.size
+    if typed is not None:
+        parts, stored, plain = typed_parts(typed.text, typed.blocks, parts, codec, compression_level)
+    elif codec != Codec.NONE:
         packed = compress(codec, b"".join(parts), compression_level)
         if len(packed) < stored <= MAX_RATIO * len(packed):
             parts, stored = [packed], len(packed)
@@ -236,7 +253,9 @@ def column_parts(
         parts.append(_ZEROS[:padding])
     batch_bytes = HEADER_BYTES + stored + padding
     bits |= padding << PADDING_SHIFT
-    checked = CHECKED.pack(MAGIC, codec, bits, count, payload.size, *times, *producer)
+    checked = CHECKED.pack(MAGIC, codec, bits, count, plain, *times, *producer)
+    if typed is not None:
+        seal(parts[0], checked)
     crc = crc32c(checked)
     for part in parts:
         crc = crc32c(part, crc)

@@ -292,6 +292,7 @@ class ClusterView:
                 topic_id=topic.topic_id,
                 max_batch_bytes=topic.config.max_batch_bytes,
                 placement=topic.overrides.get("placement", ""),
+                columns=topic.config.columns,
                 partitions=[_partition_metadata(partition) for partition in self.partitions(topic.topic_id)],
             )
         return described

@@ -16,6 +16,7 @@ from typing import Any
 from headrace.placement.policy import PLACEMENT_VALUES, RACK, PlacementPolicy, parse_placement
 from headrace.wire.compression import Codec
 from headrace.wire.errors import InvalidConfigError
+from headrace.wire.typed.topic_columns import COMPATIBILITY_MODES, evolved, parse_columns
 
 from headrace_server.settings import nearest_name
 
@@ -55,7 +56,7 @@ class ConfigDefinition:
 
     name: str
     kind: str
-    """`integer`, `choice`, `choices` (several, separated by commas), or `placement`."""
+    """`integer`, `choice`, `choices` (several, separated by commas), `placement` or `columns`."""
     default: int | str
     minimum: int = 0
     maximum: int = INT64_MAX
@@ -79,6 +80,8 @@ class ConfigDefinition:
             return ",".join(each for each in self.choices if each in given)
         if self.kind == "placement":
             return parse_placement(text).text
+        if self.kind == "columns":
+            return str(parse_columns(text)) if text else ""
         try:
             value = int(text)
         except ValueError:
@@ -95,6 +98,8 @@ class ConfigDefinition:
             return f"some of {', '.join(self.choices)}"
         if self.kind == "placement":
             return PLACEMENT_VALUES
+        if self.kind == "columns":
+            return "columns like `page string required, user int64`"
         return f"{self.minimum} .. {'2^63 - 1' if self.maximum == INT64_MAX else self.maximum}"
 
     def _error(self, text: str, problem: str) -> InvalidConfigError:
@@ -207,6 +212,18 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
         "own is deleted. 0 means never.",
     ),
     ConfigDefinition(
+        "columns", "columns", "",
+        documentation="Columns of a typed topic, whose records are rows: name and type of each, then required (never "
+"null) or key (a part of the record's key), then default and a JSON value. Set when the topic is created. A change "
+"must keep to compatibility; a column that the new text lacks is dropped.",
+    ),
+    ConfigDefinition(
+        "compatibility", "choice", "backward", choices=COMPATIBILITY_MODES,
+        documentation="How columns may change. backward: readers of the new columns can read old records. "
+"forward: readers of the old columns can read new records. full: both. none: neither; a column whose type "
+"changes becomes another column.",
+    ),
+    ConfigDefinition(
         "file_delete_delay_ms", "integer", 60_000, 0,
         documentation="Milliseconds between a segment's removal from the log and the deletion of its files.",
     ),
@@ -257,6 +274,8 @@ class TopicConfig:
     min_dirty_percent: int = 33
     table: str = "no"
     table_ttl_ms: int = 0
+    columns: str = ""
+    compatibility: str = "backward"
     file_delete_delay_ms: int = 60_000
     validate: Validation = Validation.COLUMNS
     allowed_codecs: str = ",".join(CODECS)
@@ -346,13 +365,17 @@ def read_stored_topic_config(configs: Mapping[str, str]) -> tuple[TopicConfig, t
         return parse_topic_config(dict.fromkeys(RETENTION, "-1")), tuple(sorted(configs))
 
 
-def normalise_topic_configs(configs: Mapping[str, str]) -> dict[str, str]:
+def normalise_topic_configs(configs: Mapping[str, str], columns: str = "") -> dict[str, str]:
     """Validate `configs` as `parse_topic_config` and return the value to store: canonical text, no defaults.
+
+    `columns` are those that the topic has. The columns of `configs` may lack ids, and are checked against them.
 
     A topic that is only compacted has no retention, also for a broker of a release that does not know compaction.
     """
     config = parse_topic_config(configs)
     parsed = {name: str(config_definition(name).parse(configs[name])) for name in sorted(configs)}
+    if config.columns:
+        parsed["columns"] = evolved(columns, config.columns, config.compatibility)
     if config.cleanup_policy == "compact":
         for name in RETENTION:
             if parsed.setdefault(name, "-1") != "-1":
@@ -374,8 +397,14 @@ def alter_topic_configs(current: Mapping[str, str], changes: Mapping[str, str], 
         config_definition(name)
         if name in changes:
             raise InvalidConfigError(f"{name} is both set and unset", action=f"Name {name} in one of the two only.")
+    columns = current.get("columns", "")
+    if bool(columns) != bool(changes.get("columns", columns)) or "columns" in removed:
+        raise InvalidConfigError(
+            "columns: a topic is typed, or not, from its creation on",
+            action="Create another topic, and copy the records.",
+        )
     merged = {name: text for name, text in current.items() if name not in removed} | dict(changes)
-    return normalise_topic_configs(merged)
+    return normalise_topic_configs(merged, columns)
 
 
 def describe_topic_config(configs: Mapping[str, str], replication_factor: int) -> list[TopicConfigValue]:
@@ -449,6 +478,11 @@ def _check_relations(config: TopicConfig) -> None:
     if config.table_ttl_ms and not config.is_table:
         raise InvalidConfigError(
             "table_ttl_ms has no meaning for a topic that is no table", action="Set table=yes, or leave it out."
+        )
+    if config.columns and config.compacts:
+        raise InvalidConfigError(
+            "columns with cleanup_policy=compact: rows are not compacted",
+            action="Leave columns out, or set cleanup_policy=delete.",
         )
     if config.segment_bytes < config.max_batch_bytes:
         raise InvalidConfigError(

@@ -67,7 +67,7 @@ def test_truncated_batch_is_refused(size: int) -> None:
         (20, "<i", -2, "leader_epoch"),
         (36, "<B", 2, "magic"),
         (38, "<H", 1 << 7, "a compacted batch ends"),
-        (38, "<H", 1 << 8, "reserved flags"),
+        (38, "<H", 1 << 9, "reserved flags"),
         (38, "<H", 1 << 12, "reserved flags"),
         (38, "<H", 4, "null keys"),
         (38, "<H", 32, "transactional"),

@@ -44,9 +44,20 @@ def to_document(record: FormattableRecord) -> dict[str, JsonValue]:
         "offset": record.offset,
         "timestamp_ms": record.timestamp_ms,
         "key": bytes_text.to_json(record.key),
-        "value": bytes_text.to_json(record.value),
+        "value": _value(record.value),
         "headers": [{"key": name, "value": bytes_text.to_json(value)} for name, value in record.headers],
     }
+
+
+def _value(value: object) -> JsonValue:
+    """Return the JSON form of a value: an object for a row of a typed topic."""
+    if isinstance(value, dict):
+        from headrace.wire.typed.typed_columns import json_row
+
+        row: JsonValue = json.loads(json_row(value))
+        return row
+    assert value is None or isinstance(value, bytes)
+    return bytes_text.to_json(value)
 
 
 def parse_json_line(line: bytes) -> OutgoingRecord:

@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import assert_never
+from typing import Any, assert_never
 
 from headrace.cli.common import bytes_text
 from headrace.cli.common.rendering import json_document, yaml_document
@@ -30,19 +30,32 @@ def record_writer(output: RecordOutput, format_text: str | None) -> tuple[bytes,
         FormatSyntaxError: If `format_text` is not a valid format.
     """
     if format_text is not None:
-        return b"", compile_format(format_text)
+        return b"", _of_bytes(compile_format(format_text))
     match output:
         case RecordOutput.RAW:
-            return b"", lambda record: (record.value or b"") + b"\n"
+            return b"", _of_bytes(lambda record: (record.value or b"") + b"\n")
         case RecordOutput.JSON:
             return b"", lambda record: _encoded(json_document(to_document(record)) + "\n")
         case RecordOutput.YAML:
             return b"", lambda record: _encoded("---\n" + yaml_document(to_document(record)))
         case RecordOutput.TABLE | RecordOutput.WIDE:
             wide = output is RecordOutput.WIDE
-            return _encoded(_heading(wide=wide)), lambda record: _encoded(_row(record, wide=wide))
+            return _encoded(_heading(wide=wide)), _of_bytes(lambda record: _encoded(_row(record, wide=wide)))
         case _:
             assert_never(output)
+
+
+def _of_bytes(writer: Writer) -> Writer:
+    """Return a writer that is given a row of a typed topic as a JSON object."""
+
+    def write(record: Any) -> bytes:
+        if isinstance(record.value, dict):
+            from headrace.wire.typed.typed_columns import json_row
+
+            record = record._replace(value=json_row(record.value))
+        return writer(record)
+
+    return write
 
 
 def timestamp_text(timestamp_ms: int) -> str:

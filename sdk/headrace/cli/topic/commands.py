@@ -27,6 +27,12 @@ def create(
     topic: NewTopic,
     partitions: NewPartitions = 0,
     replication_factor: ReplicationFactor = 0,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--columns", metavar="TEXT", help="Make a typed topic, for example 'page string required, user int64'."
+        ),
+    ] = None,
     config: Config = None,
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed if the topic exists.")] = False,
     dry_run: DryRun = False,
@@ -41,14 +47,16 @@ def create(
       headrace topic create clicks --partitions 6
       headrace topic create clicks -p 6 -r 3 --config min_insync_replicas=2
       headrace topic create clicks --config retention_ms=86400000 --if-not-exists
+      headrace topic create visits --columns "page string required, user int64, at timestamp[ms, UTC]"
     """
     from headrace.wire.errors import TopicAlreadyExistsError
 
+    settings = parse_configs(config)
+    if columns is not None:
+        settings["columns"] = columns
     with session.admin() as admin:
         try:
-            made = admin.create_topic(
-                topic, partitions, replication_factor, parse_configs(config), validate_only=dry_run
-            )
+            made = admin.create_topic(topic, partitions, replication_factor, settings, validate_only=dry_run)
             created = True
         except TopicAlreadyExistsError:
             if not if_not_exists:

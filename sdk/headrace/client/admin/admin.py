@@ -52,6 +52,7 @@ from headrace.client.admin.rpc import (
     OffsetAt,
     TopicDescription,
 )
+from headrace.client.base.column_sources import columns_text
 from headrace.client.base.config import AdminConfig, build, client_repr
 from headrace.client.base.errors import ForkedError
 from headrace.client.base.forking import ForkGuard
@@ -118,6 +119,7 @@ class Admin:
         replication_factor: int = 0,
         config: Mapping[str, Any] | None = None,
         *,
+        columns: Any = None,
         assignments: Sequence[Sequence[int]] | None = None,
         validate_only: bool = False,
         exist_ok: bool = False,
@@ -130,6 +132,8 @@ class Admin:
             partitions: number of partitions; 0 means the cluster's default.
             replication_factor: number of replicas of each; 0 means the cluster's default.
             config: topic settings by name.
+            columns: makes a typed topic, whose records are rows: text like `page string required, user int64`, a
+                pyarrow schema or table, a data frame, a dataclass or a pydantic model; see the guide on typed topics.
             assignments: brokers of each partition, instead of the two numbers.
             validate_only: check everything, create nothing.
             exist_ok: describe an existing topic instead of raising an error.
@@ -140,6 +144,8 @@ class Admin:
             InvalidTopicNameError, InvalidPartitionsError: If the argument is invalid.
             InvalidReplicationFactorError, InvalidConfigError: If the argument is invalid.
         """
+        if columns is not None:
+            config = {**(config or {}), "columns": columns_text(columns)}
         return self._run(
             self._operations.create_topic(
                 name,

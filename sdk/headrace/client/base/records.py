@@ -5,7 +5,7 @@ batch at a time, on first use; `to_arrow` never creates them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any, NamedTuple, cast, overload
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from headrace.client.base.serializers import Deserializer, deserialize
 from headrace.wire.decoded import BinaryColumn, Columns, Headers
 from headrace.wire.ids import TopicPartition
+from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns
 
 __all__ = ["DecodedBatch", "Deserializers", "Record", "RecordBatch", "RecordMetadata", "TopicPartition"]
 
@@ -34,7 +35,7 @@ class Record(NamedTuple):
     key: Any
     """bytes or None, unless a key_deserializer is set."""
     value: Any
-    """bytes or None (a null value), unless a value_deserializer is set."""
+    """bytes or None (a null value), unless a value_deserializer is set; of a typed topic a dict by column name."""
     headers: tuple[tuple[str, bytes], ...]
 
 
@@ -87,6 +88,8 @@ class DecodedBatch:
     end: int
     """Index after the last record."""
     deserializers: Deserializers
+    topic_columns: TopicColumns | None = None
+    """Columns of a typed topic, by which its rows are returned; `None` for those of the batch."""
 
     @property
     def is_empty(self) -> bool:
@@ -116,7 +119,7 @@ class DecodedBatch:
 
     def cut(self, start: int, end: int) -> "DecodedBatch":
         """Return the records `start` to `end`, as indexes within this decoded batch."""
-        return DecodedBatch(self.source, self.columns, self.start + start, self.start + end, self.deserializers)
+        return replace(self, start=self.start + start, end=self.start + end)
 
     def offset_after(self, records: int) -> int:
         """Return the offset at which a reader continues that has the first `records`."""
@@ -129,7 +132,11 @@ class DecodedBatch:
     def records(self, offsets: Iterator[int]) -> Iterator[Record]:
         """Return the records by C loops alone; `offsets` is consumed in step with them and limits their number."""
         columns, start, end = self.columns, self.start, self.end
-        values = self._objects(_entries(columns.value_column, start, end), self.deserializers.value, "value")
+        values: Iterator[Any]
+        if columns.typed is not None and self.deserializers.value is None:
+            values = iter(columns.typed.rows(start, end, self.current_columns))
+        else:
+            values = self._objects(_entries(columns.value_column, start, end), self.deserializers.value, "value")
         keys: Iterator[Any] = repeat(None)
         if columns.key_column is not None:
             keys = self._objects(_entries(columns.key_column, start, end), self.deserializers.key, "key")
@@ -152,6 +159,12 @@ class DecodedBatch:
                 strict=False,
             ),
         )
+
+    @property
+    def current_columns(self) -> Sequence[TopicColumn]:
+        """Columns of the rows of a typed batch."""
+        assert self.columns.typed is not None, "the batch is typed"
+        return self.columns.typed.columns if self.topic_columns is None else self.topic_columns.current
 
     def _objects(self, data: list[Any], how: Deserializer | None, what: str) -> Iterator[Any]:
         if how is None:
@@ -223,8 +236,11 @@ class RecordBatch(Sequence[Record]):
             parts.setdefault(decoded.source, []).append(decoded)
         return {source: RecordBatch(decoded_batches) for source, decoded_batches in parts.items()}
 
-    def to_arrow(self) -> Any:
+    def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
         """Return a `pyarrow.Table` over the same memory, with one Arrow chunk per batch and no copy.
+
+        Of a typed topic, the table has its columns, or those that are named here: also `_topic`, `_partition`,
+        `_offset`, `_timestamp`, `_key` and `_headers`. Of another topic:
 
         Columns: topic (dictionary of string), partition int32, offset int64, timestamp (ms, UTC), key and value binary,
         headers list<struct<key: string, value: binary>>. Keys and values are the bytes as sent; deserializers do not
@@ -232,10 +248,11 @@ class RecordBatch(Sequence[Record]):
 
         Raises:
             ImportError: If pyarrow is not installed; install `headrace[arrow]`.
+            InvalidConfigError: If there is no such column.
         """
         from headrace.client.base.arrow_tables import table_of
 
-        return table_of(self.decoded_batches)
+        return table_of(self.decoded_batches, columns)
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with the columns of `to_arrow`; deserializers apply to keys and values.
@@ -245,6 +262,8 @@ class RecordBatch(Sequence[Record]):
             SerializationError: If a deserializer failed.
         """
         frame = self.to_arrow().to_pandas()
+        if any(decoded.columns.typed is not None for decoded in self.decoded_batches):
+            return frame
         for name in ("key", "value"):
             if any(getattr(decoded.deserializers, name) for decoded in self.decoded_batches):
                 frame[name] = type(frame[name])([getattr(record, name) for record in self], index=frame.index)

@@ -110,11 +110,13 @@ class Reader:
 
     def to_arrow(self, timeout: float | None = None) -> Any:
         """Return all remaining records as a `pyarrow.Table`; see `RecordBatch.to_arrow`."""
-        return self.read(timeout).to_arrow()
+        found = self.read(timeout)
+        return self._core.empty_table() if not found.decoded_batches else found.to_arrow()
 
     def to_pandas(self, timeout: float | None = None) -> Any:
         """Return all remaining records as a `pandas.DataFrame`."""
-        return self.read(timeout).to_pandas()
+        found = self.read(timeout)
+        return self._core.empty_table().to_pandas() if not found.decoded_batches else found.to_pandas()
 
     def start_offsets(self) -> dict[TopicPartition, int]:
         """Return the first offset of each partition."""

@@ -112,11 +112,13 @@ class AsyncReader:
 
     async def to_arrow(self, timeout: float | None = None) -> Any:
         """Return all remaining records as a `pyarrow.Table`; see `RecordBatch.to_arrow`."""
-        return (await self.read(timeout)).to_arrow()
+        found = await self.read(timeout)
+        return self._core.empty_table() if not found.decoded_batches else found.to_arrow()
 
     async def to_pandas(self, timeout: float | None = None) -> Any:
         """Return all remaining records as a `pandas.DataFrame`."""
-        return (await self.read(timeout)).to_pandas()
+        found = await self.read(timeout)
+        return self._core.empty_table().to_pandas() if not found.decoded_batches else found.to_pandas()
 
     def start_offsets(self) -> dict[TopicPartition, int]:
         """Return the first offset of each partition."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import chain
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from headrace.client.base.config import ReaderConfig
 from headrace.client.base.errors import ConfigError
@@ -15,6 +15,7 @@ from headrace.client.fetch.fetch_manager import FetchManager
 from headrace.client.fetch.partition_fetch_state import CompletedFetch
 from headrace.wire.errors import CorruptBatchError, HeadraceError, TimedOutError, UnknownPartitionError
 from headrace.wire.ids import TopicPartition
+from headrace.wire.typed.topic_columns import parse_columns
 
 OffsetPoint: TypeAlias = str | int | datetime | timedelta
 """`earliest`, `latest` or `current` (the end of the log), an offset, a time, or a negative time relative to now."""
@@ -30,6 +31,7 @@ class ReaderCore:
         self._completed: CompletedFetch | None = None
         self._decoded_batches: Iterator[DecodedBatch] = iter(())
         self._rest: tuple[DecodedBatch, ...] = ()
+        self._topic = ""
         self.topic_id = b""
         """Id of the topic, once `open` has run."""
         self.starts: dict[TopicPartition, int] = {}
@@ -51,6 +53,7 @@ class ReaderCore:
             ConfigError: For an invalid offset point, or both `start` and `last_per_partition`.
             UnknownTopicError, UnknownPartitionError: If the topic or a partition does not exist.
         """
+        self._topic = topic
         count = (yield from self.fetcher.read_metadata({topic}))[topic]
         numbers = list(range(count)) if partitions is None else list(dict.fromkeys(partitions))
         if not numbers:
@@ -96,6 +99,15 @@ class ReaderCore:
                     raise
             if decoded_batches:
                 return decoded_batches
+
+    def empty_table(self) -> Any:
+        """Return a `pyarrow.Table` without rows, with the columns of the topic."""
+        from headrace.client.base.arrow_tables import SCHEMA, typed_columns_of, typed_schema
+
+        columns = self.fetcher.columns(self._topic)
+        if not columns:
+            return SCHEMA.empty_table()
+        return typed_schema(typed_columns_of(parse_columns(columns).current, None)).empty_table()
 
     def _take_decoded_batches(self, completed: CompletedFetch, decoded_batches: list[DecodedBatch]) -> None:
         """Decode more of the open fetch into `decoded_batches`, within `max_poll_bytes`."""

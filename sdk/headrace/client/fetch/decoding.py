@@ -14,6 +14,7 @@ from headrace.wire.batch import BatchHeader, check_batch, iter_batches, read_hea
 from headrace.wire.columns import Columns, decode_batch
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, UnsupportedCodecError
+from headrace.wire.typed.topic_columns import parse_columns
 
 MAX_BATCH_BYTES = 2**31 - 1
 MAX_RECORDS = 2**31 - 1
@@ -44,6 +45,7 @@ def decoded_batches_of(
         UnsupportedCodecError: The codec's package is not installed here.
     """
     offset = completed.offset
+    topic_columns = parse_columns(completed.columns) if completed.columns else None
     batches = iter_batches(completed.data)
     position = 0
     while True:
@@ -65,7 +67,8 @@ def decoded_batches_of(
         if completed.end_offset is not None and completed.end_offset < header.end_offset:
             end = columns.index_of(completed.end_offset)
         for first in range(start, end, DECODED_BATCH_RECORDS):
-            yield DecodedBatch(completed.where, columns, first, min(end, first + DECODED_BATCH_RECORDS), deserializers)
+            last = min(end, first + DECODED_BATCH_RECORDS)
+            yield DecodedBatch(completed.where, columns, first, last, deserializers, topic_columns)
         if header.is_compacted:
             yield from _end_of_compacted(completed, columns, start, end, deserializers)
         offset = max(offset, header.end_offset)
@@ -97,7 +100,10 @@ def _decoded(batch: memoryview, max_payload_bytes: int) -> Columns:
         raise CorruptBatchError(
             error.message, next_offset=read_header(batch).end_offset, action="Raise max_payload_bytes to read it."
         ) from error
-    return decode_batch(batch, max_payload_bytes=max_payload_bytes)
+    columns = decode_batch(batch, max_payload_bytes=max_payload_bytes)
+    if columns.typed is not None:
+        columns.typed.check()
+    return columns
 
 
 def _at(completed: CompletedFetch, offset: int, position: int, error: CorruptBatchError) -> CorruptBatchError:

@@ -99,6 +99,12 @@ class FetchManager:
             leaders = self.engine.cluster_metadata.topic(topic)
             return b"" if leaders is None else leaders.topic_id
 
+    def columns(self, topic: str) -> str:
+        """Return the columns of a typed topic in the newest metadata; empty for another one."""
+        with self._lock:
+            leaders = self.engine.cluster_metadata.topic(topic)
+            return "" if leaders is None else leaders.columns
+
     def read_topics(self, topics: set[str]) -> None:
         """Refresh the metadata of these topics from now on; metadata of new ones is requested soon."""
         with self._lock:
@@ -164,6 +170,9 @@ class FetchManager:
         completed = self.positions.pop(monotonic_ms())
         if self.positions.has_news:
             self._work.set()
+        leaders = None if completed is None else self.engine.cluster_metadata.topic(completed.where.topic)
+        if completed is not None and leaders is not None and leaders.columns:
+            return completed._replace(columns=leaders.columns)
         return completed
 
     def _is_paused(self) -> bool:

@@ -46,6 +46,8 @@ class CompletedFetch(NamedTuple):
     """Broker that sent the batches."""
     inflated_bytes: int = 0
     """Bytes counted against the buffer limit: the uncompressed payload bytes that the headers state."""
+    columns: str = ""
+    """Columns of a typed topic in the newest metadata."""
 
 
 class Divergence(NamedTuple):

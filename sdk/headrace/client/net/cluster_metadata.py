@@ -39,6 +39,8 @@ class TopicLeaders:
     """Maximum size of a batch, header included; 0 means unknown."""
     answer: int = 0
     """Number of the update that included the topic last."""
+    columns: str = ""
+    """Columns of a typed topic, see `headrace.wire.typed.topic_columns`; empty for another."""
 
     @property
     def partitions(self) -> int:
@@ -91,6 +93,7 @@ class ClusterMetadata:
                 _leaders(topic),
                 topic.max_batch_bytes or response.max_batch_bytes,
                 self._updates,
+                topic.columns,
             )
             known = self._topics.get(topic.name)
             if known is not None and known.topic_id == topic_leaders.topic_id:

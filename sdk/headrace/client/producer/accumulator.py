@@ -15,6 +15,7 @@ from typing import Any
 from headrace.client.base.operations import Changes, Operation, WaitUntil
 from headrace.client.producer.futures import PendingBatch, RecordFuture
 from headrace.client.producer.partition_queue import PartitionQueue
+from headrace.client.producer.rows import TypedRow, encode_rows
 from headrace.client.producer.sequences import ProducerStamp
 from headrace.wire.batch_runs import EncodedRun, encode_run
 from headrace.wire.compression import Codec
@@ -22,6 +23,7 @@ from headrace.wire.crc import ReadableBuffer
 from headrace.wire.encoding import batch_parts
 from headrace.wire.errors import InternalError
 from headrace.wire.ids import TopicPartition
+from headrace.wire.typed.topic_columns import TopicColumns
 
 RECORD_OVERHEAD = 24
 """Maximum bytes of a record in a batch besides its key, value and headers: every column's offsets, its timestamp, bits.
@@ -32,6 +34,9 @@ HEADER_OVERHEAD = 16
 
 BATCH_OVERHEAD = 512
 """Maximum bytes of a batch besides its records: its header, the first offsets, gaps and padding."""
+
+COLUMN_OVERHEAD = 200
+"""Maximum bytes of a column of rows in a batch besides its values and its text."""
 
 PIECE_BYTES = 128 * 1024
 """First reservation of an open batch from the buffer pool; each further one doubles its size."""
@@ -118,11 +123,12 @@ class BufferPool:
 class ClosedBatch:
     """Records of a closed batch: nothing is appended to it any more."""
 
-    __slots__ = ("headers", "keys", "pending", "reserved_bytes", "timestamps_ms", "values")
+    __slots__ = ("columns", "headers", "keys", "pending", "reserved_bytes", "timestamps_ms", "values")
 
     def __init__(self, buffer: "PartitionBuffer", pending: PendingBatch) -> None:
         count = len(buffer.values)
         self.values = buffer.values
+        self.columns = buffer.columns
         self.keys = None if buffer.keys is None else _column(buffer.keys, count)
         self.headers = None if buffer.headers is None else _column(buffer.headers, count)
         self.timestamps_ms = None if buffer.timestamps_ms is None else _column(buffer.timestamps_ms, count)
@@ -137,26 +143,26 @@ class ClosedBatch:
         if end - start < len(self.values):
             columns = tuple(None if column is None else column[start:end] for column in columns)  # type: ignore[assignment]
         values, keys, headers, timestamps_ms = columns
-        return batch_parts(
-            values,
-            keys,
-            base_timestamp_ms=base_timestamp_ms,
-            headers=headers,
-            timestamps_ms=timestamps_ms,
-            codec=codec,
-            compression_level=level,
-            producer_id=stamp.producer_id,
-            producer_epoch=stamp.producer_epoch,
-            base_sequence=stamp.base_sequence,
-        )
+        fields: Any = {
+            "base_timestamp_ms": base_timestamp_ms,
+            "headers": headers,
+            "timestamps_ms": timestamps_ms,
+            "codec": codec,
+            "compression_level": level,
+            **stamp._asdict(),
+        }
+        if self.columns is not None:
+            return encode_rows(values, keys, self.columns, **fields)  # type: ignore[arg-type]
+        return batch_parts(values, keys, **fields)  # type: ignore[arg-type]
 
     def encode_run(
         self, start: int, end: int, batch_records: int, stamp: ProducerStamp, *, base_timestamp_ms: int
     ) -> EncodedRun | None:
         """Encode the records `start` to `end` as batches of `batch_records`; `None` if only `encode` can."""
-        if self.keys is not None or self.headers is not None or self.timestamps_ms is not None:
+        if self.keys is not None or self.headers is not None or self.timestamps_ms is not None or self.columns:
             return None
-        return encode_run(self.values[start:end], batch_records, base_timestamp_ms=base_timestamp_ms, **stamp._asdict())
+        values: Any = self.values[start:end]
+        return encode_run(values, batch_records, base_timestamp_ms=base_timestamp_ms, **stamp._asdict())
 
 
 class PartitionBuffer:
@@ -168,6 +174,7 @@ class PartitionBuffer:
         reserved_bytes: bytes acquired from the buffer pool for the open batch, `room` included.
         limit: number of records in the open batch at which the producer checks whether to close it.
         is_overdue: a whole batch waits for the partition to be idle, and not for the linger to pass.
+        columns: those of a typed topic, whose values are rows; `None` for another.
         retired: appends are rejected: the producer is closed, or the topic was created again.
         appender: generator that appends without the lock, or `None`.
         append_keyed: appends one (key, value) without the lock, as the function of `start_appender`.
@@ -178,6 +185,7 @@ class PartitionBuffer:
         "appender",
         "batch_limit",
         "batch_records",
+        "columns",
         "headers",
         "is_overdue",
         "keys",
@@ -206,12 +214,16 @@ class PartitionBuffer:
         max_batch_bytes: int,
         batch_records: int,
         run_batches: int,
+        columns: TopicColumns | None = None,
     ) -> None:
         """At most `run_batches` batches of `batch_records` are sealed together."""
         self.where = where
+        self.columns = columns
         self.partition_queue = partition_queue
         self.lock = lock
         self.largest = max_batch_bytes - BATCH_OVERHEAD
+        if columns is not None:
+            self.largest = max(0, self.largest - len(columns.batch_text) - COLUMN_OVERHEAD * len(columns.current))
         self.batch_limit = min(batch_bytes, self.largest)
         self.batch_records = batch_records
         self.run_records = batch_records * run_batches
@@ -221,7 +233,7 @@ class PartitionBuffer:
         self._empty()
 
     def _empty(self) -> None:
-        self.values: list[bytes | None] = []
+        self.values: list[bytes | TypedRow | None] = []
         self.keys: list[bytes | None] | None = None
         self.headers: list[Headers | None] | None = None
         self.timestamps_ms: list[int | None] | None = None
@@ -315,7 +327,12 @@ class PartitionBuffer:
         self.reserved_bytes += taken
 
     def append(
-        self, value: bytes | None, key: bytes | None, headers: Headers | None, timestamp_ms: int | None, cost: int
+        self,
+        value: bytes | TypedRow | None,
+        key: bytes | None,
+        headers: Headers | None,
+        timestamp_ms: int | None,
+        cost: int,
     ) -> int:
         """Append a record for which there is room; return its index in the batch."""
         index = len(self.values)
@@ -413,7 +430,7 @@ def _append_nothing(_record: tuple[bytes, bytes]) -> RecordFuture | None:
     raise StopIteration
 
 
-def record_cost(value: bytes | None, key: bytes | None, headers: Headers | None) -> int:
+def record_cost(value: bytes | TypedRow | None, key: bytes | None, headers: Headers | None) -> int:
     """Return the bytes counted for a record."""
     cost = RECORD_OVERHEAD + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
     for name, data in headers or ():

@@ -17,6 +17,7 @@ from headrace.client.producer.futures import PendingBatch, RecordFuture, future_
 from headrace.client.producer.maintenance import ProducerMaintenance
 from headrace.client.producer.partition_queue import SealedBatch
 from headrace.client.producer.producer_topics import ProducerTopics
+from headrace.client.producer.rows import TypedBulk, TypedRow
 from headrace.client.producer.sender import Sender
 from headrace.wire.errors import BatchTooLargeError
 
@@ -25,7 +26,7 @@ class UnsentRecord(NamedTuple):
     """Record of one `send`."""
 
     topic: str
-    value: bytes | None
+    value: bytes | TypedRow | None
     key: bytes | None
     headers: Headers | None
     partition: int | None
@@ -68,7 +69,7 @@ class OpenBatches:
                 if buffer.has_room_for(cost):
                     assert buffer.pending is not None, "there is room: a batch is open"
                     future = future_for(buffer.pending, buffer.append(value, key, headers, timestamp_ms, cost))
-                    if self._uses_appenders and partition is None:
+                    if self._uses_appenders and partition is None and buffer.columns is None:
                         if key is None:
                             self.appenders[topic] = buffer.start_appender(return_futures=self._config.return_futures)
                         else:
@@ -123,7 +124,7 @@ class OpenBatches:
         return PendingBatch(buffer.where, time.time_ns() // 1_000_000, self._flush_now, buffer.batch_records)
 
     def send_bulk(
-        self, buffer: PartitionBuffer, pending: PendingBatch, bulk: Bulk, rows: range, cost: int
+        self, buffer: PartitionBuffer, pending: PendingBatch, bulk: Bulk | TypedBulk, rows: range, cost: int
     ) -> int | None:
         """Queue a separate batch after the open one and send both. Return `None`, or the number of missing bytes.
 

@@ -96,7 +96,7 @@ class Producer:
 
         Args:
             topic: name of the topic.
-            value: bytes, or an input of value_serializer; `None` is a null value.
+            value: bytes, or an input of value_serializer; `None` is a null value. For a typed topic a dict by column.
             key: bytes, or an input of key_serializer; determines the partition.
             headers: (name, bytes) pairs.
             partition: partition that overrides the partitioner.
@@ -175,6 +175,30 @@ class Producer:
             HeadraceError: As `send`. Records before the one that failed may have been accepted.
         """
         operation = self._core.send_many(topic, values, keys, headers, timestamps_ms, partition)
+        return BatchFuture(execute(operation, self._io.run_step))
+
+    def send_table(
+        self, topic: str, table: Any, *, keys: Any = None, timestamps_ms: Any = None, partition: int | None = None
+    ) -> BatchFuture:
+        """Queue the rows of a table for a typed topic: the bulk path, without a step per row.
+
+        Columns are found by name and cast without a loss; one that the table lacks has its default or null.
+
+        Args:
+            topic: name of a typed topic.
+            table: a pyarrow table or record batch, or a data frame of pandas or Polars.
+            keys: a key of bytes per row, unless the topic has key columns; see `send_many`.
+            timestamps_ms: one per row; `None` means now.
+            partition: partition of all rows, in order. Without it and without keys they fill the sticky partition.
+
+        Returns:
+            A future per batch.
+
+        Raises:
+            SerializationError: If the table does not fit the columns; the message has the column and the row.
+            HeadraceError: As `send`. Rows before the one that failed may have been accepted.
+        """
+        operation = self._core.send_table(topic, table, keys, timestamps_ms, partition)
         return BatchFuture(execute(operation, self._io.run_step))
 
     def flush(self, timeout: float | None = None) -> None:

@@ -134,6 +134,16 @@ class Producer:
         operation = self._core.send_many(topic, values, keys, headers, timestamps_ms, partition)
         return BatchFuture(await aexecute(operation, self._io.run_step))
 
+    async def send_table(
+        self, topic: str, table: Any, *, keys: Any = None, timestamps_ms: Any = None, partition: int | None = None
+    ) -> BatchFuture:
+        """Queue the rows of a table for a typed topic; see `headrace.Producer.send_table`.
+
+        After an error or a cancellation, the first rows may have been accepted, in whole batches.
+        """
+        operation = self._core.send_table(topic, table, keys, timestamps_ms, partition)
+        return BatchFuture(await aexecute(operation, self._io.run_step))
+
     async def flush(self, timeout: float | None = None) -> None:
         """Send all accepted records and wait until they are acknowledged. Cancellation ends only the wait.
 

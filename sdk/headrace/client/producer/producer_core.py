@@ -10,12 +10,12 @@ the fast path of a blocking producer: they lack unknown topics, and are empty af
 
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.config import ProducerConfig
-from headrace.client.base.errors import BufferFullError, ClosedError, ForkedError
+from headrace.client.base.errors import BufferFullError, ClosedError, ForkedError, SerializationError
 from headrace.client.base.forking import ForkGuard
 from headrace.client.base.interrupts import DeferredKeyboardInterrupt
 from headrace.client.base.operations import Operation, Pause
@@ -31,9 +31,11 @@ from headrace.client.producer.maintenance import ProducerMaintenance
 from headrace.client.producer.open_batches import OpenBatches, UnsentRecord, too_large
 from headrace.client.producer.partition_queue import SealedBatch
 from headrace.client.producer.producer_topics import ProducerTopic, ProducerTopics, is_unknown_topic
+from headrace.client.producer.rows import TypedBulk, TypedRow, bulk_of_table, checked_row
 from headrace.client.producer.sender import ProducerIO, Sender
 from headrace.v1 import cluster_pb2, topics_pb2
 from headrace.wire.errors import HeadraceError
+from headrace.wire.typed.topic_columns import TopicColumns
 
 TOPIC_GRACE_S = 2.0
 """Time for which a topic may be unknown before an error is raised: a server may lack the newest metadata."""
@@ -98,7 +100,11 @@ class ProducerCore:
         Raises:
             SerializationError: If it is not bytes, or the serializer failed.
         """
-        data = serialize(self._value_serializer, value, "value")
+        data: bytes | TypedRow | None
+        if self._value_serializer is None and isinstance(value, Mapping):
+            data = TypedRow(value)
+        else:
+            data = serialize(self._value_serializer, value, "value")
         key_data = None if key is None else serialize(self._key_serializer, key, "key")
         cost = record_cost(data, key_data, headers)
         return UnsentRecord(topic, data, key_data, headers, partition, timestamp_ms, cost)
@@ -113,6 +119,8 @@ class ProducerCore:
         found = self.topics.known.get(record.topic)
         if found is None:
             return 0
+        if found.columns is not None or isinstance(record.value, TypedRow):
+            record = _typed(record, found.columns)
         buffer = found.buffers[self.topics.choose(found, record.key, record.partition)]
         return self.open_batches.append(buffer, record)
 
@@ -151,12 +159,32 @@ class ProducerCore:
     ) -> Operation[list[tuple[RecordFuture, int]]]:
         """Queue many records; return the future of each batch's first record, and the number of records."""
         bulk = bulk_of(values, keys, headers, timestamps_ms, self._key_serializer, self._value_serializer)
-        parts: list[tuple[RecordFuture, int]] = []
         found = yield from self.topic(topic)
-        plan: Iterable[tuple[int | None, Bulk]] = [(partition, bulk)]
+        if found.columns is not None:
+            raise _is_typed(topic, found.columns)
+        return (yield from self._send_parts(topic, found, bulk, keys is not None, partition))
+
+    def send_table(
+        self, topic: str, table: Any, keys: Any, timestamps_ms: Any, partition: int | None
+    ) -> Operation[list[tuple[RecordFuture, int]]]:
+        """Queue the rows of a table; see `send_many`."""
+        found = yield from self.topic(topic)
+        if found.columns is None:
+            raise SerializationError(
+                f"{topic} is not a typed topic", action="Create one with columns, or send bytes by send_many."
+            )
+        bulk = bulk_of_table(topic, table, keys, timestamps_ms, found.columns)
+        has_keys = keys is not None or bool(found.columns.keys)
+        return (yield from self._send_parts(topic, found, bulk, has_keys, partition))
+
+    def _send_parts(
+        self, topic: str, found: ProducerTopic, bulk: Bulk | TypedBulk, has_keys: bool, partition: int | None
+    ) -> Operation[list[tuple[RecordFuture, int]]]:
+        parts: list[tuple[RecordFuture, int]] = []
+        plan: Iterable[tuple[int | None, Bulk | TypedBulk]] = [(partition, bulk)]
         if partition is not None:
             self.topics.choose(found, None, partition)
-        elif keys is not None or self.config.partitioner is not None:
+        elif has_keys or self.config.partitioner is not None:
             plan = [*bulk.by_partition(lambda key: self.topics.choose(found, key, None))]
         for chosen, share in plan:
             try:
@@ -166,7 +194,7 @@ class ProducerCore:
         return parts
 
     def _send_bulk(
-        self, topic: str, chosen: int | None, bulk: Bulk, parts: list[tuple[RecordFuture, int]]
+        self, topic: str, chosen: int | None, bulk: Bulk | TypedBulk, parts: list[tuple[RecordFuture, int]]
     ) -> Operation[None]:
         """Convert columns into batches without a step per record, after the open batch of the partition."""
         deadline = time.monotonic() + self.config.max_block_ms / 1000
@@ -329,3 +357,26 @@ class ProducerCore:
         self.open_batches.appenders.clear()
         self.keyed.clear()
         self.topics.known.clear()
+
+
+def _typed(record: UnsentRecord, columns: TopicColumns | None) -> UnsentRecord:
+    """Return the record of a row with its key, once the row is checked.
+
+    Raises:
+        SerializationError: If the topic is not typed, or the value is not a row that fits.
+    """
+    if columns is None:
+        raise SerializationError(
+            f"the value for {record.topic} is a dict, and the topic has no columns",
+            action='Set value_serializer="json", or create the topic with columns.',
+        )
+    if not isinstance(record.value, TypedRow):
+        raise _is_typed(record.topic, columns)
+    return record._replace(key=checked_row(record.topic, record.value, record.key, columns))
+
+
+def _is_typed(topic: str, columns: TopicColumns) -> SerializationError:
+    return SerializationError(
+        f"{topic} is a typed topic with the columns {columns.batch_text}",
+        action="Send a dict for each record, without value_serializer, or a table by send_table.",
+    )

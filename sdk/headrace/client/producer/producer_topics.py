@@ -11,6 +11,7 @@ from headrace.client.producer.partition_queue import PartitionQueue
 from headrace.client.producer.sender import ProducerIO
 from headrace.wire.errors import HeadraceError, Outcome, UnknownPartitionError
 from headrace.wire.ids import TopicPartition
+from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
 DEFAULT_MAX_BATCH_BYTES = 1024 * 1024
 LARGEST_BATCH_BYTES = 24 * 1024 * 1024
@@ -21,10 +22,12 @@ UNNUMBERED_BATCHES = 1_024
 class ProducerTopic:
     """Producer state for one incarnation of a topic. Changed under the topics' lock."""
 
-    __slots__ = ("buffers", "sticky", "topic_leaders")
+    __slots__ = ("buffers", "columns", "sticky", "topic_leaders")
 
     def __init__(self, topic_leaders: TopicLeaders, buffers: list[PartitionBuffer], sticky: int) -> None:
         self.topic_leaders = topic_leaders
+        self.columns = columns_of(topic_leaders)
+        """Columns of a typed topic; `None` for another."""
         self.buffers = buffers
         self.sticky = sticky
         """Partition of records without a key."""
@@ -48,6 +51,10 @@ class ProducerTopics:
         """Create buffers for the partitions that have none yet. Called under the lock."""
         known = self.known.get(topic_leaders.name)
         buffers = [] if known is None else known.buffers
+        if known is not None and topic_leaders.columns != known.topic_leaders.columns:
+            known.topic_leaders, known.columns = topic_leaders, columns_of(topic_leaders)
+            for buffer in buffers:
+                buffer.columns = known.columns
         if known is not None and len(buffers) >= topic_leaders.partitions:
             return known
         more = [self._make_buffer(topic_leaders, number) for number in range(len(buffers), topic_leaders.partitions)]
@@ -66,6 +73,7 @@ class ProducerTopics:
             max_batch_bytes=min(topic_leaders.max_batch_bytes or DEFAULT_MAX_BATCH_BYTES, LARGEST_BATCH_BYTES),
             batch_records=self._config.batch_records,
             run_batches=MAX_BATCHES_IN_FLIGHT if self._config.idempotent else UNNUMBERED_BATCHES,
+            columns=columns_of(topic_leaders),
         )
 
     def choose(self, topic: ProducerTopic, key: bytes | None, partition: int | None) -> int:
@@ -97,6 +105,11 @@ class ProducerTopics:
             led = [number for number in topic_leaders.led_partitions() if number < len(topic.buffers)]
             topic.sticky = next_sticky(partition, led, len(topic.buffers), self._chance)
         return True
+
+
+def columns_of(topic_leaders: TopicLeaders) -> TopicColumns | None:
+    """Return the columns of a typed topic."""
+    return parse_columns(topic_leaders.columns) if topic_leaders.columns else None
 
 
 def is_unknown_topic(error: HeadraceError) -> bool:

@@ -25,11 +25,14 @@ from headrace.wire.batch import (
 from headrace.wire.batch_runs import FEW_BATCHES, BatchRun, continuing, read_run
 from headrace.wire.columns import check_columns
 from headrace.wire.errors import (
+    ConflictError,
     HeadraceError,
     InvalidRequestError,
     InvalidTimestampError,
     UnsupportedCodecError,
 )
+from headrace.wire.typed.payload import read_directory
+from headrace.wire.typed.topic_columns import parse_columns, writable
 from headrace_server.identity.gate import access
 from headrace_server.topic_configs import TopicConfig, Validation
 
@@ -133,7 +136,7 @@ def _small_run(
     batches: Sequence[bytes], replica: PartitionReplica, config: TopicConfig, settings: BrokerSettings, now_ms: int
 ) -> BatchRun | None:
     """Return the first batches if they are many, of the usual kind, valid and not duplicates; raise as `check_run`."""
-    if config.compacts or Codec.NONE not in _codec_numbers(config.allowed_codecs):
+    if config.compacts or config.columns or Codec.NONE not in _codec_numbers(config.allowed_codecs):
         return None
     run = read_run(
         batches,
@@ -178,6 +181,7 @@ def _check_batch(batch: bytes, config: TopicConfig, settings: BrokerSettings, no
             "the topic is compacted, and a record has no key",
             action="Send every record with a key; a null value deletes its key.",
         )
+    _check_typed(batch, header, config)
     if header.base_timestamp_ms < MIN_TIMESTAMP_MS or header.max_timestamp_ms > MAX_TIMESTAMP_MS:
         raise InvalidTimestampError(
             f"timestamps {header.base_timestamp_ms} .. {header.max_timestamp_ms} are outside the years 1 to 9999, "
@@ -193,6 +197,34 @@ def _check_batch(batch: bytes, config: TopicConfig, settings: BrokerSettings, no
             f"{config.timestamp_after_max_ms} ms after"
         )
     return header
+
+
+def _check_typed(batch: bytes, header: BatchHeader, config: TopicConfig) -> None:
+    """Check that a batch of rows is sent to a typed topic that has its columns, and another one to another topic."""
+    if header.is_typed != bool(config.columns):
+        if header.is_typed:
+            raise InvalidRequestError("the topic is not typed, and the batch has rows", action="Send bytes.")
+        raise InvalidRequestError(
+            f"the topic is typed, and a batch has values of bytes; its columns are {config.columns}",
+            action="Send rows: a dict for each record, or a table.",
+        )
+    if header.is_typed:
+        text = read_directory(batch, header).text
+        wrong, is_newer = _unwritable(text, config.columns)
+        if is_newer:
+            raise ConflictError(f"{wrong}: the broker does not know the newest columns yet", action="Retry.")
+        if wrong:
+            raise InvalidRequestError(
+                f"the batch does not fit the topic's columns: {wrong}", action=f"The columns are {config.columns}."
+            )
+
+
+@lru_cache(maxsize=256)
+def _unwritable(text: str, columns: str) -> tuple[str, bool]:
+    """Return why a batch of these columns does not fit, and whether it has a newer column than any of the topic."""
+    known = parse_columns(columns)
+    newest = max(column.id for column in parse_columns(text).columns)
+    return writable(text, known), newest > max(column.id for column in known.columns)
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,216 @@
+"""Rows of typed topics: one that a producer was given, and their conversion into a batch. Pure.
+
+pyarrow is imported for a typed topic only; it is the extra `headrace[arrow]`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from headrace.client.base.errors import SerializationError
+from headrace.client.producer.sequences import ProducerStamp
+from headrace.wire.batch_runs import EncodedRun
+from headrace.wire.compression import Codec
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.encoding import ArrowBuffers, RowBlocks, arrow_buffers, column_parts, join_column
+from headrace.wire.errors import HeadraceError
+from headrace.wire.typed.topic_columns import TopicColumns, key_of
+
+FIXED_BYTES = 8
+"""Bytes counted for a value of one width; a text has its length besides."""
+
+
+class TypedBulk:
+    """Rows as Arrow columns, for `ProducerCore.send_table`; see `Bulk`. Immutable."""
+
+    def __init__(
+        self, arrays: Sequence[Any], columns: TopicColumns, keys: Any, timestamps_ms: list[int] | None
+    ) -> None:
+        """`arrays` are those of the columns, `keys` a binary array or `None`."""
+        self._arrays = arrays
+        self._columns = columns
+        self._keys = keys
+        self._times = timestamps_ms
+        self._count = len(arrays[0])
+        size = sum(array.nbytes for array in arrays) + (0 if keys is None else keys.nbytes)
+        self._row_bytes = max(1.0, size / max(1, self._count)) + (FIXED_BYTES if timestamps_ms is not None else 0)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def cut(self, start: int, limit: int, records: int) -> tuple[int, int]:
+        """See `Bulk.cut`; the cost of a row is that of all rows on average, or of these if they are larger."""
+        end = min(max(start + 1, start + int(limit / self._row_bytes)), start + records, self._count)
+        while (cost := self._cost(start, end)) > limit and end > start + 1:
+            end = start + max(1, int((end - start) * limit / cost * 0.95))
+        return end, cost
+
+    def _cost(self, start: int, end: int) -> int:
+        size = sum(array.slice(start, end - start).nbytes for array in self._arrays)
+        if self._keys is not None:
+            size += self._keys.slice(start, end - start).nbytes
+        return int(size) + (0 if self._times is None else FIXED_BYTES * (end - start))
+
+    def timestamps(self, start: int, end: int) -> list[int | None] | None:
+        """Return the timestamps of some records."""
+        return None if self._times is None else [*self._times[start:end]]
+
+    def encode(
+        self, start: int, end: int, stamp: ProducerStamp, *, base_timestamp_ms: int, codec: Codec, level: int | None
+    ) -> list[ReadableBuffer]:
+        """Encode some rows as one batch, in parts."""
+        count = end - start
+        return column_parts(
+            typed_rows([array.slice(start, count) for array in self._arrays], self._columns),
+            None if self._keys is None else arrow_buffers(self._keys.slice(start, count)),
+            base_timestamp_ms=base_timestamp_ms,
+            timestamps_ms=self.timestamps(start, end),
+            codec=codec,
+            compression_level=level,
+            **stamp._asdict(),
+        )
+
+    def encode_run(
+        self, start: int, end: int, batch_records: int, stamp: ProducerStamp, *, base_timestamp_ms: int
+    ) -> EncodedRun | None:
+        """Return `None`: only `encode` can."""
+        return None
+
+    def by_partition(self, choose: Callable[[bytes | None], int]) -> Iterator[tuple[int, "TypedBulk"]]:
+        """Split by the partition of each key, partitions ascending; order within a partition is kept."""
+        keys = [None] * len(self) if self._keys is None else self._keys.to_pylist()
+        chosen = np.fromiter(map(choose, keys), np.int64, len(self))
+        for partition in np.unique(chosen).tolist():
+            rows = np.flatnonzero(chosen == partition)
+            yield (
+                partition,
+                TypedBulk(
+                    [array.take(rows) for array in self._arrays],
+                    self._columns,
+                    None if self._keys is None else self._keys.take(rows),
+                    None if self._times is None else [self._times[row] for row in rows.tolist()],
+                ),
+            )
+
+
+class TypedRow:
+    """Row of one `send`. Its length is about the bytes that it takes in a batch, as that of a value of bytes."""
+
+    __slots__ = ("_size", "values")
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = dict(values)
+        self._size = sum(map(_size_of, self.values.values()))
+
+    def __len__(self) -> int:
+        return self._size
+
+
+def _size_of(value: Any) -> int:
+    """Return about the most bytes that a value takes in a batch."""
+    if isinstance(value, str):
+        return FIXED_BYTES + (len(value) if value.isascii() else len(value.encode()))
+    if isinstance(value, bytes):
+        return FIXED_BYTES + len(value)
+    if isinstance(value, Mapping):
+        return FIXED_BYTES + sum(map(_size_of, value.keys())) + sum(map(_size_of, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return FIXED_BYTES + sum(map(_size_of, value))
+    return 4 * FIXED_BYTES if isinstance(value, Decimal) else int(getattr(value, "nbytes", FIXED_BYTES))
+
+
+def typed_rows(arrays: Sequence[Any], columns: TopicColumns) -> RowBlocks:
+    """Return the input of `column_parts` for arrays of the columns."""
+    from headrace.wire.typed.arrow_columns import block_of_array
+
+    blocks = [block_of_array(array, column.type) for array, column in zip(arrays, columns.current, strict=True)]
+    return RowBlocks(columns.batch_text, blocks, len(arrays[0]))
+
+
+def checked_row(topic: str, row: TypedRow, key: bytes | None, columns: TopicColumns) -> bytes | None:
+    """Check that a row fits a topic's columns; return the key of its record.
+
+    Raises:
+        SerializationError: If it does not; the message has the column and the value.
+    """
+    from headrace.wire.typed.arrow_columns import check_row
+
+    try:
+        check_row(row.values, columns)
+    except HeadraceError as error:
+        raise SerializationError(f"a row for {topic}: {error.message}", action=error.action) from error
+    if not columns.keys:
+        return key
+    if key is not None:
+        raise _has_key_columns(topic, columns)
+    return key_of([row.values.get(column.name, column.default_value) for column in columns.keys])
+
+
+def encode_rows(
+    rows: Sequence[TypedRow], keys: Sequence[bytes | None] | None, columns: TopicColumns, **fields: Any
+) -> list[ReadableBuffer]:
+    """Encode rows as one batch, in parts; `fields` as for `column_parts`.
+
+    Raises:
+        InvalidRequestError: If a row does not fit: the columns have changed since it was checked.
+    """
+    from headrace.wire.typed.arrow_columns import arrays_of_rows
+
+    arrays = arrays_of_rows([row.values for row in rows], columns)
+    joined: ArrowBuffers | None = None if keys is None else join_column("key", keys)
+    return column_parts(typed_rows(arrays, columns), joined, **fields)
+
+
+def bulk_of_table(topic: str, table: Any, keys: Any, timestamps_ms: Any, columns: TopicColumns) -> TypedBulk:
+    """Convert the arguments of `send_table`: a pyarrow table or record batch, or a data frame of pandas or Polars.
+
+    Raises:
+        SerializationError: If it does not fit the topic's columns; the message has the column and the row.
+    """
+    import pyarrow as pa
+
+    from headrace.wire.typed.arrow_columns import arrays_of_table
+
+    if hasattr(table, "to_arrow"):
+        table = table.to_arrow()
+    elif type(table).__module__.partition(".")[0] == "pandas":
+        table = pa.Table.from_pandas(table, preserve_index=False)
+    if not isinstance(table, pa.Table | pa.RecordBatch):
+        raise SerializationError(
+            f"{type(table).__name__} is no table",
+            action="Pass a pyarrow table or record batch, or a data frame of pandas or Polars; a dict goes to send.",
+        )
+    try:
+        arrays = arrays_of_table(table, columns)
+    except HeadraceError as error:
+        raise SerializationError(f"a table for {topic}: {error.message}", action=error.action) from error
+    if columns.keys:
+        if keys is not None:
+            raise _has_key_columns(topic, columns)
+        places = [place for place, column in enumerate(columns.current) if column.is_key]
+        keys = _key_array([arrays[place] for place in places])
+    elif keys is not None:
+        keys = pa.array(keys, pa.binary()) if not isinstance(keys, pa.Array | pa.ChunkedArray) else keys
+        keys = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
+        keys = keys.cast(pa.binary())
+    times = None if timestamps_ms is None else [int(at) for at in timestamps_ms]
+    for name, column in (("keys", keys), ("timestamps_ms", times)):
+        if column is not None and len(column) != table.num_rows:
+            raise SerializationError(f"{len(column)} {name} for {table.num_rows} rows", action="Pass one per row.")
+    return TypedBulk(arrays, columns, keys, times)
+
+
+def _key_array(arrays: Sequence[Any]) -> Any:
+    """Return the keys of rows by the arrays of their key columns; see `key_of`."""
+    import pyarrow as pa
+
+    if len(arrays) == 1 and (pa.types.is_string(arrays[0].type) or pa.types.is_binary(arrays[0].type)):
+        return arrays[0].cast(pa.binary())
+    return pa.array(map(key_of, zip(*(array.to_pylist() for array in arrays), strict=True)), pa.binary())
+
+
+def _has_key_columns(topic: str, columns: TopicColumns) -> SerializationError:
+    names = ", ".join(column.name for column in columns.keys)
+    return SerializationError(f"a key is given, but the key of {topic} is {names}", action="Leave the key out.")

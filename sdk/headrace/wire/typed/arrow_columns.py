@@ -1,0 +1,345 @@
+"""Columns of a topic as Arrow arrays: types, blocks of a batch, rows.
+
+Imports pyarrow, so it is imported on first use only.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from math import isnan
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.errors import CorruptBatchError, InvalidConfigError, InvalidRequestError
+from headrace.wire.typed.blocks import BlockArray, read_block
+from headrace.wire.typed.column_types import INTEGERS, ColumnType
+from headrace.wire.typed.payload import DOUBLE, INT64, NO_BOUNDS, TEXT, UINT64, ColumnBlock
+from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns
+
+_ZEROS = bytes(8)
+_SIMPLE = {
+    "bool": pa.bool_(),
+    **{name: getattr(pa, name)() for name in INTEGERS},
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+}
+_NAMES = {arrow: name for name, arrow in _SIMPLE.items()}
+_TIMES = {"s": pa.time32, "ms": pa.time32, "us": pa.time64, "ns": pa.time64}
+_INT64_BOUNDS = {*INTEGERS, "bool", "date", "time", "duration", "timestamp"} - {"uint64"}
+
+
+@lru_cache(1024)
+def arrow_type(column_type: ColumnType) -> Any:
+    """Return the Arrow type of a column's type."""
+    name, children = column_type.name, [arrow_type(child) for _, child in column_type.children]
+    match name:
+        case "binary" if column_type.numbers:
+            return pa.binary(column_type.numbers[0])
+        case "decimal":
+            precision, scale = column_type.numbers
+            return (pa.decimal128 if precision <= 38 else pa.decimal256)(precision, scale)
+        case "time":
+            return _TIMES[column_type.unit](column_type.unit)
+        case "duration":
+            return pa.duration(column_type.unit)
+        case "timestamp":
+            return pa.timestamp(column_type.unit, column_type.zone or None)
+        case "list":
+            return pa.list_(children[0])
+        case "map":
+            return pa.map_(*children)
+        case "struct":
+            names = [field for field, _ in column_type.children]
+            return pa.struct(list(zip(names, children, strict=True)))
+        case _:
+            return _SIMPLE[name]
+
+
+def column_type(arrow: Any) -> ColumnType:
+    """Return a column's type for an Arrow type; variants of one kind of value have one type.
+
+    Raises:
+        InvalidConfigError: If no column can have it.
+    """
+    types = pa.types
+    if types.is_dictionary(arrow):
+        return column_type(arrow.value_type)
+    if types.is_large_string(arrow) or types.is_string_view(arrow):
+        return ColumnType("string")
+    if types.is_large_binary(arrow) or types.is_binary_view(arrow):
+        return ColumnType("binary")
+    if types.is_fixed_size_binary(arrow):
+        return ColumnType("binary", (arrow.byte_width,))
+    if types.is_date64(arrow):
+        return ColumnType("date")
+    if types.is_decimal(arrow) and arrow.scale >= 0:
+        return ColumnType("decimal", (arrow.precision, arrow.scale))
+    if types.is_time(arrow):
+        return ColumnType("time", unit=arrow.unit)
+    if types.is_duration(arrow):
+        return ColumnType("duration", unit=arrow.unit)
+    if types.is_timestamp(arrow):
+        return ColumnType("timestamp", unit=arrow.unit, zone=arrow.tz or "")
+    if types.is_map(arrow):
+        return ColumnType("map", children=(("", column_type(arrow.key_type)), ("", column_type(arrow.item_type))))
+    if types.is_list(arrow) or types.is_large_list(arrow) or types.is_fixed_size_list(arrow):
+        return ColumnType("list", children=(("", column_type(arrow.value_type)),))
+    if types.is_struct(arrow) and arrow.num_fields:
+        fields = [arrow.field(place) for place in range(arrow.num_fields)]
+        return ColumnType("struct", children=tuple((field.name, column_type(field.type)) for field in fields))
+    if arrow in _NAMES:
+        return ColumnType(_NAMES[arrow])
+    raise InvalidConfigError(
+        f"columns: {arrow} is no type of a column",
+        action="Cast it to one of the types in the reference of the batch format.",
+    )
+
+
+def columns_of(schema: Any) -> TopicColumns:
+    """Return columns without ids for an Arrow schema; a field that is not nullable is required."""
+    return TopicColumns(
+        tuple(TopicColumn(0, field.name, column_type(field.type), is_required=not field.nullable) for field in schema)
+    )
+
+
+def arrow_schema(columns: Iterable[TopicColumn]) -> Any:
+    """Return the Arrow schema of columns."""
+    return pa.schema([pa.field(each.name, arrow_type(each.type), not each.is_required) for each in columns])
+
+
+# --- blocks ---
+
+
+def block_of_array(array: Any, kind: ColumnType) -> ColumnBlock:
+    """Return the block of an array: views of its buffers, which must not change while the block is in use."""
+    buffers: list[ReadableBuffer] = []
+    _collect(array, buffers)
+    sizes = np.array([memoryview(buffer).nbytes for buffer in buffers], "<u4").tobytes()
+    parts: list[ReadableBuffer] = [sizes + _ZEROS[: -len(sizes) % 8]]
+    size = len(parts[0])
+    for buffer in buffers:
+        count = memoryview(buffer).nbytes
+        parts += (buffer, _ZEROS[: -count % 8])
+        size += count + -count % 8
+    return ColumnBlock(parts, size, array.null_count, *_bounds(array, kind))
+
+
+def _collect(array: Any, buffers: list[ReadableBuffer]) -> None:
+    """Append the buffers of an array, cut to its part of them."""
+    kind, start, count = array.type, array.offset, len(array)
+    found = array.buffers()
+    buffers.append(_bits(found[0], start, count) if array.null_count else b"")
+    if pa.types.is_struct(kind):
+        for place in range(kind.num_fields):
+            _collect(array.field(place), buffers)
+    elif pa.types.is_boolean(kind):
+        buffers.append(_bits(found[1], start, count))
+    elif kind.num_fields or pa.types.is_string(kind) or pa.types.is_binary(kind):
+        offsets = np.frombuffer(found[1], np.int32, count + 1, 4 * start) if found[1] else np.zeros(count + 1, np.int32)
+        first, last = int(offsets[0]), int(offsets[-1])
+        buffers.append(np.ascontiguousarray(offsets - first if first else offsets, "<i4").data.cast("B"))
+        if not kind.num_fields:
+            buffers.append(memoryview(found[2])[first:last] if last > first else b"")
+        elif pa.types.is_map(kind):
+            buffers.append(b"")
+            for child in (array.keys, array.items):
+                _collect(child.slice(first, last - first), buffers)
+        else:
+            _collect(array.values.slice(first, last - first), buffers)
+    else:
+        width = kind.bit_width // 8
+        buffers.append(memoryview(found[1])[start * width : (start + count) * width] if count else b"")
+
+
+def _bits(buffer: Any, start: int, count: int) -> ReadableBuffer:
+    if start % 8 == 0 and count % 8 == 0:
+        return memoryview(buffer)[start // 8 : (start + count) // 8]
+    bits = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little")[start : start + count]
+    return np.packbits(bits, bitorder="little").data
+
+
+def _bounds(array: Any, kind: ColumnType) -> tuple[int, bytes, bytes]:
+    """Return the kind of bounds of an array, its minimum and its maximum."""
+    if array.null_count == len(array) or (kind.name not in _INT64_BOUNDS and kind.name not in _PACKED):
+        return NO_BOUNDS, _ZEROS, _ZEROS
+    if kind.name in _INT64_BOUNDS:
+        array = _as_int64(array)
+    found = pc.min_max(array)
+    lowest, highest = found["min"].as_py(), found["max"].as_py()
+    if lowest is None or (isinstance(lowest, float) and isnan(lowest + highest)):
+        return NO_BOUNDS, _ZEROS, _ZEROS
+    bounds, pack = _PACKED.get(kind.name, (INT64, struct.Struct("<q").pack))
+    return bounds, pack(lowest), pack(highest)
+
+
+def _as_int64(array: Any) -> Any:
+    """Return times as the numbers that Arrow stores."""
+    kind = array.type
+    if pa.types.is_date32(kind) or pa.types.is_time32(kind):
+        array = array.view(pa.int32())
+    elif pa.types.is_temporal(kind):
+        array = array.view(pa.int64())
+    return array.cast(pa.int64())
+
+
+def text_bound(value: str | bytes) -> bytes:
+    """Return the bound of kind TEXT of a string or bytes."""
+    encoded = value.encode() if isinstance(value, str) else value
+    return encoded[:8].ljust(8, b"\0")
+
+
+_PACKED: dict[str, tuple[int, Callable[[Any], bytes]]] = {
+    "uint64": (UINT64, struct.Struct("<Q").pack),
+    "float": (DOUBLE, struct.Struct("<d").pack),
+    "double": (DOUBLE, struct.Struct("<d").pack),
+    "string": (TEXT, text_bound),
+    "binary": (TEXT, text_bound),
+}
+
+
+def array_of_block(block: bytes | memoryview, kind: ColumnType, count: int) -> Any:
+    """Return the array of a block: a view of the same memory, with every offset and all text checked.
+
+    Raises:
+        CorruptBatchError: If the buffers are not those of the type, or lie about their lengths.
+    """
+    array = _arrow_array(read_block(block, kind, count))
+    try:
+        array.validate(full=True)
+    except pa.ArrowException as error:
+        raise CorruptBatchError(f"the buffers are not those of {kind}: {error}") from error
+    return array
+
+
+def _arrow_array(array: BlockArray) -> Any:
+    kind = arrow_type(array.kind)
+    validity = None if array.validity is None else pa.py_buffer(array.validity)
+    children = [_arrow_array(child) for child in array.children]
+    if array.kind.name == "map":
+        entries = pa.struct([kind.key_field, kind.item_field])
+        children = [pa.StructArray.from_buffers(entries, len(children[0]), [None], children=children)]
+    return pa.Array.from_buffers(kind, array.count, [validity, *map(pa.py_buffer, array.buffers)], children=children)
+
+
+# --- tables and rows ---
+
+
+def arrays_of_table(table: Any, columns: TopicColumns) -> list[Any]:
+    """Return an array for each current column of a table or a record batch, cast without a loss.
+
+    Columns that the table lacks have their default or null.
+
+    Raises:
+        InvalidRequestError: For a column that the topic does not have, lacks, or whose values do not fit.
+    """
+    names = table.schema.names
+    known = {column.name for column in columns.current}
+    unknown = [name for name in names if name not in known]
+    if unknown or len(set(names)) != len(names):
+        raise InvalidRequestError(
+            f"the topic has no column {unknown[0]!r}" if unknown else "two columns have the same name",
+            action=f"Its columns are {', '.join(sorted(known))}. Drop the column, or add it to the topic.",
+        )
+    return [_of_table(table, column) for column in columns.current]
+
+
+def _of_table(table: Any, column: TopicColumn) -> Any:
+    arrow = arrow_type(column.type)
+    if column.name not in table.schema.names:
+        if not column.can_be_absent:
+            raise InvalidRequestError(f"the required column {column.name} is missing", action="Give it values.")
+        return filled(column, table.num_rows)
+    array = table.column(column.name)
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+        if isinstance(array, pa.ChunkedArray):
+            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
+    if array.type != arrow:
+        try:
+            array = array.cast(arrow)
+        except pa.ArrowException as error:
+            raise InvalidRequestError(
+                f"column {column.name}: {array.type} does not fit {column.type}: {error}", action="Cast it first."
+            ) from error
+    if column.is_required and array.null_count:
+        row = pc.index(array.is_null(), True).as_py()
+        raise InvalidRequestError(f"column {column.name} is required, and null in row {row}", action="Give it a value.")
+    return array
+
+
+def filled(column: TopicColumn, count: int) -> Any:
+    """Return an array for rows that lack the column: its default, or null."""
+    arrow = arrow_type(column.type)
+    if not column.default:
+        return pa.nulls(count, arrow)
+    return pa.repeat(pa.scalar(column.default_value, arrow), count)
+
+
+def arrays_of_rows(rows: Sequence[Mapping[str, Any]], columns: TopicColumns) -> list[Any]:
+    """Return an array for each current column of rows; a value that a row lacks is its default, or null.
+
+    Raises:
+        InvalidRequestError: For a value that does not fit; the message has the row, the column and the value.
+    """
+    return [_of_rows(rows, column) for column in columns.current]
+
+
+def _of_rows(rows: Sequence[Mapping[str, Any]], column: TopicColumn) -> Any:
+    default = column.default_value
+    values = [row.get(column.name, default) for row in rows]
+    arrow = arrow_type(column.type)
+    try:
+        return pa.array(values, arrow, from_pandas=False)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        for place, value in enumerate(values):
+            check_value(column, value, f"row {place}: ")
+        raise
+
+
+def check_row(row: Mapping[str, Any], columns: TopicColumns) -> None:
+    """Check that a row fits the columns.
+
+    Raises:
+        InvalidRequestError: If not; the message has the column and the value.
+    """
+    names = {column.name for column in columns.current}
+    for name in row:
+        if name not in names:
+            raise InvalidRequestError(
+                f"the topic has no column {name!r}", action=f"Its columns are {', '.join(sorted(names))}."
+            )
+    for column in columns.current:
+        value = row.get(column.name, column.default_value)
+        if value is None and column.is_required:
+            raise InvalidRequestError(f"column {column.name} is required, and null", action="Give it a value.")
+        check_value(column, value, "")
+
+
+def check_value(column: TopicColumn, value: Any, where: str) -> None:
+    """Raise `InvalidRequestError` if a value does not fit its column."""
+    kind = type(value)
+    if value is None or kind is _EXACT.get(column.type.name):
+        return
+    if kind is int and column.type.name in _RANGES and value in _RANGES[column.type.name]:
+        return
+    try:
+        pa.array([value], arrow_type(column.type))
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequestError(
+            f"{where}column {column.name}: {value!r:.80} is no {column.type}: {error}",
+            action="Give it a value of this type.",
+        ) from error
+
+
+_EXACT: dict[str, type] = {"string": str, "double": float, "bool": bool}
+_RANGES = {
+    name: range(2**bits) if name.startswith("u") else range(-(2 ** (bits - 1)), 2 ** (bits - 1))
+    for name, bits in ((name, int(name.lstrip("uint"))) for name in INTEGERS)
+}

@@ -1,0 +1,162 @@
+"""Values of a decoded typed batch: as Arrow arrays, as rows, or as JSON, each block decoded on first use."""
+
+import base64
+import importlib.util
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import date, time, timedelta
+from decimal import Decimal
+from functools import cache
+from typing import Any
+
+from headrace.wire.batch import BatchHeader
+from headrace.wire.errors import CorruptBatchError
+from headrace.wire.typed.blocks import read_block, values_of
+from headrace.wire.typed.column_types import INTEGERS
+from headrace.wire.typed.payload import Directory, block_of
+from headrace.wire.typed.topic_columns import TopicColumn
+
+
+class TypedColumns:
+    """Values of a typed batch. One thread at a time."""
+
+    def __init__(
+        self, header: BatchHeader, directory: Directory, stored: Sequence[memoryview | None], max_payload_bytes: int
+    ) -> None:
+        """`stored` are the stored blocks, `None` for one that was not fetched."""
+        self._header = header
+        self._directory = directory
+        self._stored = stored
+        self._max_bytes = max_payload_bytes
+        self._arrays: dict[int, Any] = {}
+        self._values: dict[int, list[Any]] = {}
+        self._blocks: dict[int, bytes | memoryview] = {}
+
+    @property
+    def columns(self) -> tuple[TopicColumn, ...]:
+        """Columns of the batch, as its producer knew them."""
+        return self._directory.columns.columns
+
+    def check(self) -> None:
+        """Check all blocks that were fetched.
+
+        Raises:
+            CorruptBatchError: If one is wrong; the error has the batch's offsets, and its message the column.
+            UnsupportedCodecError: If the codec's package is not installed.
+        """
+        for place, stored in enumerate(self._stored):
+            if stored is not None:
+                if _has_arrow():
+                    self._array(place)
+                else:
+                    self._column_values(place)
+
+    def array(self, column: TopicColumn) -> Any:
+        """Return the Arrow array of a topic's column: found by id and cast to its type, or its default.
+
+        Raises:
+            CorruptBatchError: If the block is wrong, or its values do not fit.
+        """
+        from headrace.wire.typed import arrow_columns
+
+        place = self._place(column)
+        if place is None:
+            return arrow_columns.filled(column, self._header.record_count)
+        found, wanted = self._array(place), arrow_columns.arrow_type(column.type)
+        if found.type == wanted:
+            return found
+        try:
+            return found.cast(wanted)
+        except ValueError as error:
+            raise self._error(self.columns[place], error) from error
+
+    def values(self, column: TopicColumn) -> list[Any]:
+        """Return the values of a topic's column as Python objects, as `array`; see `values_of`."""
+        place = self._place(column)
+        if place is None:
+            return [column.default_value] * self._header.record_count
+        written = self.columns[place].type
+        convert = _CONVERSIONS.get((written.name, column.type.name)) if written != column.type else None
+        values = self._column_values(place)
+        return values if convert is None else [None if value is None else convert(value) for value in values]
+
+    def _place(self, column: TopicColumn) -> int | None:
+        return next((place for place, written in enumerate(self.columns) if written.id == column.id), None)
+
+    def _array(self, place: int) -> Any:
+        from headrace.wire.typed.arrow_columns import array_of_block
+
+        if place not in self._arrays:
+            with self._naming(place) as column:
+                self._arrays[place] = array_of_block(self._block(place), column.type, self._header.record_count)
+        return self._arrays[place]
+
+    def _column_values(self, place: int) -> list[Any]:
+        if place not in self._values:
+            with self._naming(place) as column:
+                self._values[place] = values_of(read_block(self._block(place), column.type, self._header.record_count))
+        return self._values[place]
+
+    def _block(self, place: int) -> bytes | memoryview:
+        if place not in self._blocks:
+            stored, entry = self._stored[place], self._directory.entries[place]
+            assert stored is not None, "the column was not fetched"
+            self._blocks[place] = block_of(stored, entry, self._header.codec, self._max_bytes)
+        return self._blocks[place]
+
+    @contextmanager
+    def _naming(self, place: int) -> Iterator[TopicColumn]:
+        column = self.columns[place]
+        try:
+            yield column
+        except CorruptBatchError as error:
+            raise self._error(column, error) from error
+
+    def _error(self, column: TopicColumn, error: Exception) -> CorruptBatchError:
+        message = error.message if isinstance(error, CorruptBatchError) else str(error)
+        return CorruptBatchError(
+            f"column {column.name}: {message}",
+            base_offset=self._header.base_offset,
+            next_offset=self._header.end_offset,
+        )
+
+    def rows(self, start: int, end: int, columns: Sequence[TopicColumn] | None = None) -> list[dict[str, Any]]:
+        """Return the rows `start` to `end` as dicts of some columns; by default those of the batch."""
+        wanted = self.columns if columns is None else columns
+        names = [column.name for column in wanted]
+        values = [self.values(column)[start:end] for column in wanted]
+        return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+
+    def json_rows(self, start: int, end: int) -> list[bytes]:
+        """Return the rows as JSON objects: bytes in base64, times in ISO 8601, durations in s, decimals as text."""
+        return [json_row(row) for row in self.rows(start, end)]
+
+
+_CONVERSIONS: dict[tuple[str, str], Callable[[Any], Any]] = {
+    **{(name, "double"): float for name in INTEGERS},
+    ("string", "binary"): str.encode,
+}
+"""By old and new type: those whose Python objects differ."""
+
+
+@cache
+def _has_arrow() -> bool:
+    return importlib.util.find_spec("pyarrow") is not None
+
+
+def json_row(row: Mapping[str, Any]) -> bytes:
+    """Return a row as a JSON object, see `TypedColumns.json_rows`."""
+    return json.dumps(row, default=_plain, ensure_ascii=False).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -1,0 +1,316 @@
+"""Typed topics on a real cluster: rows and tables go in, rows and Arrow columns come out, columns change."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime as dt
+import json
+import re
+import time
+
+import grpc
+import headrace
+import pyarrow as pa
+import pytest
+from headrace import aio
+from headrace.client.base.errors import SerializationError
+from headrace.v1 import broker_pb2, broker_pb2_grpc, topics_pb2
+from headrace.wire.encoding import RowBlocks, column_parts, encode_batch
+from headrace.wire.errors import ConflictError, InvalidConfigError, InvalidRequestError, from_detail
+from headrace.wire.typed.arrow_columns import block_of_array
+from headrace.wire.typed.column_types import parse_type
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+
+from tests.integration.replicated import until
+
+COLUMNS = 'page string required, user int64, at timestamp[ms, UTC], tags list<string>, country string default "DE"'
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1)) as running:
+        yield running
+
+
+@pytest.fixture(params=["native", "grpc"])
+def client(cluster, request):
+    return {"bootstrap_servers": cluster.bootstrap_servers, "transport": request.param}
+
+
+@pytest.fixture
+def topic(cluster, client, request):
+    name = "rows-" + re.sub(r"\W+", "-", request.node.name)[:100]
+    with headrace.Admin(**client) as admin:
+        admin.create_topic(name, partitions=2, columns=COLUMNS)
+    return name
+
+
+def table(count, start=0):
+    numbers = range(start, start + count)
+    return pa.table(
+        {
+            "page": [f"/p{number % 7}" for number in numbers],
+            "user": pa.array(numbers, pa.int64()),
+            "at": pa.array(numbers, pa.timestamp("ms", "UTC")),
+            "tags": [["a", str(number)] if number % 3 else None for number in numbers],
+            "country": ["FR" if number % 2 else None for number in numbers],
+        }
+    )
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_table_comes_back(client, topic, compression):
+    """Rows of a table are read as the same Arrow columns, as dicts, and through a consumer."""
+    sent = table(5_000)
+    with headrace.Producer(**client, compression_type=compression, batch_bytes=64 * 1024) as producer:
+        for partition in (0, 1):
+            producer.send_table(topic, sent.slice(2_500 * partition, 2_500), partition=partition)
+    with headrace.Reader(topic, **client) as reader:
+        found = reader.to_arrow()
+    assert found.sort_by("user").equals(sent.cast(found.schema))
+    with headrace.Reader(topic, **client) as reader:
+        rows = sorted((record.value for record in reader), key=lambda row: row["user"])
+    assert rows == sent.to_pylist()
+    with headrace.Consumer(topic, group_id=f"g-{topic}", auto_offset_reset="earliest", **client) as consumer:
+        got: list[dict] = []
+        while len(got) < 5_000:
+            got += [record.value for record in consumer.poll(timeout=10)]
+    assert sorted(got, key=lambda row: row["user"]) == rows
+
+
+def test_rows_and_tables_interoperate(client, topic):
+    """Dicts of `send` are read as columns, with defaults; several small batches are one table."""
+    at = dt.datetime(2026, 1, 2, 3, 4, 5, 678_000, dt.UTC)
+    with headrace.Producer(**client) as producer:
+        producer.send(topic, {"page": "/a", "user": 1, "at": at, "tags": ["x"]}, partition=0)
+        producer.send(topic, {"page": "/b", "country": None}, key=b"k", headers=[("h", b"v")], partition=0).result()
+        producer.send_table(topic, pa.table({"page": ["/c"]}), partition=0).result()
+    with headrace.Reader(topic, **client) as reader:
+        batch = reader.read()
+    assert [record.value for record in batch] == [
+        {"page": "/a", "user": 1, "at": at, "tags": ["x"], "country": "DE"},
+        {"page": "/b", "user": None, "at": None, "tags": None, "country": None},
+        {"page": "/c", "user": None, "at": None, "tags": None, "country": "DE"},
+    ]
+    assert (batch[1].key, batch[1].headers) == (b"k", (("h", b"v"),))
+    chosen = batch.to_arrow(["_offset", "page", "_key", "_partition"])
+    assert chosen.to_pydict() == {
+        "_offset": [0, 1, 2], "page": ["/a", "/b", "/c"], "_key": [None, b"k", None], "_partition": [0, 0, 0],
+    }  # fmt: skip
+    with pytest.raises(InvalidConfigError, match="there is no column 'pages'"):
+        batch.to_arrow(["pages"])
+
+
+def test_a_deserializer_gets_json(client, topic):
+    """A deserializer is given each row as a JSON object."""
+    with headrace.Producer(**client) as producer:
+        producer.send(topic, {"page": "/a", "at": dt.datetime(2026, 1, 2, tzinfo=dt.UTC)}).result()
+    with headrace.Reader(topic, value_deserializer=json.loads, **client) as reader:
+        (record,) = reader
+    assert record.value == {
+        "page": "/a", "user": None, "at": "2026-01-02T00:00:00+00:00", "tags": None, "country": "DE",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"page": "/a", "user": "one"}, "column user: 'one' is no int64"),
+        ({"page": "/a", "user": 2**63}, "column user: 9223372036854775808 is no int64"),
+        ({"user": 1}, "column page is required, and null"),
+        ({"page": "/a", "pages": 1}, "the topic has no column 'pages'"),
+        (b"bytes", "is a typed topic with the columns"),
+        (None, "is a typed topic with the columns"),
+    ],
+)
+def test_a_row_that_does_not_fit(client, topic, value, message):
+    """The error names the column and the value, before anything is sent."""
+    with headrace.Producer(**client) as producer, pytest.raises(SerializationError, match=message):
+        producer.send(topic, value)
+
+
+def test_tables_that_do_not_fit(client, topic):
+    """The error names the column, and the row if it is one."""
+    with headrace.Producer(**client) as producer:
+        for wrong, message in (
+            (pa.table({"page": ["a"], "user": ["x"]}), "column user: string does not fit int64"),
+            (pa.table({"page": ["a", None]}), "column page is required, and null in row 1"),
+            (pa.table({"user": [1]}), "the required column page is missing"),
+            (pa.table({"page": ["a"], "no": [1]}), "the topic has no column 'no'"),
+            ({"page": ["a"]}, "dict is no table"),
+        ):
+            with pytest.raises(SerializationError, match=message):
+                producer.send_table(topic, wrong)
+        with pytest.raises(SerializationError, match="is a typed topic"):
+            producer.send_many(topic, [b"a"])
+
+
+def test_dicts_and_tables_need_a_typed_topic(client):
+    """A dict for a topic of bytes is refused, with what to do."""
+    with headrace.Admin(**client) as admin:
+        admin.create_topic("plain", partitions=1, exist_ok=True)
+    with headrace.Producer(**client) as producer:
+        with pytest.raises(SerializationError, match="the topic has no columns"):
+            producer.send("plain", {"a": 1})
+        with pytest.raises(SerializationError, match="plain is not a typed topic"):
+            producer.send_table("plain", pa.table({"a": [1]}))
+
+
+def test_columns_change(client, topic):
+    """Producers and readers of older columns continue; renamed, widened and new columns are found by id."""
+    with headrace.Admin(**client) as admin, headrace.Producer(**client) as old:
+        old.send(topic, {"page": "/a", "user": 1}, partition=0).result()
+        with pytest.raises(InvalidConfigError, match="score is new and required: with compatibility=backward"):
+            admin.alter_config(topic, {"columns": f"{COLUMNS}, score double required"})
+        with pytest.raises(InvalidConfigError, match="user was int64 and is string"):
+            admin.alter_config(topic, {"columns": COLUMNS.replace("int64", "string")})
+        wanted = "1 url string required, user int64, at timestamp[ms, UTC], score double default 0.5"
+        admin.alter_config(topic, {"columns": wanted})
+        assert admin.describe_config(topic)["columns"].value == (
+            "1 url string required, 2 user int64, 3 at timestamp[ms, UTC], 6 score double default 0.5, "
+            "4 tags list<string> dropped, 5 country string dropped"
+        )
+
+        def new_columns():
+            with headrace.Producer(**client) as producer:
+                return producer.send(topic, {"url": "/new", "score": 1.5}, partition=0).result()
+
+        until(lambda: _accepted(new_columns), "every server knows the new columns")
+        old.send(topic, {"page": "/old", "user": 2}, partition=0).result()
+        with headrace.Reader(topic, **client) as reader:
+            found = reader.to_arrow()
+        assert found.column_names == ["url", "user", "at", "score"]
+        assert found.select(["url", "user", "score"]).to_pylist() == [
+            {"url": "/a", "user": 1, "score": 0.5},
+            {"url": "/new", "user": None, "score": 1.5},
+            {"url": "/old", "user": 2, "score": 0.5},
+        ]
+        with headrace.Reader(topic, **client) as reader:
+            assert [record.value["url"] for record in reader] == ["/a", "/new", "/old"]
+
+
+def _accepted(send):
+    try:
+        return send()
+    except SerializationError:
+        return None
+
+
+def test_key_columns(client):
+    """Rows with key columns go to the partition of their key, from dicts and from tables alike."""
+    topic = f"keyed-{client['transport']}"
+    with headrace.Admin(**client) as admin:
+        admin.create_topic(topic, partitions=4, columns="user string key, n int64 required")
+    rows = [{"user": f"u{number % 11}", "n": number} for number in range(100)]
+    with headrace.Producer(**client) as producer:
+        for row in rows[:50]:
+            producer.send(topic, row)
+        producer.send_table(topic, pa.Table.from_pylist(rows[50:]))
+        with pytest.raises(SerializationError, match=r"the key of keyed-.* is user"):
+            producer.send(topic, rows[0], key=b"k")
+    with headrace.Reader(topic, **client) as reader:
+        found = list(reader)
+    assert sorted(record.value["n"] for record in found) == list(range(100))
+    assert all(record.key == record.value["user"].encode() for record in found)
+    places: dict[bytes, set[int]] = {}
+    for record in found:
+        places.setdefault(record.key, set()).add(record.partition)
+    assert {len(each) for each in places.values()} == {1}
+
+
+@dataclasses.dataclass
+class Visit:
+    """Source of columns."""
+
+    page: str
+    user: int | None
+    seconds: float
+
+
+def test_columns_from_a_class_and_from_nothing_read(cluster, client):
+    """A dataclass makes columns; an empty topic is read as a table with them."""
+    topic = f"visits-{client['transport']}"
+    with headrace.Admin(**client) as admin:
+        admin.create_topic(topic, partitions=1, columns=Visit)
+    with headrace.Reader(topic, **client) as reader:
+        empty = reader.to_arrow()
+    assert empty.schema == pa.schema(
+        [
+            pa.field("page", pa.string(), nullable=False),
+            pa.field("user", pa.int64()),
+            pa.field("seconds", pa.float64(), nullable=False),
+        ]
+    )
+
+    async def both():
+        async with aio.Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
+            await producer.send_table(topic, pa.table({"page": ["/a"], "user": [1], "seconds": [0.5]}))
+        async with aio.Reader(topic, bootstrap_servers=cluster.bootstrap_servers) as reader:
+            return [record.value async for record in reader]
+
+    assert asyncio.run(both()) == [dataclasses.asdict(Visit("/a", 1, 0.5))]
+
+
+def typed_batch(text, columns):
+    blocks = [block_of_array(pa.array([1, 2], pa.int64()), parse_type("int64")) for _ in range(columns)]
+    return b"".join(column_parts(RowBlocks(text, blocks, 2), base_timestamp_ms=int(time.time() * 1000)))
+
+
+def test_what_a_broker_refuses(client):
+    """Bytes in a typed topic, rows in another one, and columns that the topic does not have."""
+    typed, plain = f"refuses-{client['transport']}", f"bytes-{client['transport']}"
+    with headrace.Admin(**client) as admin:
+        admin.create_topic(typed, partitions=1, columns="a int64 required, b int64")
+        admin.create_topic(plain, partitions=1)
+        for topic, batch, error, message in (
+            (typed, encode_batch([b"x"], base_timestamp_ms=int(time.time() * 1000)), InvalidRequestError, "is typed"),
+            (plain, typed_batch("1 a int64", 1), InvalidRequestError, "the topic is not typed"),
+            (typed, typed_batch("2 b int64", 1), InvalidRequestError, "the required column a is missing"),
+            (typed, typed_batch("1 a int64 required, 2 b string", 2), InvalidRequestError, "column b is string"),
+            (typed, typed_batch("1 a int64 required, 3 c int64", 2), ConflictError, "has no column 3"),
+        ):
+            with pytest.raises(error, match=message):
+                produce(client, topic, batch)
+        produce(client, typed, typed_batch("1 a int64 required", 1))
+        with pytest.raises(InvalidConfigError, match="a topic is typed, or not, from its creation on"):
+            admin.alter_config(typed, unset=["columns"])
+        with pytest.raises(InvalidConfigError, match="a topic is typed, or not, from its creation on"):
+            admin.alter_config(plain, {"columns": "a int64"})
+        with pytest.raises(InvalidConfigError, match="rows are not compacted"):
+            admin.create_topic("no", columns="a int64", config={"cleanup_policy": "compact"})
+
+
+def produce(client, topic, batch):
+    """Send one encoded batch as it is."""
+    part = broker_pb2.PartitionProduce(partition=0, batches=[batch])
+    request = broker_pb2.ProduceRequest(
+        acks=broker_pb2.ACKS_ALL,
+        timeout_ms=10_000,
+        topics=[broker_pb2.TopicProduce(topic=topics_pb2.TopicRef(name=topic), partitions=[part])],
+    )
+    with headrace.Admin(**client) as admin:
+        (address,) = [broker.address for broker in admin.describe_cluster().brokers]
+    with grpc.insecure_channel(address) as channel:
+        answer = broker_pb2_grpc.BrokerServiceStub(channel).Produce(request, timeout=20)
+    (found,) = answer.topics[0].partitions
+    if found.HasField("error"):
+        raise from_detail(found.error)
+
+
+def test_other_languages_read_json(client, topic):
+    """The simple form of a fetch has each row as a JSON object."""
+    with headrace.Producer(**client) as producer:
+        producer.send(topic, {"page": "/a", "user": 7}, partition=0).result()
+    with headrace.Admin(**client) as admin:
+        (address,) = [broker.address for broker in admin.describe_cluster().brokers]
+    part = broker_pb2.PartitionFetch(partition=0, offset=0, max_bytes=1 << 20)
+    request = broker_pb2.FetchRequest(
+        max_bytes=1 << 20,
+        as_records=True,
+        topics=[broker_pb2.TopicFetch(topic=topics_pb2.TopicRef(name=topic), partitions=[part])],
+    )
+    with grpc.insecure_channel(address) as channel:
+        answer = broker_pb2_grpc.BrokerServiceStub(channel).Fetch(request, timeout=20)
+    (record,) = answer.topics[0].partitions[0].records
+    assert json.loads(record.value) == {"page": "/a", "user": 7, "at": None, "tags": None, "country": "DE"}

@@ -1,0 +1,180 @@
+"""Text of columns and of their types, and which changes each mode allows."""
+
+from __future__ import annotations
+
+import pytest
+from headrace.wire.errors import InvalidConfigError
+from headrace.wire.typed.column_types import parse_type, widens
+from headrace.wire.typed.topic_columns import evolved, key_of, parse_columns, writable
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("int64", "int64"),
+        (" long ", "int64"),
+        ("text", "string"),
+        ("binary[16]", "binary[16]"),
+        ("decimal(10,2)", "decimal(10, 2)"),
+        ("decimal(5)", "decimal(5, 0)"),
+        ("timestamp[ms]", "timestamp[ms]"),
+        ("timestamp[us,UTC]", "timestamp[us, UTC]"),
+        ("timestamp[us, Europe/Berlin]", "timestamp[us, Europe/Berlin]"),
+        ("list<map<string,double>>", "list<map<string, double>>"),
+        ('struct<a: int8, "b c": list<struct<d: bool>>>', 'struct<a: int8, "b c": list<struct<d: bool>>>'),
+    ],
+)
+def test_types_are_read_and_written(text: str, written: str) -> None:
+    """A type has one text, which is read as the same type."""
+    assert str(parse_type(text)) == written
+    assert parse_type(written) == parse_type(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "a word is missing at 'its end'"),
+        ("integer7", "integer7 is no type"),
+        ("decimal(77, 2)", "77 is outside 1 .. 76"),
+        ("decimal(4, 5)", "5 is outside 0 .. 4"),
+        ("timestamp", r"'\[' is missing"),
+        ("timestamp[hours]", "hours is not one of the units s, ms, us, ns"),
+        ("list<int8", "'>' is missing"),
+        ("struct<a: int8, a: int8>", "two fields of a struct are named a"),
+        ("int8 int8", "nothing more is expected at 'int8'"),
+        ("binary[0]", "0 is outside 1"),
+        ("list<" * 20 + "int8" + ">" * 20, "nested more than 16 deep"),
+    ],
+)
+def test_wrong_types_say_where(text: str, message: str) -> None:
+    """The error has the place and the rule."""
+    with pytest.raises(InvalidConfigError, match=message):
+        parse_type(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "a word is missing"),
+        ("1 a int64 dropped", "there is no column"),
+        ("a int64, a string", "two columns have the name a"),
+        ("1 a int64, 1 b string", "two columns have the id 1"),
+        ("0 a int64", "the id 0 is outside"),
+        ("_a int64", "begins with an underscore"),
+        ("a int64 requird", "requird is not one of required, key, default, dropped"),
+        ("a int64 dropped", "dropped needs an id"),
+        ("a int64 default x", "the default of a, 'x', is no int64"),
+        ("a int64 default true", "the default of a, 'true', is no int64"),
+        ("a int8 default 128", "the default of a, 128, is outside int8"),
+        ("a list<int8> default []", "Defaults are JSON values of numbers"),
+        ('a string default "x" required', "is no string"),
+        (", ".join(f"c{number} bool" for number in range(1001)), "there are 1001 columns"),
+    ],
+)
+def test_wrong_columns_say_where(text: str, message: str) -> None:
+    """The error has the place and the rule."""
+    with pytest.raises(InvalidConfigError, match=message):
+        parse_columns(text)
+
+
+def test_columns_are_read_and_written() -> None:
+    """Quotes, commas and brackets in names and defaults are kept."""
+    text = (
+        '1 a string default "x, \\"y\\" <", 2 "odd name" struct<x: int8, y: int8>, 9 gone int8 dropped, 3 k int64 key'
+    )
+    columns = parse_columns(text)
+    assert str(columns) == text
+    assert [column.name for column in columns.current] == ["a", "odd name", "k"]
+    assert columns.current[0].default_value == 'x, "y" <'
+    assert columns.batch_text == '1 a string, 2 "odd name" struct<x: int8, y: int8>, 3 k int64 key'
+    assert [column.name for column in columns.keys] == ["k"]
+    with pytest.raises(InvalidConfigError, match="Use one of: a, odd name, k"):
+        columns.by_name("b")
+
+
+BEFORE = "1 a int32 required, 2 b string, 3 c double default 1.5"
+
+
+def test_ids_last() -> None:
+    """A name keeps its id, a new one has the next, a dropped one is kept in mind, a rename is told by the id."""
+    assert evolved("", "a int32 required, b string, c double default 1.5", "backward") == BEFORE
+    assert evolved(BEFORE, BEFORE, "full") == BEFORE
+    dropped = evolved(BEFORE, "c double default 1.5, a int32 required", "backward")
+    assert dropped == "3 c double default 1.5, 1 a int32 required, 2 b string dropped"
+    again = evolved(dropped, "c double default 1.5, a int32 required, b string", "backward")
+    assert again == "3 c double default 1.5, 1 a int32 required, 4 b string, 2 b string dropped"
+    renamed = evolved(BEFORE, "1 id int32 required, b string, a double", "backward")
+    assert renamed == "1 id int32 required, 2 b string, 4 a double, 3 c double dropped"
+    with pytest.raises(InvalidConfigError, match="the id 2 of x is not that of a column"):
+        evolved(dropped, "2 x string, 1 a int32 required", "backward")
+    retyped = evolved(BEFORE, "a string, b string, c double default 1.5", "none")
+    assert retyped == "4 a string, 2 b string, 3 c double default 1.5, 1 a int32 required dropped".replace(
+        " required dropped", " dropped"
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "allowed"),
+    [
+        (f"{BEFORE}, d string", {"backward", "forward", "full", "none"}),
+        (f"{BEFORE}, d string required", {"forward", "none"}),
+        (f'{BEFORE}, d string required default ""', {"backward", "forward", "full", "none"}),
+        ("2 b string, 3 c double default 1.5", {"backward", "none"}),
+        ("1 a int32 required, 3 c double default 1.5", {"backward", "forward", "full", "none"}),
+        ("1 a int32 required, 2 b string", {"backward", "forward", "full", "none"}),
+        (BEFORE.replace("int32", "int64"), {"backward", "none"}),
+        (BEFORE.replace("int32", "int16"), {"forward", "none"}),
+        (BEFORE.replace("int32", "uint32"), {"none"}),
+        (BEFORE.replace("string", "binary"), {"backward", "none"}),
+        (BEFORE.replace("int32 required", "int32"), {"backward", "none"}),
+        (BEFORE.replace("b string", "b string required"), {"forward", "none"}),
+        (BEFORE.replace("b string", 'b string required default "x"'), {"backward", "forward", "full", "none"}),
+    ],
+)
+def test_modes(wanted: str, allowed: set[str]) -> None:
+    """Each mode allows what its readers can do with, and refuses the rest with its name."""
+    for mode in ("backward", "forward", "full", "none"):
+        if mode in allowed:
+            evolved(BEFORE, wanted, mode)
+        else:
+            with pytest.raises(InvalidConfigError, match=f"with compatibility={mode}"):
+                evolved(BEFORE, wanted, mode)
+
+
+def test_keys_are_fixed() -> None:
+    """The key columns decide the partitions: they stay, in every mode."""
+    before = "1 a int64 key, 2 b string"
+    for wanted in ("a int64 key, b string key", "b string", "a int64 required, b string", "a string key, b string"):
+        with pytest.raises(InvalidConfigError, match="the key is a, which cannot change"):
+            evolved(before, wanted, "none")
+    assert evolved(before, "1 renamed int64 key", "backward") == "1 renamed int64 key, 2 b string dropped"
+    assert [key_of(values) for values in (["x"], [b"\xff"], [7], ["x", 7, None, b"\1"])] == [
+        b"x", b"\xff", b"[7]", b'["x",7,null,"01"]',
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("batch", "wrong"),
+    [
+        ("1 a int32 required, 2 b string, 3 c double", ""),
+        ("1 renamed int16 required", ""),
+        ("2 b string", "the required column a is missing"),
+        ("1 a int32", "column a may be null in the batch, and is required in the topic"),
+        ("1 a int64 required", "column a is int64, and int32 in the topic"),
+        ("1 a int32 required, 4 d string", "the topic has no column 4"),
+    ],
+)
+def test_what_may_be_appended(batch: str, wrong: str) -> None:
+    """Fewer columns and narrower types may, if readers can do without the rest."""
+    assert writable(batch, parse_columns(BEFORE)).startswith(wrong)
+    assert bool(writable(batch, parse_columns(BEFORE))) == bool(wrong)
+
+
+def test_widening() -> None:
+    """No widening loses a value."""
+    pairs = [("int8", "int64"), ("uint8", "int16"), ("uint32", "double"), ("float", "double"), ("string", "binary")]
+    assert all(widens(parse_type(old), parse_type(new)) for old, new in pairs)
+    wrong = [("int64", "double"), ("int8", "uint64"), ("uint8", "int8"), ("double", "float"), ("string", "binary[4]")]
+    assert not any(widens(parse_type(old), parse_type(new)) for old, new in wrong)
+    assert widens(parse_type("decimal(5, 2)"), parse_type("decimal(9, 2)"))
+    assert not widens(parse_type("decimal(5, 2)"), parse_type("decimal(9, 3)"))

@@ -1,0 +1,185 @@
+"""Typed batches that are damaged, or lie: with wrong checksums and with right ones."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from headrace.wire.batch import CRC_START, HEADER_BYTES, check_batch, read_header
+from headrace.wire.columns import check_columns, decode_batch
+from headrace.wire.compression import Codec
+from headrace.wire.crc import crc32c
+from headrace.wire.encoding import RowBlocks, column_parts, join_column
+from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, UnsupportedCodecError
+from headrace.wire.typed.arrow_columns import arrays_of_rows, block_of_array
+from headrace.wire.typed.payload import ENTRY, HEAD, projected, read_directory, seal
+from headrace.wire.typed.topic_columns import parse_columns
+
+COLUMNS = parse_columns("1 a int32 required, 2 b string, 3 c list<string>, 4 d bool, 5 e struct<x: double>")
+ROWS = [{"a": number, "b": f"b{number}" * 3, "c": ["x", None], "d": True, "e": {"x": 0.5}} for number in range(9)]
+BIG = 1 << 20
+
+
+def typed(codec: Codec = Codec.NONE, keys: bool = True) -> bytes:
+    """Return a produced batch."""
+    arrays = arrays_of_rows(ROWS, COLUMNS)
+    blocks = [block_of_array(array, column.type) for array, column in zip(arrays, COLUMNS.current, strict=True)]
+    keyed = join_column("key", [b"k"] * len(ROWS)) if keys else None
+    return b"".join(
+        column_parts(RowBlocks(COLUMNS.batch_text, blocks, len(ROWS)), keyed, base_timestamp_ms=0, codec=codec)
+    )
+
+
+def read(batch: bytes) -> list[dict[str, object]]:
+    """Check a batch as a leader and as a reader do; return its rows."""
+    header = check_batch(batch, max_batch_bytes=BIG, max_records=BIG, max_payload_bytes=BIG)
+    check_columns(batch, header, max_payload_bytes=BIG)
+    columns = decode_batch(batch, max_payload_bytes=BIG)
+    assert columns.typed is not None
+    columns.typed.check()
+    return columns.typed.rows(0, columns.record_count)
+
+
+def resealed(batch: bytearray) -> bytes:
+    """Return the batch with the right checksums of the blocks, of the directory and of the whole."""
+    payload = memoryview(batch)[HEADER_BYTES:]
+    size, count = HEAD.unpack_from(payload)[1], HEAD.unpack_from(payload)[3]
+    position = size
+    for place in range(min(count, (len(payload) - HEAD.size) // ENTRY.size)):
+        at = HEAD.size + ENTRY.size * place
+        stored = int.from_bytes(payload[at : at + 4], "little")
+        payload[at + 8 : at + 12] = crc32c(payload[position : position + stored]).to_bytes(4, "little")
+        position += -(-stored // 8) * 8
+    rest = int.from_bytes(payload[16:20], "little")
+    payload[24:28] = crc32c(payload[position : position + rest]).to_bytes(4, "little")
+    if size <= len(payload):
+        directory = bytearray(payload[:size])
+        if len(directory) > 4:
+            seal(directory, bytes(batch[CRC_START:HEADER_BYTES]))
+            payload[:size] = directory
+    batch[32:36] = crc32c(memoryview(batch)[CRC_START:]).to_bytes(4, "little")
+    return bytes(batch)
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_batches_come_back(codec: Codec) -> None:
+    """Under each codec, and resealed as they were."""
+    assert read(typed(codec)) == ROWS
+    assert resealed(bytearray(typed(codec))) == typed(codec)
+
+
+def test_each_flipped_bit_is_found() -> None:
+    """No byte is outside the checksums: not of the whole batch, and not of the part that a projection is."""
+    batch = typed()
+    header = read_header(batch)
+    directory = read_directory(batch, header)
+    for position in range(CRC_START, len(batch)):
+        damaged = bytearray(batch)
+        damaged[position] ^= 1 << position % 8
+        with pytest.raises(CorruptBatchError):
+            read(bytes(damaged))
+        damaged[32:36] = crc32c(memoryview(damaged)[CRC_START:]).to_bytes(4, "little")
+        if 64 <= position < HEADER_BYTES:
+            continue  # The producer's fields, which a reader of a projection does not use.
+        with pytest.raises((CorruptBatchError, UnsupportedCodecError, BatchTooLargeError)):
+            read(bytes(damaged))
+    assert directory.size % 8 == 0
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+def test_lies_with_right_checksums(codec: Codec) -> None:
+    """Random bytes with right checksums are refused, or read as some rows: nothing else happens."""
+    chance = random.Random(22)
+    good = typed(codec)
+    refused = 0
+    for _ in range(3_000):
+        damaged = bytearray(good)
+        for _ in range(chance.randint(1, 3)):
+            damaged[chance.randrange(HEADER_BYTES, len(damaged))] = chance.choice([0, 1, 255, chance.randrange(256)])
+        try:
+            rows = read(resealed(damaged))
+        except CorruptBatchError:
+            refused += 1
+        else:
+            assert len(rows) == len(ROWS)
+    assert 500 < refused < 3_000
+
+
+def block(text: str, array: pa.Array) -> bytes:
+    """Return the stored bytes of one column in a batch of it alone, resealed after a change by the caller."""
+    columns = parse_columns(text)
+    parts = column_parts(
+        RowBlocks(columns.batch_text, [block_of_array(array, columns.current[0].type)], len(array)), base_timestamp_ms=0
+    )
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "array", "find", "replace", "message"),
+    [
+        ("1 a string", pa.array(["abc", "de"]), "<3i", [(0, 3, 5), (0, 5, 3)], "column a: offsets do not ascend"),
+        ("1 a string", pa.array(["abc", "de"]), "<3i", [(0, 3, 5), (0, 3, 4)], "column a: a buffer has 5 bytes, not 4"),
+        ("1 a string", pa.array(["abc", "de"]), "<3i", [(0, 3, 5), (0, 3, 2**31 - 1)], "column a: a buffer has 5"),
+        (
+            "1 a list<int8>",
+            pa.array([[1, 2], [3]], pa.list_(pa.int8())),
+            "<3i",
+            [(0, 2, 3), (0, 2, 10**9)],
+            "has 3 byt",
+        ),
+    ],
+)
+def test_columns_that_lie_about_their_lengths(
+    text: str, array: pa.Array, find: str, replace: list[tuple[int, ...]], message: str
+) -> None:
+    """The error names the column and the next offset, and no memory is taken for what is claimed."""
+    old, new = (np.array(each, "<i4").tobytes() for each in replace)
+    good = block(text, array)
+    assert good.count(old) == 1
+    bad = resealed(bytearray(good.replace(old, new)))
+    with pytest.raises(CorruptBatchError, match=message) as raised:
+        read(bad)
+    assert (raised.value.base_offset, raised.value.next_offset) == (0, 2)
+
+
+def test_text_that_is_no_text() -> None:
+    """Bytes that are not UTF-8 in a column of strings are refused, with Arrow and without."""
+    good = block("1 a string", pa.array(["abc"]))
+    bad = resealed(bytearray(good.replace(b"abc", b"\xff\xfe\xfd")))
+    with pytest.raises(CorruptBatchError, match="column a: "):
+        read(bad)
+    columns = decode_batch(bad, max_payload_bytes=BIG)
+    assert columns.typed is not None
+    with pytest.raises(CorruptBatchError, match="column a: a value is no string"):
+        columns.typed.rows(0, 1)
+
+
+def test_a_bomb_is_refused() -> None:
+    """A block that inflates to more than a thousand times its bytes, or than the reader's limit, is not inflated."""
+    array = pa.array(np.zeros(200_000, np.int64))
+    columns = parse_columns("1 a int64")
+    parts = column_parts(
+        RowBlocks("1 a int64", [block_of_array(array, columns.current[0].type)], len(array)),
+        base_timestamp_ms=0, codec=Codec.ZSTD,
+    )  # fmt: skip
+    batch = b"".join(parts)
+    header = read_header(batch)
+    assert header.payload_bytes > 1_600_000, "stored uncompressed, or within the ratio"
+    with pytest.raises(CorruptBatchError, match="exceeds the limit"):
+        decode_batch(batch, max_payload_bytes=BIG)
+
+
+def test_what_a_projection_sends() -> None:
+    """The header, the directory and the wanted blocks; the rest if it is asked for."""
+    batch = typed()
+    directory = read_directory(batch, read_header(batch))
+    spans = list(directory.spans())
+    first, *others = projected(directory, {1, 4}, rest=False)
+    assert first == (0, HEADER_BYTES + directory.size)
+    assert [(start - HEADER_BYTES, end - HEADER_BYTES) for start, end in others] == [
+        (start, end + -end % 8) for start, end in (spans[0], spans[3])
+    ]
+    assert projected(directory, {1, 2, 3, 4, 5}, rest=True)[-1][1] == len(batch)
+    assert projected(directory, {9}, rest=False) == [first]
