@@ -14,10 +14,10 @@ import headrace
 import pyarrow as pa
 import pytest
 from headrace import aio
-from headrace.client.base.errors import SerializationError
+from headrace.client.base.errors import ConfigError, SerializationError
 from headrace.v1 import broker_pb2, broker_pb2_grpc, topics_pb2
 from headrace.wire.encoding import RowBlocks, column_parts, encode_batch
-from headrace.wire.errors import ConflictError, InvalidConfigError, InvalidRequestError, from_detail
+from headrace.wire.errors import ConflictError, InvalidConfigError, InvalidRequestError, NotLeaderError, from_detail
 from headrace.wire.typed.arrow_columns import block_of_array
 from headrace.wire.typed.column_types import parse_type
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
@@ -29,7 +29,8 @@ COLUMNS = 'page string required, user int64, at timestamp[ms, UTC], tags list<st
 
 @pytest.fixture(scope="module")
 def cluster():
-    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1)) as running:
+    settings = {"metrics_listen": "127.0.0.1:0"}
+    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, broker_settings=settings)) as running:
         yield running
 
 
@@ -77,6 +78,65 @@ def test_a_table_comes_back(client, topic, compression):
         while len(got) < 5_000:
             got += [record.value for record in consumer.poll(timeout=10)]
     assert sorted(got, key=lambda row: row["user"]) == rows
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_columns_and_ranges_are_selected(cluster, client, topic, compression):
+    """Brokers send the wanted columns alone, and the directory of batches without a row in the ranges."""
+    sent = table(20_000)
+    with headrace.Producer(**client, compression_type=compression, batch_bytes=32 * 1024) as producer:
+        for partition in (0, 1):
+            producer.send_table(topic, sent.slice(10_000 * partition, 10_000), partition=partition)
+
+    def sent_bytes():
+        return cluster.brokers[0].metrics()["headrace_broker_fetched_bytes_total"]
+
+    def read(**selection):
+        before = sent_bytes()
+        with headrace.Reader(topic, **client, **selection) as reader:
+            found = reader.to_arrow()
+        return found.sort_by(found.column_names[0]), sent_bytes() - before
+
+    whole, whole_bytes = read()
+    assert whole.num_rows == 20_000
+    users, users_bytes = read(columns=["user"])
+    assert users.column("user").to_pylist() == list(range(20_000))
+    assert users_bytes < whole_bytes / 3
+    low, high = 12_345, 12_999
+    part, part_bytes = read(columns=["user", "page"], where={"user": (low, high)})
+    assert part.equals(sent.slice(low, high - low + 1).select(["user", "page"]).cast(part.schema))
+    assert part_bytes < users_bytes / 2
+    moments = {"at": (dt.datetime.fromtimestamp(low / 1000, dt.UTC), None)}
+    with headrace.Reader(topic, columns=["page", "_offset", "_timestamp"], where=moments, **client) as reader:
+        late = reader.to_arrow()
+    assert late.num_rows == 20_000 - low
+    assert sorted(late.column("_offset").to_pylist()) == list(range(low - 10_000, 10_000))
+    with headrace.Reader(
+        topic, columns=["user"], where={"country": ("FR", "FR"), "user": (None, 99)}, **client
+    ) as reader:
+        rows = [(record.offset, record.value) for record in reader]
+    assert sorted(rows) == [(number, {"user": number}) for number in range(1, 100, 2)]
+    with headrace.Reader(topic, where={"user": (-5, -1)}, **client) as reader:
+        assert list(reader) == []
+    with headrace.Reader(topic, columns=["user"], where={"tags": (None, None)}, **client) as reader:
+        assert reader.to_arrow().num_rows == sum(1 for number in range(20_000) if number % 3)
+
+
+def test_wrong_selections(client, topic):
+    """The error names the column and the value."""
+    for selection, error, message in (
+        ({"columns": ["pages"]}, InvalidConfigError, "there is no column 'pages'"),
+        ({"columns": "page"}, ConfigError, "columns is one text"),
+        ({"where": {"user": 1}}, ConfigError, "where: user has no two ends"),
+        ({"where": {"user": ("a", None)}}, ConfigError, "where: 'a' is no int64, the type of user"),
+        ({"where": {"users": (1, 2)}}, InvalidConfigError, "there is no column 'users'"),
+    ):
+        with pytest.raises(error, match=message):
+            headrace.Reader(topic, **client, **selection)
+    with headrace.Admin(**client) as admin:
+        admin.create_topic("plain", partitions=1, exist_ok=True)
+    with pytest.raises(ConfigError, match="plain has no columns"):
+        headrace.Reader("plain", columns=["a"], **client)
 
 
 def test_rows_and_tables_interoperate(client, topic):
@@ -292,10 +352,16 @@ def produce(client, topic, batch):
     with headrace.Admin(**client) as admin:
         (address,) = [broker.address for broker in admin.describe_cluster().brokers]
     with grpc.insecure_channel(address) as channel:
-        answer = broker_pb2_grpc.BrokerServiceStub(channel).Produce(request, timeout=20)
-    (found,) = answer.topics[0].partitions
+        found = until(lambda: _answer(channel, request), "the broker leads")
     if found.HasField("error"):
         raise from_detail(found.error)
+
+
+def _answer(channel, request):
+    """Return the result of the one partition; `None` while the broker does not lead it yet."""
+    answer = broker_pb2_grpc.BrokerServiceStub(channel).Produce(request, timeout=20)
+    (found,) = answer.topics[0].partitions
+    return None if isinstance(from_detail(found.error), NotLeaderError) else found
 
 
 def test_other_languages_read_json(client, topic):

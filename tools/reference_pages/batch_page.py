@@ -7,7 +7,7 @@ import struct
 from headrace.wire import batch, columns
 from headrace.wire.batch import HEADER, HEADER_BYTES, BatchFlags, BatchHeader, Codec, check_batch, read_header
 from headrace.wire.encoding import encode_batch
-from headrace.wire.typed import column_types, payload, topic_columns
+from headrace.wire.typed import column_types, payload, selection, topic_columns
 
 from reference_pages.markdown import docstring, table
 
@@ -89,6 +89,8 @@ def batch_body() -> str:
             docstring(columns),
             "## Payload of a typed batch",
             docstring(payload),
+            "### Parts of a typed batch",
+            docstring(selection),
             "### Columns of a topic",
             docstring(topic_columns),
             "### Types of columns",

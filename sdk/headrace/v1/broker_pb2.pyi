@@ -140,12 +140,36 @@ class FetchRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., max_wait_ms: _Optional[int] = ..., min_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicFetch, _Mapping]]] = ..., as_records: bool = ..., rack: _Optional[str] = ...) -> None: ...
 
 class TopicFetch(_message.Message):
-    __slots__ = ("topic", "partitions")
+    __slots__ = ("topic", "partitions", "selection")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
     topic: _topics_pb2.TopicRef
     partitions: _containers.RepeatedCompositeFieldContainer[PartitionFetch]
-    def __init__(self, topic: _Optional[_Union[_topics_pb2.TopicRef, _Mapping]] = ..., partitions: _Optional[_Iterable[_Union[PartitionFetch, _Mapping]]] = ...) -> None: ...
+    selection: ColumnSelection
+    def __init__(self, topic: _Optional[_Union[_topics_pb2.TopicRef, _Mapping]] = ..., partitions: _Optional[_Iterable[_Union[PartitionFetch, _Mapping]]] = ..., selection: _Optional[_Union[ColumnSelection, _Mapping]] = ...) -> None: ...
+
+class ColumnSelection(_message.Message):
+    __slots__ = ("column_ids", "rest", "ranges")
+    COLUMN_IDS_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    column_ids: _containers.RepeatedScalarFieldContainer[int]
+    rest: bool
+    ranges: _containers.RepeatedCompositeFieldContainer[ColumnRange]
+    def __init__(self, column_ids: _Optional[_Iterable[int]] = ..., rest: bool = ..., ranges: _Optional[_Iterable[_Union[ColumnRange, _Mapping]]] = ...) -> None: ...
+
+class ColumnRange(_message.Message):
+    __slots__ = ("column_id", "bounds", "minimum", "maximum")
+    COLUMN_ID_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    MINIMUM_FIELD_NUMBER: _ClassVar[int]
+    MAXIMUM_FIELD_NUMBER: _ClassVar[int]
+    column_id: int
+    bounds: int
+    minimum: bytes
+    maximum: bytes
+    def __init__(self, column_id: _Optional[int] = ..., bounds: _Optional[int] = ..., minimum: _Optional[bytes] = ..., maximum: _Optional[bytes] = ...) -> None: ...
 
 class PartitionFetch(_message.Message):
     __slots__ = ("partition", "offset", "max_bytes", "leader_epoch", "last_epoch", "corruption_detected")

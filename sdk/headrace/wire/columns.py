@@ -44,24 +44,28 @@ from headrace.wire.batch import (
     MAX_RECORD_HEADERS,
     MAX_TIMESTAMP_MS,
     MIN_TIMESTAMP_MS,
+    STAMP_CRC_START,
     BatchFlags,
     BatchHeader,
     read_header,
 )
 from headrace.wire.compression import MAX_RATIO, Codec, decompress
-from headrace.wire.crc import ReadableBuffer
+from headrace.wire.crc import ReadableBuffer, crc32c
 from headrace.wire.decoded import BinaryColumn, Columns, HeaderColumns, Int32s, Int64s
 from headrace.wire.encoding import encode_batch, encode_columns
 from headrace.wire.errors import CorruptBatchError
-from headrace.wire.typed.payload import block_of, check_blocks, read_directory
+from headrace.wire.typed.payload import Directory, block_of, check_blocks, check_whole, read_directory
+from headrace.wire.typed.selection import ColumnSelection
 from headrace.wire.typed.typed_columns import TypedColumns
 
 __all__ = [
     "Columns",
     "check_columns",
     "decode_batch",
+    "decode_selected",
     "encode_batch",
     "encode_columns",
+    "is_part",
 ]
 
 _FEW_RECORDS = 16
@@ -164,6 +168,59 @@ def _decode(batch: ReadableBuffer, header: BatchHeader, max_payload_bytes: int) 
         raise
 
 
+def is_part(batch: ReadableBuffer) -> bool:
+    """Return whether this is the part of a typed batch that a broker sends for a selection.
+
+    Raises:
+        CorruptBatchError: If the header or the directory is damaged.
+    """
+    header = read_header(batch)
+    if not header.flags & _TYPED:
+        return False
+    directory = read_directory(batch, header)
+    return directory.stored_bytes != header.batch_bytes - HEADER_BYTES - header.padding_bytes
+
+
+def decode_selected(batch: ReadableBuffer, selection: ColumnSelection, *, max_payload_bytes: int) -> Columns:
+    """Decode a batch, or the part of it that a broker has sent for a selection; see `decode_batch`.
+
+    Of a part, all that a reader uses is checked here: the checksums of the stamp, of the directory and of the blocks.
+
+    Raises:
+        CorruptBatchError: As `decode_batch`, also if the part is another one than selected.
+        UnsupportedCodecError: If the codec's package is not installed.
+    """
+    header = read_header(batch)
+    view = memoryview(batch).cast("B")
+    if header.batch_bytes != len(view) or crc32c(view[:STAMP_CRC_START]) != header.stamp_crc:
+        raise CorruptBatchError("the stamp's checksum, or the size of the part, is wrong")
+    try:
+        directory = read_directory(view, header)
+        return _decode_part(view, header, directory, selection, max_payload_bytes)
+    except CorruptBatchError as error:
+        error.base_offset, error.next_offset = header.base_offset, header.end_offset
+        raise
+
+
+def _decode_part(
+    view: memoryview, header: BatchHeader, directory: Directory, selection: ColumnSelection, max_payload_bytes: int
+) -> Columns:
+    stored: list[memoryview | None] = []
+    position = HEADER_BYTES + directory.size
+    for is_wanted, entry in zip(selection.wanted(header, directory), (*directory.entries, directory.rest), strict=True):
+        end = position + entry.stored_bytes
+        stored.append(view[position:end] if is_wanted else None)
+        position += is_wanted * (entry.stored_bytes + -entry.stored_bytes % 8)
+    if position != len(view):
+        raise CorruptBatchError(f"a part of {len(view)} bytes came, not the {position} of the selected columns")
+    *blocks, rest = stored
+    values = TypedColumns(header, directory, blocks, max_payload_bytes)
+    if rest is None:
+        return Columns(header, values, None, None, None)
+    plain = block_of(rest, directory.rest, header.codec, max_payload_bytes)
+    return _read_columns(header, _PayloadReader(plain), values)
+
+
 def _check_typed(batch: ReadableBuffer, header: BatchHeader) -> None:
     """Check the directory and the checksum of every block of a typed batch; `_decode` checks the rest."""
     try:
@@ -176,6 +233,7 @@ def _check_typed(batch: ReadableBuffer, header: BatchHeader) -> None:
 def _decode_typed(view: memoryview, header: BatchHeader, max_payload_bytes: int) -> Columns:
     """Decode a typed batch but for its blocks, which are decoded on first use."""
     directory = read_directory(view, header)
+    check_whole(header, directory)
     if header.payload_bytes > max_payload_bytes:
         raise CorruptBatchError(f"a payload of {header.payload_bytes} bytes exceeds the limit of {max_payload_bytes}")
     *blocks, rest = [view[HEADER_BYTES + start : HEADER_BYTES + end] for start, end in directory.spans()]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
+import struct
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from headrace.wire.batch import CRC_START, HEADER_BYTES, check_batch, read_header
-from headrace.wire.columns import check_columns, decode_batch
+from headrace.wire.batch import CRC_START, HEADER_BYTES, check_batch, iter_batches, read_header
+from headrace.wire.columns import check_columns, decode_batch, decode_selected, is_part
 from headrace.wire.compression import Codec
 from headrace.wire.crc import crc32c
 from headrace.wire.encoding import RowBlocks, column_parts, join_column
 from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, UnsupportedCodecError
 from headrace.wire.typed.arrow_columns import arrays_of_rows, block_of_array
-from headrace.wire.typed.payload import ENTRY, HEAD, projected, read_directory, seal
+from headrace.wire.typed.payload import DOUBLE, ENTRY, HEAD, INT64, TEXT, read_directory, seal
+from headrace.wire.typed.selection import ColumnRange, ColumnSelection, select
 from headrace.wire.typed.topic_columns import parse_columns
 
 COLUMNS = parse_columns("1 a int32 required, 2 b string, 3 c list<string>, 4 d bool, 5 e struct<x: double>")
@@ -171,15 +173,85 @@ def test_a_bomb_is_refused() -> None:
         decode_batch(batch, max_payload_bytes=BIG)
 
 
-def test_what_a_projection_sends() -> None:
-    """The header, the directory and the wanted blocks; the rest if it is asked for."""
+def part(batch: bytes, selection: ColumnSelection) -> bytes:
+    """Return what a broker sends of a batch."""
+    pieces, end_offset, epoch = select(lambda at, size: batch[at : at + size], len(batch), selection, 0)
+    assert (end_offset, epoch) == (len(ROWS), -1)
+    return b"".join(pieces)
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+def test_what_a_selection_sends(codec: Codec) -> None:
+    """The header with another size, the directory and the wanted blocks; the rest if it is asked for."""
+    batch = typed(codec)
+    for ids, rest in (({1, 4}, False), ({2}, True), (set(), False), ({9}, False)):
+        selection = ColumnSelection(frozenset(ids), rest)
+        sent = part(batch, selection)
+        assert len(sent) < len(batch)
+        assert is_part(sent)
+        (header, only), *others = iter_batches(sent)
+        assert not others
+        columns = decode_selected(only, selection, max_payload_bytes=BIG)
+        assert columns.typed is not None
+        wanted = [column for column in COLUMNS.current if column.id in ids]
+        assert columns.typed.rows(0, len(ROWS), wanted) == (
+            [{column.name: row[column.name] for column in wanted} for row in ROWS] if wanted else []
+        )
+        assert columns.keys() == ([b"k"] * len(ROWS) if rest else [None] * len(ROWS))
+        assert header.end_offset == len(ROWS)
+    whole = part(batch, ColumnSelection(frozenset({1, 2, 3, 4, 5}), True))
+    assert (whole, is_part(whole)) == (batch, False)
+
+
+def test_ranges_skip_batches() -> None:
+    """A batch that can have no row in all ranges is its header and directory; one that may have is sent."""
     batch = typed()
-    directory = read_directory(batch, read_header(batch))
-    spans = list(directory.spans())
-    first, *others = projected(directory, {1, 4}, rest=False)
-    assert first == (0, HEADER_BYTES + directory.size)
-    assert [(start - HEADER_BYTES, end - HEADER_BYTES) for start, end in others] == [
-        (start, end + -end % 8) for start, end in (spans[0], spans[3])
-    ]
-    assert projected(directory, {1, 2, 3, 4, 5}, rest=True)[-1][1] == len(batch)
-    assert projected(directory, {9}, rest=False) == [first]
+
+    def sent(*ranges: ColumnRange) -> int:
+        selection = ColumnSelection(frozenset({1}), False, ranges)
+        found = part(batch, selection)
+        columns = decode_selected(found, selection, max_payload_bytes=BIG)
+        assert columns.typed is not None
+        return len(found)
+
+    whole = sent()
+    ends = struct.Struct("<q")
+
+    def numbers(low: int, high: int, column: int = 1, kind: int = INT64) -> ColumnRange:
+        return ColumnRange(column, kind, ends.pack(low), ends.pack(high))
+
+    assert {sent(numbers(low, high)) for low, high in ((0, 0), (8, 99), (-5, 0), (3, 4))} == {whole}
+    skipped = {sent(numbers(low, high)) for low, high in ((9, 99), (-5, -1))}
+    assert len(skipped) == 1
+    assert skipped.pop() < whole
+    assert sent(numbers(9, 99, kind=DOUBLE)) == whole, "bounds of another kind say nothing"
+    assert sent(numbers(9, 99, column=7)) == whole, "a column that the batch lacks may have a default"
+    assert sent(ColumnRange(2, TEXT, b"b8b8b8\0\0", b"c".ljust(8, b"\0"))) == whole
+    assert sent(ColumnRange(2, TEXT, b"c".ljust(8, b"\0"), b"\xff" * 8)) < whole
+
+
+def test_each_flipped_bit_of_a_part_is_found() -> None:
+    """The stamp, the directory and the blocks have checksums of their own."""
+    selection = ColumnSelection(frozenset({1, 3}), True)
+    good = part(typed(), selection)
+    for position in range(len(good)):
+        if 32 <= position < 36 or 64 <= position < HEADER_BYTES:
+            continue  # The checksum of the whole batch, and the producer's fields, which no reader of a part uses.
+        damaged = bytearray(good)
+        damaged[position] ^= 1 << position % 8
+        try:
+            columns = decode_selected(bytes(damaged), selection, max_payload_bytes=BIG)
+            assert columns.typed is not None
+            columns.typed.check()
+        except (CorruptBatchError, UnsupportedCodecError):
+            continue
+        gap = typed().count(0)  # A gap between blocks has no meaning.
+        assert gap
+        assert columns.typed.rows(0, len(ROWS), COLUMNS.current[:1]) == [{"a": row["a"]} for row in ROWS], position
+
+
+def test_damaged_batches_are_sent_whole() -> None:
+    """A broker does not hide damage: it sends such a batch as it is, and the reader finds it."""
+    batch = bytearray(typed())
+    batch[HEADER_BYTES + HEAD.size] ^= 1
+    assert part(bytes(batch), ColumnSelection(frozenset({1}), False)) == bytes(batch)

@@ -30,6 +30,8 @@ class Reader:
         end: OffsetPoint | Mapping[int, OffsetPoint] = "current",
         last_per_partition: int | None = None,
         partitions: Sequence[int] | None = None,
+        columns: Sequence[str] | None = None,
+        where: Mapping[str, tuple[Any, Any]] | None = None,
         **settings: Unpack[ReaderSettings],
     ) -> None:
         """Create a reader. When it connects, it resolves `start` and `end` in each partition.
@@ -41,6 +43,11 @@ class Reader:
             end: where to end, exclusive, with the same values; by default the records visible now.
             last_per_partition: number of records of each partition before `end`, instead of `start`.
             partitions: partitions to read; `None` means all.
+            columns: of a typed topic, the columns to read: brokers send no others. Those of headrace begin with an
+                underscore: `_topic`, `_partition`, `_offset`, `_timestamp`, `_key` and `_headers`. Without the last
+                three, records have no key, no headers and the batch's timestamp.
+            where: of a typed topic, ranges in which the rows must be: (minimum, maximum) by column, both included,
+                `None` for no end. Brokers skip batches that have no such row.
             settings: see `ReaderConfig`.
 
         Raises:
@@ -53,7 +60,7 @@ class Reader:
             raise ConfigError("last_per_partition must be at least 1 and excludes start")
         self._fetcher = Fetcher(config, "Reader", "error")
         self._core = ReaderCore(config, self._fetcher.manager)
-        self._range = (topic, start, end, last_per_partition, partitions)
+        self._range = (topic, start, end, last_per_partition, partitions, columns, where)
         self._is_open = False
         self._open()
 
@@ -110,13 +117,12 @@ class Reader:
 
     def to_arrow(self, timeout: float | None = None) -> Any:
         """Return all remaining records as a `pyarrow.Table`; see `RecordBatch.to_arrow`."""
-        found = self.read(timeout)
-        return self._core.empty_table() if not found.decoded_batches else found.to_arrow()
+        return self._core.table_of(self.read(timeout))
 
     def to_pandas(self, timeout: float | None = None) -> Any:
         """Return all remaining records as a `pandas.DataFrame`."""
         found = self.read(timeout)
-        return self._core.empty_table().to_pandas() if not found.decoded_batches else found.to_pandas()
+        return self._core.table_of(found).to_pandas() if self._core.is_typed else found.to_pandas()
 
     def start_offsets(self) -> dict[TopicPartition, int]:
         """Return the first offset of each partition."""

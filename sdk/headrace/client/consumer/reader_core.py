@@ -8,11 +8,12 @@ from typing import Any, TypeAlias
 from headrace.client.base.config import ReaderConfig
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Operation
-from headrace.client.base.records import DecodedBatch
+from headrace.client.base.records import DecodedBatch, RecordBatch
 from headrace.client.fetch.corrupt_batches import pass_corrupt_batch
 from headrace.client.fetch.decoding import decoded_batches_of, deserializers_of
 from headrace.client.fetch.fetch_manager import FetchManager
 from headrace.client.fetch.partition_fetch_state import CompletedFetch
+from headrace.client.fetch.selections import NamedSelection, named_selection
 from headrace.wire.errors import CorruptBatchError, HeadraceError, TimedOutError, UnknownPartitionError
 from headrace.wire.ids import TopicPartition
 from headrace.wire.typed.topic_columns import parse_columns
@@ -32,6 +33,7 @@ class ReaderCore:
         self._decoded_batches: Iterator[DecodedBatch] = iter(())
         self._rest: tuple[DecodedBatch, ...] = ()
         self._topic = ""
+        self._selection: NamedSelection | None = None
         self.topic_id = b""
         """Id of the topic, once `open` has run."""
         self.starts: dict[TopicPartition, int] = {}
@@ -46,6 +48,8 @@ class ReaderCore:
         end: OffsetPoint | Mapping[int, OffsetPoint],
         last_per_partition: int | None,
         partitions: Sequence[int] | None,
+        columns: Sequence[str] | None = None,
+        where: Mapping[str, tuple[Any, Any]] | None = None,
     ) -> Operation[None]:
         """Look up the start and the end.
 
@@ -55,6 +59,9 @@ class ReaderCore:
         """
         self._topic = topic
         count = (yield from self.fetcher.read_metadata({topic}))[topic]
+        self._selection = named_selection(topic, self.fetcher.columns(topic), columns, where)
+        with self.fetcher.changing() as positions:
+            positions.selection = None if self._selection is None else self._selection.message
         numbers = list(range(count)) if partitions is None else list(dict.fromkeys(partitions))
         if not numbers:
             raise ConfigError("partitions is empty", action="Leave it out to read all.")
@@ -78,7 +85,7 @@ class ReaderCore:
                     raise TimedOutError(f"nothing was received for {timeout:g} s, and the end is not reached")
                 self._completed = completed
                 self._decoded_batches = decoded_batches_of(
-                    completed, self._deserializers, self._config.max_payload_bytes
+                    completed, self._deserializers, self._config.max_payload_bytes, self._selection
                 )
             decoded_batches: list[DecodedBatch] = []
             try:
@@ -100,14 +107,20 @@ class ReaderCore:
             if decoded_batches:
                 return decoded_batches
 
-    def empty_table(self) -> Any:
-        """Return a `pyarrow.Table` without rows, with the columns of the topic."""
-        from headrace.client.base.arrow_tables import SCHEMA, typed_columns_of, typed_schema
+    @property
+    def is_typed(self) -> bool:
+        """Whether the topic is typed."""
+        return bool(self.fetcher.columns(self._topic))
 
-        columns = self.fetcher.columns(self._topic)
-        if not columns:
-            return SCHEMA.empty_table()
-        return typed_schema(typed_columns_of(parse_columns(columns).current, None)).empty_table()
+    def table_of(self, batch: RecordBatch) -> Any:
+        """Return a `pyarrow.Table` of the records, with the columns that are read."""
+        names = None if self._selection is None else self._selection.names
+        if batch.decoded_batches or not self.is_typed:
+            return batch.to_arrow(names)
+        from headrace.client.base.arrow_tables import typed_columns_of, typed_schema
+
+        columns = parse_columns(self.fetcher.columns(self._topic)).current
+        return typed_schema(typed_columns_of(columns, names)).empty_table()
 
     def _take_decoded_batches(self, completed: CompletedFetch, decoded_batches: list[DecodedBatch]) -> None:
         """Decode more of the open fetch into `decoded_batches`, within `max_poll_bytes`."""

@@ -10,11 +10,12 @@ from headrace.client.base.config import FetchConfig
 from headrace.client.base.records import DecodedBatch, Deserializers
 from headrace.client.base.serializers import resolve_deserializer
 from headrace.client.fetch.partition_fetch_state import CompletedFetch
+from headrace.client.fetch.selections import NamedSelection, filtered
 from headrace.wire.batch import BatchHeader, check_batch, iter_batches, read_header
-from headrace.wire.columns import Columns, decode_batch
+from headrace.wire.columns import Columns, decode_batch, decode_selected, is_part
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, UnsupportedCodecError
-from headrace.wire.typed.topic_columns import parse_columns
+from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
 MAX_BATCH_BYTES = 2**31 - 1
 MAX_RECORDS = 2**31 - 1
@@ -31,12 +32,17 @@ def deserializers_of(config: FetchConfig) -> Deserializers:
 
 
 def decoded_batches_of(
-    completed: CompletedFetch, deserializers: Deserializers, max_payload_bytes: int
+    completed: CompletedFetch,
+    deserializers: Deserializers,
+    max_payload_bytes: int,
+    selection: NamedSelection | None = None,
 ) -> Iterator[DecodedBatch]:
     """Yield the decoded batches of a completed fetch, from its offset up to its end offset.
 
     A decoded batch is empty only where a compacted batch ends with offsets that have no record any more: it moves the
     reader to its end.
+
+    With a `selection` of a typed topic they have its columns and its rows.
 
     One batch is decompressed at a time, when its first decoded batch is taken; a large batch is divided into several.
 
@@ -46,12 +52,15 @@ def decoded_batches_of(
     """
     offset = completed.offset
     topic_columns = parse_columns(completed.columns) if completed.columns else None
+    if selection is not None:
+        topic_columns = TopicColumns(selection.returned)
     batches = iter_batches(completed.data)
     position = 0
     while True:
         try:
             header, batch = next(batches)
-            columns = _decoded(batch, max_payload_bytes)
+            columns = _decoded(batch, max_payload_bytes, selection)
+            header = columns.header
         except StopIteration:
             return
         except CorruptBatchError as error:
@@ -61,7 +70,7 @@ def decoded_batches_of(
                 f"{completed.where} at offset {offset}: {error.message}",
                 action=f"{error.action} The topic setting allowed_codecs restricts the codecs of producers.",
             ) from error
-        position += header.batch_bytes
+        position += len(batch)
         start = columns.index_of(offset)
         end = header.record_count
         if completed.end_offset is not None and completed.end_offset < header.end_offset:
@@ -85,13 +94,18 @@ def _end_of_compacted(
         yield DecodedBatch(completed.where, rest, columns.record_count, columns.record_count, deserializers)
 
 
-def _decoded(batch: memoryview, max_payload_bytes: int) -> Columns:
+def _decoded(batch: memoryview, max_payload_bytes: int, selection: NamedSelection | None = None) -> Columns:
     """Check and decode one batch. If its checksums are right, the error names the offset after the batch.
 
     Raises:
         CorruptBatchError: The batch violates its format, or exceeds `max_payload_bytes`.
         UnsupportedCodecError: The codec is unknown, or its package is not installed.
     """
+    if selection is not None and is_part(batch):
+        columns = decode_selected(batch, selection.on_wire, max_payload_bytes=max_payload_bytes)
+        assert columns.typed is not None, "only typed batches are sent in parts"
+        columns.typed.check()
+        return filtered(columns, selection)
     try:
         check_batch(
             batch, max_batch_bytes=MAX_BATCH_BYTES, max_records=MAX_RECORDS, max_payload_bytes=max_payload_bytes
@@ -103,7 +117,7 @@ def _decoded(batch: memoryview, max_payload_bytes: int) -> Columns:
     columns = decode_batch(batch, max_payload_bytes=max_payload_bytes)
     if columns.typed is not None:
         columns.typed.check()
-    return columns
+    return columns if selection is None else filtered(columns, selection)
 
 
 def _at(completed: CompletedFetch, offset: int, position: int, error: CorruptBatchError) -> CorruptBatchError:

@@ -41,10 +41,12 @@ def fetch_plan(
     parts: Sequence[Wanted],
     *,
     names_rack: bool = False,
+    selection: broker_pb2.ColumnSelection | None = None,
 ) -> FetchPlan:
     """Return the plan of one fetch of some partitions from one broker.
 
-    `names_rack` requests the name of a nearer replica from the leader, and allows another replica to serve.
+    `selection` requests columns of typed topics. `names_rack` requests the name of a nearer replica from the
+    leader, and allows another replica to serve.
     """
     request = broker_pb2.FetchRequest(
         client_id=config.client_id,
@@ -58,7 +60,7 @@ def fetch_plan(
         entry = entries.get(part.where.topic)
         if entry is None:
             reference = topics_pb2.TopicRef(topic_id=part.topic_id)
-            entry = entries[part.where.topic] = request.topics.add(topic=reference)
+            entry = entries[part.where.topic] = request.topics.add(topic=reference, selection=selection)
         entry.partitions.add(
             partition=part.where.partition,
             offset=part.offset,

@@ -94,6 +94,7 @@ class FetchPlanner:
                     address,
                     [candidate.take_off() for candidate in chosen],
                     names_rack=names_rack,
+                    selection=self._positions.selection,
                 )
                 self._start(plan, now_ms)
                 plans.append(plan)
@@ -175,7 +176,7 @@ class FetchPlanner:
                 parts.append(part._replace(offset=offset, last_epoch=last_epoch, corruption_detected=False))
         if not parts:
             return []
-        following = fetch_plan(self._config, plan.broker_id, plan.address, parts)
+        following = fetch_plan(self._config, plan.broker_id, plan.address, parts, selection=self._positions.selection)
         self._start(following, now_ms)
         return [following]
 

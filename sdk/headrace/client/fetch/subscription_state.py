@@ -21,6 +21,7 @@ from headrace.client.fetch.partition_fetch_state import (
     Divergence,
     PartitionFetchState,
 )
+from headrace.v1 import broker_pb2
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import CorruptBatchError, HeadraceError
 from headrace.wire.ids import TopicPartition
@@ -42,6 +43,8 @@ class SubscriptionState:
         self._waiting: dict[TopicPartition, None] = {}
         self._generation = 0
         self.buffered_bytes = 0
+        self.selection: broker_pb2.ColumnSelection | None = None
+        """Columns that are fetched of typed topics; `None` for whole batches."""
         self.counts = CallCounts()
         self.has_news = False
         """Whether an external change concerns the background; the engine clears it."""

@@ -39,12 +39,12 @@ A block is the Arrow array of the column: uint32 sizes of its buffers, then zero
 buffers, each padded to a multiple of 8. Buffers are those of Arrow's columnar format, depth first: validity (of size 0
 if nothing is null), then offsets or values, then those of the children.
 
-The directory and every block have a checksum of their own, so that a broker may send a part of a batch: the header as
-it is stored, the directory and some blocks (`projected`).
+The directory and every block have a checksum of their own, so that a broker may send a part of a batch, see
+`headrace.wire.typed.selection`.
 """
 
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -100,6 +100,12 @@ class Directory:
     """Bytes of the directory."""
     rest: Entry
     """The columns after the blocks; bounds have no meaning."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Stored bytes of the payload."""
+        blocks = sum(_padded(entry.stored_bytes) for entry in self.entries)
+        return self.size + blocks + self.rest.stored_bytes
 
     @property
     def columns(self) -> TopicColumns:
@@ -178,7 +184,7 @@ def read_directory(batch: ReadableBuffer, header: BatchHeader) -> Directory:
     """Read and check the directory of a typed batch: its CRC, its sizes and its text.
 
     Args:
-        batch: the batch, or the part of it that `projected` describes.
+        batch: the batch, or a part of it that has the directory.
         header: its header.
 
     Raises:
@@ -224,13 +230,18 @@ def _check_sizes(directory: Directory, header: BatchHeader) -> None:
             raise CorruptBatchError("directory: a block is compressed, but the batch has no codec")
         if entry.null_count > header.record_count or entry.bounds > TEXT:
             raise CorruptBatchError(f"directory: {entry.null_count} nulls, bounds of kind {entry.bounds}")
-    stored = directory.size + sum(_padded(entry.stored_bytes) for entry in directory.entries)
-    plain = directory.size + sum(_padded(entry.block_bytes) for entry in directory.entries)
-    stored, plain = stored + directory.rest.stored_bytes, plain + directory.rest.block_bytes
-    if (stored, plain) != (header.batch_bytes - HEADER_BYTES - header.padding_bytes, header.payload_bytes):
-        raise CorruptBatchError(f"directory: the blocks have {stored} bytes, {plain} before compression")
+    plain = directory.size + sum(_padded(entry.block_bytes) for entry in directory.entries) + directory.rest.block_bytes
+    if plain != header.payload_bytes:
+        raise CorruptBatchError(f"directory: the blocks have {plain} bytes before compression")
     if bool(header.flags & _REST_FLAGS) != bool(directory.rest.block_bytes):
         raise CorruptBatchError(f"directory: the rest has {directory.rest.block_bytes} bytes, flags {header.flags:#x}")
+
+
+def check_whole(header: BatchHeader, directory: Directory) -> None:
+    """Raise `CorruptBatchError` if the batch has not the size that its directory states."""
+    stored = header.batch_bytes - HEADER_BYTES - header.padding_bytes
+    if directory.stored_bytes != stored:
+        raise CorruptBatchError(f"directory: {directory.stored_bytes} bytes, but {stored} are stored")
 
 
 def check_blocks(batch: ReadableBuffer, header: BatchHeader, directory: Directory) -> None:
@@ -239,6 +250,7 @@ def check_blocks(batch: ReadableBuffer, header: BatchHeader, directory: Director
     Raises:
         CorruptBatchError: If one is wrong; the message names the column.
     """
+    check_whole(header, directory)
     payload = memoryview(batch).cast("B")[HEADER_BYTES:]
     names = [column.name for column in directory.columns.columns]
     for name, entry, (start, end) in zip(
@@ -266,20 +278,3 @@ def block_of(stored: memoryview, entry: Entry, codec: int, max_payload_bytes: in
         raise CorruptBatchError("the block's checksum is wrong")
     used = codec if entry.stored_bytes < entry.block_bytes else int(Codec.NONE)
     return decompress(used, stored, entry.block_bytes, max_payload_bytes)
-
-
-def projected(directory: Directory, ids: Collection[int], *, rest: bool) -> list[tuple[int, int]]:
-    """Return which spans of a batch are sent to a reader of some columns: (start, end) from the batch's start.
-
-    Args:
-        directory: the batch's directory.
-        ids: ids of the columns.
-        rest: whether keys, headers and timestamps are sent.
-    """
-    wanted = [column.id in ids for column in directory.columns.columns]
-    wanted.append(rest)
-    spans = [(0, HEADER_BYTES + directory.size)]
-    for is_wanted, (start, end) in zip(wanted, directory.spans(), strict=True):
-        if is_wanted and start < end:
-            spans.append((HEADER_BYTES + start, HEADER_BYTES + end + -end % 8))
-    return spans

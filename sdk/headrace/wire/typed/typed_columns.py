@@ -8,7 +8,11 @@ from contextlib import contextmanager
 from datetime import date, time, timedelta
 from decimal import Decimal
 from functools import cache
+from itertools import compress
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from headrace.wire.batch import BatchHeader
 from headrace.wire.errors import CorruptBatchError
@@ -22,9 +26,15 @@ class TypedColumns:
     """Values of a typed batch. One thread at a time."""
 
     def __init__(
-        self, header: BatchHeader, directory: Directory, stored: Sequence[memoryview | None], max_payload_bytes: int
+        self,
+        header: BatchHeader,
+        directory: Directory,
+        stored: Sequence[memoryview | None],
+        max_payload_bytes: int,
+        kept: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        """`stored` are the stored blocks, `None` for one that was not fetched."""
+        """`stored` are the stored blocks, `None` for one that was not fetched; `kept` the rows that are returned."""
+        self._kept = kept
         self._header = header
         self._directory = directory
         self._stored = stored
@@ -37,6 +47,15 @@ class TypedColumns:
     def columns(self) -> tuple[TopicColumn, ...]:
         """Columns of the batch, as its producer knew them."""
         return self._directory.columns.columns
+
+    @property
+    def directory(self) -> Directory:
+        """Directory of the batch."""
+        return self._directory
+
+    def filtered(self, kept: npt.NDArray[np.bool_]) -> "TypedColumns":
+        """Return the rows that `kept` has; arrays are copied when they are asked for."""
+        return TypedColumns(self._header, self._directory, self._stored, self._max_bytes, kept)
 
     def check(self) -> None:
         """Check all blocks that were fetched.
@@ -60,10 +79,12 @@ class TypedColumns:
         """
         from headrace.wire.typed import arrow_columns
 
-        place = self._place(column)
-        if place is None:
-            return arrow_columns.filled(column, self._header.record_count)
+        place, kept = self._place(column), self._kept
+        if place is None or (kept is not None and not kept.any()):
+            return arrow_columns.filled(column, self._header.record_count if kept is None else int(kept.sum()))
         found, wanted = self._array(place), arrow_columns.arrow_type(column.type)
+        if kept is not None:
+            found = found.filter(kept)
         if found.type == wanted:
             return found
         try:
@@ -73,12 +94,14 @@ class TypedColumns:
 
     def values(self, column: TopicColumn) -> list[Any]:
         """Return the values of a topic's column as Python objects, as `array`; see `values_of`."""
-        place = self._place(column)
-        if place is None:
-            return [column.default_value] * self._header.record_count
+        place, kept = self._place(column), self._kept
+        if place is None or (kept is not None and not kept.any()):
+            return [column.default_value] * (self._header.record_count if kept is None else int(kept.sum()))
         written = self.columns[place].type
         convert = _CONVERSIONS.get((written.name, column.type.name)) if written != column.type else None
         values = self._column_values(place)
+        if kept is not None:
+            values = list(compress(values, kept.tolist()))
         return values if convert is None else [None if value is None else convert(value) for value in values]
 
     def _place(self, column: TopicColumn) -> int | None:

@@ -16,6 +16,7 @@ from headrace.log.slices import Slice
 from headrace.v1 import broker_pb2
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
+from headrace.wire.typed.selection import ColumnSelection
 from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.identity.gate import access
 from headrace_server.identity.quotas import Use
@@ -24,6 +25,7 @@ from headrace_server.rpc import ITEMS_PER_TURN, LIGHT_ITEMS_PER_TURN, let_others
 
 from headrace_broker.core.replica_fetch import Diverged
 from headrace_broker.rpc.records import MAX_ANSWER_BYTES, MAX_PAYLOAD_BYTES, decode_records
+from headrace_broker.rpc.selections import LOCATED_FACTOR, read_selected, selection_of
 from headrace_broker.rpc.topics import answer_topic
 from headrace_broker.runtime.budget import MemoryBudget
 from headrace_broker.runtime.partition import Partition, PartitionContext
@@ -52,6 +54,7 @@ class _Wanted:
     found: Slice | None = None
     diverged: Diverged | None = None
     error: HeadraceError | None = None
+    selection: ColumnSelection | None = None
 
     @property
     def source(self) -> tuple[Partition, Slice] | None:
@@ -68,8 +71,12 @@ class Located:
     response: broker_pb2.FetchResponse
     slices: list[list[Slice]]
     """Of each partition of the response, in its order: one, or none."""
+    selected: list[list[bytes]]
+    """Of each partition with a selection: its parts, which were read."""
     partitions: list[Partition | None]
     """In the same order."""
+    release: Callable[[], None]
+    """Gives the memory of the parts back."""
 
     def note_failure(self, piece: Slice, error: HeadraceError) -> None:
         """Have the partition process an error that reading its slice met."""
@@ -86,6 +93,7 @@ class Located:
         for slices in self.slices:
             for found in slices:
                 found.close()
+        self.release()
 
 
 class FetchHandler:
@@ -124,7 +132,9 @@ class FetchHandler:
             for index, each in enumerate(wanted):
                 await let_others_run(index, LIGHT_ITEMS_PER_TURN if each.source is None else ITEMS_PER_TURN)
                 self._describe(each, request.rack)
-                if each.source is not None:
+                if each.source is not None and each.selection is not None:
+                    each.batches.append(b"".join(await self._select(each, each.source, each.selection, max_bytes)))
+                elif each.source is not None:
                     records_bytes -= await self._fill(each, each.source, request.as_records, records_bytes)
                 self._fill_error(each)
         finally:
@@ -147,13 +157,28 @@ class FetchHandler:
         response = broker_pb2.FetchResponse()
         wanted = await self._resolve(request, response)
         slices: list[list[Slice]] = []
+        selected: list[list[bytes]] = []
+        held_bytes = 0
+
+        def release() -> None:
+            nonlocal held_bytes
+            self._budget.give_back(held_bytes)
+            held_bytes = 0
+
         try:
-            _, waited, response.throttle_ms = await self._find(wanted, request, max_bytes, peer)
+            found_bytes, waited, response.throttle_ms = await self._find(wanted, request, max_bytes, peer)
+            if any(each.selection is not None for each in wanted):
+                self._budget.take(found_bytes)
+                held_bytes = found_bytes
             for index, each in enumerate(wanted):
                 await let_others_run(index, LIGHT_ITEMS_PER_TURN)
                 self._describe(each, request.rack)
                 slices.append([])
-                if each.source is not None:
+                selected.append([])
+                if each.source is not None and each.selection is not None:
+                    selected[-1] += await self._select(each, each.source, each.selection, max_bytes)
+                    each.result.batches_size = sum(map(len, selected[-1]))
+                elif each.source is not None:
                     partition, found = each.source
                     each.found = None
                     slices[-1].append(found)
@@ -163,21 +188,24 @@ class FetchHandler:
                     self._count(partition, len(found))
                 self._fill_error(each)
         except BaseException:
-            Located(response, slices, []).close()
+            Located(response, slices, [], [], release).close()
             raise
         finally:
             _close_all(wanted)
         self._context.metrics.fetch_seconds.observe(time.perf_counter() - started - waited)
-        return Located(response, slices, [each.partition for each in wanted])
+        return Located(response, slices, selected, [each.partition for each in wanted], release)
 
     async def _find(
         self, wanted: list[_Wanted], request: broker_pb2.FetchRequest, max_bytes: int, peer: str
     ) -> tuple[int, float, int]:
         """Find the slices as `_search`, and charge them to the user's quota."""
         found = await self._search(wanted, request, max_bytes, peer)
-        current = access()
-        current.quotas.charge(current.caller.identity.user, Use.FETCH, found[0])
+        self._charge(sum(0 if each.selection or each.source is None else len(each.source[1]) for each in wanted))
         return found
+
+    def _charge(self, size_bytes: int) -> None:
+        current = access()
+        current.quotas.charge(current.caller.identity.user, Use.FETCH, size_bytes)
 
     async def _search(
         self, wanted: list[_Wanted], request: broker_pb2.FetchRequest, max_bytes: int, peer: str
@@ -229,6 +257,7 @@ class FetchHandler:
     async def _resolve(self, request: broker_pb2.FetchRequest, response: broker_pb2.FetchResponse) -> list[_Wanted]:
         wanted: list[_Wanted] = []
         for topic_fetch in request.topics:
+            selection = None if request.as_records else selection_of(topic_fetch)
             topic, unknown, topic_result = answer_topic(
                 self._replica_manager.view, topic_fetch.topic, response.topics, Operation.READ
             )
@@ -242,7 +271,7 @@ class FetchHandler:
                     preferred_replica=-1,
                 )
                 known_epoch = part.leader_epoch if part.HasField("leader_epoch") else -1
-                each = _Wanted(part, known_epoch, topic_result.name, result, [], error=unknown)
+                each = _Wanted(part, known_epoch, topic_result.name, result, [], error=unknown, selection=selection)
                 if topic is not None:
                     try:
                         each.partition = self._replica_manager.find_in(topic, part.partition)
@@ -282,6 +311,8 @@ class FetchHandler:
             if total and room <= 0:
                 return total, True
             limit = min(room, each.request.max_bytes) if each.request.max_bytes > 0 else room
+            if each.selection is not None:
+                limit *= LOCATED_FACTOR
             try:
                 if each.request.HasField("last_epoch"):
                     each.partition.reads.check_reader(each.known_epoch, from_follower=from_follower)
@@ -299,11 +330,12 @@ class FetchHandler:
                 continue
             if found is None:
                 continue
-            if total and found.size_bytes > room:
+            size_bytes = found.size_bytes if each.selection is None else min(found.size_bytes, limit // LOCATED_FACTOR)
+            if total and size_bytes > room:
                 found.close()
                 return total, True
             each.found = found
-            total += found.size_bytes
+            total += size_bytes
         return total, False
 
     async def _wait(
@@ -359,6 +391,24 @@ class FetchHandler:
             partition.corruption.note_read_error(error)
             each.error = error
         return 0
+
+    async def _select(
+        self, each: _Wanted, source: tuple[Partition, Slice], selection: ColumnSelection, max_bytes: int
+    ) -> list[bytes]:
+        """Read the selected parts of one partition's batches, and complete its result."""
+        partition, found = source
+        limit = min(max_bytes, each.request.max_bytes) if each.request.max_bytes > 0 else max_bytes
+        try:
+            pieces, end_offset, epoch = await partition.in_thread(lambda: read_selected(found, selection, limit))
+        except HeadraceError as error:
+            partition.corruption.note_read_error(error)
+            each.error = error
+            return []
+        each.result.next_offset, each.result.last_epoch = end_offset, epoch
+        size_bytes = sum(map(len, pieces))
+        self._count(partition, size_bytes)
+        self._charge(size_bytes)
+        return pieces
 
     def _count(self, partition: Partition, size_bytes: int) -> None:
         self._context.metrics.fetched_bytes.inc(size_bytes)

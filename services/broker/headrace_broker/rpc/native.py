@@ -11,7 +11,7 @@ from headrace.wire.frames import MethodCode
 from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.methods import METHODS
 from headrace_server.native.call import NativeCall, NativeMethod
-from headrace_server.native.outgoing import OutgoingMessage, read_small
+from headrace_server.native.outgoing import OutgoingMessage, Piece, read_small
 from headrace_server.requests import RequestReader
 
 from headrace_broker.rpc.fetch import Located
@@ -56,16 +56,25 @@ def native_methods(service: BrokerService, tables: TableService) -> dict[int, Na
     }
 
 
+def _pieces(located: Located) -> list[Piece]:
+    """Return the selected parts and the slices of an answer, in the order of its partitions."""
+    pieces: list[Piece] = []
+    for selected, slices in zip(located.selected, located.slices, strict=True):
+        pieces += [*selected, *slices]
+    return pieces
+
+
 def _fetched(service: BrokerService, located: Located) -> OutgoingMessage:
     """Answer by the ranges of files; what is little and in the page cache by its bytes."""
     try:
         message = located.response.SerializeToString()
         slices = [found for of_partition in located.slices for found in of_partition]
-        pieces = read_small(slices)
-        if pieces is not None:
+        pieces = None if any(located.selected) else read_small(slices)
+        if pieces is not None or not slices:
             service.check_lease(Outcome.NOT_APPLIED)
+            attached = _pieces(located) if pieces is None else pieces
             located.close()
-            return OutgoingMessage(message, pieces)
+            return OutgoingMessage(message, attached)
     except BaseException:
         located.close()
         raise
@@ -78,4 +87,4 @@ def _fetched(service: BrokerService, located: Located) -> OutgoingMessage:
             return False
         return not located.was_cut()
 
-    return OutgoingMessage(message, slices, is_valid, located.close, located.note_failure)
+    return OutgoingMessage(message, _pieces(located), is_valid, located.close, located.note_failure)

@@ -1,0 +1,208 @@
+"""Selection of columns of a typed topic by names and values, as a reader is given it."""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from functools import cached_property
+from itertools import compress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.client.base.errors import ConfigError
+from headrace.v1 import broker_pb2
+from headrace.wire.batch import BatchFlags
+from headrace.wire.decoded import BinaryColumn, Columns, HeaderColumns, Headers
+from headrace.wire.encoding import join_column
+from headrace.wire.typed.column_types import INTEGERS
+from headrace.wire.typed.payload import DOUBLE, INT64, TEXT, UINT64
+from headrace.wire.typed.selection import ColumnRange, ColumnSelection
+from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns, parse_columns
+from headrace.wire.typed.typed_columns import TypedColumns
+
+METADATA_COLUMNS = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_headers")
+"""Columns of a typed topic's tables besides its own."""
+_OF_REST = {"_timestamp", "_key", "_headers"}
+_TIME_FORMS = (date, time, datetime, timedelta)
+
+
+@dataclass(frozen=True)
+class NamedSelection:
+    """Columns that a reader returns, and ranges in which their values must be."""
+
+    columns: TopicColumns
+    """Columns of the topic."""
+    names: tuple[str, ...] | None
+    """Columns that are returned; `None` for all of the topic, with keys and headers."""
+    where: tuple[tuple[str, Any, Any], ...] = ()
+    """Column, minimum and maximum, both included; `None` for no end."""
+
+    @cached_property
+    def returned(self) -> tuple[TopicColumn, ...]:
+        """Columns of the topic that are returned."""
+        if self.names is None:
+            return self.columns.current
+        return tuple(self.columns.by_name(name) for name in self.names if name not in METADATA_COLUMNS)
+
+    @cached_property
+    def on_wire(self) -> ColumnSelection:
+        """What is fetched: the returned columns, and those of the ranges."""
+        ids = {column.id for column in self.returned} | {self.columns.by_name(name).id for name, _, _ in self.where}
+        ranges = [_range(self.columns.by_name(name), low, high) for name, low, high in self.where]
+        rest = self.names is None or not _OF_REST.isdisjoint(self.names)
+        return ColumnSelection(frozenset(ids), rest, tuple(each for each in ranges if each is not None))
+
+    @cached_property
+    def message(self) -> broker_pb2.ColumnSelection:
+        """`on_wire` as a message."""
+        found = self.on_wire
+        return broker_pb2.ColumnSelection(
+            column_ids=sorted(found.ids),
+            rest=found.rest,
+            ranges=[
+                broker_pb2.ColumnRange(
+                    column_id=each.column_id, bounds=each.bounds, minimum=each.minimum, maximum=each.maximum
+                )
+                for each in found.ranges
+            ],
+        )
+
+
+def named_selection(
+    topic: str, columns: str, names: Sequence[str] | None, where: Mapping[str, tuple[Any, Any]] | None
+) -> NamedSelection | None:
+    """Return the selection of a reader's arguments; `None` for whole batches.
+
+    Raises:
+        ConfigError: If the topic is not typed, or an argument is not of the stated form.
+        InvalidConfigError: If there is no such column.
+    """
+    if names is None and not where:
+        return None
+    if not columns:
+        raise ConfigError(
+            f"columns and where are for typed topics, and {topic} has no columns", action="Leave them out."
+        )
+    if isinstance(names, str):
+        raise ConfigError("columns is one text", action="Pass a list of names.")
+    ranges = []
+    for name, ends in (where or {}).items():
+        if not isinstance(ends, tuple | list) or len(ends) != 2:
+            raise ConfigError(f"where: {name} has no two ends", action="Pass (minimum, maximum), with None for no end.")
+        ranges.append((name, ends[0], ends[1]))
+    found = NamedSelection(parse_columns(columns), None if names is None else tuple(names), tuple(ranges))
+    _ = found.on_wire  # Names and values are checked here.
+    return found
+
+
+def filtered(columns: Columns, selection: NamedSelection) -> Columns:
+    """Return the rows of a typed batch that are in all ranges, with the offsets that they have.
+
+    The result is like a compacted batch: without the other records, to the end of the range of offsets.
+    """
+    typed = columns.typed
+    if typed is None or not selection.where:
+        return columns
+    kept = _kept(columns, typed, selection)
+    if kept.all():
+        return columns
+    header, offsets = columns.header, columns.offset_array(0, columns.record_count)
+    headers = None
+    if columns.header_columns is not None:
+        headers = _header_columns(list(compress(columns.headers(), kept.tolist())))
+    return Columns(
+        header._replace(
+            record_count=int(kept.sum()), flags=header.flags | BatchFlags.COMPACTED, producer_id=header.end_offset
+        ),
+        typed.filtered(kept),
+        None if columns.key_column is None else columns.key_column.take(kept),
+        None if columns.timestamps_ms is None else columns.timestamps_ms[kept],
+        headers,
+        offsets[kept],
+    )
+
+
+def _kept(columns: Columns, typed: TypedColumns, selection: NamedSelection) -> npt.NDArray[np.bool_]:
+    """Return which rows are in all ranges; null is in none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from headrace.wire.typed.arrow_columns import arrow_type
+
+    kept = np.ones(columns.record_count, np.bool_)
+    if selection.on_wire.excludes(columns.header, typed.directory):
+        return ~kept
+    for name, low, high in selection.where:
+        column = selection.columns.by_name(name)
+        array = typed.array(column)
+        for end, compare in ((low, pc.greater_equal), (high, pc.less_equal)):
+            if end is not None:
+                found = compare(array, pa.scalar(end, arrow_type(column.type)))
+                kept &= found.fill_null(fill_value=False).to_numpy(zero_copy_only=False)
+        if low is None and high is None:
+            kept &= array.is_valid().to_numpy(zero_copy_only=False)
+    return kept
+
+
+def _header_columns(headers: list[Headers]) -> HeaderColumns:
+    """Return headers of records as columns."""
+    pairs = [pair for of_record in headers for pair in of_record]
+    cuts = np.zeros(len(headers) + 1, np.int32)
+    np.cumsum([len(of_record) for of_record in headers], out=cuts[1:])
+    names, values = (
+        join_column("header", [name.encode() for name, _ in pairs]),
+        join_column("header", [value for _, value in pairs]),
+    )
+    return HeaderColumns(
+        cuts,
+        BinaryColumn(names.offsets, memoryview(names.data), None),
+        BinaryColumn(values.offsets, memoryview(values.data), None),
+    )
+
+
+def _range(column: TopicColumn, low: Any, high: Any) -> ColumnRange | None:
+    """Return a range by which batches are skipped; `None` for a column without bounds."""
+    kind = column.type.name
+    ends = []
+    for value, is_high in ((low, False), (high, True)):
+        try:
+            ends.append(_end(column, value, is_high=is_high))
+        except (TypeError, ValueError, OverflowError, struct.error) as error:
+            raise ConfigError(f"where: {value!r} is no {column.type}, the type of {column.name}") from error
+    if kind in {"decimal", "list", "map", "struct"}:
+        return None
+    bounds = {"uint64": UINT64, "float": DOUBLE, "double": DOUBLE, "string": TEXT, "binary": TEXT}.get(kind, INT64)
+    return ColumnRange(column.id, bounds, ends[0], ends[1])
+
+
+def _end(column: TopicColumn, value: Any, *, is_high: bool) -> bytes:
+    kind = column.type.name
+    if kind in {"float", "double"}:
+        return struct.pack("<d", (float("inf") if is_high else float("-inf")) if value is None else value)
+    if kind in {"string", "binary"}:
+        if value is None:
+            return b"\xff" * 8 if is_high else bytes(8)
+        encoded = value.encode() if isinstance(value, str) else bytes(value)
+        return encoded[:8].ljust(8, b"\0")
+    least, most = (0, 2**64 - 1) if kind == "uint64" else (-(2**63), 2**63 - 1)
+    if value is None:
+        number = most if is_high else least
+    elif kind in INTEGERS or kind == "bool":
+        number = int(value)
+    elif isinstance(value, (*_TIME_FORMS, int)):
+        number = _stored_time(column, value)
+    else:
+        raise TypeError(f"{type(value).__name__} is no {column.type}")
+    return struct.pack("<Q" if kind == "uint64" else "<q", min(max(number, least), most))
+
+
+def _stored_time(column: TopicColumn, value: Any) -> int:
+    """Return a time as Arrow stores it."""
+    import pyarrow as pa
+
+    from headrace.wire.typed.arrow_columns import arrow_type
+
+    scalar = pa.scalar(value, arrow_type(column.type))
+    return int(scalar.value)
