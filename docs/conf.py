@@ -33,6 +33,7 @@ NAVIGATION = {
             "docs/guides/tables",
             "docs/guides/schemas",
             "docs/guides/typed-topics",
+            "docs/guides/sql",
             "docs/guides/spark",
             "docs/guides/jobs",
             "docs/guides/workload-report",

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from headrace.client.producer.futures import BatchFuture as BatchFuture
     from headrace.client.producer.futures import RecordFuture as RecordFuture
     from headrace.client.producer.producer import Producer as Producer
+    from headrace.client.sql.query import SqlResult as SqlResult
+    from headrace.client.sql.query import sql as sql
     from headrace.client.table.rows import Row as Row
     from headrace.client.table.rows import VersionConflictError as VersionConflictError
     from headrace.client.table.table import Table as Table
@@ -143,6 +145,7 @@ _NAMES = {
         "RecordFuture",
     ),
     "headrace.client.producer.producer": ("Producer",),
+    "headrace.client.sql.query": ("SqlResult", "sql"),
     "headrace.client.table.rows": ("Row", "VersionConflictError"),
     "headrace.client.table.table": ("Table",),
     "headrace.wire.allocator": ("keep_large_buffers",),

@@ -34,6 +34,7 @@ from headrace.cli.quota import commands as quota
 from headrace.cli.records import consume, produce
 from headrace.cli.role import commands as role
 from headrace.cli.schema import commands as schema
+from headrace.cli.sql import commands as sql
 from headrace.cli.table import commands as table
 from headrace.cli.topic import commands as topic
 from headrace.cli.user import commands as user
@@ -61,6 +62,7 @@ app.add_typer(topic.app, name="topic")
 app.add_typer(partition.app, name="partition")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.command("sql")(sql.sql)
 app.add_typer(table.app, name="table")
 app.add_typer(group.app, name="group")
 app.add_typer(cluster.app, name="cluster")

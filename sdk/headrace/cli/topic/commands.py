@@ -47,7 +47,7 @@ def create(
       headrace topic create clicks --partitions 6
       headrace topic create clicks -p 6 -r 3 --config min_insync_replicas=2
       headrace topic create clicks --config retention_ms=86400000 --if-not-exists
-      headrace topic create visits --columns "page string required, user int64, at timestamp[ms, UTC]"
+      headrace topic create visits --columns "page string required, user int64, ts timestamp[ms, UTC]"
     """
     from headrace.wire.errors import TopicAlreadyExistsError
 

@@ -108,9 +108,14 @@ class ReaderCore:
                 return decoded_batches
 
     @property
+    def columns(self) -> str:
+        """Text of the topic's columns; empty if it is not typed."""
+        return self.fetcher.columns(self._topic)
+
+    @property
     def is_typed(self) -> bool:
         """Whether the topic is typed."""
-        return bool(self.fetcher.columns(self._topic))
+        return bool(self.columns)
 
     def table_of(self, batch: RecordBatch) -> Any:
         """Return a `pyarrow.Table` of the records, with the columns that are read."""
@@ -119,7 +124,7 @@ class ReaderCore:
             return batch.to_arrow(names)
         from headrace.client.base.arrow_tables import typed_columns_of, typed_schema
 
-        columns = parse_columns(self.fetcher.columns(self._topic)).current
+        columns = parse_columns(self.columns).current
         return typed_schema(typed_columns_of(columns, names)).empty_table()
 
     def _take_decoded_batches(self, completed: CompletedFetch, decoded_batches: list[DecodedBatch]) -> None:

@@ -1,0 +1,140 @@
+"""Output of `headrace sql`: tables for people, JSON lines, CSV, an Arrow stream, Parquet."""
+
+import base64
+import csv
+import enum
+import io
+import json
+from collections.abc import Iterable, Iterator
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from itertools import chain
+from typing import IO, Any, assert_never
+
+from headrace.cli.common.bytes_text import visible
+
+TABLE_ROWS = 1_000
+"""Rows whose widths decide those of a table's columns; more rows are printed as they come."""
+MAX_WIDTH = 60
+
+
+class SqlOutput(enum.StrEnum):
+    """Output format of a query's result."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    ARROW = "arrow"
+    PARQUET = "parquet"
+
+
+def write_result(batches: Any, output: SqlOutput, stream: IO[bytes]) -> int:
+    """Write a result; return the number of rows.
+
+    Args:
+        batches: a `pyarrow.RecordBatchReader`.
+        output: the format.
+        stream: where to, opened for bytes.
+    """
+    match output:
+        case SqlOutput.ARROW:
+            import pyarrow as pa
+
+            with pa.ipc.new_stream(stream, batches.schema) as writer:
+                return _each(batches, writer.write_batch)
+        case SqlOutput.PARQUET:
+            import pyarrow.parquet as pq
+
+            with pq.ParquetWriter(stream, batches.schema) as writer:
+                return _each(batches, writer.write_batch)
+        case SqlOutput.TABLE | SqlOutput.JSON | SqlOutput.CSV:
+            names, count = batches.schema.names, 0
+            for text in _texts(names, _rows(batches), output):
+                stream.write(text.encode(errors="backslashreplace"))
+                count += 1
+            stream.flush()
+            return count - (output is not SqlOutput.JSON)
+        case _:
+            assert_never(output)
+
+
+def _each(batches: Any, write: Any) -> int:
+    count = 0
+    for batch in batches:
+        write(batch)
+        count += batch.num_rows
+    return count
+
+
+def _rows(batches: Any) -> Iterator[tuple[Any, ...]]:
+    for batch in batches:
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def _texts(names: list[str], rows: Iterable[tuple[Any, ...]], output: SqlOutput) -> Iterator[str]:
+    """Yield the lines: one for each row, after one for the names unless it is JSON."""
+    if output is SqlOutput.JSON:
+        for row in rows:
+            yield json.dumps(dict(zip(names, map(plain, row), strict=True)), ensure_ascii=False, default=str) + "\n"
+        return
+    if output is SqlOutput.CSV:
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        lines: Iterator[Iterable[Any]] = chain([names], rows)
+        for fields in lines:
+            writer.writerow(["" if value is None else _cell(value) for value in fields])
+            yield buffer.getvalue()
+            buffer.seek(0)
+            buffer.truncate()
+        return
+    yield from _table(names, iter(rows))
+
+
+def _table(names: list[str], rows: Iterator[tuple[Any, ...]]) -> Iterator[str]:
+    first = [row for row, _ in zip(rows, range(TABLE_ROWS), strict=False)]
+    cells = [[_cell(value) for value in row] for row in first]
+    widths = [min(MAX_WIDTH, max([len(name), *(len(row[place]) for row in cells)])) for place, name in enumerate(names)]
+    are_numbers = [
+        bool(first) and {type(row[place]) for row in first} <= {int, float, Decimal, type(None)}
+        for place in range(len(names))
+    ]
+
+    def line(row: Iterable[str]) -> str:
+        padded = [
+            text.rjust(width) if is_number else text.ljust(width)
+            for text, width, is_number in zip(row, widths, are_numbers, strict=True)
+        ]
+        return "  ".join(padded).rstrip() + "\n"
+
+    yield line(name.upper() for name in names)
+    yield from map(line, cells)
+    for row in rows:
+        yield line(map(_cell, row))
+
+
+def _cell(value: Any) -> str:
+    found = plain(value)
+    if found is None:
+        return "-"
+    if isinstance(found, str):
+        return visible(found)
+    if isinstance(found, bool | dict | list):
+        return json.dumps(found, ensure_ascii=False, default=str)
+    return str(found)
+
+
+def plain(value: Any) -> Any:
+    """Return a value in its JSON form: bytes in base64, times in ISO 8601, durations in s, decimals as numbers."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, date | datetime | time):
+        return value.isoformat()
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value

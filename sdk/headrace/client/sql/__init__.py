@@ -1,0 +1,1 @@
+"""SQL over topics, by DuckDB in this process."""
