@@ -53,7 +53,7 @@ def sql(
 
     \b
     Examples:
-      headrace sql "select page, count(*) from clicks where ts > now() - interval 1 hour group by 1"
+      headrace sql "select page, count(*) from clicks where ts between '2026-11-01' and now() group by 1"
       headrace sql "select json->>'$.page' as page, count(*) from events group by 1" -o csv
       headrace sql "select * from clicks" -o parquet -f clicks.parquet
       headrace sql "select count(*) from clicks" --follow 10
