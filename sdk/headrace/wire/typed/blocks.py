@@ -15,11 +15,12 @@ import numpy.typing as npt
 from headrace.wire.errors import CorruptBatchError
 from headrace.wire.typed.column_types import INTEGERS, ColumnType
 
-_DTYPES: dict[str, np.dtype[Any]] = {
+NUMBERS: dict[str, np.dtype[Any]] = {
     **{name: np.dtype(name).newbyteorder("<") for name in INTEGERS},
     "float": np.dtype("<f4"),
     "double": np.dtype("<f8"),
 }
+"""Types of numbers, as numpy has them."""
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _EPOCH = datetime(1970, 1, 1)
@@ -67,7 +68,7 @@ def width_of(kind: ColumnType) -> int:
         case "binary":
             return kind.numbers[0] if kind.numbers else 0
         case _:
-            return _DTYPES[kind.name].itemsize if kind.name in _DTYPES else 0
+            return NUMBERS[kind.name].itemsize if kind.name in NUMBERS else 0
 
 
 def _buffer_count(kind: ColumnType) -> int:
@@ -167,8 +168,8 @@ def _values(array: BlockArray) -> list[Any]:
         bits = np.frombuffer(array.buffers[0], np.uint8)
         found: list[Any] = np.unpackbits(bits, count=array.count, bitorder="little").astype(np.bool_).tolist()
         return found
-    if name in _DTYPES:
-        numbers: list[Any] = np.frombuffer(array.buffers[0], _DTYPES[name]).tolist()
+    if name in NUMBERS:
+        numbers: list[Any] = np.frombuffer(array.buffers[0], NUMBERS[name]).tolist()
         return numbers
     if width_of(kind):
         return _of_one_width(array)
