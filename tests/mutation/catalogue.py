@@ -12,5 +12,18 @@ from tests.mutation.catalogue_membership import MEMBERSHIP
 from tests.mutation.catalogue_replication import REPLICATION
 from tests.mutation.catalogue_storage import STORAGE
 from tests.mutation.catalogue_tables import TABLES
+from tests.mutation.catalogue_typed import TYPED
 
-CATALOGUE = (*REPLICATION, *MEMBERSHIP, *ETCD, *STORAGE, *COMPACTION, *TABLES, *CLIENTS, *GROUPS, *ADMISSION, *IDENTITY)
+CATALOGUE = (
+    *REPLICATION,
+    *MEMBERSHIP,
+    *ETCD,
+    *STORAGE,
+    *COMPACTION,
+    *TABLES,
+    *TYPED,
+    *CLIENTS,
+    *GROUPS,
+    *ADMISSION,
+    *IDENTITY,
+)

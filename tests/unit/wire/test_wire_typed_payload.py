@@ -109,6 +109,21 @@ def test_lies_with_right_checksums(codec: Codec) -> None:
     assert 500 < refused < 3_000
 
 
+def test_wrong_checksums_of_blocks_are_not_appended() -> None:
+    """A leader finds them although the checksums of the directory and of the batch are right."""
+    batch = bytearray(typed())
+    at = HEADER_BYTES + HEAD.size + 8
+    batch[at] ^= 1
+    size = HEAD.unpack_from(batch, HEADER_BYTES)[1]
+    directory = bytearray(batch[HEADER_BYTES : HEADER_BYTES + size])
+    seal(directory, bytes(batch[CRC_START:HEADER_BYTES]))
+    batch[HEADER_BYTES : HEADER_BYTES + size] = directory
+    batch[32:36] = crc32c(memoryview(batch)[CRC_START:]).to_bytes(4, "little")
+    header = check_batch(bytes(batch), max_batch_bytes=BIG, max_records=BIG, max_payload_bytes=BIG)
+    with pytest.raises(CorruptBatchError, match="a: the block's checksum is wrong"):
+        check_columns(bytes(batch), header, max_payload_bytes=BIG)
+
+
 def block(text: str, array: pa.Array) -> bytes:
     """Return the stored bytes of one column in a batch of it alone, resealed after a change by the caller."""
     columns = parse_columns(text)

@@ -1,0 +1,60 @@
+"""Rules of typed topics: what is appended, and what a reader of some columns and rows gets."""
+
+from __future__ import annotations
+
+from tests.mutation.mutants import Mutant, Test, never, replace
+
+UNIT = "tests/unit/wire/test_wire_typed_payload.py::"
+COLUMNS = "tests/unit/wire/test_wire_topic_columns.py::"
+BYTES = "Its topics have values of bytes."
+
+TYPED = (
+    Mutant(
+        "blocks-not-verified",
+        "I32",
+        "block_of",
+        never("crc32c(stored) != entry.block_crc"),
+        "A part of a batch has no other checksum: damaged values are returned.",
+        Test(UNIT + "test_each_flipped_bit_of_a_part_is_found", BYTES),
+    ),
+    Mutant(
+        "block-checksums-not-checked-by-the-leader",
+        "I32",
+        "check_blocks",
+        never("crc32c(payload[start:end]) != entry.block_crc"),
+        "A batch is appended of which no reader of single columns can read one.",
+        Test(UNIT + "test_wrong_checksums_of_blocks_are_not_appended", BYTES),
+    ),
+    Mutant(
+        "range-excludes-its-ends",
+        "I32",
+        "ColumnRange.excludes",
+        replace("unpack(entry.maximum) < unpack(self.minimum)", "unpack(entry.maximum) <= unpack(self.minimum)"),
+        "A batch whose greatest value is the range's minimum is skipped.",
+        Test(UNIT + "test_ranges_skip_batches", BYTES),
+    ),
+    Mutant(
+        "unlike-bounds-compared",
+        "I32",
+        "ColumnRange.excludes",
+        replace("entry.bounds == NO_BOUNDS or entry.bounds != self.bounds", "entry.bounds == NO_BOUNDS"),
+        "The bounds of a column that was widened since are compared as if they were of the new type.",
+        Test(UNIT + "test_ranges_skip_batches", BYTES),
+    ),
+    Mutant(
+        "required-column-missing",
+        "I32",
+        "writable",
+        never("not now.can_be_absent and written.by_id(now.id) is None"),
+        "Rows without a required column are appended.",
+        Test(COLUMNS + "test_what_may_be_appended", BYTES),
+    ),
+    Mutant(
+        "narrowed-column",
+        "I32",
+        "_check_change",
+        never('mode in {"backward", "full"} and not widens(was.type, column.type)'),
+        "A column becomes narrower than the values that old records have.",
+        Test(COLUMNS + "test_modes", BYTES),
+    ),
+)
