@@ -57,6 +57,37 @@ TABLES = (
         Test(UNIT + "test_a_truncated_log_is_read_anew", "A commit that is taken back is what its other checks show."),
     ),
     Mutant(
+        "expired-records-not-told-to-followers",
+        "H151",
+        "LogCompaction._select_undeleted",
+        replace("not rows.all()", "columns is not None and not _undeleted(columns, header).all()"),
+        "A follower that was away has the older value of what has expired, for ever.",
+        Test(
+            "tests/unit/broker/test_broker_compacted_replicas.py::"
+            "test_a_follower_that_has_missed_what_expired_begins_again",
+            "A replica there is seldom away while what it has is replaced, expires, and is compacted.",
+        ),
+    ),
+    Mutant(
+        "expired-records-removed-at-once",
+        "H150 I31",
+        "LogCompaction._select_undeleted",
+        replace("not is_kept and self._state.settings.expires_records", "self._state.settings.expires_records"),
+        "What an expired record replaces stays in a batch that is kept, and is read again.",
+        Test(
+            "tests/unit/log/test_log_compaction.py::test_what_a_kept_batch_has_does_not_come_back",
+            "Batches of its clients are seldom sent again after a compaction.",
+        ),
+    ),
+    Mutant(
+        "compaction-ahead-of-the-state",
+        "H155",
+        "compact_partition",
+        replace("min(high_watermark, partition.table.state.end_offset)", "high_watermark"),
+        "A deletion goes before the table's state has read it, which keeps a key without a record.",
+        Test(UNIT + "test_only_what_the_state_has_is_compacted", "Its states are kept up all the time."),
+    ),
+    Mutant(
         "write-sent-again-decided-again",
         "H48",
         "TableWrites._try",

@@ -38,6 +38,7 @@ from tests.simulation.recovery import Recovery
 from tests.simulation.reference_log import Entry, entry_of
 from tests.simulation.registers import Operation, check_registers
 from tests.simulation.table_clients import TableClient
+from tests.simulation.table_columns import compare_columns, newest_columns
 from tests.simulation.transport import Transport
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import Process, SimulationError, World
@@ -243,6 +244,8 @@ class Cluster:
             configs |= {"cleanup_policy": policy, "min_dirty_percent": "5"}
             if plan.is_table:
                 configs["table"] = "yes"
+            if plan.expires:
+                configs["delete_retention_ms"] = "0"
             if plan.retention_ms < 0:
                 configs["retention_ms"] = "-1"
         if not self.flushed_only:
@@ -505,9 +508,24 @@ class Cluster:
                 continue
             problems = check_registers(operations)
             problems += [problem for told, problem in self.row_problems if told == topic_id]
+            if topic_id == self.topic.topic_id:
+                problems += self._compare_columns()
             self.world.count(CHECKED + "I31", len(operations))
             if problems:
                 raise SimulationError("I31", "; ".join(problems[:5]))
+
+    def _compare_columns(self) -> list[str]:
+        """Compare the newest records of all replicas."""
+        problems = []
+        for key in self.partitions:
+            replicas = {}
+            for broker_id in self.state(key).replicas:
+                host = self.host(broker_id, key)
+                assert host is not None, "quiet means that every replica is there"
+                with host.broker.node.sound_disk():
+                    replicas[f"b{broker_id}"] = newest_columns(host.log, host.replica.high_watermark)
+            problems += compare_columns(replicas)
+        return problems
 
     def _scrub(self) -> None:
         """Find corruption that is undetected yet: found batches are fetched anew (H33)."""

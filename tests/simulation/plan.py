@@ -122,6 +122,8 @@ class Plan(FaultProfile):
     """The topic is compacted, and some records replace each other."""
     is_table: bool = False
     """The topic is a table, which its clients write by rows."""
+    expires: bool = False
+    """Some columns of the table expire, and what has is removed without delay."""
     fences: bool = False
     """As the broker's `fence_on_lease_loss`."""
     cold_cache: bool = False
@@ -188,7 +190,9 @@ class Plan(FaultProfile):
             cold_cache=chance.random() < 0.2,
         )
         is_table = plan.compacts and random.Random(f"{seed}/table").random() < TABLE_SHARE
-        return plan.with_table() if is_table else plan
+        if not is_table:
+            return plan
+        return replace(plan.with_table(), expires=random.Random(f"{seed}/expires").random() < EXPIRES_SHARE)
 
     def with_table(self) -> Plan:
         """Return the plan with clients of a table; no one removes rows by their age or offset."""
@@ -218,6 +222,8 @@ COMPACTS_SHARE = 0.2
 """In this share of seeds the topic is compacted."""
 TABLE_SHARE = 0.4
 """In this share of the seeds with a compacted topic it is a table."""
+EXPIRES_SHARE = 0.5
+"""In this share of the seeds with a table some columns expire."""
 FORGETS_SHARE = 0.15
 """In this share of seeds producers come and go, and expire."""
 _RARE = ("unclean election", "durability changes")

@@ -2,7 +2,8 @@
 
 A version is a record's offset, so the order of writes is known: what remains to be shown is that each operation fits
 into it at a moment between its begin and its end (Herlihy and Wing, 1990), and that a write under a condition directly
-follows the version that it names. This module imports nothing of headrace.
+follows the version that it names. What was written to expire may be absent at any time, for brokers have clocks of
+their own; what it has replaced never comes back. This module imports nothing of headrace.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 ABSENT = -1
+MAX_VERSION = 1 << 63
 OK = "ok"
 REFUSED = "refused"
 """A write under a condition that did not hold; its version is the row's."""
@@ -36,6 +38,8 @@ class Operation(NamedTuple):
     """Version under which a write was to happen; `None`: under any."""
     from_replica: bool = False
     """A read that may be of the past."""
+    expires: bool = False
+    """A write of what ends by itself."""
 
 
 def check_registers(operations: Iterable[Operation]) -> list[str]:
@@ -64,7 +68,7 @@ def _check_row(operations: list[Operation]) -> Iterable[str]:
             yield f"{each.client} read {each.value} of {each.row} before it was written"
     versions = sorted(values)
     yield from _check_conditions(operations, attempts, values, versions)
-    yield from _check_order(operations)
+    yield from _check_order(operations, attempts, values)
 
 
 def _check_conditions(
@@ -73,14 +77,16 @@ def _check_conditions(
     """A write under a condition, also one whose answer was lost and that was read, directly follows that version."""
     for before, version in zip([ABSENT, *versions], versions, strict=False):
         write = attempts.get(values[version])
-        if write is not None and write.expected is not None and write.expected < before:
+        if write is None or write.expected is None or write.expected >= before:
+            continue
+        if write.expected != ABSENT or not _may_have_expired(attempts, values, before, version, write.end):
             yield f"{write.client} wrote {write.row} at {version} for {write.expected}, after {before}"
     for each in operations:
         if each.outcome == REFUSED and each.version == each.expected:
             yield f"{each.client} was refused {each.row} at {each.version}, which it had expected"
 
 
-def _check_order(operations: list[Operation]) -> Iterable[str]:
+def _check_order(operations: list[Operation], attempts: dict[str, Operation], values: dict[int, str]) -> Iterable[str]:
     """What has ended before an operation begins is not undone for it."""
     shown = [each for each in operations if each.outcome in (OK, REFUSED)]
     ends = sorted((each for each in shown if not each.from_replica), key=lambda each: each.end)
@@ -94,6 +100,19 @@ def _check_order(operations: list[Operation]) -> Iterable[str]:
         if newest is None or each.from_replica:
             continue
         is_write = each.writes and each.outcome == OK
+        if each.version == ABSENT and _may_have_expired(attempts, values, newest.version, MAX_VERSION, each.end):
+            continue
         if each.version < newest.version or (is_write and each.version == newest.version):
             what = "wrote" if is_write else "saw"
             yield f"{each.client} {what} {each.row} at {each.version} after {newest.client} had {newest.version}"
+
+
+def _may_have_expired(attempts: dict[str, Operation], values: dict[int, str], since: int, until: int, end: int) -> bool:
+    """Whether a write of a version from `since` on, below `until`, that began before `end` may have expired by then."""
+    versions = {value: version for version, value in values.items()}
+    for value, write in attempts.items():
+        if write.expires and write.begin < end:
+            version = versions.get(value)
+            if write.outcome == UNKNOWN if version is None else since <= version < until:
+                return True
+    return False

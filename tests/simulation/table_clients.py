@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from headrace import aio
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 ROWS = ("a", "b", "c")
 FILLING = ("x", "x" * 40)
 """Values of a second column, so that batches have several sizes."""
+LIFE_MS = (1, 50, 400, 2_000)
+"""Lives of what expires."""
 
 
 class TableClient(Client):
@@ -57,10 +60,10 @@ class TableClient(Client):
         assert self._table is not None
         self._writes += 1
         value, begin, topic_id = f"{self.name}.{self._writes}", self.cluster.next_order(), self._topic()
-        outcome, version = OK, ABSENT
+        outcome, version, ttl = OK, ABSENT, self._life()
         try:
             columns = {"filling": self._chance.choice(FILLING), "value": value}
-            version = await self._table.put(row, columns, if_version=expected, timeout=2.0)
+            version = await self._table.put(row, columns, if_version=expected, ttl=ttl, timeout=2.0)
             self._versions[row] = version
         except VersionConflictError as error:
             outcome, version = REFUSED, error.version
@@ -69,7 +72,15 @@ class TableClient(Client):
             outcome = FAILED if error.outcome is Outcome.NOT_APPLIED else UNKNOWN
             self.world.count(f"row writes failed: {error.code.name}")
         self.world.count(f"row writes {outcome}")
-        self._note(row, begin, topic_id, outcome=outcome, version=version, value=value, writes=True, expected=expected)
+        self._note(
+            row, begin, topic_id, outcome=outcome, version=version, value=value, writes=True, expected=expected,
+            expires=ttl is not None,
+        )  # fmt: skip
+
+    def _life(self) -> timedelta | None:
+        if not self.cluster.plan.expires or self._chance.random() < 0.5:
+            return None
+        return timedelta(milliseconds=self._chance.choice(LIFE_MS))
 
     async def _get(self, row: str, *, from_replica: bool) -> None:
         assert self._table is not None
@@ -82,9 +93,12 @@ class TableClient(Client):
             return
         version = ABSENT if found is None else found.version
         self.world.count("row reads")
+        if found is None and own > ABSENT:
+            self.world.count("rows that had expired")
         if found is not None and set(found) != {"filling", "value"}:
             self.cluster.promises.breaks("I31", f"{self.name} read a part of row {row}: {found}")
-        if from_replica and version < own and topic_id == self._topic():
+        is_gone = found is None and self.cluster.plan.expires
+        if from_replica and version < own and not is_gone and topic_id == self._topic():
             self.cluster.row_problems.append((self._topic(), f"{self.name} read {row} at {version} after {own}"))
         self._versions[row] = max(version, own)
         value = "" if found is None else str(found["value"])

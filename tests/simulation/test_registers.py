@@ -5,8 +5,8 @@ import pytest
 from tests.simulation.registers import ABSENT, FAILED, OK, REFUSED, UNKNOWN, Operation, check_registers
 
 
-def write(client, begin, end, version, value, expected=None, outcome=OK):
-    return Operation(client, "r", begin, end, outcome, version, value, True, expected)
+def write(client, begin, end, version, value, expected=None, outcome=OK, **fields):
+    return Operation(client, "r", begin, end, outcome, version, value, True, expected, **fields)
 
 
 def read(client, begin, end, version, value="", **fields):
@@ -52,4 +52,36 @@ def test_a_good_history_has_no_problem():
 )
 def test_each_violation_is_told(more, what):
     found = check_registers([*GOOD, more])
+    assert any(what in problem for problem in found), found
+
+
+EXPIRING = [
+    write("a", 1, 2, 10, "1"),
+    write("a", 3, 4, 12, "2", 10, expires=True),
+    read("b", 5, 6, 12, "2"),
+    read("b", 7, 8, ABSENT),
+    read("c", 9, 10, 12, "2"),
+    write("b", 11, 12, 14, "3", ABSENT),
+    write("b", 13, 20, -1, "4", 14, UNKNOWN, expires=True),
+    read("c", 14, 15, ABSENT),
+    write("a", 21, 22, 18, "5", ABSENT),
+]
+
+
+def test_what_expires_may_be_absent_at_any_time():
+    assert check_registers(EXPIRING) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        (read("z", 7, 8, 10, "1"), "saw r at 10 after"),
+        (read("z", 30, 31, ABSENT), "saw r at -1 after a had 18"),
+        (write("z", 30, 31, 19, "6", ABSENT), "wrote r at 19 for -1, after 18"),
+        (write("z", 30, 31, 19, "6", ABSENT, expires=True), "wrote r at 19 for -1, after 18"),
+    ],
+)
+def test_what_has_expired_brings_nothing_back(more, what):
+    known = [each for each in EXPIRING if each.outcome != UNKNOWN]  # One that is in doubt may expire at any time.
+    found = check_registers([*known, more])
     assert any(what in problem for problem in found), found

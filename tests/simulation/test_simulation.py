@@ -203,3 +203,13 @@ def test_what_is_scheduled_for_a_dead_process_does_not_happen():
 def test_an_error_names_the_promise():
     """The name of a broken promise is what the shrinker keeps."""
     assert SimulationError("I1", "gone").name == "I1"
+
+
+def test_what_expires_does_not_come_back():
+    """I31 in tables whose columns expire and are removed, in storms that take replicas away."""
+    absent = 0
+    for seed in range(4):
+        faults = ("kill", "isolate", "pause", "move leader")
+        plan = replace(Plan(seed, faults=faults, fault_period_ms=500, produce_period_ms=20).with_table(), expires=True)
+        absent += check(plan).counts.get("rows that had expired", 0)
+    assert absent > 5

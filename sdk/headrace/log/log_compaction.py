@@ -4,8 +4,9 @@ Closed segments below the high watermark are read, and replaced by compacted one
 which are written to temporary files and then renamed: a file in use is never changed. Belongs to a `PartitionLog`;
 `compact` runs in any thread, concurrently with appends and reads, once at a time.
 
-A null value deletes its key. It stays for `delete_retention_ms` after its append, so that readers and followers see it,
-and then goes, too. A follower that may have missed one begins again (`deletions_end`).
+A null value deletes its key. It stays for `delete_retention_ms` after its append, so that readers and followers see
+it, and then goes, too. So does a record of a table, that long after it has expired. Both are *deletions* below: they go
+with all that they replace, and a follower that may have missed one begins again (`deletions_end`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from headrace.wire.batch import HEADER_BYTES, MAX_OFFSET, BatchFlags, BatchHeade
 from headrace.wire.columns import decode_batch
 from headrace.wire.decoded import BinaryColumn, Columns, Int64s
 from headrace.wire.errors import CorruptBatchError, UnsupportedCodecError
+from headrace.wire.table_keys import expiries_of, is_table_key
 
 DELETIONS_EVERY_MS = 1_800_000
 """Least time between two compactions for the sake of old deletions: all that are due are removed together."""
@@ -267,7 +269,10 @@ class LogCompaction:
         if now_ms - self._compacted_ms < DELETIONS_EVERY_MS:
             return False
         oldest_ms = now_ms - settings.delete_retention_ms
-        return any(0 <= self._deleted_ms(part.segment) <= oldest_ms for part in parts)
+        return any(
+            0 <= self._deleted_ms(part.segment) <= oldest_ms or 0 <= self._expired_ms(part.segment) <= oldest_ms
+            for part in parts
+        )
 
     def _deleted_ms(self, segment: Segment) -> int:
         """Return when the first batch with a null value was appended to a closed segment; -1 if there is none."""
@@ -279,6 +284,17 @@ class LogCompaction:
                 segment.deleted_ms = next(times, -1)
         return segment.deleted_ms
 
+    def _expired_ms(self, segment: Segment) -> int:
+        """Return when the first record of a closed segment has expired; -1 if none does, or the log is of no table."""
+        if not self._state.settings.expires_records:
+            return -1
+        if segment.expired_ms is None:
+            segment.expired_ms = -1
+            with suppress(SegmentGoneError):
+                ends = [_first_end(columns, header) for columns, header, _ in self._batches(segment)]
+                segment.expired_ms = min((end for end in ends if end >= 0), default=-1)
+        return segment.expired_ms
+
     @property
     def _interval_bytes(self) -> int:
         return self._state.settings.index_interval_bytes
@@ -286,7 +302,7 @@ class LogCompaction:
     # --- which records stay ---
 
     def _select(self, parts: Sequence[_Part], now_ms: int, kept: Kept) -> None:
-        """Find the records that stay: the newest of each key, unless it is an old deletion."""
+        """Find the records that stay: the newest of each key, unless it is an old deletion or has long expired."""
         for part in parts:
             self._select_undeleted(part, now_ms, kept)
             if part.whole_start < MAX_OFFSET:  # A deletion behind it may delete what it has.
@@ -308,6 +324,8 @@ class LogCompaction:
                 part.whole_start = min(part.whole_start, header.base_offset)
             is_kept = header.end_offset > min(kept.deletions_from, part.whole_start) or at_ms > oldest_ms
             rows = np.ones(header.record_count, np.bool_) if is_kept else _undeleted(columns, header)
+            if not is_kept and self._state.settings.expires_records:
+                rows &= _unexpired(columns, oldest_ms)
             is_copied = is_whole or columns is None or (columns.key_column is None and header.record_count)
             part.rows.append(None if is_copied else rows)
             if not rows.all():
@@ -466,6 +484,30 @@ def _undeleted(columns: Columns | None, header: BatchHeader) -> Mask:
     if columns is None or columns.key_column is None:
         return np.ones(header.record_count, np.bool_)
     return columns.value_column.valid() | ~columns.key_column.valid()
+
+
+def _expiries(columns: Columns | None) -> Int64s | None:
+    """Return when each record expires, `0` for one that does not; `None` if none of the batch does."""
+    if columns is None or columns.key_column is None or columns.header_columns is None:
+        return None
+    expires_ms = expiries_of(columns)
+    if not expires_ms.any():
+        return None
+    keys = columns.keys()
+    return np.where([key is not None and is_table_key(key) for key in keys], expires_ms, 0)
+
+
+def _first_end(columns: Columns | None, header: BatchHeader) -> int:
+    """Return when the first record of a batch has expired, not before it was appended; -1 if none does."""
+    expires_ms = _expiries(columns)
+    found = () if expires_ms is None else expires_ms[expires_ms > 0]
+    return max(int(min(found)), header.append_timestamp_ms) if len(found) else -1
+
+
+def _unexpired(columns: Columns | None, oldest_ms: int) -> Mask | np.bool_:
+    """Return which records had not expired at a time in ms since 1970."""
+    expires_ms = _expiries(columns)
+    return np.True_ if expires_ms is None else (expires_ms == 0) | (expires_ms > oldest_ms)
 
 
 def _without_nulls(columns: Columns) -> tuple[BinaryColumn, Int64s]:

@@ -45,6 +45,7 @@ class Segment:
         "cuts",
         "deleted_ms",
         "dirty",
+        "expired_ms",
         "first_append_ms",
         "held_file",
         "index",
@@ -76,6 +77,8 @@ class Segment:
         # Append timestamp in ms of the first batch with a null value, of a closed segment; -1 means none. Set by
         # compaction, on first use.
         self.deleted_ms: int | None = None
+        # Time in ms at which the first record of a table has expired, of a closed segment; -1 means none. Set as above.
+        self.expired_ms: int | None = None
         self.index = SegmentIndex(filesystem, self.stem, self.base_offset, cache)
         # Whether the index covers the whole segment; that of a closed segment is completed on first use.
         self.index_ready = size_bytes == 0

@@ -32,8 +32,10 @@ class LogSettings:
     retention_bytes: int = UNLIMITED
     # Whether only the newest record of each key is kept.
     compacts: bool = False
-    # Time for which a null value, which deletes its key, stays, in milliseconds.
+    # Time for which a null value, which deletes its key, stays, and an expired record, in milliseconds.
     delete_retention_ms: int = 24 * 3_600_000
+    # Whether compaction removes records that have expired: those of a table.
+    expires_records: bool = False
     # Time after its last append during which a segment is not compacted, in milliseconds.
     min_compaction_lag_ms: int = 0
     # Time after its last append after which a closed segment is compacted, in milliseconds.

@@ -10,9 +10,9 @@ The row alone decides the partition: CRC-32 of its key modulo the number of part
 The order of pairs by an escape byte is that of FoundationDB's tuple layer.
 """
 
-from collections.abc import Iterable
-from typing import Any
+import numpy as np
 
+from headrace.wire.decoded import Columns, Int64s
 from headrace.wire.errors import InvalidRequestError
 
 MAX_ROW_BYTES = 16 << 10
@@ -21,6 +21,8 @@ MAX_COLUMN_BYTES = 16 << 10
 """Maximum bytes of a column's name."""
 EXPIRES_HEADER = "headrace.expires_ms"
 """Header of a record that expires: the time in ms since 1970, in decimal digits."""
+_EXPIRES_NAME = np.frombuffer(EXPIRES_HEADER.encode(), np.uint8)
+_MAX_EXPIRES_MS = (1 << 63) - 1
 ABSENT = -1
 """Version of a row that does not exist."""
 ROW_END = b"\x00\x01"
@@ -36,6 +38,11 @@ def split_key(key: bytes) -> tuple[bytes, bytes] | None:
     """Return the row and the column of a key; `None` if it is no key of a table."""
     row, end, column = key.partition(ROW_END)
     return (row.replace(b"\x00\xff", b"\x00"), column) if end else None
+
+
+def is_table_key(key: bytes) -> bool:
+    """Return whether a record's key is one of a table."""
+    return ROW_END in key
 
 
 def row_start(row: bytes) -> bytes:
@@ -98,9 +105,22 @@ def expiry_headers(expires_ms: int) -> tuple[tuple[str, bytes], ...]:
     return ((EXPIRES_HEADER, b"%d" % expires_ms),) if expires_ms else ()
 
 
-def expiry_of(headers: Iterable[tuple[str, Any]]) -> int:
-    """Return when a record with these headers expires, in ms since 1970; `0` means never."""
-    for name, value in headers:
-        if name == EXPIRES_HEADER and value.isdigit() and len(value) < 20:
-            return int(value)
-    return 0
+def expiries_of(columns: Columns) -> Int64s:
+    """Return when each record of a batch expires, int64[n] of ms since 1970; `0` means never."""
+    found = np.zeros(columns.record_count, np.int64)
+    headers = columns.header_columns
+    if headers is None:
+        return found
+    starts = headers.keys.offsets[:-1]
+    named = np.flatnonzero(np.diff(headers.keys.offsets) == len(_EXPIRES_NAME))
+    if len(named) == 0:
+        return found
+    names = np.frombuffer(headers.keys.data, np.uint8)[starts[named, None] + np.arange(len(_EXPIRES_NAME))]
+    named = named[(names == _EXPIRES_NAME).all(axis=1)]
+    rows = np.searchsorted(headers.list_offsets, named, side="right") - 1
+    cuts, values = headers.values.offsets, headers.values.data
+    for row, start, end in zip(*(each[::-1].tolist() for each in (rows, cuts[named], cuts[named + 1])), strict=True):
+        value = bytes(values[start:end])
+        if value.isdigit() and len(value) < 20:  # The first such header counts, which comes last here.
+            found[row] = min(int(value), _MAX_EXPIRES_MS)
+    return found

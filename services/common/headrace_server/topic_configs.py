@@ -184,7 +184,8 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
     ConfigDefinition(
         "delete_retention_ms", "integer", DAY_MS, 0,
         documentation="With cleanup_policy=compact: milliseconds for which a null value, which deletes its key, is "
-"kept. Within an hour after them neither the key nor any of its values is in a file of the topic.",
+"kept, and with table=yes a column that has expired. Within an hour after them neither the key nor any of its values "
+"is in a file of the topic.",
     ),
     ConfigDefinition(
         "min_compaction_lag_ms", "integer", 0, 0,
@@ -209,7 +210,7 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
     ConfigDefinition(
         "table_ttl_ms", "integer", 0, 0,
         documentation="With table=yes: milliseconds after which a column that is written without a time to live of its "
-        "own is deleted. 0 means never.",
+        "own is not read any more; delete_retention_ms later it is removed as after a deletion. 0 means never.",
     ),
     ConfigDefinition(
         "columns", "columns", "",

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from headrace.log import compacted_writer
 from headrace.log.log_compaction import Kept
 from headrace.wire.batch import read_header
 from headrace.wire.encoding import encode_batch
 from headrace.wire.ids import Offset
+from headrace.wire.table_keys import expiry_headers, table_key
 from headrace_broker.core.messages import Appended
 from headrace_broker.core.replica_fetch import AppendBatches, ResetLog, TruncateTo
 
 from tests.unit.broker.compacted_replicas import DELETE_RETENTION_MS, START_MS, CompactedNode, CompactedReplicas, Row
 
 
-def put(node: CompactedNode, *pairs: tuple[bytes, bytes | None]) -> None:
+def put(node: CompactedNode, *pairs: tuple[bytes, bytes | None], expires_ms: int = 0) -> None:
     """Append one batch at the leader."""
     at_ms = START_MS + node.partition.at_ms
-    batch = encode_batch([value for _, value in pairs], [key for key, _ in pairs], base_timestamp_ms=at_ms)
+    headers = [expiry_headers(expires_ms)] * len(pairs) if expires_ms else None
+    batch = encode_batch(
+        [value for _, value in pairs], [key for key, _ in pairs], base_timestamp_ms=at_ms, headers=headers
+    )
     base = node.log.append(
         [(batch, read_header(batch))], leader_epoch=node.replica.leader_epoch, append_timestamp_ms=at_ms
     )
@@ -104,6 +110,27 @@ def test_a_follower_that_has_missed_a_deletion_begins_again(replicas: CompactedR
     assert b"b" not in {row.key for row in replicas[3].rows()}
     assert replicas[3].log.deletions_end == 4
     replicas.check()
+
+
+def test_a_follower_that_has_missed_what_expired_begins_again(replicas: CompactedReplicas) -> None:
+    """It has the older value, which would be read again there once the newer one has expired."""
+    key = table_key(b"row", b"column")
+    for node in replicas.nodes.values():
+        node.log.update_settings(replace(node.log._state.settings, expires_records=True))
+    put(replicas[1], (key, b"for ever"))
+    commit(replicas)
+    assert back(replicas) == []
+    replicas.unregister(3)
+    replicas.see_all()
+    put(replicas[1], (key, b"for a while"), expires_ms=START_MS + replicas.at_ms + 1)
+    commit(replicas)
+    replicas.at_ms += DELETE_RETENTION_MS + 1
+    compact(replicas[1])
+    put(replicas[1], (b"d", b"1"))
+    commit(replicas)
+    assert key not in {row.key for row in replicas[1].rows()}
+    assert back(replicas) == [ResetLog(0, 0)]
+    assert key not in {row.key for row in replicas[3].rows()}
 
 
 def test_a_copy_that_was_begun_goes_on(replicas: CompactedReplicas, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,14 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from headrace.log import compacted_writer
+from headrace.log.index import IndexCache, SegmentIndex
 from headrace.v1 import tables_pb2
-from headrace.wire.batch import read_header
+from headrace.wire.batch import iter_batches, read_header
+from headrace.wire.columns import decode_batch
+from headrace.wire.decoded import Columns
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import OffsetNotAvailableError, OutOfOrderSequenceError, StorageOfflineError
 from headrace.wire.ids import Offset
@@ -22,6 +26,7 @@ from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.table_writes import RowWrite, RowWritten, TableWrites
 from headrace_server.topic_configs import Durability, TopicConfig
 
+from tests.fakes.memory_filesystem import MemoryFileSystem
 from tests.unit.broker.test_broker_runtime import leading_partition
 
 CONFIG = replace(TopicConfig(), cleanup_policy="compact", table="yes", durability=Durability.ASYNC)
@@ -37,6 +42,11 @@ def open_table(partition: Partition) -> TableWrites:
 def write(row: bytes, columns: dict[bytes, bytes | None] | None = None, **fields: object) -> RowWrite:
     """Return a write of columns, or the deletion of the row."""
     return RowWrite(row, columns or {}, columns is None, **{"if_version": None, "expires_ms": 0, **fields})  # type: ignore[arg-type]
+
+
+def stored(directory: Path) -> bytes:
+    """Return the content of all segments."""
+    return b"".join(path.read_bytes() for path in directory.rglob("*.log"))
 
 
 async def read(partition: Partition, row: bytes) -> dict[bytes, bytes]:
@@ -225,6 +235,74 @@ async def test_an_expired_column_is_gone(tmp_path: Path) -> None:
         await writes.write(write(b"r", {b"a": b"1"}, expires_ms=now_ms - 1), 5.0)
         await writes.write(write(b"r", {b"b": b"1"}, expires_ms=now_ms + 3_600_000), 5.0)
         assert await read(partition, b"r") == {b"b": b"1"}
+
+
+async def test_what_has_expired_is_compacted_away(tmp_path: Path) -> None:
+    """And with it the value that it has replaced; a clock that is put back does not show its key again."""
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        partition.update_config(replace(CONFIG, delete_retention_ms=0, segment_bytes=1_000))
+        await partition.update_log_settings()
+        now_ms = partition.context.clock.now_ms()
+        await writes.write(write(b"r", {b"a": b"for ever"}), 5.0)
+        await writes.write(write(b"r", {b"a": b"for a while"}, expires_ms=now_ms + 3_600_000), 5.0)
+        for number in range(20):
+            await writes.write(write(b"filling", {b"a": b"%d" % number * 100}), 5.0)
+        assert await read(partition, b"r") == {b"a": b"for a while"}
+        await compact_partition(partition, now_ms + 3_600_001)
+        contents = stored(tmp_path)
+        assert b"for " not in contents
+        assert b"19" * 100 in contents
+        assert await read(partition, b"r") == {}
+
+
+async def test_only_what_the_state_has_is_compacted(tmp_path: Path) -> None:
+    """A state that has a value and not its deletion must find that in the log."""
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        partition.update_config(replace(CONFIG, delete_retention_ms=0, segment_bytes=1_000))
+        await partition.update_log_settings()
+        await writes.write(write(b"r", {b"a": b"1" * 100}), 5.0)
+        assert len(await read(partition, b"r")) == 1
+        await writes.write(write(b"r", {b"a": None}), 5.0)
+        for number in range(20):
+            await writes.write(write(b"filling", {b"a": b"%d" % number * 100}), 5.0)
+        now_ms = partition.context.clock.now_ms() + 3_600_000
+        assert partition.table is not None
+        assert partition.table.state.end_offset == 1
+        await compact_partition(partition, now_ms)
+        assert await read(partition, b"r") == {}
+        assert partition.table.state.rows == 1
+        await compact_partition(partition, now_ms + 3_600_000)
+        assert await read(partition, b"filling") == {b"a": b"19" * 100}
+
+
+async def test_a_copy_from_the_start_lacks_what_was_deleted(tmp_path: Path) -> None:
+    """Its chain is that of the log before, at the state's end, too."""
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        await writes.write(write(b"r", {b"a": b"1"}), 5.0)
+        await writes.write(write(b"s", {b"a": b"1"}), 5.0)
+        assert await read(partition, b"r") == {b"a": b"1"}
+        log = partition.open_log
+        batches = [bytes(batch) for _, batch in iter_batches(log.reader.read(0, 1 << 20, 2).read())]
+        record = decode_batch(batches[0], max_payload_bytes=1 << 20)
+        gone = compacted_copy(record)
+        log.reset_to(0)
+        log.compaction.raise_deletions_end(2)
+        log.append_replicated(gone + batches[1])
+        assert await read(partition, b"r") == {}
+        assert await read(partition, b"s") == {b"a": b"1"}
+
+
+def compacted_copy(columns: Columns) -> bytes:
+    """Return the compacted batch that a batch without any current record becomes."""
+    written: list[bytes] = []
+    index = SegmentIndex(MemoryFileSystem(), "/none", 0, IndexCache(1 << 20))
+    writer = compacted_writer.CompactedWriter(written.append, index, 1 << 20)
+    writer.add(columns, b"", np.zeros(columns.record_count, np.bool_))
+    writer.finish()
+    return b"".join(written)
 
 
 async def test_a_read_waits_for_an_offset(tmp_path: Path) -> None:

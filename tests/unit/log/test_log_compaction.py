@@ -14,6 +14,7 @@ from headrace.wire.batch import iter_batches, read_header
 from headrace.wire.columns import decode_batch, encode_batch
 from headrace.wire.compression import Codec
 from headrace.wire.errors import StorageFullError
+from headrace.wire.table_keys import expiry_headers, table_key
 
 from tests.fakes.memory_filesystem import Loss, MemoryFileSystem, PowerLost
 from tests.unit.log.conftest import Bench
@@ -34,12 +35,14 @@ class Table:
 
     def put(
         self, pairs: Sequence[tuple[bytes | None, bytes | None]], *, epoch: int = 0, codec: Codec = Codec.NONE,
-        headers: bool = False, own_times: bool = False,
+        headers: bool = False, own_times: bool = False, expires_ms: int = 0,
     ) -> None:  # fmt: skip
-        """Append a batch."""
+        """Append a batch; `expires_ms` is when its records expire."""
         self.bench.now_ms += 1
         keys, values = [key for key, _ in pairs], [value for _, value in pairs]
         names = [(("n", b"%d" % row),) if row % 2 else () for row in range(len(pairs))] if headers else None
+        if expires_ms:
+            names = [expiry_headers(expires_ms)] * len(pairs)
         times = [self.bench.now_ms - row for row in range(len(pairs))] if own_times else None
         batch = encode_batch(
             values, keys, base_timestamp_ms=self.bench.now_ms, codec=codec, headers=names, timestamps_ms=times
@@ -185,6 +188,56 @@ def test_deletion_is_real(bench: Bench) -> None:
     table.reopen()
     assert table.log.compaction.deletions_end == deleted_at, "a restart keeps the knowledge"
     assert table.compact(force=False) is None
+
+
+@pytest.mark.parametrize("is_table", [True, False])
+def test_expired_records_go_with_what_they_replace(bench: Bench, is_table: bool) -> None:
+    """A column that has expired stays as long as a deletion, then no file has it, nor an older value of it."""
+    table = filled(bench, delete_retention_ms=DAY_MS, expires_records=is_table)
+    ends_ms = bench.now_ms + 5 * DAY_MS
+    gone, other = table_key(b"r", b"secret"), table_key(b"r", b"other")
+    table.put([(gone, b"hidden for ever")])
+    table.roll()
+    table.compact()
+    table.put([(gone, b"hidden for a while"), (b"plain", b"no column")], expires_ms=ends_ms)
+    table.put([(other, b"later")], expires_ms=ends_ms + DAY_MS)
+    table.put([(other, b"early")], expires_ms=1)
+    table.put([(other, b"stays")])
+    deleted_end = table.log.log_end_offset - 3
+    table.roll()
+    table.compact()
+    assert gone in table.keys()
+    bench.now_ms = ends_ms + DAY_MS - 1
+    assert table.compact(force=False) is None
+    assert gone in table.keys()
+    table.reopen()
+    assert table.compact(force=False) is None
+    bench.now_ms += 1
+    assert (table.compact(force=False) is not None) == is_table
+    assert (gone in table.keys()) != is_table
+    assert {b"plain", other} <= set(table.keys())
+    table.log.retention.remove_deleted_files(0)
+    table.log.retention.remove_deleted_files(DAY_MS)
+    names = bench.disk.list_directory(table.log.directory)
+    contents = [bench.disk.content(f"{table.log.directory}/{name}") for name in names]
+    assert any(b"hidden" in content for content in contents) != is_table
+    assert (table.log.compaction.deletions_end >= deleted_end) == is_table
+    assert table.compact(force=False) is None
+
+
+def test_what_a_kept_batch_has_does_not_come_back(bench: Bench) -> None:
+    """An expired record stays while the older value is in a batch that must stay as it is."""
+    table = Table(bench, delete_retention_ms=0, expires_records=True)
+    key = table_key(b"r", b"c")
+    table.put([(key, b"older")])
+    table.put([(key, b"newer")], expires_ms=bench.now_ms)
+    table.roll()
+    bench.now_ms += 10
+    table.compact(kept=module.Kept(frozenset([0]), 1_000))
+    assert table.keys() == [key, key]
+    bench.now_ms += 1_000
+    table.compact(kept=module.Kept(frozenset([0]), 1_000))
+    assert table.keys() == []
 
 
 def test_record_without_key_stays(bench: Bench) -> None:

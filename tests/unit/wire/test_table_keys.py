@@ -3,6 +3,7 @@
 from itertools import product
 
 import pytest
+from headrace.wire.columns import decode_batch, encode_batch
 from headrace.wire.errors import InvalidRequestError
 from headrace.wire.table_keys import (
     MAX_COLUMN_BYTES,
@@ -10,8 +11,8 @@ from headrace.wire.table_keys import (
     after_row,
     check_column,
     check_row,
+    expiries_of,
     expiry_headers,
-    expiry_of,
     prefix_end,
     row_of,
     row_start,
@@ -76,7 +77,16 @@ def test_rows_and_columns_have_limits():
         ((("trace", b"1"), *expiry_headers(5)), 5),
         ((("headrace.expires_ms", b"soon"),), 0),
         ((("headrace.expires_ms", b"9" * 30),), 0),
+        ((("headrace.expires_ms", b"9" * 19),), (1 << 63) - 1),
+        ((("headrace.expires_ms", b"x"), *expiry_headers(6), *expiry_headers(7)), 6),
     ],
 )
 def test_an_expiry_is_a_header(headers, expected):
-    assert expiry_of(headers) == expected
+    others = (("headrace.expires_mS", b"7"),)
+    batch = encode_batch([b"1"] * 3, [b"k"] * 3, base_timestamp_ms=0, headers=[(), headers, others])
+    assert expiries_of(decode_batch(batch, max_payload_bytes=1 << 20)).tolist() == [0, expected, 0]
+
+
+def test_a_batch_without_headers_does_not_expire():
+    batch = encode_batch([b"1"] * 3, [b"k"] * 3, base_timestamp_ms=0)
+    assert expiries_of(decode_batch(batch, max_payload_bytes=1 << 20)).tolist() == [0, 0, 0]

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from headrace.wire.decoded import Columns
 from headrace.wire.table_keys import (
-    ROW_END,
     after_row,
-    expiry_of,
+    expiries_of,
+    is_table_key,
     prefix_end,
     row_of,
     row_start,
@@ -66,12 +66,8 @@ def changes_of(columns: Columns) -> list[ColumnChange]:
     """Return the changes in a batch, without records whose keys are of no table."""
     validity = columns.value_column.validity
     deletes = [False] * columns.record_count if validity is None else (~columns.value_column.valid()).tolist()
-    if columns.header_columns is None:
-        expiries = [0] * columns.record_count
-    else:
-        expiries = [expiry_of(headers) for headers in columns.headers()]
-    records = zip(columns.keys(), columns.offsets(), deletes, expiries, strict=True)
-    return [ColumnChange(key, *rest) for key, *rest in records if key is not None and ROW_END in key]
+    records = zip(columns.keys(), columns.offsets(), deletes, expiries_of(columns).tolist(), strict=True)
+    return [ColumnChange(key, *rest) for key, *rest in records if key is not None and is_table_key(key)]
 
 
 class RowOffsets:

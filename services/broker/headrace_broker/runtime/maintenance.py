@@ -198,7 +198,11 @@ async def compact_partition(partition: Partition, now_ms: int | None) -> None:
     partition_log, replica, metrics = _log_at_work(partition), partition.replica, partition.context.metrics
     if partition_log is None or now_ms is None:
         return
-    compaction, high_watermark, producers = partition_log.compaction, replica.high_watermark, replica.producers
+    compaction, high_watermark, producers = partition_log.compaction, int(replica.high_watermark), replica.producers
+    if partition.table is not None:
+        partition.table.expire(now_ms)  # Before their records go: the clock may be put back.
+        # What its state has not read yet may delete what it has.
+        high_watermark = min(high_watermark, partition.table.state.end_offset)
     try:
         if not await partition.in_thread(lambda: compaction.is_due(now_ms, high_watermark)):
             return

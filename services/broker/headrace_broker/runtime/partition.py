@@ -395,6 +395,7 @@ def log_settings(config: TopicConfig) -> LogSettings:
         retention_bytes=config.retention_bytes,
         compacts=config.compacts,
         delete_retention_ms=config.delete_retention_ms,
+        expires_records=config.is_table,
         min_compaction_lag_ms=config.min_compaction_lag_ms,
         max_compaction_lag_ms=config.max_compaction_lag_ms,
         min_dirty_ratio=config.min_dirty_percent / 100,

@@ -57,6 +57,8 @@ class PartitionTable:
         """Chain value at the state's end, by which a log that was truncated is told."""
         self._truncations = -1
         """Of the log, when it was last seen to continue the state."""
+        self._deletions_end = 0
+        """Of the log then: a copy from its start lacks what was deleted meanwhile, with the same chain."""
         self._catching_up: asyncio.Task[None] | None = None
         self._uncommitted = UncommittedRows()
         self._batches = PartitionBatches(cache)
@@ -66,6 +68,10 @@ class PartitionTable:
     def state(self) -> RowOffsets:
         """State as of the last read."""
         return self._state
+
+    def expire(self, now_ms: int) -> None:
+        """Remove the columns that have expired at a time of the wall clock."""
+        self._state.expire(now_ms)
 
     def close(self) -> None:
         """Release the memory, and follow the log no more."""
@@ -90,7 +96,7 @@ class PartitionTable:
         high_watermark = int(self._replica.high_watermark)
         while not self._has(high_watermark):
             await self._wait(high_watermark, deadline)
-        self._state.expire(self._context.clock.now_ms())
+        self.expire(self._context.clock.now_ms())
         return self._state, high_watermark
 
     async def _await_commit(self, offset: int, deadline: float) -> None:
@@ -184,7 +190,7 @@ class PartitionTable:
             if not await self._is_continued():
                 self._start_offset = int(log.log_start_offset)
                 self._begin(RowOffsets(), self._start_offset, 0)
-            self._truncations = truncations
+            self._truncations, self._deletions_end = truncations, log.deletions_end
         start_offset, place = int(log.log_start_offset), b""
         while self._start_offset < start_offset:
             found = self._state.forget_below(start_offset, place, APPLIED_PER_TURN)
@@ -198,6 +204,8 @@ class PartitionTable:
         """Return whether the log has what the state was made from: it was not truncated below the state's end."""
         log, end_offset = self._partition.open_log, self._state.end_offset
         if self._truncations < 0 or not log.log_start_offset <= end_offset <= log.log_end_offset:
+            return False
+        if log.deletions_end != self._deletions_end:
             return False
         header = await self._partition.in_thread(lambda: log.reader.batch_before(end_offset))
         return header is not None and header.chain_crc == self._crc
